@@ -19,6 +19,7 @@ Ranks that ways of length zero join both ways are one: what reaches one reaches 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,7 +33,10 @@ from arborcast.synth.kernels.compiled import Ints, kernel
 from arborcast.synth.topology import Topology, Vertex
 
 MOST_APART = 16
-"""Ranks that are apart beside vertices that may join or fork: the effort triples with each."""
+"""Ranks that are apart beside vertices that may join or fork, where no two are alike."""
+
+MOST_PARTS = 3**MOST_APART
+"""Pairs of numbers of terminals that are looked at: the effort triples with each that is like no other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +165,6 @@ class Steiner:
                 root = self.place(self.collective.root)
                 costs[root] = cheapest_cost(among, root)
             return Trees(costs, nowhere)
-        if count > MOST_APART:
-            raise InputError(
-                f"dual for {self.collective.kind}: with relays or able switches at most {MOST_APART} ranks "
-                f"may be apart, got {count}"
-            )
         to_forks = np.full_like(ways, FAR)
         to_forks[:, :ranks] = ways[:, :ranks]
         for place in forks:
@@ -173,7 +172,32 @@ class Steiner:
         paid = np.zeros(len(self.points), dtype=np.int64)
         if turned:
             paid[ranks:] = [self.adders.get(vertex, 0) for vertex in self.switches]
-        costs, forked = _fork(np.ascontiguousarray(ways[:, :count]), to_forks, paid)
+        alike = _alike(ways, to_forks, count)
+        sizes = np.bincount(alike)
+        if math.prod((size + 1) * (size + 2) // 2 for size in sizes.tolist()) > MOST_PARTS:
+            raise InputError(
+                f"dual for {self.collective.kind}: with relays or able switches at most {MOST_APART} ranks "
+                f"may be apart, or more that are alike, got {count} of {len(sizes)} kinds"
+            )
+        first = np.unique(alike, return_index=True)[1]
+        kept = np.array([*first.tolist(), *range(count, len(self.points))])
+        of_class = np.array([*range(len(sizes)), *[-1] * (len(kept) - len(sizes))])
+        chosen = np.ix_(kept, kept)
+        few, many = _fork(
+            np.ascontiguousarray(ways[chosen]),
+            np.ascontiguousarray(to_forks[chosen]),
+            paid[kept],
+            sizes,
+            of_class,
+            _within(ways, alike),
+        )
+        # A terminal reaches all others, which is one less of its own class.
+        own = np.cumprod([1, *(sizes[:-1] + 1)])
+        costs, forked = np.full(len(self.points), FAR), np.full(len(self.points), FAR)
+        costs[count:], forked[count:] = few[-1, len(sizes) :], many[-1, len(sizes) :]
+        for terminal, kind in enumerate(alike.tolist()):
+            row = len(few) - 1 - own[kind]
+            costs[terminal] = min(few[row, kind], many[row, kind])
         passed_on = nowhere.copy()
         for place, vertex in enumerate(self.switches):
             for fork in forks:
@@ -208,45 +232,109 @@ class Steiner:
         return np.minimum(found, FAR)
 
 
-@kernel
-def _fork(to_terminals: Matrix, to_forks: Matrix, paid: Ints) -> tuple[Ints, Ints]:
-    """What the cheapest trees from each vertex to all terminals cost, and those that fork there first.
+def _alike(ways: Matrix, to_forks: Matrix, count: int) -> Ints:
+    """The class of each of the first `count` points: those that may be exchanged without any way changing."""
+    classes = np.full(count, -1)
+    found = 0
+    for first in range(count):
+        if classes[first] >= 0:
+            continue
+        classes[first] = found
+        for other in range(first + 1, count):
+            if classes[other] < 0 and _may_be_exchanged((ways, to_forks), first, other):
+                classes[other] = found
+        found += 1
+    return classes
 
-    Dreyfus and Wagner 1971 over subsets of the terminals: a tree is a way to a vertex where it forks.
+
+def _may_be_exchanged(matrices: tuple[Matrix, ...], first: int, other: int) -> bool:
+    order = np.arange(len(matrices[0]))
+    order[[first, other]] = other, first
+    return all(
+        np.array_equal(matrix[first][order], matrix[other])
+        and np.array_equal(matrix[order, first], matrix[:, other])
+        for matrix in matrices
+    )
+
+
+def _within(ways: Matrix, alike: Ints) -> Ints:
+    """The way between two terminals of each class; `FAR` where it has only one."""
+    found = np.full(alike.max() + 1, FAR)
+    for kind in range(len(found)):
+        members = np.flatnonzero(alike == kind)
+        if len(members) > 1:
+            found[kind] = ways[members[0], members[1]]
+    return found
+
+
+@kernel
+def _fork(  # noqa: PLR0912
+    ways: Matrix, to_forks: Matrix, paid: Ints, sizes: Ints, of_class: Ints, within: Ints
+) -> tuple[Matrix, Matrix]:
+    """What the cheapest trees from each point to so many terminals of each class cost.
+
+    Dreyfus and Wagner 1971, over numbers of terminals that are alike rather than over sets: a tree to some of
+    them costs what one to any others costs. Trees from a terminal go to others. A tree is a way to a point
+    where it forks, or to a terminal from where it goes on.
 
     Args:
-        to_terminals: the way from each vertex to each terminal.
-        to_forks: the way from each vertex to where each one forks; `FAR` where it may not, 0 to itself.
-        paid: what it costs to fork at each vertex, in however many.
+        ways: the way between points; a class of terminals, which come first, is one point.
+        to_forks: the way from each point to where each one forks; `FAR` where it may not, 0 to itself.
+        paid: what it costs to fork at each point, in however many.
+        sizes: how many terminals each class has.
+        of_class: of each point, its class; -1 for those that are no terminals.
+        within: the way between two terminals of each class.
 
     Returns:
-        Trees, and trees that fork where they start without what that costs.
+        Trees, and trees that fork where they start without what that costs. A row per numbers of terminals, in
+        mixed radix, the first class the fastest.
     """
-    size, count = to_terminals.shape
-    costs = np.full((1 << count, size), FAR)
-    forked = np.full((1 << count, size), FAR)
-    for bit in range(count):
-        costs[1 << bit] = to_terminals[:, bit]
-    for group in range(1, 1 << count):  # its parts have lower numbers and are done before
-        lowest = group & -group
-        rest = group ^ lowest
-        if rest == 0:
-            continue
-        part = rest
-        while part:
-            part = (part - 1) & rest
-            one, other = part | lowest, group ^ part ^ lowest
-            for vertex in range(size):
-                # Either part may be a fork at the same vertex, for which nothing more is paid.
-                both = min(costs[one, vertex], forked[one, vertex]) + min(
-                    costs[other, vertex], forked[other, vertex]
-                )
-                forked[group, vertex] = min(forked[group, vertex], both)
-        for vertex in range(size):
-            if to_forks[vertex, vertex] >= FAR:
-                forked[group, vertex] = FAR
+    points, classes = ways.shape[0], sizes.shape[0]
+    stride = np.ones(classes + 1, dtype=np.int64)
+    for place in range(classes):
+        stride[place + 1] = stride[place] * (sizes[place] + 1)
+    rows = stride[classes]
+    costs, forked = np.full((rows, points), FAR), np.full((rows, points), FAR)
+    costs[0] = 0
+    wanted, part = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
+    for row in range(1, rows):
+        for place in range(classes):
+            wanted[place] = row // stride[place] % (sizes[place] + 1)
+        part[:] = 0
+        one = 0
+        while True:  # all parts of what is wanted, like digits; each half of the pairs is enough
+            place = 0
+            while place < classes and part[place] == wanted[place]:
+                one -= part[place] * stride[place]
+                part[place] = 0
+                place += 1
+            if place == classes:
+                break
+            part[place] += 1
+            one += stride[place]
+            other = row - one
+            if one > other:
                 continue
-            for start in range(size):
-                through = to_forks[start, vertex] + forked[group, vertex] + paid[vertex]
-                costs[group, start] = min(costs[group, start], through)
-    return costs[-1], forked[-1]
+            for point in range(points):
+                both = min(costs[one, point], forked[one, point]) + min(
+                    costs[other, point], forked[other, point]
+                )
+                forked[row, point] = min(forked[row, point], both)
+        for point in range(points):
+            its = of_class[point]
+            if to_forks[point, point] >= FAR or (its >= 0 and wanted[its] == sizes[its]):
+                forked[row, point] = FAR
+        for point in range(points):
+            its = of_class[point]
+            if its >= 0 and wanted[its] == sizes[its]:
+                continue  # there are not so many others
+            for target in range(points):
+                kind = of_class[target]
+                if kind >= 0 and wanted[kind] > 0:
+                    way = within[kind] if point == target else ways[point, target]
+                    rest = row - stride[kind]
+                    reached = way + min(costs[rest, target], forked[rest, target])
+                else:
+                    reached = to_forks[point, target] + forked[row, target] + paid[target]
+                costs[row, point] = min(costs[row, point], reached)
+    return costs, forked
