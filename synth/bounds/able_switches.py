@@ -35,11 +35,15 @@ from arborcast.synth.certificate import Certificate, Cut, Dual, Partition
 from arborcast.synth.certification import dual_or_none
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.errors import InputError
 from arborcast.synth.in_network.program import SteinerProgram, steiner_program
 from arborcast.synth.topology import Link, Topology, Vertex
 
 EXACT_UP_TO = 16
 """Ranks up to which the program over all trees is solved; of more ranks, parts are."""
+
+LARGEST_PART = 10
+"""Ranks of a part up to which that program is solved: a second or two."""
 
 _LARGEST = 2**40  # of the whole numbers that stand for prices: distances are added up in int64
 
@@ -60,8 +64,32 @@ def able_certificates(
     if len(collective.ranks) <= EXACT_UP_TO:
         yield from _priced(topology, collective, deadline)
     elif collective.kind in {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCE}:
+        yield from _even(topology, collective)
         for part in _parts(topology, collective):
-            yield part.lifted(topology, of_part(part.topology, part.collective, deadline))
+            is_small = len(part.collective.ranks) <= LARGEST_PART
+            if is_small or part.topology.forwarding is part.topology:
+                yield part.lifted(topology, of_part(part.topology, part.collective, deadline))
+            else:
+                for dual in _even(part.topology, part.collective):
+                    yield part.lifted(topology, dual)
+
+
+def _even(topology: Topology, collective: Collective) -> Iterator[Dual]:
+    """All links at able switches of one length, all others of none, of the same or of twice that.
+
+    Where many ranks around a switch are alike, these are often the prices of the optimum.
+    """
+    for other in (0, 1, 2):
+        lengths = tuple(
+            Fraction(1 if topology.ranks <= max(link.src, link.dst) < topology.holders else other)
+            for link in topology.links
+        )
+        try:
+            dual = dual_or_none(topology, collective, lengths)
+        except InputError:  # too many ranks are apart that are not alike
+            continue
+        if dual is not None:
+            yield dual
 
 
 _solved: dict[tuple[Topology, Collective], SteinerProgram] = {}

@@ -281,8 +281,28 @@ def test_lengths_within_one_box_are_certified_at_any_size():
     # Up to the switch and down with all 8, once more for the root, and one cable to the others; twice.
     assert dual.distance == 2 * (8 + 1 + 3)
     everywhere = tuple(Fraction(1) for _ in fabric.links)
-    with pytest.raises(InputError, match="at most 16 ranks may be apart, got 320"):
+    with pytest.raises(InputError, match="ranks may be apart, or more that are alike, got 320 of 40 kinds"):
         dual_of(fabric, collective, everywhere)
+
+
+@pytest.mark.parametrize(("ranks", "abilities"), [(72, LOOPS), (1024, LOOPS), (72, BOTH), (20, TURNS)])
+def test_ranks_that_are_alike_are_certified_in_any_number(ranks, abilities):
+    fabric = star(ranks, **abilities)
+    limit = bound(fabric, Collective.on(fabric, "allreduce")).rate
+    assert limit == (Fraction(ranks, ranks + 1) if abilities is LOOPS else 1)
+
+
+@pytest.mark.parametrize("abilities", ABLE)
+@pytest.mark.parametrize("kind", ["allreduce", "broadcast", "reduce"])
+def test_alike_or_not_ranks_are_as_far_apart(kind, abilities):
+    """The same star, whose ranks are alike where lengths are, and hardly one where they differ a little."""
+    fabric = star(7, **abilities)
+    collective = Collective.on(fabric, kind)
+    alike = dual_of(fabric, collective, (Fraction(1),) * 14).distance
+    for seed in range(5):
+        nearly = [1 + Fraction(Random(f"{seed} {link}").randrange(100), 10**6) for link in range(14)]
+        distance = dual_of(fabric, collective, tuple(nearly)).distance
+        assert alike <= distance <= alike * (1 + Fraction(1, 10**4))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def symmetric_bound(topology: Topology, collective: Collective, translations: Tr
     Raises:
         InfeasibleError: some ranks cannot reach each other; carries the bound that proves it.
     """
-    if topology.unbalanced(range(topology.ranks, topology.size)):
+    if topology.holders > topology.ranks or topology.unbalanced(range(topology.ranks, topology.size)):
         found = bound(topology, collective)
     elif collective.kind is not Kind.ALLREDUCE:
         found = _of_out_trees(topology, collective, translations)
