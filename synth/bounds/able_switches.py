@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast.synth.certificate import Certificate, Cut, Dual, Partition
-from arborcast.synth.certification import dual_or_none
+from arborcast.synth.certification import certified_rate, dual_or_none
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InputError
@@ -51,7 +51,7 @@ BoundOf = Callable[[Topology, Collective, Deadline], Certificate]
 
 
 def able_certificates(
-    topology: Topology, collective: Collective, deadline: Deadline, of_part: BoundOf
+    topology: Topology, collective: Collective, deadline: Deadline, known: Fraction, of_part: BoundOf
 ) -> Iterator[Certificate]:
     """Limits beside cuts of a collective along trees, on a fabric with able switches.
 
@@ -59,6 +59,7 @@ def able_certificates(
         topology: the fabric.
         collective: a broadcast, reduce, allgather, reduce-scatter or allreduce.
         deadline: of each linear program.
+        known: a limit; parts that reach it where their switches only forward are passed over.
         of_part: the limit of a fabric that is a part of this one.
     """
     if len(collective.ranks) <= EXACT_UP_TO:
@@ -66,8 +67,12 @@ def able_certificates(
     elif collective.kind in {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCE}:
         yield from _even(topology, collective)
         for part in _parts(topology, collective):
+            plain = part.topology.forwarding
+            reached = certified_rate(plain, part.collective, of_part(plain, part.collective, deadline))
+            if reached >= known and not part.collective.relays(plain):
+                continue
             is_small = len(part.collective.ranks) <= LARGEST_PART
-            if is_small or part.topology.forwarding is part.topology:
+            if is_small or plain is part.topology:
                 yield part.lifted(topology, of_part(part.topology, part.collective, deadline))
             else:
                 for dual in _even(part.topology, part.collective):
@@ -181,8 +186,8 @@ def _parts(topology: Topology, collective: Collective) -> Iterator[_Part]:
     A box is what switches of the same abilities join directly: the ranks of an NVSwitch domain, of a leaf.
     """
     seen = set()
-    for family in sorted({switch.abilities for switch in topology.switches if switch.is_able}):
-        switches = [v for v in range(topology.ranks, topology.holders) if topology.abilities(v) == family]
+    for family in sorted({switch.abilities for switch in topology.switches}):
+        switches = [v for v in range(topology.ranks, topology.size) if topology.abilities(v) == family]
         boxes = _boxes(topology, collective, switches)
         everyone = frozenset(range(topology.size))
         choices = [boxes] if len(boxes) > 1 else []

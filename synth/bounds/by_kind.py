@@ -103,7 +103,10 @@ def _of_able_switches(topology: Topology, collective: Collective, deadline: Dead
         cut = _allreduce_cut(topology, collective)
     else:
         cut = _tree_cut(topology, collective)
-    return _least(topology, collective, [cut, *able_certificates(topology, collective, deadline, _best)])
+    known = certified_rate(topology, collective, cut)
+    return _least(
+        topology, collective, [cut, *able_certificates(topology, collective, deadline, known, _best)]
+    )
 
 
 def _certificate(topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE) -> Certificate:

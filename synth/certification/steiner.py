@@ -235,15 +235,17 @@ class Steiner:
 def _alike(ways: Matrix, to_forks: Matrix, count: int) -> Ints:
     """The class of each of the first `count` points: those that may be exchanged without any way changing."""
     classes = np.full(count, -1)
-    found = 0
     for first in range(count):
         if classes[first] >= 0:
             continue
+        found = classes.max() + 1
+        if found > MOST_APART:  # too many, whatever the others are
+            classes[classes < 0] = np.arange(found, found + np.count_nonzero(classes < 0))
+            break
         classes[first] = found
         for other in range(first + 1, count):
             if classes[other] < 0 and _may_be_exchanged((ways, to_forks), first, other):
                 classes[other] = found
-        found += 1
     return classes
 
 
@@ -286,8 +288,8 @@ def _fork(  # noqa: PLR0912
         within: the way between two terminals of each class.
 
     Returns:
-        Trees, and trees that fork where they start without what that costs. A row per numbers of terminals, in
-        mixed radix, the first class the fastest.
+        Trees, and trees that fork where they start without what that costs. A row per numbers of terminals,
+        in mixed radix, the first class the fastest.
     """
     points, classes = ways.shape[0], sizes.shape[0]
     stride = np.ones(classes + 1, dtype=np.int64)

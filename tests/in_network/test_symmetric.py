@@ -55,7 +55,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("fabric", SMALL, ids=str)
+@pytest.mark.parametrize("fabric", SMALL, ids=lambda fabric: f"{fabric.name}{fabric.ranks}")
 def test_small_fabrics_as_good_as_all_trees(fabric):
     exact = steiner_program(fabric, Collective.on(fabric, "allreduce"))
     assert exact.is_exact
@@ -99,6 +99,13 @@ def test_other_kinds_only_ask_to_forward(kind):
     assert found.topology is fabric
     assert found.rate == solve(fabric.forwarding, kind).rate == found.bound.rate
     assert all(max(transfer.src, transfer.dst) < fabric.ranks for transfer in found.transfers)
+
+
+def test_near_the_limit_where_it_is_not_reached():
+    """Boxes that only forward inside: one box and the rest prove 275, trees that join all boxes take a link more."""
+    found = solve(pod(128, 8, {}, TURNS, Fraction(50)), "allreduce")
+    assert found.bound.rate == 275
+    assert found.rate == Fraction(281200, 1023)
 
 
 def test_wishes_for_trees_are_kept():
