@@ -6,9 +6,8 @@ key; all others are key=value, separated by commas.
 
 from __future__ import annotations
 
-from arborcast.synth.topology import Topology
 from arborcast.topologies import grids
-from arborcast.topologies.entries import Beyond, Entry
+from arborcast.topologies.entries import Entry
 from arborcast.topologies.machines import amd, aws, boxes, clouds, google, intel, nvidia, pcie, slingshot
 
 _ENTRIES = (
@@ -34,12 +33,3 @@ def entry_named(name: str) -> Entry | None:
     """The entry of this name, in whatever case and with `_` for `-`; None where there is none."""
     plain = name.lower().replace("_", "-")
     return next((entry for entry in _ENTRIES if entry.name == plain), None)
-
-
-def beyond(spec: str, topology: Topology, ranks: int) -> Beyond | None:
-    """What the hardware of a spec can do beyond the topology made of it, for so many ranks that take part.
-
-    None where nothing is known.
-    """
-    entry = entry_named(spec.partition(":")[0])
-    return None if entry is None or entry.beyond is None else entry.beyond(topology, ranks)

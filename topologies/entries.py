@@ -21,21 +21,6 @@ BOTH = (Rates.DATASHEET, Rates.NCCL)
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
-    """Hardware that goes beyond the model.
-
-    Attributes:
-        hardware: its name.
-        what: what it can do, in one line.
-        allreduce: the GB/s that no allreduce on it exceeds, where that is known.
-    """
-
-    hardware: str
-    what: str
-    allreduce: Fraction | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Parameter:
     """An argument of a catalog entry.
 
@@ -68,7 +53,6 @@ class Entry:
         builder: takes `name` and the parameters by keyword, and `rates` where there are rates to choose from.
         parameters: the first of them may be given without its key.
         sources: the rates to choose from, none for shapes that stand for no product.
-        beyond: what its hardware can do that the model leaves out.
         gpu: what its ranks are, as in `topologies.GPUS`; None where they are no GPUs or nobody's product.
         vendor: whose it is, the heading that it is listed under.
         source: where its rates and its wiring are published, in one line; "" for shapes.
@@ -79,7 +63,6 @@ class Entry:
     builder: Callable[..., Topology | Machine] = field(repr=False)
     parameters: tuple[Parameter, ...] = ()
     sources: tuple[Rates, ...] = ()
-    beyond: Callable[[Topology, int], Beyond] | None = field(default=None, repr=False)
     gpu: str | None = None
     vendor: str = ""
     source: str = ""

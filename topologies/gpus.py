@@ -13,6 +13,7 @@ Taken as known, not read: the data sheets of cards without links, of A30, B100, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -21,6 +22,7 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.topologies.rates import Rates, pcie_rate
 
 NVIDIA, AMD = "NVIDIA", "AMD"
+HOPPER = 90
 NVIDIA_ID, AMD_ID = 0x10DE, 0x1002  # of PCI
 VENDORS = {NVIDIA_ID: NVIDIA, AMD_ID: AMD}
 
@@ -55,6 +57,16 @@ class Gpu:
     source: str
     board: str = ""
     devices: frozenset[int] = frozenset()
+
+    @property
+    def in_network(self) -> str:
+        """What an NVSwitch can do for it, a word of `builders.IN_NETWORK`.
+
+        NVLink SHARP adds and multicasts "since the Hopper generation" (NCCL user guide, Device API), whose
+        compute capability is 9.0. It is read and written through multimem addresses of a rank (PTX ISA), so
+        that sums do not turn at the switch.
+        """
+        return "loopback" if self.capability is not None and self.capability >= HOPPER else "none"
 
     def rate(self, rates: Rates) -> Fraction:
         """One-way GB/s per NVLink or xGMI link."""
@@ -209,6 +221,12 @@ def _nearest(candidates: list[Gpu], links: int) -> Gpu | None:
         return gpu.links < links, abs(gpu.links - links) if links else 0
 
     return min(candidates, key=strangeness, default=None)
+
+
+def nvswitch_for(gpus: Iterable[Gpu | None]) -> str:
+    """What an NVSwitch can do for all of these, a word of `builders.IN_NETWORK`."""
+    words = {"none" if gpu is None else gpu.in_network for gpu in gpus}
+    return words.pop() if len(words) == 1 else "none"
 
 
 def others_like(gpu: Gpu) -> list[str]:

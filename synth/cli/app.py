@@ -26,9 +26,7 @@ from arborcast.synth.cli.console import (
     table,
 )
 from arborcast.synth.cli.description import (
-    beyond_document,
     describe_abilities,
-    describe_beyond,
     describe_bound,
     describe_machine,
     describe_parts,
@@ -42,7 +40,6 @@ from arborcast.synth.cli.groups import groups
 from arborcast.synth.cli.inputs import (
     NotCorrectError,
     collective_on,
-    hardware_beyond,
     load_fabric,
     say_infeasible,
     text_of,
@@ -147,13 +144,11 @@ def show(
 
         draw_topology(topology, picture)
     if as_json:
-        beyond = beyond_document(hardware_beyond(fabric.spec, topology))
-        more = {"picture": text_of(picture), "beyond": beyond, **parts_document(parts, helps)}
+        more = {"picture": text_of(picture), **parts_document(parts, helps)}
         print_json({**topology_to_document(topology), **more, **machine_document(on.machine_left)})
         return
     told = [*describe_topology(topology), *describe_abilities(topology), *describe_machine(on.machine_left)]
-    told += [*describe_parts(parts, helps), *describe_beyond(hardware_beyond(fabric.spec, topology))]
-    print_lines(told)
+    print_lines([*told, *describe_parts(parts, helps)])
     if picture is not None:
         print_lines([f"drawn     {picture}"])
 
@@ -179,21 +174,19 @@ def bound(
         found = synth.bound(topology, asked)
         able = topology.holders > topology.ranks
         forwarding = synth.bound(topology.forwarding, asked).rate if able else None
-    beyond = hardware_beyond(fabric.spec, topology, asked)
     none = InfeasibleError(who_is_cut_off(topology, asked), found) if found.rate == 0 else None
     document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}
     if as_json:
-        more = {"model": model_of(topology), "beyond": beyond_document(beyond)}
         rates = bound_to_document(found, topology)
         if forwarding is not None:
             rates = {"rate": rates["rate"], "rate_forwarding": str(forwarding), **rates}
-        document = {**document, **rates, **more}
+        document = {**document, **rates, "model": model_of(topology)}
         if none is None:
             print_json(document)
     else:
         head = f"{topology.name} {collective}: at most {gigabytes(found.rate)}"
         plain = [] if forwarding is None else [f"  forward  {gigabytes(forwarding)} if switches only forward"]
-        print_lines([head, *describe_bound(found, topology), *plain, *describe_beyond(beyond)])
+        print_lines([head, *describe_bound(found, topology), *plain])
     if none is not None:
         say_infeasible(none, found_fabric, collective, as_json, document)
         raise none

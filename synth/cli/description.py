@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.routes.reachability import Parts
     from arborcast.synth.selection import Choice
-    from arborcast.topologies.entries import Beyond
     from arborcast.topologies.machine import Machine
 
 SHOWN_SETTINGS = (
@@ -180,19 +179,6 @@ def _scope(found: Bound, topology: Topology) -> str:
     """Over which schedules a bound holds."""
     model = model_of(topology)
     return found.scope.value if model is None else f"{found.scope.value} where {model}"
-
-
-def beyond_document(found: Beyond | None) -> Json | None:
-    """What hardware can do beyond a bound, as `show`, `bound` and `solve` report it; None for nothing."""
-    if found is None:
-        return None
-    allreduce = None if found.allreduce is None else str(found.allreduce)
-    return {"hardware": found.hardware, "what": found.what, "allreduce": allreduce}
-
-
-def describe_beyond(found: Beyond | None) -> list[str]:
-    """The same in words."""
-    return [] if found is None else [f"  beyond   {found.hardware}: {found.what}"]
 
 
 def _set(vertices: frozenset[Vertex], topology: Topology) -> str:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.routes.reachability import Parts
     from arborcast.synth.topology import Topology
-    from arborcast.topologies.entries import Beyond
     from arborcast.topologies.machine import Machine
 
 MOST_LEFT_OUT = 8
@@ -160,15 +159,6 @@ def collective_on(name: str, on: FabricRequest, root: int | None) -> Collective:
     if in_file:
         return read_collective(Path(name), on.topology, ranks=len(on.taking_part))
     return as_collective(on.topology, name, root=root or 0, ranks=on.taking_part)
-
-
-def hardware_beyond(spec: str, topology: Topology, asked: Collective | None = None) -> Beyond | None:
-    """What a machine of the catalog can do beyond the bound: of an allreduce, others reach their cuts."""
-    from arborcast.topologies.catalog import beyond
-
-    if asked is None:
-        return beyond(spec, topology, topology.ranks)
-    return beyond(spec, topology, len(asked.ranks)) if asked.kind == "allreduce" else None
 
 
 def read_correct(file: Path) -> AnySchedule:

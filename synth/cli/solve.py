@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from arborcast.synth.api import Form, approach
 from arborcast.synth.cli.console import Json, Stopwatch, print_json, print_lines, progress
 from arborcast.synth.cli.description import (
-    beyond_document,
     choices_document,
-    describe_beyond,
     describe_choices,
     describe_solution,
 )
 from arborcast.synth.cli.inputs import (
     collective_on,
-    hardware_beyond,
     kept,
     load_fabric,
     say_infeasible,
@@ -163,12 +160,11 @@ def solve(
         _tell_late(error, stopwatch.seconds, output, as_json)
         raise
     solution = kept(schedule, stopwatch.seconds, output)
-    beyond = hardware_beyond(fabric.spec, schedule.topology, schedule.collective)
     if as_json:
-        print_json({**solution, "choices": choices_document(choices), "beyond": beyond_document(beyond)})
+        print_json({**solution, "choices": choices_document(choices)})
         return
     told = describe_solution(schedule, solution)
-    print_lines([*told, *describe_beyond(beyond), *describe_choices(choices)])
+    print_lines([*told, *describe_choices(choices)])
 
 
 def _proof_files(error: InfeasibleError) -> Json:

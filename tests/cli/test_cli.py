@@ -106,26 +106,19 @@ def test_bound_in_words(command: Command) -> None:
 
 
 def test_bounds_name_the_model(command: Command) -> None:
-    """Where a fabric has a switch, it only forwards; a DGX H100 could do more."""
+    """Whether switches only forward, or reduce and multicast as those of a DGX H100."""
     for name in ("bound", "solve"):
         out = command(name, "star:3", "allreduce").out
         assert "scope    every schedule where switches only forward" in out
-        assert "beyond" not in out
         assert "forward" not in command(name, "ring:3", "allreduce").out
         document = command(name, "star:3", "allgather", "--json").document
-        assert (document["model"], document["beyond"]) == ("switches only forward", None)
+        assert document["model"] == "switches only forward"
         assert command(name, "ring:3", "allgather", "--json").document["model"] is None
-    # A star of 8 ports of 450 GB/s: all of a port where the switch adds and turns, 8 / 9 of it by NVLS.
-    beyond = "beyond   NVLink SHARP: NVSwitches that also reduce and copy; here they only forward"
-    in_a_box = f"{beyond}. An allreduce could reach 450 GB/s, 400 in the way of NCCL's NVLS"
-    for words in (("show", "dgx-h100"), ("bound", "dgx-h100", "allreduce")):
-        assert f"{in_a_box}; nccl-tests#212 tells of about 275" in command(*words).out
-        assert command(*words, "--json").document["beyond"]["allreduce"] == "450"
-    solved = command("solve", "dgx-h100", "allreduce", "--ranks", "0-3", "--json").document
-    assert "450 GB/s, 360 in the way" in solved["beyond"]["what"]
-    assert "beyond" not in command("bound", "dgx-h100", "allgather").out
-    assert f"{beyond}\n" in command("show", "dgx-h100:boxes=2").out
-    assert "NVLink SHARP not used" in command("topologies").out
+    # A star of 8 ports of 450 GB/s: n / (n + 1) of a port by NVLink SHARP, n / (2 (n - 1)) without.
+    inside = command("bound", "dgx-h100", "allreduce", "--json").document
+    assert (inside["rate"], inside["rate_forwarding"]) == ("400", "1800/7")
+    assert inside["model"] == "switches reduce and multicast as they can"
+    assert "boxes of 8 H100 on NVSwitch with NVLink SHARP" in command("topologies").out
 
 
 def test_what_switches_add_and_multicast_is_said_and_can_be_left_out(command: Command) -> None:

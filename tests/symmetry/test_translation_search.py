@@ -27,10 +27,11 @@ def bare(topology: Topology) -> Topology:
 
 
 def renumbered(topology: Topology, seed: int) -> Topology:
-    """The same with ranks and switches numbered at random, and nothing declared."""
+    """The same with ranks, able switches and others numbered at random, and nothing declared."""
     chance = random.Random(seed)
     number = chance.sample(range(topology.ranks), topology.ranks)
-    number += chance.sample(range(topology.ranks, topology.size), len(topology.switches))
+    for places in (range(topology.ranks, topology.holders), range(topology.holders, topology.size)):
+        number += chance.sample(places, len(places))
     switches = sorted(range(len(topology.switches)), key=lambda index: number[topology.ranks + index])
     return Topology.build(
         f"{topology.name} renumbered",

@@ -269,20 +269,21 @@ def test_vendors_stand_together() -> None:
 
 
 # Rates by hand: n ranks around a switch or alike in a torus, b GB/s out of each: allgather n / (n - 1) * b,
-# allreduce half of that; otherwise see the remark.
+# allreduce half of that, or n / (n + 1) * b with NVLink SHARP; otherwise see the remark.
 BOUNDS = [
-    ("dgx-b200", "allreduce", Fraction(8 * 900, 2 * 7)),
-    ("hgx-h800", "allreduce", Fraction(8 * 200, 2 * 7)),
-    ("gb200-nvl72:gpus=4", "allreduce", Fraction(4 * 900, 2 * 3)),
-    ("gb300-nvl72:gpus=4", "allreduce", Fraction(600)),
-    ("gb200-nvl72", "allreduce", Fraction(72 * 900, 2 * 71)),
+    ("dgx-a100", "allreduce", Fraction(8 * 300, 2 * 7)),
+    ("dgx-b200", "allreduce", Fraction(8 * 900, 9)),
+    ("dgx-b200", "allgather", Fraction(8 * 900, 7)),
+    ("hgx-h800", "allreduce", Fraction(8 * 200, 9)),
+    ("gb200-nvl72:gpus=4", "allreduce", Fraction(4 * 900, 5)),
+    ("gb300-nvl72:gpus=4", "allreduce", Fraction(720)),
     ("mi300x", "allreduce", Fraction(8 * 7 * 64, 2 * 7)),
     ("mi300x:boxes=2", "allreduce", Fraction(16 * (7 * 64 + 50), 2 * 15)),
     ("gaudi3", "allreduce", Fraction(8 * 7 * 75, 2 * 7)),
     ("dgx-a100:boxes=2", "allgather", Fraction(16 * 325, 15)),  # 347, as ForestColl's
     ("ndv2:boxes=2", "allgather", 2 * Fraction("12.5")),  # half of it through one NIC
     ("p4d:boxes=2", "allreduce", Fraction(4 * 25, 2)),  # half of twice the buffer through 4 NICs of 12.5
-    ("hgx-h800:boxes=16,rails=8", "allreduce", Fraction(128 * 250, 2 * 127)),  # 126
+    ("hgx-h800:boxes=16,rails=8", "allgather", Fraction(128 * 250, 127)),
     ("tpu-v4:4x4x4", "allreduce", Fraction(64 * 6 * 50, 2 * 63)),
     ("tpu-v4:4x4x8", "allreduce", Fraction(128 * 6 * 50, 2 * 127)),
     ("tpu-v4:4x4x8_twisted", "allgather", Fraction(128 * 6 * 50, 127)),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Switch, Topology
 from arborcast.topologies import Machine, load
 from arborcast.topologies.rates import Rates, crossing_sockets
 from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
@@ -113,8 +113,19 @@ def test_nvswitches_are_one_switch_with_all_links() -> None:
     assert machine.topology.symmetries == load("dgx-h100").symmetries
     assert parsed(hgx(), rates=Rates.NCCL).topology.links == load("dgx-h100", rates="nccl").links
     assert machine.notes == ("takes GPUs for h100 that may be h200, h20, h200-nvl, gh200: --gpu says which",)
+    assert machine.topology.switches == load("dgx-h100").switches
     assert parsed(hgx(), gpu="h200").gpu == "h200"
     assert parsed(hgx(), gpu="h200").notes == ()
+
+
+def test_nvswitches_add_and_multicast_since_hopper() -> None:
+    """By what the file says of each GPU on them, or by what somebody says that all are."""
+    for sm, able in ((["80"] * 4, False), (["90"] * 4, True), (["80", "80", "90", "90"], False)):
+        gpus = [gpu(dev, [("0000:a0:00.0", 8, NVSWITCH)], f'sm="{sm[dev]}"') for dev in range(4)]
+        (switch,) = parsed(system(gpus)).topology.switches
+        assert switch == Switch("nvswitch", reduces=able, multicasts=able, loopback=able)
+    assert parsed(system(gpus), gpu="h800").topology.switches[0].loopback
+    assert not parsed(system(gpus), gpu="a800").topology.switches[0].is_able
 
 
 def test_ranks_are_numbered_as_the_hosts_devices(tmp_path: Path) -> None:
@@ -192,8 +203,8 @@ def test_a_tray_of_grace_blackwell_and_its_domain() -> None:
     both = parsed(system(*tray(0, 0), *tray(1, 4), cpu=GRACE, hosts=["0xa", "0xa", "0xb", "0xb"]))
     assert (both.gpu, both.hosts, both.notes) == ("gb300", (0, 0, 0, 0, 1, 1, 1, 1), ())
     assert cables(both.topology) == {(rank, "nvswitch"): "900" for rank in range(8)}
-    assert allreduce(both) == Fraction(3600, 7)
-    assert allreduce(both.reordered(range(4))) == 600
+    assert allreduce(both) == 800  # n / (n + 1) of a port, through NVLink SHARP
+    assert allreduce(both.reordered(range(4))) == 720
     assert [(port.name, port.near) for port in both.nics] == [("mlx5_0", (2, 3)), ("mlx5_1", (6, 7))]
     with_cpus = cables(
         parsed(system(*tray(0, 0), cpu=GRACE, hosts=["0xa", "0xa"]), pcie=True, rates=Rates.NCCL).topology

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.errors import InputError, TopologyError
+from arborcast.synth.topology import Switch
 from arborcast.topologies import load
 from arborcast.topologies.rates import Rates
 from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
@@ -186,6 +187,35 @@ def test_shared_nvlinks_become_a_switch(
     assert len(topology.links) == (2 * count if switched else count * (count - 1))
     assert {link.bandwidth for link in topology.links} == {Fraction(rate)}
     assert len(topology.symmetries) == 1
+
+
+@pytest.mark.parametrize(
+    ("nvlinks", "said", "gpu", "able"),
+    [
+        (18, "", None, True),  # all GPUs with so many on an NVSwitch are of Hopper or later
+        (18, "GPU 0,1,2,3: NVIDIA H20\n", None, True),
+        (18, "GPU 0,1: NVIDIA H100\nGPU 2,3: NVIDIA H200\n", None, True),
+        (8, "", "h800", True),
+        (8, "root@h800:/# nvidia-smi topo -m\n", None, True),
+        (8, "GPU 0,1: NVIDIA A800\nGPU 2,3: NVIDIA H800\n", None, False),
+        (8, "", "a800", False),
+        (12, "", None, False),
+    ],
+)
+def test_nvswitches_add_and_multicast_since_hopper(nvlinks: int, said: str, gpu: str, able: bool) -> None:
+    machine = parse_nvidia_smi(said + matrix(lambda _a, _b: f"NV{nvlinks}", 4), "f", gpu=gpu)
+    (switch,) = machine.topology.switches
+    assert switch == Switch("nvswitch", reduces=able, multicasts=able, loopback=able)
+    assert not any("NVSwitch only forwards" in note for note in machine.notes)
+
+
+def test_an_nvswitch_of_unknown_generation_only_forwards() -> None:
+    machine = parse_nvidia_smi(matrix(lambda _a, _b: "NV8", 8), "f")
+    assert machine.topology.switches == (Switch("nvswitch"),)
+    assert machine.notes[-1] == (
+        "its NVSwitch only forwards here: that of h800, with as many NVLinks, adds and multicasts too "
+        "(NVLink SHARP); --gpu says which it is"
+    )
 
 
 def test_a_gpu_with_broken_links_on_an_nvswitch() -> None:

@@ -60,7 +60,6 @@ ENTRIES: Sequence[Entry] = (
         _mi250,
         (BOXES,),
         BOTH,
-        None,
         "mi250",
         "AMD",
         f"{GPUS['mi250'].source}; wiring, and 16 GB/s a die to the fabric: ForestColl's topologies.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 
 from arborcast.synth.errors import TopologyError
@@ -16,7 +15,7 @@ from arborcast.topologies.builders import (
     switch_that,
     without_identity,
 )
-from arborcast.topologies.entries import BOTH, IN_NETWORK, Beyond, Entry, Parameter, bandwidth, count, one_of
+from arborcast.topologies.entries import BOTH, IN_NETWORK, Entry, Parameter, bandwidth, count, one_of
 from arborcast.topologies.fabrics import Rails
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.grids import full
@@ -95,7 +94,6 @@ def box_entry(
     shape: str = "switch",
     deal: int = 1,
     infiniband: bool = False,
-    beyond: Callable[[Topology, int], Beyond] | None = None,
 ) -> Entry:
     """An entry for boxes in which all links of a GPU go to one switch, or an equal share to each other GPU.
 
@@ -110,7 +108,6 @@ def box_entry(
         shape: "switch" or "mesh".
         deal: number of fabric switches that NICs are dealt to, unless told.
         infiniband: whether that fabric can have SHARP.
-        beyond: see `Entry`.
     """
     ports, _, speed = nics.partition(" x ")
 
@@ -118,7 +115,10 @@ def box_entry(
         *, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates, fabric: str = "plain"
     ) -> Machine:
         rate = GPUS[gpu].links * GPUS[gpu].rate(rates)
-        topology = switched(name, gpus, rate) if shape == "switch" else meshed(name, gpus, rate / (gpus - 1))
+        if shape == "switch":
+            topology = switched(name, gpus, rate, GPUS[gpu].in_network)
+        else:
+            topology = meshed(name, gpus, rate / (gpus - 1))
         hung = nics_of(gpus, nic, int(ports))
         return several(name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates, fabric=fabric)
 
@@ -128,7 +128,6 @@ def box_entry(
         build,
         (BOXES, nic(Fraction(speed)), rails(deal), *([FABRIC] if infiniband else [])),
         BOTH,
-        beyond,
         gpu,
         vendor,
         f"{GPUS[gpu].source}; {source}",

@@ -9,7 +9,7 @@ from arborcast.topologies.cluster import shared_nics
 from arborcast.topologies.entries import BOTH, Entry
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import BOXES, box_entry, nic, several
-from arborcast.topologies.machines.nvidia import cube_mesh, nvlink_sharp
+from arborcast.topologies.machines.nvidia import cube_mesh
 from arborcast.topologies.rates import Rates
 
 # Name, instance, GPU, GPUs, NICs x GB/s each way, what the cloud's document says of the NICs.
@@ -58,7 +58,6 @@ def _instance(vendor: str, document: str, line: tuple[str, str, str, int, str, s
         source=f"{document}: {said}",
         gpus=gpus,
         shape="mesh" if mesh else "switch",
-        beyond=None if mesh or gpu == "a100" else nvlink_sharp,
     )
 
 
@@ -75,7 +74,6 @@ _NDV2 = Entry(
     _ndv2,
     (BOXES, nic(Fraction("12.5"))),
     BOTH,
-    None,
     "v100",
     "Azure",
     "V100 data sheet: NVLink 300 GB/s; Azure documentation: one EDR InfiniBand of 100 Gb/s",

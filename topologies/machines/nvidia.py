@@ -10,7 +10,7 @@ from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Topology
 from arborcast.topologies.builders import cable
 from arborcast.topologies.cluster import shared_nics
-from arborcast.topologies.entries import BOTH, Beyond, Entry, Parameter, count
+from arborcast.topologies.entries import BOTH, Entry, Parameter, count
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import (
@@ -40,36 +40,6 @@ DGX1_NVLINKS = (
 _BASEPOD = "DGX BasePOD reference architecture"
 _TRAY = 4
 _RACK = 72
-_MEASURED = {
-    Fraction(450): "nccl-tests#212 tells of about 275",
-    Fraction(200): "nccl#1374 tells of about 123",
-}
-
-
-def nvlink_sharp(topology: Topology, ranks: int) -> Beyond:
-    """What NVLink SHARP could give so many ranks of a Hopper or Blackwell box, or of a fragment of one.
-
-    In a star of n ports of b GB/s each way, switches that only forward allow n / (2 (n - 1)) * b: in and out
-    of every rank, all others' contributions to its part of the buffer and the sums of their parts must pass.
-    A switch that adds up what its ports send and hands the sum to all of them needs each port once each way:
-    b, which is also the limit, as the whole buffer must leave every rank. NCCL's NVLS, which reads sums and
-    writes copies through the switch, moves 1 / n more: at most n / (n + 1) * b (both by our derivation).
-    """
-    what = "NVSwitches that also reduce and copy; here they only forward"
-    rates = {link.bandwidth for link in topology.links}
-    if len(topology.switches) != 1 or len(rates) != 1 or len(topology.links) != 2 * topology.ranks:
-        return Beyond("NVLink SHARP", what)
-    (rate,) = rates
-    if ranks < 3:  # two ranks exchange at the rate of a port anyway
-        return Beyond("NVLink SHARP", what, rate)
-    reading = rate * ranks / (ranks + 1)
-    measured = f"; {_MEASURED[rate]}" if ranks == 8 and rate in _MEASURED else ""
-    return Beyond(
-        "NVLink SHARP",
-        f"{what}. An allreduce could reach {float(rate):.6g} GB/s, {float(reading):.6g} in the way of NCCL's "
-        f"NVLS{measured}",
-        rate,
-    )
 
 
 def cube_mesh(name: str, gpu: str, rates: Rates) -> Topology:
@@ -118,7 +88,7 @@ def _nvl72(
         raise TopologyError(
             f"{name}: gpus must be a multiple of {_TRAY} (a tray) of at most {_RACK}, got {gpus}"
         )
-    topology = switched(name, gpus, GPUS[gpu].links * GPUS[gpu].rate(rates))
+    topology = switched(name, gpus, GPUS[gpu].links * GPUS[gpu].rate(rates), GPUS[gpu].in_network)
     hung = nics_of(gpus, nic, gpus)
     return several(
         name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates, host=_TRAY, fabric=fabric
@@ -138,30 +108,28 @@ def _rack(gpu: str, port: str, source: str) -> Entry:
             FABRIC,
         ),
         BOTH,
-        nvlink_sharp,
         gpu,
         "NVIDIA",
         f"{GPUS[gpu].source}; {source}",
     )
 
 
-def _dgx(name: str, gpu: str, port: str, source: str, *, sharp: bool = True) -> Entry:
+def _dgx(name: str, gpu: str, port: str, source: str) -> Entry:
     """An entry for boxes of 8 on NVSwitch with a NIC for each GPU.
 
     NICs are dealt to two fabric switches unless told, as in ForestColl's model of its A100 testbed.
     """
     kind = gpu.upper()
-    without = " (NVLink SHARP not used)" if sharp else ""
+    sharp = " with NVLink SHARP" if GPUS[gpu].in_network != "none" else ""
     return box_entry(
         name,
-        f"boxes of 8 {kind} on NVSwitch{without}, NICs to a fabric",
+        f"boxes of 8 {kind} on NVSwitch{sharp}, NICs to a fabric",
         gpu,
         f"8 x {port}",
         vendor="NVIDIA",
         source=source,
         deal=2,
         infiniband=True,
-        beyond=nvlink_sharp if sharp else None,
     )
 
 
@@ -172,7 +140,6 @@ ENTRIES: Sequence[Entry] = (
         partial(_dgx1, gpu="v100"),
         (),
         BOTH,
-        None,
         "v100",
         "NVIDIA",
         f"{GPUS['v100'].source}; NADDOD on DGX servers (2023): 4 x 100 Gb/s",
@@ -183,7 +150,6 @@ ENTRIES: Sequence[Entry] = (
         partial(_dgx1, gpu="p100"),
         (),
         BOTH,
-        None,
         "p100",
         "NVIDIA",
         f"{GPUS['p100'].source}; NADDOD on DGX servers (2023): 4 x 100 Gb/s",
@@ -194,17 +160,16 @@ ENTRIES: Sequence[Entry] = (
         _dgx2,
         (),
         BOTH,
-        None,
         "v100",
         "NVIDIA",
         f"{GPUS['v100'].source}; PC Perspective (March 2018): 8 EDR NICs",
     ),
-    _dgx("dgx-a100", "a100", "25", "DGX A100 data sheet: 8 ConnectX-6, which have 200 Gb/s", sharp=False),
+    _dgx("dgx-a100", "a100", "25", "DGX A100 data sheet: 8 ConnectX-6, which have 200 Gb/s"),
     _dgx("dgx-h100", "h100", "50", f"{_BASEPOD}: 8 ConnectX-7 of 400 Gb/s"),
     _dgx("dgx-h200", "h200", "50", f"{_BASEPOD}: 8 ConnectX-7 of 400 Gb/s"),
     _dgx("dgx-b200", "b200", "50", "DGX B200 user guide: 8 ConnectX-7 of 400 Gb/s"),
     _dgx("dgx-b300", "b300", "100", "DGX B300 data sheet: 8 ConnectX-8, which have 800 Gb/s"),
-    _dgx("hgx-a800", "a800", "25", "boards have no NICs: 200 Gb/s as in a DGX A100", sharp=False),
+    _dgx("hgx-a800", "a800", "25", "boards have no NICs: 200 Gb/s as in a DGX A100"),
     _dgx("hgx-h800", "h800", "50", "boards have no NICs: 8 of 400 Gb/s as in DeepSeek's (ISCA 2025)"),
     _dgx("hgx-h20", "h20", "50", "boards have no NICs: 400 Gb/s as in a DGX H100"),
     _rack("gb200", "50", "DGX GB200 user guide: 18 trays of 4 GPUs with 4 ConnectX-7 of 400 Gb/s"),

@@ -17,7 +17,7 @@ from arborcast.topologies.readers.kinds import UNDERSTOOD
 
 _GRAPH = {"name", "ranks", "switches", "links", "symmetries"}
 _MACHINE = {"gpu", "hosts", "devices", "nics", "notes"}
-_SHOWN = {"picture", "beyond"}
+_SHOWN = {"picture", "parts"}
 """What tells a topology that `synth show --json` has printed: it says more of it than a file may."""
 
 

@@ -10,18 +10,17 @@ by rules that the docstrings give, and what was assumed is noted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.synth.topology import Link, Topology, Vertex
-from arborcast.topologies.builders import cable, with_obvious_symmetries
-from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu
+from arborcast.synth.topology import Link, Switch, Topology, Vertex
+from arborcast.topologies.builders import cable, switch_that, with_obvious_symmetries
+from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, nvswitch_for
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import NO_SOCKETS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 from arborcast.topologies.readers.text.pasted import (
-    Named,
     assumed_from_names,
     crossing_of,
     lines_of,
@@ -85,16 +84,16 @@ def _machine(
     cards = _identified(matrix, domains, text, place, stated, rates)
     notes = [*matrix.notes, *cards.notes]
     links: list[Link] = []
-    switches: list[str] = []
+    switches: list[Switch] = []
     for domain in domains:
         if all(_direct_count(matrix, here) <= cards.links[here] for here in domain):
             links += _direct_links(matrix, domain, cards)
         else:
             hub = count + len(switches)
             links += _switched_links(matrix, domain, cards, hub)
-            switches.append(f"nvswitch{len(switches)}")
+            switches.append(switch_that(f"nvswitch{len(switches)}", _in_network(domain, cards, notes)))
     if len(switches) == 1:
-        switches = ["nvswitch"]
+        switches = [replace(switches[0], name="nvswitch")]
     if pcie or not links:
         if not pcie:
             never = ", as topo -mp never does" if "topo -mp" in text else ""
@@ -112,7 +111,7 @@ def _machine(
         if None in cards.kinds:
             notes.append(assumed_slot(rates))
         links += tree.links
-        switches += tree.names
+        switches += map(Switch, tree.names)
         notes += tree.notes
         near = tree.near
     else:
@@ -144,12 +143,14 @@ class _Cards:
         kinds: None where nothing tells, which can only be without NVLinks.
         links: how many NVLinks it has.
         rates: GB/s each way per NVLink.
+        guessed: whether nothing but counts and rates of NVLinks told what they are.
         notes: what was assumed of them.
     """
 
     kinds: tuple[Gpu | None, ...]
     links: tuple[int, ...]
     rates: tuple[Fraction, ...]
+    guessed: bool
     notes: tuple[str, ...] = ()
 
 
@@ -163,12 +164,15 @@ def _identified(
     named = named_gpus(lines, NVIDIA)
     notes: tuple[str, ...] = ()
     kinds: tuple[Gpu | None, ...]
+    guessed = False
     if gpu is not None:
         kinds = (gpu,) * len(numbers)
     elif all(number in named.by_index for number in numbers):
         kinds = tuple(named.by_index[number] for number in numbers)
     else:
-        kind, why = _assumed(matrix, domains, named, place, max(shown, key=_or_0))
+        told_by_name = assumed_from_names(named, place, NVIDIA, lambda kind: _fits(kind, matrix, domains))
+        guessed = told_by_name is None
+        kind, why = told_by_name or _assumed(matrix, domains, max(shown, key=_or_0))
         kinds = (kind,) * len(numbers)
         if kind is not None:
             rate = "" if not domains else f" ({float(kind.rate(rates)):g} GB/s each way per NVLink)"
@@ -184,6 +188,7 @@ def _identified(
         kinds,
         tuple(kind.links for kind in known),
         tuple(speeds),
+        guessed,
         notes,
     )
 
@@ -193,12 +198,9 @@ def _or_0(rate: Fraction | None) -> Fraction:
 
 
 def _assumed(
-    matrix: Matrix, domains: Sequence[Sequence[int]], named: Named, place: str, rate: Fraction | None
+    matrix: Matrix, domains: Sequence[Sequence[int]], rate: Fraction | None
 ) -> tuple[Gpu | None, str]:
-    """What the GPUs are taken for where not every one is named, and why."""
-    found = assumed_from_names(named, place, NVIDIA, lambda kind: _fits(kind, matrix, domains))
-    if found is not None:
-        return found
+    """What the GPUs are taken for where none is named, and why."""
     if not domains:
         return None, ""
     kind = _guess(matrix, domains)
@@ -294,6 +296,22 @@ def _most_direct(matrix: Matrix, domain: Sequence[int]) -> int:
 def _own_links(matrix: Matrix, domain: Sequence[int]) -> dict[int, int]:
     """NVLinks of each GPU when they lead to a switch: the most that any pair of it shows."""
     return {here: max(matrix.nvlinks(here, other) for other in domain if other != here) for here in domain}
+
+
+def _in_network(domain: Sequence[int], cards: _Cards, notes: list[str]) -> str:
+    """What the NVSwitch of some GPUs can do, a word of `IN_NETWORK`; a note where that is unknown."""
+    kinds = [cards.kinds[here] for here in domain]
+    if cards.guessed:
+        links = cards.links[domain[0]]
+        alike = [gpu for gpu in GPUS.values() if gpu.board == "nvswitch" and gpu.links == links]
+        able = [gpu.name for gpu in alike if gpu.in_network != "none"]
+        if able and len(able) < len(alike):
+            notes.append(
+                f"its NVSwitch only forwards here: that of {', '.join(able)}, with as many NVLinks, adds and "
+                "multicasts too (NVLink SHARP); --gpu says which it is"
+            )
+            return "none"
+    return nvswitch_for(kinds)
 
 
 def _direct_links(matrix: Matrix, domain: Sequence[int], cards: _Cards) -> list[Link]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.topology import Link, Vertex
-from arborcast.topologies.builders import cable
-from arborcast.topologies.gpus import AMD, Gpu, others_like
+from arborcast.synth.topology import Link, Switch, Vertex
+from arborcast.topologies.builders import cable, switch_that
+from arborcast.topologies.gpus import AMD, Gpu, nvswitch_for, others_like
 from arborcast.topologies.rates import NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 from arborcast.topologies.readers.nccl.gpus import Device
 from arborcast.topologies.readers.nccl.tree import bus_address, whole
@@ -231,8 +231,11 @@ def _boards(devices: Sequence[Device], notes: list[str]) -> Wiring:
     return wiring
 
 
-def links_of(devices: Sequence[Device], wiring: Wiring, rates: Rates) -> tuple[list[Link], list[str]]:
-    """The links between GPUs, and those to the switches after them, with the names of these."""
+def links_of(devices: Sequence[Device], wiring: Wiring, rates: Rates) -> tuple[list[Link], list[Switch]]:
+    """The links between GPUs, and those to the switches after them, with these.
+
+    A switch can do what it can for each of its GPUs: NVLink SHARP takes all of them.
+    """
     links = [
         Link(src, dst, count * _rate(devices[src], rates), NVLINK_LATENCY_US)
         for (src, dst), count in wiring.pairs.items()
@@ -242,7 +245,11 @@ def links_of(devices: Sequence[Device], wiring: Wiring, rates: Rates) -> tuple[l
     for (vertex, switch), count in wiring.switched.items():
         links += cable(vertex, hubs[switch], count * _rate(devices[vertex], rates), NVSWITCH_HOP_US)
     names = ["nvswitch"] if len(keys) == 1 else [f"nvswitch{index}" for index in range(len(keys))]
-    return links, names
+    switches = []
+    for key, name in zip(keys, names, strict=True):
+        kinds = [devices[vertex].kind for vertex, switch in wiring.switched if switch == key]
+        switches.append(switch_that(name, nvswitch_for(kinds)))
+    return links, switches
 
 
 def _rate(device: Device, rates: Rates) -> Fraction:
