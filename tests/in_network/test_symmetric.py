@@ -102,7 +102,7 @@ def test_other_kinds_only_ask_to_forward(kind):
 
 
 def test_near_the_limit_where_it_is_not_reached():
-    """Boxes that only forward inside: one box and the rest prove 275, trees that join all boxes take a link more."""
+    """Boxes only forward inside: one box and the rest prove 275, trees that join all take a link more."""
     found = solve(pod(128, 8, {}, TURNS, Fraction(50)), "allreduce")
     assert found.bound.rate == 275
     assert found.rate == Fraction(281200, 1023)
