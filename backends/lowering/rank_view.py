@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from fractions import Fraction
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -96,26 +95,24 @@ def partners_of(schedule: AnySchedule, rank: int) -> frozenset[int]:
     ) - {rank}
 
 
-def most_messages(schedule: AnySchedule, switch_weight: Fraction = Fraction(1)) -> Fraction:
-    """The transfers that the busiest rank, or able switch, sends and receives.
+def most_messages(schedule: AnySchedule) -> int:
+    """The transfers that the busiest rank, or able switch, sends and receives."""
+    return max(messages_of(schedule).values(), default=0)
 
-    Args:
-        schedule: in either form.
-        switch_weight: what one of a switch counts.
-    """
-    ranks = schedule.topology.ranks
+
+def messages_of(schedule: AnySchedule) -> Mapping[int, int]:
+    """The transfers that a rank or able switch sends and receives; of an orbit, those of its first vertex."""
     ends = Counter(end for transfer in schedule.transfers for end in (transfer.src, transfer.dst))
-    if isinstance(schedule, ImplicitSchedule):
-        # The images of one end are spread evenly over its orbit: one on each rank, several on each switch.
-        group = schedule.translations
-        _, first, sizes = np.unique(group.orbit_of, return_index=True, return_counts=True)
-        given, ends = ends, Counter()
-        for end, count in given.items():
-            orbit = group.orbit_of[end]
-            ends[int(first[orbit])] += count * group.order // int(sizes[orbit])
-    return max(
-        (count * (switch_weight if end >= ranks else 1) for end, count in ends.items()), default=Fraction(0)
-    )
+    if not isinstance(schedule, ImplicitSchedule):
+        return ends
+    # The images of one end are spread evenly over its orbit: one on each rank, several on each switch.
+    group = schedule.translations
+    _, first, sizes = np.unique(group.orbit_of, return_index=True, return_counts=True)
+    found: Counter[int] = Counter()
+    for end, count in ends.items():
+        orbit = group.orbit_of[end]
+        found[int(first[orbit])] += count * group.order // int(sizes[orbit])
+    return found
 
 
 def switches_in(schedule: AnySchedule) -> frozenset[int]:

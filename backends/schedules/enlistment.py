@@ -219,5 +219,7 @@ class Switches:
             ) from error
         except (OSError, socket.gaierror) as error:
             raise ExecutionError(f"{who} cannot be reached: {error}") from error
+        except ExecutionError as error:
+            raise ExecutionError(f"{who}: what listens there is not synth aggregate") from error
         if refusal:
             raise ExecutionError(f"{who} refuses: {refusal}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from arborcast.backends.lowering.lower import pieces_that_fit
-from arborcast.backends.lowering.rank_view import most_messages, switches_in
+from arborcast.backends.lowering.rank_view import messages_of, switches_in
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.backends.staging.ring import Pipeline, Ring
 from arborcast.synth.errors import InputError
@@ -65,7 +65,11 @@ class PieceRule:
 
     def _affordable(self, schedule: AnySchedule, nbytes: int) -> int:
         """How many pieces the messages' share of the time on the links pays for."""
-        messages = most_messages(schedule, SWITCH_WORK)
+        ranks = schedule.topology.ranks
+        messages = max(
+            (count * (SWITCH_WORK if end >= ranks else 1) for end, count in messages_of(schedule).items()),
+            default=0,
+        )
         if not messages:
             return 1
         links_us = Fraction(nbytes) / (1000 * schedule.rate)

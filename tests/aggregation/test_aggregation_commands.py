@@ -18,7 +18,9 @@ from tests.support.ranks import run_ranks  # noqa: E402
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("schedule", [turning(two_levels(2, 2)), one_way(star(3), Kind.REDUCE)])
+@pytest.mark.parametrize(
+    "schedule", [turning(two_levels(2, 2)), one_way(star(3), Kind.REDUCE), one_way(star(3), Kind.BROADCAST)]
+)
 def test_run_starts_a_process_for_each_switch(schedule: Any) -> None:
     rows = run_schedule(schedule, size_bytes=(0, 4, 1 << 20), dtype="bfloat16", iterations=1)
     assert [row.wrong for row in rows] == [0, 0, 0]

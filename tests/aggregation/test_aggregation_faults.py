@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -166,6 +167,14 @@ def refused(rank: int, size: int, schedule: Schedule, options: Options, dtype: t
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def test_a_wrong_token_is_told() -> None:
+    with aggregators(1) as (made, options):
+        wrong = replace(options, aggregator_token="0" * 32)
+        said = run_ranks(2, refused, turning(star(2)), wrong, torch.float32, backend=None)
+    assert all("hung up: ARBORCAST_AGGREGATOR_TOKEN must be the token of its process" in one for one in said)
+    assert made[0].served == 0
 
 
 @pytest.mark.parametrize(
