@@ -26,7 +26,7 @@ def program_of(
 
     Args:
         schedule: a correct one, in either form.
-        rank: of its topology; relays have programs, too.
+        rank: of its topology, relays included; or the vertex of a switch that reduces or multicasts.
         size_bytes: of the whole buffer, as algbw counts it; rounded down to whole elements and blocks.
         dtype: float32, float64, bfloat16 or int64.
         pieces: into how many pieces each chunk is cut; where None as many as leave 1 MiB or more, up to 32.
@@ -34,9 +34,12 @@ def program_of(
     Raises:
         InputError: there is no such rank or type, or a number that is too small.
     """
-    ranks = schedule.topology.ranks
-    if not 0 <= rank < ranks:
-        raise InputError(f"rank {rank}: must be in 0..{ranks - 1}, the ranks of {schedule.topology.name}")
+    topology = schedule.topology
+    if not 0 <= rank < topology.holders:
+        able = " and its able switches" if topology.holders > topology.ranks else ""
+        raise InputError(
+            f"rank {rank}: must be in 0..{topology.holders - 1}, the ranks of {topology.name}{able}"
+        )
     if dtype not in ITEM_BYTES:
         raise InputError(f"type {dtype}: must be one of {', '.join(ITEM_BYTES)}")
     if size_bytes < 0:
@@ -81,7 +84,8 @@ def describe_program(program: Program, *, most: int | None = 40) -> list[str]:
     local = f"{_count(operations, Reduce, 'reduction')}, {_count(operations, Copy, 'copy', 'copies')}"
     place = "in place" if program.in_place else f"input {program.input_elements}"
     lines = [
-        f"rank {program.rank}: {len(operations)} operations",
+        f"{'switch' if program.rank in program.switches else 'rank'} {program.rank}: "
+        f"{len(operations)} operations",
         f"  sends     {_messages(sends, 'to')}",
         f"  receives  {_messages(receives, 'from')}",
         f"  local     {local}",

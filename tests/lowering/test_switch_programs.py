@@ -13,8 +13,10 @@ from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Receive, Reduce, Send
 from arborcast.backends.lowering.rank_view import most_messages, switches_in
+from arborcast.backends.measure.program_description import describe_program, program_of
 from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
 from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.symmetry.translations import Translations
@@ -106,6 +108,18 @@ def test_a_switch_that_translations_keep_has_a_part_in_all_images(ranks: int, sw
     assert switches_in(schedule) == switches_in(whole) == {ranks}
     assert most_messages(schedule) == most_messages(whole) == most_messages(shared_roots(whole.topology))
     assert lower(schedule, 5 * ranks, pieces=2) == lower(whole, 5 * ranks, pieces=2)
+
+
+def test_the_program_of_a_switch_is_shown() -> None:
+    lines = describe_program(program_of(turning(star(3)), 3, 1 << 20))
+    assert lines[0] == "switch 3: 8 operations"
+    assert lines[1:4] == [
+        "  sends     3 to 3 ranks, 786432 elements",
+        "  receives  3 from 3 ranks, 786432 elements",
+        "  local     2 reductions, 0 copies",
+    ]
+    with pytest.raises(InputError, match=r"must be in 0..3, the ranks of star-3 and its able switches$"):
+        program_of(turning(star(3)), 4, 1 << 20)
 
 
 def test_memory_is_that_of_what_is_under_way() -> None:
