@@ -66,7 +66,7 @@ def fails(rank: int, size: int, schedule: Schedule, options: Options, how: str, 
         ("SIGKILL", "rank 1 closed its connection: it died or was ended|rank 1 died"),
         ("SIGSTOP", "nothing happened for 1 s"),
         ("length", "allreduce of 50000 elements .float32 sum.* but|but allreduce of 50000 elements"),
-        ("type", "float64 sum"),
+        pytest.param("type", "float64 sum", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize(
@@ -148,7 +148,10 @@ def outlives(
 
 @pytest.mark.parametrize(
     ("how", "why"),
-    [(signal.SIGKILL, "closed its connection"), (signal.SIGTERM, "switch s: its process was told to end")],
+    [
+        (signal.SIGKILL, "closed its connection"),
+        pytest.param(signal.SIGTERM, "switch s: its process was told to end", marks=pytest.mark.long),
+    ],
 )
 def test_the_end_of_a_switch_is_noticed_by_all(how: signal.Signals, why: str) -> None:
     schedule = turning(star(3))
