@@ -206,8 +206,8 @@ in_gigabytes = scaled("GB", 1e3, 2)
 UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     _method: "method",
     count: (
-        "allocations buffers chunks devices fragments height joined layers mbit microbatches "
-        "paper_microbatches pieces ranks runs stages steps transfers trees width"
+        "allocations buffers chunks devices fragments height joined layers legal_cuts mbit "
+        "microbatches paper_microbatches pieces ranks runs stages steps transfers trees width"
     ),
     digits: "algbw busbw optimum rate",
     duration: "cpu_us equation_us predicted_us simulated_us spread time_us time_us_64KiB time_us_64MiB",
@@ -216,7 +216,7 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
         "simulate_seconds solve_seconds target_seconds verify_seconds"
     ),
     percent: "bubble burst_share equation_error error share_of_bound share_of_nominal share_of_optimum",
-    tiny: "gradient_difference loss_difference",
+    tiny: "evaluation_difference gradient_difference loss_difference weight_difference",
     times: "copies_over_link paper_speed_up speed_up",
     size: "buffer_bytes bytes",
     speed_up: (

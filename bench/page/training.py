@@ -122,6 +122,54 @@ _CURVES: dict[str, Column] = {
 }
 
 
+def _models(document: Document) -> Iterator[Part]:
+    rows = document.rows
+    equal, refused = (rows[rows["result"] == it] for it in ("equal", "refused"))
+    yield text(
+        Strong(f"{equal['model'].nunique()} of {plural(rows['model'].nunique(), 'model')}"),
+        " train as in one piece, cut in two and in four; ",
+        f"{refused['model'].nunique()} are refused, with the operator or the line.",
+        tone="bad" if len(equal) + len(refused) < len(rows) else "",
+    )
+    yield models_table(document)
+    yield lines(
+        ("refused", "why"),
+        ((str(row.model), str(row.reason)) for row in records(refused.drop_duplicates("model"))),
+        "What is refused",
+    )
+    yield all_rows(_MODELS, rows)
+
+
+def models_table(document: Document) -> Table:
+    """A line per library: how many models train as in one piece."""
+    rows = document.rows
+    limit = number(document.get("limit"))
+    homes = rows["model"].str.split(" ").str[0].where(lambda home: home.isin(LIBRARIES), "in-house")
+    head = ("models of", ">cut in 2 and 4 and equal", ">refused", ">other", ">loss, largest difference")
+    return lines(
+        (*head, ">weights", ">limit"),
+        (
+            (
+                home,
+                *(
+                    cell(count, chosen["model"].nunique())
+                    for chosen in (alike[alike["result"] == it] for it in ("equal", "refused", "differs"))
+                ),
+                *(cell(tiny, alike[name].max()) for name in ("loss_difference", "weight_difference")),
+                cell(tiny, limit),
+            )
+            for home, alike in groups(rows.assign(home=homes), "home")
+        ),
+    )
+
+
+LIBRARIES = ("transformers", "torchvision", "timm")
+_MODELS = columns(
+    "model | >stages | result | >loss: loss_difference | >weights: weight_difference | "
+    ">evaluation: evaluation_difference | >microbatches | >legal cuts: legal_cuts | reason"
+)
+
+
 # ------------------------------------------------------------------------------- predicted beside measured
 
 
@@ -259,6 +307,17 @@ SECTIONS = (
         "of a plan; every gradient goes over a synthesized allreduce where a stage has replicas.",
         _curves,
         ("Pipelined training on digits beside serial training", curves_table),
+    ),
+    Section(
+        "pipeline_models",
+        "models",
+        "Which models train in stages, unmodified?",
+        "trained stage after stage in one process",
+        COMMAND + "models",
+        "models as their libraries give them, from small configurations: traced, cut in two and in four, and "
+        "trained on padded batches in uneven microbatches beside the model itself, with the same weights.",
+        _models,
+        ("Models of libraries cut in 2 and in 4 stages beside serial training", models_table),
     ),
     Section(
         "pipeline_prediction",

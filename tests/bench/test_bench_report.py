@@ -53,6 +53,7 @@ HEADINGS = [
     "What does the process group cost on one machine?",
     "What do tensors on a device lose on their way through host memory?",
     "Is pipelined training equal to serial training?",
+    "Which models train in stages, unmodified?",
     "How far is the predicted time of a training step from the measured one?",
     "What do synthesized allreduces give a training step?",
     "On the testbeds of the SPP paper, is its plan the fastest of five?",
@@ -60,7 +61,7 @@ HEADINGS = [
     "How long does planning a pipeline take?",
 ]
 PIPELINE = [
-    f"pipeline_{part}" for part in ("curves", "prediction", "testbed", "plans", "divisible", "planner")
+    f"pipeline_{part}" for part in ("curves", "models", "prediction", "testbed", "plans", "divisible", "planner")
 ]
 NAMED = (
     "testbed",
@@ -285,6 +286,7 @@ def test_the_choice_by_links_alone_is_told_too(results: Path) -> None:
         ("loopback", "times_gloo", 6.666, "6.67×"),
         ("staging", "share_of_optimum", 0.4567, "45.7 %"),
         ("pipeline_curves", "loss_difference", 9.8e-8, "9.8e-8"),
+        ("pipeline_models", "loss_difference", 9.9e-8, "9.9e-8"),
         ("pipeline_prediction", "predicted_us", 2_222_222.0, "2.22 s"),
         ("pipeline_testbed", "time_us", 765_432.0, "765 ms"),
         ("pipeline_plans", "time_us", 654_321.0, "654 ms"),

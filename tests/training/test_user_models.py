@@ -352,6 +352,47 @@ def test_a_models_own_loss_on_ranks(accumulate: int) -> None:
         assert losses == pytest.approx(expected, abs=1e-6)
 
 
+def train_one(rank: int, size: int, name: str) -> list[float]:
+    torch.set_num_threads(1)
+    model = CATALOG[name]
+    torch.manual_seed(0)
+    layered = trace(deterministic(model.make()), model.batch(), layers=3)
+    with Trainer(
+        layered, plan_of([1, 2, 1], depth=3, microbatches=2), None, momentum, collectives="gloo"
+    ) as trainer:
+        losses = []
+        for step in range(STEPS):
+            torch.manual_seed(1 + step)
+            losses.append(trainer.step(model.batch()))
+        return losses
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name",
+    ["GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForPreTraining", "ViTForImageClassification"],
+)
+def test_transformers_on_ranks(name: str) -> None:
+    """Tied embeddings, two stacks, two losses: over unlike microbatches and replicas."""
+    pytest.importorskip("transformers")
+    model = CATALOG[f"transformers {name}"]
+    torch.manual_seed(0)
+    built = deterministic(model.make())
+    optimizer, expected = momentum(built.parameters()), []
+    for step in range(STEPS):
+        torch.manual_seed(1 + step)
+        optimizer.zero_grad()
+        loss = built(**model.batch())["loss"]
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    found = run_ranks(
+        4, train_one, model.name, environ={"ARBORCAST_TOPOLOGY": "full:4"}, timeout_s=280, group_timeout_s=200
+    )
+    for losses in found:
+        assert losses == pytest.approx(expected, abs=1e-6, rel=1e-6)
+
+
 class Classifier(nn.Module):
     """Takes and returns dicts, and nobody has told it of a loss."""
 
