@@ -6,14 +6,16 @@ as ranks do. What is random in training is switched off, since stages draw other
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from arborcast.bench.training.user_models import SAMPLES, UserModel
+from arborcast.bench.training.user_models import SAMPLES, UserModel, catalog
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.traced import Traced, trace
 
@@ -34,6 +36,18 @@ COLUMNS = (
 """Of a row."""
 SHARES = ((0, 3), (3, 5))
 """Of the samples: two microbatches."""
+
+
+def rows_of_all(*, most: int | None = None, steps: int = 20) -> list[dict[str, Any]]:
+    """Of all models that are there, or the first ones; two at a time."""
+    count = len(catalog()[:most])
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as workers:
+        return [row for rows in workers.map(_rows_of, range(count), [steps] * count) for row in rows]
+
+
+def _rows_of(index: int, steps: int) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    return list(examine(catalog()[index], steps=steps))
 
 
 def examine(model: UserModel, *, steps: int = 20, stages: Sequence[int] = (2, 4)) -> Iterator[dict[str, Any]]:

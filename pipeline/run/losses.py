@@ -197,8 +197,9 @@ def check_reduction(
 _WORDS = {"mean": "mean over all", "sum": "sum over all", "pair": "sum over all, and a weight,"}
 _REMEDY = (
     "if it ignores some targets, weighs them, or adds up, let it return a pair: the sum of the losses and "
-    "the weight that divides it, such as the number of tokens that count (check_loss=False skips this check, "
-    "for a loss that draws random numbers)"
+    "the weight that divides it, such as the number of tokens that count, or trace it with the model: "
+    "pipeline.trace(model, (inputs, targets), loss_fn) (check_loss=False skips this check, for a loss that "
+    "draws random numbers)"
 )
 
 
