@@ -97,7 +97,7 @@ class Trainer:
 
     Attributes:
         plan: as given.
-        losses: of the microbatches of the last batch, in their order.
+        losses: of the microbatches of the last batch, in their order; of the model's own loss their parts.
 
     Raises:
         PlanError: the plan does not fit the model, the job or the topology.

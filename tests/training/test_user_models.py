@@ -21,6 +21,7 @@ from arborcast.pipeline.costs.measured import profile  # noqa: E402
 from arborcast.pipeline.errors import BatchError, PartitionError, ProfileError  # noqa: E402
 from arborcast.pipeline.model.structure import flatten  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
+from arborcast.pipeline.run.losses import SHARE, check_reduction  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
@@ -244,6 +245,24 @@ def test_losses_that_do_not_add_up(loss: Any, message: str) -> None:
 
 
 # Whole models ---------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_compares_samples_is_seen_in_the_first_batches() -> None:
+    """The graph does not tell: softmax over samples keeps their dimension."""
+    for over, is_wrong in ((0, True), (-1, False)):
+        traced = trace(Model(lambda o, y, m, over=over: (o.softmax(over) * o).sum()), batch())
+        last, x = traced.divide(0, traced.depth), batch(4)["x"]
+        last.begin_loss([x], 4)
+        output = last(*traced.tensors_of(batch(4)))
+        try:
+            check_reduction(last.loss, SHARE, output, (x,), (x[:1],), 4, traced.sample_dims(traced.depth))
+        except InputError as error:
+            assert is_wrong
+            assert str(error).startswith(
+                "model: its loss must be a sum or a mean over samples, got gradients"
+            )
+        else:
+            assert not is_wrong
 
 
 class Plain(nn.Module):

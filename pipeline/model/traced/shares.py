@@ -128,9 +128,7 @@ class _Writer:
         self._shares: dict[str, Any] = ends | {name: self._share.placeholder(name) for name in labels}
         self._wholes: dict[str, Any] = {name: self._whole.placeholder(name) for name in labels}
         self._samples_whole = self._whole.placeholder("samples")
-        self._totals: dict[
-            str, tuple[fx.Node, fx.Node]
-        ] = {}  # by name: made in one graph, taken in the other
+        self._totals: dict[str, tuple[fx.Node, fx.Node]] = {}  # made in one graph, taken in the other
         self._states = dict.fromkeys(ends, State.SHARE) | dict.fromkeys(labels, State.SHARE)
         self._trained = set(ends)
         self._ends = ends
@@ -143,18 +141,15 @@ class _Writer:
         # Placeholders come first: what is given of the whole batch, then constants, then operators.
         self._mark = self._share.placeholder("samples")
         held = held_tensors(self._table)
-        whole_paths, share_paths = [], []
+        paths: list[str] = []
         for name in self._order:
             if name in held:
                 self._states[name] = State.CONSTANT
                 if name in self._table.captured.parameters:
                     self._trained.add(name)
-                self._wholes[name], self._shares[name] = (
-                    self._whole.placeholder(name),
-                    self._share.placeholder(name),
-                )
-                whole_paths.append(held[name])
-                share_paths.append(held[name])
+                self._wholes[name] = self._whole.placeholder(name)
+                self._shares[name] = self._share.placeholder(name)
+                paths.append(held[name])
         first, end = next(iter(self._ends.items()))
         self._count = samples_node(self._share, end, self._table.by_name[first])
         self._part = self._share.call_function(operator.truediv, (self._count, self._mark))
@@ -175,8 +170,8 @@ class _Writer:
             graph.eliminate_dead_code()
         owner = self._table.captured.module
         return LossCode(
-            Code(fx.GraphModule(owner, self._whole), tuple(whole_paths)),
-            Code(fx.GraphModule(owner, self._share), tuple(share_paths)),
+            Code(fx.GraphModule(owner, self._whole), tuple(paths)),
+            Code(fx.GraphModule(owner, self._share), tuple(paths)),
         )
 
     def _add(self, node: fx.Node) -> None:
