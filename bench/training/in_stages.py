@@ -68,6 +68,7 @@ def examine(model: UserModel, *, steps: int = 20, stages: Sequence[int] = (2, 4)
     first = {name: value.clone() for name, value in built.state_dict().items()}
     shares = ((0, SAMPLES),) if _has_batch_norm(built) else SHARES
     expected, last = _trained(model, lambda *batch: _serially(model, built, *batch), built, steps)
+    assert last is not None, "serial training can always be evaluated"
     weights = {name: value.clone() for name, value in built.state_dict().items()}
     for count in stages:
         built.load_state_dict(first)
