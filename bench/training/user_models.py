@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def catalog() -> list[UserModel]:
 
 def _transformers(listed: dict[str, Any]) -> Iterator[UserModel]:
     for name, task, options in listed["transformers"]:
-        yield UserModel(f"transformers {name}", lambda it=(name, options): _pretrained(*it), BATCHES[task])
+        yield UserModel(f"transformers {name}", partial(_pretrained, name, options), BATCHES[task])
     yield UserModel(
         "transformers WhisperEncoder, loss of a dict's entry",
         lambda: _pretrained("WhisperModel", listed["whisper"]).encoder,
@@ -84,7 +85,7 @@ def _torchvision(listed: dict[str, Any]) -> Iterator[UserModel]:
 
     for name, size, options in listed["torchvision"]:
         yield UserModel(
-            f"torchvision {name}", lambda it=(name, options): make(*it), _images(size), cross_entropy, _kinds
+            f"torchvision {name}", partial(make, name, options), _images(size), cross_entropy, _kinds
         )
 
     def both(output: dict[str, Tensor], target: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ def _timm(listed: dict[str, Any]) -> Iterator[UserModel]:
         return sum(cross_entropy(it, target) for it in (output if isinstance(output, tuple) else (output,)))
 
     for name, size, options in listed["timm"]:
-        yield UserModel(f"timm {name}", lambda it=(name, options): make(*it), _images(size), of_all, _kinds)
+        yield UserModel(f"timm {name}", partial(make, name, options), _images(size), of_all, _kinds)
 
 
 def _loads_without_operators(library: str) -> bool:
