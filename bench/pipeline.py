@@ -45,17 +45,11 @@ def curves(quick: bool) -> dict[str, Any]:
 
 def models(quick: bool) -> dict[str, Any]:
     """Models of libraries cut in two and in four."""
-    from arborcast.bench.training.in_stages import LIMIT, examine
-    from arborcast.bench.training.user_models import catalog
+    from arborcast.bench.training.in_stages import LIMIT, rows_of_all
 
-    listed = catalog()
     return document(
         "Which models train in stages as in one piece, unmodified?",
-        [
-            row
-            for model in (listed[:4] if quick else listed)
-            for row in examine(model, steps=3 if quick else 20)
-        ],
+        rows_of_all(most=4, steps=3) if quick else rows_of_all(),
         keys=("model", "stages"),
         measures={"loss_difference": Measure("less"), "weight_difference": Measure("less")},
         units={
