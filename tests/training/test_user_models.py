@@ -34,10 +34,9 @@ QUICK = (
     "U-Net with skips",
     "control flow on shapes",
     "dataclass out, optional input",
-    "several losses with weights of classes",
     "masked mean by hand",
+    "transformers GPT2LMHeadModel",
 )
-CHOSEN = ("transformers GPT2LMHeadModel",)
 REFUSED = {
     "mixture of experts, load-balancing loss": "is not linear in sums over samples",
     "control flow on values": "control flow depends on the values of a tensor",
@@ -204,7 +203,12 @@ def in_shares(traced: Traced, given: dict[str, Tensor], sizes: tuple[int, ...]) 
     return sum(last.loss(last(*part), share) for part, share in zip(parts, shares, strict=True))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+FEW = ("weights of classes", "normalised", "several", "picked", "written over")
+
+
+@pytest.mark.parametrize(
+    "name", [it if it in FEW else pytest.param(it, marks=pytest.mark.long) for it in LOSSES]
+)
 def test_losses_of_shares_add_up(name: str) -> None:
     """Values and gradients, for another number of samples than the trace had, and one sample in a share."""
     model = Model(LOSSES[name])
@@ -309,7 +313,7 @@ _SHARES = (slice(0, 1), slice(1, 5), slice(5, 7))
 
 
 def slow(name: str) -> Any:
-    return name if name in (*QUICK, *CHOSEN) else pytest.param(name, marks=pytest.mark.long)
+    return name if name in QUICK else pytest.param(name, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("name", [slow(name) for name in CATALOG])
@@ -353,7 +357,7 @@ def train(rank: int, size: int, accumulate: int) -> list[float]:
         return [*losses, trainer.evaluate(several_batch(0))]
 
 
-@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_models_own_loss_on_ranks(accumulate: int) -> None:
     """Weights of classes and a penalty, over unlike microbatches and replicas."""
     model = several_losses()
