@@ -61,7 +61,8 @@ HEADINGS = [
     "How long does planning a pipeline take?",
 ]
 PIPELINE = [
-    f"pipeline_{part}" for part in ("curves", "models", "prediction", "testbed", "plans", "divisible", "planner")
+    f"pipeline_{part}"
+    for part in ("curves", "models", "prediction", "testbed", "plans", "divisible", "planner")
 ]
 NAMED = (
     "testbed",
