@@ -153,7 +153,11 @@ def models_table(document: Document) -> Table:
                 home,
                 *(
                     cell(count, chosen["model"].nunique())
-                    for chosen in (alike[alike["result"] == it] for it in ("equal", "refused", "differs"))
+                    for chosen in (
+                        alike[alike["result"] == "equal"],
+                        alike[alike["result"] == "refused"],
+                        alike[~alike["result"].isin(("equal", "refused"))],
+                    )
                 ),
                 *(cell(tiny, alike[name].max()) for name in ("loss_difference", "weight_difference")),
                 cell(tiny, limit),

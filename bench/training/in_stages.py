@@ -34,6 +34,8 @@ COLUMNS = (
     "reason",
 )
 """Of a row."""
+LEARNING_RATE = 0.002
+"""With momentum 0.9. At five times that, some vision models multiply the last bits of float32 past the limit."""
 SHARES = ((0, 3), (3, 5))
 """Of the samples: two microbatches."""
 
@@ -80,11 +82,12 @@ def examine(model: UserModel, *, steps: int = 20, stages: Sequence[int] = (2, 4)
             "weight_difference": max(_difference(found[name], value) for name, value in weights.items()),
             "evaluation_difference": None if evaluated is None else _difference(evaluated, last),
         }
-        equal = all(value is not None and value <= LIMIT for value in differences.values())
+        within = all(value is None or value <= LIMIT for value in differences.values())
+        fault = "not evaluated" if within else "differs"
         yield {
             "model": model.name,
             "stages": count,
-            "result": "equal" if equal else "differs",
+            "result": "equal" if within and evaluated is not None else fault,
             **differences,
             "microbatches": len(shares),
             "returns_loss": bool(traced.losses),
@@ -106,7 +109,7 @@ def deterministic(model: nn.Module) -> nn.Module:
 
 def _trained(model: UserModel, run: Any, module: nn.Module, steps: int) -> tuple[list[Tensor], Tensor | None]:
     """Losses of all steps, and of the first batch in evaluation afterwards; None where that is refused."""
-    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9), []
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9), []
     for step in range(steps):
         optimizer.zero_grad()
         losses.append(run(*_batch(model, step)))

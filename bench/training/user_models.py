@@ -159,6 +159,7 @@ BATCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "spans": lambda: _without("labels") | {"start_positions": _kinds(), "end_positions": 2 + _kinds()},
     "choices": lambda: {"input_ids": torch.randint(3, WORDS, (SAMPLES, 2, TOKENS)), "labels": _kinds() % 2},
     "images": lambda: {"pixel_values": torch.randn(SAMPLES, 3, 16, 16), "labels": _kinds()},
+    "larger images": lambda: {"pixel_values": torch.randn(SAMPLES, 3, 32, 32), "labels": _kinds()},
     "films": lambda: {"pixel_values": torch.randn(SAMPLES, 4, 3, 16, 16), "labels": _kinds()},
     "pairs": lambda: (
         _without("labels") | {"pixel_values": torch.randn(SAMPLES, 3, 16, 16), "return_loss": True}
