@@ -35,8 +35,8 @@ COLUMNS = (
 )
 """Of a row."""
 LEARNING_RATE = 0.002
-"""With momentum 0.9. At five times that, some vision models multiply the last bits of float32 past the limit;
-the loss of others then falls to nothing."""
+"""With momentum 0.9. At five times that, some vision models multiply the last bits of float32 past
+the limit."""
 SHARES = ((0, 3), (3, 5))
 """Of the samples: two microbatches."""
 
