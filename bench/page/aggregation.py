@@ -53,7 +53,7 @@ def summary(document: Document) -> Table:
         shares = alike.pivot_table(index="method", columns="bytes", values="share_of_nominal")
         shares = shares.reindex(index=methods, columns=SHOWN_AT)
         told = (
-            Cell(" / ".join(map(percent, shares.loc[method])), shares.at[method, SHOWN_AT[-1]])
+            Cell(" / ".join(map(percent, shares.loc[method])), float(shares.loc[method].iloc[-1]))
             for method in methods
         )
         rows.append((name, *told))
