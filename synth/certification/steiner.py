@@ -177,7 +177,7 @@ class Steiner:
         if math.prod((size + 1) * (size + 2) // 2 for size in sizes.tolist()) > MOST_PARTS:
             raise InputError(
                 f"dual for {self.collective.kind}: with relays or able switches at most {MOST_APART} ranks "
-                f"may be apart, or more that are alike, got {count} of {len(sizes)} kinds"
+                f"may be apart, or more that are alike, got {count}"
             )
         first = np.unique(alike, return_index=True)[1]
         kept = np.array([*first.tolist(), *range(count, len(self.points))])

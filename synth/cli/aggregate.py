@@ -31,7 +31,7 @@ def aggregate(
     jobs: Annotated[int, number("--jobs", "process groups that it serves at a time")] = 64,
     as_json: AsJson = False,
 ) -> None:
-    """Be a switch that adds and multicasts, for process groups that run such schedules.
+    """Be a switch that adds and multicasts for process groups.
 
     It prints where it listens, and the token that groups need: that of ARBORCAST_AGGREGATOR_TOKEN, else a new
     one. Groups find it by ARBORCAST_AGGREGATORS=HOST:PORT,..., one for each able switch of their fabric.

@@ -265,7 +265,7 @@ def test_a_box_with_one_rank_besides_is_no_part():
     ends = [*((rank, 18) for rank in range(17)), (0, 17)]
     fabric = of_cables("box and one", 18, ends, [Switch("box", **LOOPS)])
     found = bound(fabric, Collective.on(fabric, "allreduce"))
-    assert (found.rate, found.scope) == (1, Scope.EVERY_SCHEDULE)
+    assert (found.rate, found.scope) == (Fraction(17, 18), Scope.TREES)
 
 
 def test_lengths_within_one_box_are_certified_at_any_size():
@@ -281,7 +281,7 @@ def test_lengths_within_one_box_are_certified_at_any_size():
     # Up to the switch and down with all 8, once more for the root, and one cable to the others; twice.
     assert dual.distance == 2 * (8 + 1 + 3)
     everywhere = tuple(Fraction(1) for _ in fabric.links)
-    with pytest.raises(InputError, match="ranks may be apart, or more that are alike, got 320 of 40 kinds"):
+    with pytest.raises(InputError, match="ranks may be apart, or more that are alike, got 320$"):
         dual_of(fabric, collective, everywhere)
 
 

@@ -164,7 +164,7 @@ def test_lengths_add_up_below_what_stands_for_no_way():
 def test_many_ranks_beside_relays_are_refused(monkeypatch):
     ring = Topology.build("ring", 18, [Link(a, (a + 1) % 18, Fraction(1)) for a in range(18)])
     with pytest.raises(
-        InputError, match=r"broadcast: .* at most 16 ranks .*, or more that are alike, got 17 of 17 kinds"
+        InputError, match=r"broadcast: .* at most 16 ranks .*, or more that are alike, got 17$"
     ):
         dual_of(ring, Collective.on(ring, "broadcast", ranks=range(17)), (Fraction(1),) * 18)
     assert dual_of(ring, Collective.on(ring, "broadcast"), (Fraction(1),) * 18).distance == 17
@@ -172,7 +172,7 @@ def test_many_ranks_beside_relays_are_refused(monkeypatch):
     assert dual_of(ring, Collective.on(ring, "broadcast", ranks=range(4)), (Fraction(1),) * 18).distance == 3
     monkeypatch.setattr("arborcast.synth.certification.steiner.MOST_PARTS", 3**3)
     assert dual_of(ring, Collective.on(ring, "broadcast", ranks=range(3)), (Fraction(1),) * 18).distance == 2
-    with pytest.raises(InputError, match="got 4 of 4 kinds"):
+    with pytest.raises(InputError, match="alike, got 4$"):
         dual_of(ring, Collective.on(ring, "broadcast", ranks=range(4)), (Fraction(1),) * 18)
 
 
