@@ -281,7 +281,7 @@ def test_lengths_within_one_box_are_certified_at_any_size():
     # Up to the switch and down with all 8, once more for the root, and one cable to the others; twice.
     assert dual.distance == 2 * (8 + 1 + 3)
     everywhere = tuple(Fraction(1) for _ in fabric.links)
-    with pytest.raises(InputError, match="ranks may be apart, or more that are alike, got 320$"):
+    with pytest.raises(InputError, match=r"ranks may be apart, or more that are alike, got 320$"):
         dual_of(fabric, collective, everywhere)
 
 

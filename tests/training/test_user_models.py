@@ -360,7 +360,8 @@ def train(rank: int, size: int, accumulate: int) -> list[float]:
         return [*losses, trainer.evaluate(several_batch(0))]
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_models_own_loss_on_ranks(accumulate: int) -> None:
     """Weights of classes and a penalty, over unlike microbatches and replicas."""
     model = several_losses()
@@ -481,6 +482,7 @@ def test_a_loss_of_outputs_and_the_batch() -> None:
         ]
 
 
+@pytest.mark.long
 def test_profiles_of_dicts_and_own_losses() -> None:
     """The loss is a part of the last layer's time."""
     model, given = Model(LOSSES["token mean"]), batch()

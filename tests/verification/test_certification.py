@@ -172,7 +172,7 @@ def test_many_ranks_beside_relays_are_refused(monkeypatch):
     assert dual_of(ring, Collective.on(ring, "broadcast", ranks=range(4)), (Fraction(1),) * 18).distance == 3
     monkeypatch.setattr("arborcast.synth.certification.steiner.MOST_PARTS", 3**3)
     assert dual_of(ring, Collective.on(ring, "broadcast", ranks=range(3)), (Fraction(1),) * 18).distance == 2
-    with pytest.raises(InputError, match="alike, got 4$"):
+    with pytest.raises(InputError, match=r"alike, got 4$"):
         dual_of(ring, Collective.on(ring, "broadcast", ranks=range(4)), (Fraction(1),) * 18)
 
 
