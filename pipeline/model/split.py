@@ -9,9 +9,14 @@ The graph of a forward pass is left where a parameter comes in:
               weight               weight
 
 Nodes on the way from a joint down to a parameter belong to nothing else, so that together both halves do what
-one pass does, each node once. Only torch's public graph is used (`next_functions`, `GradientEdge`). Where
+one pass does, each node once. Torch's public graph is used for it (`next_functions`, `GradientEdge`). Where
 there is no such joint, as of a parameter that two operators use or one that a Python function differentiates
 together with its input, its gradient belongs to the first half.
+
+Hooks of tensors change a gradient once. The engine gives what comes to a node from before its hooks if the
+node runs, from behind them if not; and what begins at a node runs its hooks. So each joint has to run in the
+first half: one below which there are only parameters for its smallest one, which is cheap, or for its only
+one, which then belongs to the first half.
 """
 
 from __future__ import annotations
@@ -61,14 +66,16 @@ class SplitBackward:
         wanted = [it for it in inputs if it.requires_grad]
         by: list[GradientEdge] = [get_gradient_edge(it) for it in (*wanted, *direct)]
         by[len(wanted) : len(wanted)] = edges
+        by += [get_gradient_edge(min(it, key=Tensor.numel)) for joint, it in joints if _is_last(joint, it)]
         found: list[Tensor | None] = []
         if by:
             found += torch.autograd.grad(ends, by, gradients, retain_graph=True, allow_unused=True)
         by_input = iter(found[: len(wanted)])
         came = iter(found[len(wanted) : len(wanted) + len(edges)])
-        for parameter, gradient in zip(direct, found[len(wanted) + len(edges) :], strict=True):
+        of_direct = found[len(wanted) + len(edges) :]
+        for parameter, gradient in zip(direct, of_direct[: len(direct)], strict=True):
             if gradient is not None:
-                torch.autograd.backward(parameter, gradient)  # adds it up, with the hooks of the parameter
+                _add_up(parameter, gradient)
         later: Second = []
         for own, below in joints:
             used = [(edge, it) for edge, it in zip(own, came, strict=False) if it is not None]
@@ -95,7 +102,7 @@ class SplitBackward:
             if leaf not in above:
                 continue
             joint = _joint(leaf, above)
-            if joint is None:
+            if joint is None or _is_last([GradientEdge(joint, 0)], [parameter]):
                 direct.append(parameter)
             else:
                 below.setdefault(joint, []).append(parameter)
@@ -104,6 +111,22 @@ class SplitBackward:
             for joint, parameters in below.items()
         ]
         return joints, direct
+
+
+def _is_last(joint: Sequence[GradientEdge], below: Sequence[nn.Parameter]) -> bool:
+    """Whether a joint has nothing to differentiate by but the parameters below, to each of which a way goes."""
+    return sum(one is not None for one, _ in joint[0].node.next_functions) == len(below)
+
+
+def _add_up(parameter: nn.Parameter, gradient: Tensor) -> None:
+    """Add a gradient that the parameter's hooks have seen, and call those that follow its addition."""
+    hooks = parameter._backward_hooks or {}
+    seen = dict(hooks)
+    hooks.clear()
+    try:
+        torch.autograd.backward(parameter, gradient)
+    finally:
+        hooks.update(seen)
 
 
 def _users(

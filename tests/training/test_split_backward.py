@@ -180,3 +180,36 @@ def test_what_no_gradient_reaches_has_none() -> None:
     (of_input,), later = split.first(outputs[:1], [torch.ones(2, 3)], [x])
     SplitBackward.second(later)
     assert of_input is not None and model.one.weight.grad is not None and model.other.weight.grad is None
+
+
+class Hooked(nn.Module):
+    """Hooks that halve gradients: of outputs with and without a bias, of weights that one or two use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.once, self.twice = nn.Linear(6, 6), nn.Linear(6, 6)
+        for layer in (self.first, self.once, self.twice):
+            layer.weight.register_hook(lambda gradient: gradient / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = [layer(x) for layer in (self.first, self.other)]
+        hidden.append(self.once(torch.relu(hidden[0] + hidden[1])))
+        for it in hidden:
+            it.register_hook(lambda gradient: gradient / 2)
+        result: Tensor = self.twice(torch.relu(self.twice(hidden[2])))
+        return result
+
+
+@pytest.mark.parametrize("takes_gradient", [True, False])
+def test_hooks_change_gradients_once(takes_gradient: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Hooked(), torch.randn(5, 6, requires_grad=takes_gradient)
+    model(x).sum().backward()
+    whole = {name: it.grad for name, it in model.named_parameters()}
+    model.zero_grad()
+    for _ in range(2):  # hooks stay
+        _, later = SplitBackward(model.parameters()).first([model(x).sum()], [None], [x])
+        SplitBackward.second(later)
+    for name, it in model.named_parameters():
+        torch.testing.assert_close(it.grad, 2 * whole[name], msg=name)
