@@ -284,7 +284,11 @@ def _aggregators_rule(aggregators: Sequence[tuple[str | None, Address]]) -> str 
     if None not in names and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         return f"must name each switch once, names {twice} twice"
-    return None if all(0 < port < 1 << 16 for _, (_, port) in aggregators) else "ports must be in 1..65535"
+    addresses = [where for _, where in aggregators]
+    if len(set(addresses)) < len(addresses):
+        host, port = next(where for where in addresses if addresses.count(where) > 1)
+        return f"must name a process of its own for each switch, names {host}:{port} twice"
+    return None if all(0 < port < 1 << 16 for _, port in addresses) else "ports must be in 1..65535"
 
 
 def _token_rule(token: str | None) -> str | None:

@@ -98,6 +98,7 @@ def test_addresses_go_to_the_switches_of_the_fragment() -> None:
         ("::1:7000", star(2), "must be HOST:PORT"),
         ("10.0.0.1:0", star(2), "ports must be in 1..65535"),
         ("a=h:1,a=h:2", star(2), "must name each switch once, names a twice"),
+        ("a=h:1,b=h:1", star(2), "must name a process of its own for each switch, names h:1 twice"),
         ("a=h:1,h:2", star(2), "must name the switch of each process, or of none"),
         ("t=h:1", star(2), r"each switch of star-2 that reduces or multicasts \(s\), got t$"),
         ("h:1,h:2", star(2), r"\(s\), got 2 without names$"),
