@@ -214,11 +214,12 @@ class Job:
                 begun = self._look()
             if begun is not None and not self._missing(begun[1]):
                 return begun
-            here = {peer for peer in self._channels.open if peer < self._channels.size}
-            if begun is None and here and here <= self._left:
+            ranks = set(range(self._channels.size))
+            if begun is None and ranks <= self._left:
                 return None
-            # Between calls a group may pause for as long as it likes.
-            awaits = begun is not None or not here
+            # Between calls a group may pause for as long as it likes. Where all who came have left, others may
+            # still be on their way.
+            awaits = begun is not None or ranks & self._channels.open.keys() <= self._left
             left = since + self._timeout_s - time.monotonic() if awaits else self._timeout_s
             if awaits and left <= 0:
                 raise self._late(begun)
@@ -265,7 +266,8 @@ class Job:
         return ExecutionError(error.reason.removeprefix("gave up: "))
 
     def _late(self, begun: tuple[int, CollectiveFingerprint] | None) -> ExecutionError:
-        missing = sorted(self._missing(begun[1])) if begun is not None else "all ranks"
+        absent = set(range(self._channels.size)) - self._channels.open.keys()
+        missing = sorted(self._missing(begun[1]) if begun is not None else absent)
         return ExecutionError(
             f"rank {self._vertex} waited {self._timeout_s:g} s for {missing} to connect, in vain"
         )
@@ -282,8 +284,9 @@ class Job:
         with self._lock:
             if self._is_over:
                 raise ExecutionError(f"rank {self._vertex}: {_TOLD_TO_END}")
-            enlistments, self._enlistments = self._enlistments[:], []
-            arrivals, self._arrivals = self._arrivals[:], []
+            enlistments, arrivals = self._enlistments[:], self._arrivals[:]
+            self._enlistments.clear()  # the same lists: who waits for the lock holds one of them
+            self._arrivals.clear()
         for enlistment in enlistments:
             for digest, entry in zip(enlistment.digests, enlistment.table.entries, strict=True):
                 self._plans[digest] = entry.schedule, enlistment.cut

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,11 +22,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+
+from arborcast.backends.aggregation.aggregator import Aggregator  # noqa: E402
 from arborcast.backends.aggregation.job import Abilities  # noqa: E402
 from arborcast.backends.options import Options  # noqa: E402
+from arborcast.backends.schedules.enlistment import Switches  # noqa: E402
+from arborcast.backends.schedules.fabric import addresses_of  # noqa: E402
+from arborcast.backends.schedules.pieces import ONE_HOST  # noqa: E402
+from arborcast.backends.schedules.table import Table  # noqa: E402
 from arborcast.backends.transport import listener  # noqa: E402
 from arborcast.backends.transport.handshake import Handshake  # noqa: E402
+from arborcast.backends.transport.network import Network  # noqa: E402
 from arborcast.synth.schedule import Schedule  # noqa: E402
+from arborcast.synth.selection import Choice  # noqa: E402
 from tests.aggregation.test_aggregation import runner  # noqa: E402
 from tests.support.in_network import aggregators, star, turning, two_levels  # noqa: E402
 from tests.support.ranks import run_ranks, store_path  # noqa: E402
@@ -112,6 +123,65 @@ def test_strangers_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
             sock.close()
         nonsense.close()
         assert made[0].served == 1
+
+
+def enlisted(options: Options) -> list[Network]:
+    """Two ranks that have not connected with the switch, which knows their schedule."""
+    schedule, store = turning(star(2)), dist.HashStore()
+    switches = Switches(schedule.topology, addresses_of(options, schedule.topology), options)
+    ranks = [Network(store, rank, 2, timeout_s=10, transport="sockets") for rank in range(2)]
+    switches.enlist(ranks[0], Table.of([Choice(0, schedule)]), [bytes(8)], ONE_HOST, 10)
+    return ranks
+
+
+def job_of(switch: Aggregator) -> Any:
+    return next(iter(switch._jobs.values()))
+
+
+def test_a_rank_that_leaves_early_ends_nothing_for_those_still_to_come() -> None:
+    with aggregators(1) as (made, options):
+        early, late = enlisted(options)
+        job = job_of(made[0])
+        early.connect([2])
+        early.close()
+        while not job._left and not made[0].served:
+            time.sleep(0.01)
+        late.connect([2])
+        late.close()
+        while not made[0].served:
+            time.sleep(0.01)
+        assert job.failure is None
+
+
+class Late:
+    """A lock that others than the job get only when the job has once more looked what is there."""
+
+    def __init__(self, job: Any) -> None:
+        self.job, self.lock, self.looked = job, job._lock, threading.Semaphore(0)
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not self.job._thread:
+            os.eventfd_write(self.job._wakeup, 1)
+            assert self.looked.acquire(timeout=10)
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+        self.looked.release()
+
+
+def test_who_comes_while_the_job_takes_in_others_is_answered() -> None:
+    with aggregators(1) as (made, options):
+        ranks = enlisted(options)
+        job = job_of(made[0])
+        job._lock = Late(job)
+        for rank in ranks:
+            rank.connect([2])
+        for rank in ranks:
+            rank.close()
+        while not made[0].served:
+            time.sleep(0.01)
+        assert job.failure is None
 
 
 @contextmanager
