@@ -217,8 +217,8 @@ class Job:
             ranks = set(range(self._channels.size))
             if begun is None and ranks <= self._left:
                 return None
-            # Between calls a group may pause for as long as it likes. Where all who came have left, others may
-            # still be on their way.
+            # Between calls a group may pause for as long as it likes. Where all who came have left, others
+            # may still be on their way.
             awaits = begun is not None or ranks & self._channels.open.keys() <= self._left
             left = since + self._timeout_s - time.monotonic() if awaits else self._timeout_s
             if awaits and left <= 0:

@@ -114,7 +114,7 @@ class SplitBackward:
 
 
 def _is_last(joint: Sequence[GradientEdge], below: Sequence[nn.Parameter]) -> bool:
-    """Whether a joint has nothing to differentiate by but the parameters below, to each of which a way goes."""
+    """Whether a joint has nothing to differentiate by but the parameters below."""
     return sum(one is not None for one, _ in joint[0].node.next_functions) == len(below)
 
 
