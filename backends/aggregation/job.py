@@ -320,7 +320,13 @@ class Job:
         if not expected or peer in self._channels.open or handshake.to != self._vertex:
             connection.close()
             return
-        connection.sock.sendall(answer())  # some bytes, which a new connection has room for
+        try:
+            connection.sock.sendall(answer())  # some bytes, which a new connection has room for
+        except OSError as error:
+            connection.close()
+            raise ExecutionError(
+                f"rank {peer} ended while rank {self._vertex} was connecting with it"
+            ) from error
         self._adopt(peer, connection.sock)
 
     def _adopt(self, peer: int, sock: socket.socket) -> None:

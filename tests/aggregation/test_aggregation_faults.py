@@ -153,6 +153,22 @@ def test_a_rank_that_leaves_early_ends_nothing_for_those_still_to_come() -> None
         assert job.failure is None
 
 
+def test_a_rank_that_dies_before_its_answer_is_named() -> None:
+    with aggregators(1) as (made, options):
+        ranks = enlisted(options)
+        job = job_of(made[0])
+        here, there = socket.socketpair()
+        there.close()
+        dying = listener.PendingConnection(here)
+        dying.handshake = Handshake(job.token, 1, 2, 0, 0, wants_memory=False)
+        job.admit(dying)
+        while not made[0].served:
+            time.sleep(0.01)
+        for rank in ranks:
+            rank.close()
+    assert job.failure == "rank 1 ended while switch s was connecting with it"
+
+
 class Late:
     """A lock that others than the job get only when the job has once more looked what is there."""
 
