@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count, pairwise, takewhile
 
 from arborcast.synth.collective import Collective, Kind
@@ -156,7 +155,11 @@ def candidates(
         counts = [few for few in FEW_TREES if request.max_trees is None or few < request.max_trees]
         wanted += [("trees", replace(request, max_trees=few)) for few in counts]
     if topology.forwarding is not topology and first == "trees":
-        yield _on(topology, method_for(first, collective)(topology.forwarding, collective, request))
+        from arborcast.synth.packing.in_network import forwarding_answer
+
+        deadline.check("the comparison of methods")
+        left = replace(request, deadline_s=deadline.left_s)
+        yield forwarding_answer(method_for(first, collective), topology, collective, left)
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
@@ -164,18 +167,23 @@ def candidates(
             yield method_for(name, collective)(topology, collective, left)
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
-    yield from map(
-        partial(_on, topology), _more_candidates(topology.forwarding, collective, request, deadline, height)
-    )
+    more = _more_candidates(topology.forwarding, collective, request, deadline, height)
+    yield from more if topology.forwarding is topology else _on(topology, collective, more)
 
 
-def _on(topology: Topology, schedule: Schedule) -> Schedule:
-    """The same, where switches may do more than it asks of them."""
-    if schedule.topology is topology:
-        return schedule
+def _on(topology: Topology, collective: Collective, found: Iterator[Schedule]) -> Iterator[Schedule]:
+    """The same schedules, also the one of an error, where switches may do more than they ask of them."""
     from arborcast.synth.bounds import bound
 
-    return replace(schedule, topology=topology, bound=bound(topology, schedule.collective))
+    limit = bound(topology, collective)
+    try:
+        for schedule in found:
+            yield replace(schedule, topology=topology, bound=limit)
+    except TimedOutError as error:
+        if isinstance(error.best, Schedule):
+            best = replace(error.best, topology=topology, bound=limit)
+            raise TimedOutError(str(error), best) from error
+        raise
 
 
 def _more_candidates(

@@ -175,6 +175,12 @@ def model_of(topology: Topology) -> str | None:
     return "switches only forward" if topology.switches else None
 
 
+def describe_forwarding(topology: Topology) -> list[str]:
+    """What an answer that asks switches only to forward leaves out; nothing where they can do no more."""
+    is_able = topology.holders > topology.ranks
+    return [f"  model    {model_of(topology.forwarding)} here, whatever else they can do"] if is_able else []
+
+
 def _scope(found: Bound, topology: Topology) -> str:
     """Over which schedules a bound holds."""
     model = model_of(topology)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from arborcast.synth.cli.console import Stopwatch, gigabytes, print_json, print_lines, progress, share, table
+from arborcast.synth.cli.description import describe_forwarding, model_of
 from arborcast.synth.cli.inputs import failing_as_json, load_fabric
 from arborcast.synth.cli.options import (
     AsJson,
@@ -200,6 +201,7 @@ def groups_document(
         "worst": str(found.worst),
         "bound": str(found.certificate.worst),
         "optimal": found.certificate.is_exact,
+        "model": model_of(found.topology.forwarding),
         "groups": [
             {
                 "kind": group.collective.kind.value,
@@ -257,6 +259,7 @@ def describe_groups(found: GroupSchedules, document: dict[str, Any]) -> list[str
             if document["optimal"]
             else f"at most {document['bound']} GB/s is possible"
         ),
+        *describe_forwarding(found.topology),
         f"  levels   {len(found.certificate.levels)}",
         f"  time     {document['seconds']} s, verified",
         *written,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from arborcast.synth.cli.console import print_json, print_lines, progress
-from arborcast.synth.cli.description import describe_frontier
+from arborcast.synth.cli.description import describe_forwarding, describe_frontier, model_of
 from arborcast.synth.cli.inputs import check_found, collective_on, failing_as_json, load_fabric, text_of
 from arborcast.synth.cli.options import (
     AsJson,
@@ -82,8 +82,8 @@ def pareto(
         check_found(point.schedule)
     document = frontier_to_document(found) if output is None else write_frontier(found, output)
     if as_json:
-        print_json({**document, "folder": text_of(output)})
+        print_json({**document, "folder": text_of(output), "model": model_of(topology.forwarding)})
     else:
-        print_lines(describe_frontier(found, output))
+        print_lines([*describe_frontier(found, output), *describe_forwarding(topology)])
     if found.timed_out:
         raise TimedOutError(f"{collective}: {found.why_stopped}")

@@ -43,6 +43,14 @@ def test_pareto_of_an_allreduce_says_over_which_schedules(command: Command) -> N
     assert refused_steps.status == 1 and "needs at least 2 steps" in refused_steps.err
 
 
+def test_pareto_says_that_able_switches_only_forward_in_it(command: Command) -> None:
+    fabric = "star:3,in-network=turn"
+    said = "model    switches only forward here, whatever else they can do"
+    assert said in command("pareto", fabric, "allreduce").out
+    assert command("pareto", fabric, "allreduce", "--json").document["model"] == "switches only forward"
+    assert said not in command("pareto", "star:3", "allreduce").out
+
+
 def test_pareto_writes_a_folder_whose_schedules_verify_and_simulate(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "frontier"
     document = command("pareto", "dgx1", "allgather", "--json", "-o", str(folder)).document

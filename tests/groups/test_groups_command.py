@@ -84,3 +84,12 @@ def test_what_cannot_be_done_is_the_answer(synth_groups):
     assert code == 1
     assert json.loads(out)["infeasible"]
     assert "group 0: allreduce: rank 2 cut off" in err
+
+
+def test_able_switches_only_forward_for_groups_and_that_is_said(synth_groups):
+    asked = ("star:4,in-network=turn", "--group", "allreduce:0-3")
+    _, out, _ = synth_groups(*asked)
+    assert "model    switches only forward here, whatever else they can do" in out
+    _, out, _ = synth_groups(*asked, "--json")
+    document = json.loads(out)
+    assert document["worst"] == document["bound"] == "2/3" and document["model"] == "switches only forward"

@@ -14,6 +14,8 @@ from arborcast.synth.certification import certified_scope, dual_of
 from arborcast.synth.collective import TREE_KINDS, Collective
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.in_network.program import steiner_program
+from arborcast.synth.request import Request
+from arborcast.synth.selection import candidates, compared
 from arborcast.synth.topology import Switch
 from tests.support.able_fabrics import ABLE, drawn, of_cables, star
 
@@ -192,3 +194,15 @@ def test_the_frontier_asks_switches_only_to_forward():
     points = synth.pareto(fabric, "allgather").points
     alike = synth.pareto(star(3), "allgather").points
     assert [point.schedule.transfers for point in points] == [point.schedule.transfers for point in alike]
+
+
+def test_what_is_compared_in_time_is_on_the_fabric_that_was_asked_for():
+    fabric = star(4, **TURNS)
+    collective = Collective.on(fabric, "allreduce")
+    best = synth.solve(fabric, "allreduce")
+    for late in (1e-9, None):
+        request = Request(max_trees=2, cache=False, deadline_s=late)
+        found = compared(candidates(fabric, collective, request, lambda: best), collective.kind)
+        assert (found.out_of_time is None) == (late is None)
+        assert {schedule.topology for schedule in found.schedules} == {fabric}
+        assert {schedule.bound for schedule in found.schedules} == {best.bound}
