@@ -33,6 +33,9 @@ SEARCHED_UP_TO = 200
 BALANCED_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER)
 """Kinds whose trees are packed through switches only where the others miss the bound."""
 
+CLAIMS = ("within_height", "proved")
+"""Settings in which a method says how its trees compare with others of the fabric that it was given."""
+
 
 def forwarding_answer(
     solve: Callable[[Topology, Collective, Request], Schedule],
@@ -49,7 +52,8 @@ def forwarding_answer(
 
     def carried(found: Schedule) -> Schedule:
         limit = bound(topology, collective, Deadline.after(request.deadline_s))
-        return replace(found, topology=topology, bound=limit)
+        method = found.method if found.rate == limit.rate else _among_forwarding(found.method)
+        return replace(found, topology=topology, bound=limit, method=method)
 
     try:
         return carried(solve(topology.forwarding, collective, request))
@@ -57,6 +61,15 @@ def forwarding_answer(
         if isinstance(error.best, Schedule):
             raise TimedOutError(str(error), carried(error.best)) from error
         raise
+
+
+def _among_forwarding(method: Method) -> Method:
+    """What is said of all trees holds of those that only pass switches; others may be better."""
+    settings = (
+        (name, f"{value} where switches only forward" if name in CLAIMS else value)
+        for name, value in method.settings
+    )
+    return replace(method, settings=tuple(settings))
 
 
 def solve_in_network(

@@ -206,3 +206,10 @@ def test_what_is_compared_in_time_is_on_the_fabric_that_was_asked_for():
         assert (found.out_of_time is None) == (late is None)
         assert {schedule.topology for schedule in found.schedules} == {fabric}
         assert {schedule.bound for schedule in found.schedules} == {best.bound}
+
+
+def test_what_is_proved_of_trees_that_only_pass_switches_is_said_of_those_alone():
+    schedule = synth.solve(star(4, **LOOPS), "allreduce", max_height=1)
+    assert schedule.rate == Fraction(2, 3) < schedule.bound.rate == Fraction(4, 5)
+    within = dict(schedule.method.settings)["within_height"]
+    assert within == "the limit of any height where switches only forward"
