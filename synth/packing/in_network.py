@@ -121,7 +121,8 @@ def _through_switches(
     columns = _allowed(topology, collective, program, request, deadline)
     schedules = []
     for some in _low_first(topology, program, columns):
-        chosen, settings = _few(topology, program, some, request, deadline)
+        held = _held(topology, program, some)
+        chosen, settings = _few(topology, program, held, request, deadline)
         if chosen:
             method = Method("trees", request.seed, (("through", "able switches"), *settings))
             schedules.append(lift_columns(topology, collective, method, limit, chosen))
@@ -146,17 +147,21 @@ def _low_first(
 def _allowed(
     topology: Topology, collective: Collective, program: SteinerProgram, request: Request, deadline: Deadline
 ) -> list[Column]:
-    """The trees to choose from: low enough, and at no switch more than it holds."""
-    columns = [
+    """The trees to choose from: low enough; those that need no switch, too, where switches hold few."""
+    columns = program.candidates
+    if any(switch.trees is not None for switch in topology.switches):
+        columns += steiner_program(topology.forwarding, collective, deadline).candidates
+    return [
         column
-        for column in program.candidates
+        for column in columns
         if request.max_height is None or all(tree.height <= request.max_height for tree in column.trees)
     ]
+
+
+def _held(topology: Topology, program: SteinerProgram, columns: Sequence[Column]) -> Sequence[Column]:
+    """Those of the trees that carry most, at no switch more than it holds."""
     limits = {v: s.trees for v, s in enumerate(topology.switches, topology.ranks) if s.trees is not None}
-    if not limits:
-        return columns
-    columns += steiner_program(topology.forwarding, collective, deadline).candidates
-    while columns:
+    while columns and limits:
         weights = _choice(topology, program, columns).best.weights.round(9).tolist()
         used: dict[Vertex, list[int]] = defaultdict(list)
         for place, weight in enumerate(weights):

@@ -213,3 +213,19 @@ def test_what_is_proved_of_trees_that_only_pass_switches_is_said_of_those_alone(
     assert schedule.rate == Fraction(2, 3) < schedule.bound.rate == Fraction(4, 5)
     within = dict(schedule.method.settings)["within_height"]
     assert within == "the limit of any height where switches only forward"
+
+
+def test_switches_that_hold_few_trees_have_the_lowest_of_them():
+    schedule = synth.solve(star(3, trees=1, **TURNS), "allreduce")
+    assert (schedule.rate, schedule.chunk_count, schedule.steps) == (1, 1, 2)
+    assert synth.verify(schedule).errors == ()
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_a_height_holds_where_switches_hold_few_trees(kind):
+    """Cables from rank to rank, beside the switch, invite longer chains than were asked for."""
+    cables = [(rank, 5) for rank in range(5)] + [(rank, rank + 1) for rank in range(4)]
+    fabric = of_cables("row", 5, cables, [Switch("s", trees=1, **LOOPS)])
+    for height in (1, 2):
+        schedule = synth.solve(fabric, kind, max_height=height)
+        assert schedule.height <= height and synth.verify(schedule).errors == ()
