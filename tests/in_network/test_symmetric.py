@@ -8,7 +8,10 @@ import pytest
 
 from arborcast.synth import solve, verify
 from arborcast.synth.collective import Collective
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.in_network.program import steiner_program
+from arborcast.synth.packing.symmetric.in_network import solve_symmetric_in_network
 from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.able_fabrics import ABLE
 
@@ -115,3 +118,18 @@ def test_wishes_for_trees_are_kept():
     assert solve(fabric, "allreduce", max_trees=1).rate < free.rate
     within = solve(fabric, "allreduce", tolerance=Fraction(1, 10))
     assert within.rate >= free.rate * Fraction(9, 10)
+
+
+def test_what_is_found_in_time_is_on_the_fabric_that_was_asked_for():
+    fabric = star(4, **TURNS)
+    plain = solve(fabric.forwarding, "allreduce", form="implicit")
+
+    def late(*_: object, **__: object) -> ImplicitSchedule:
+        raise TimedOutError("late", plain)
+
+    with pytest.raises(TimedOutError, match="late") as caught:
+        solve_symmetric_in_network(fabric, plain.collective, forwarding=late, translations=plain.translations)
+    best = caught.value.best
+    assert best is not None and best.topology == fabric
+    assert best.bound.rate == 1 > best.rate == plain.rate
+    assert verify(best).correct

@@ -76,7 +76,13 @@ def solve_symmetric_in_network(
     limit = bound(topology, collective)
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
-    plain = forwarding(topology.forwarding, collective, request, translations=translations)
+    try:
+        plain = forwarding(topology.forwarding, collective, request, translations=translations)
+    except TimedOutError as error:
+        if isinstance(error.best, ImplicitSchedule):
+            best = replace(error.best, topology=topology, bound=limit)
+            raise TimedOutError(str(error), best) from error
+        raise
     first = replace(plain, topology=topology, bound=limit)
     able = [
         v
