@@ -40,13 +40,14 @@ class Link:
         """See that numbers are exact: all that follows takes their numerators."""
         for name in ("bandwidth", "latency_us"):
             value: object = getattr(self, name)
-            if isinstance(value, Fraction):
-                continue
-            if not isinstance(value, Rational):
-                raise TopologyError(
-                    f"link {self.src}->{self.dst}: {name} must be a whole number or a Fraction, got {value!r}"
-                )
-            object.__setattr__(self, name, Fraction(int(value.numerator), int(value.denominator)))
+            if not isinstance(value, Fraction):
+                object.__setattr__(self, name, _exact(f"link {self.src}->{self.dst}: {name}", value))
+
+
+def _exact(what: str, value: object) -> Fraction:
+    if not isinstance(value, Rational):
+        raise TopologyError(f"{what} must be a whole number or a Fraction, got {value!r}")
+    return Fraction(int(value.numerator), int(value.denominator))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Switch:
         stores: it adds or copies a message once it has all of it, not as it passes (cut-through).
 
     Raises:
-        TopologyError: abilities that contradict each other, or a number out of its range.
+        TopologyError: abilities that contradict each other, or a number out of its range or not exact.
     """
 
     name: str
@@ -81,7 +82,10 @@ class Switch:
     stores: bool = False
 
     def __post_init__(self) -> None:
-        """See that the abilities go together."""
+        """See that numbers are exact and abilities go together."""
+        object.__setattr__(self, "latency_us", _exact(f"switch {self.name}: latency_us", self.latency_us))
+        if self.adder is not None:
+            object.__setattr__(self, "adder", _exact(f"switch {self.name}: adder", self.adder))
         if self.turns and not (self.reduces and self.multicasts):
             raise TopologyError(f"switch {self.name}: one that turns must reduce and multicast")
         if self.turns and self.loopback:

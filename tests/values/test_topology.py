@@ -94,6 +94,8 @@ def test_symmetries_respect_kinds_of_vertices_and_latency() -> None:
         ({"reduces": True, "trees": 0}, "switch s: trees must be at least 1, got 0"),
         ({"reduces": True, "latency_us": Fraction(-1)}, "switch s: latency must not be negative, got -1 us"),
         ({"stores": True}, "are for one that reduces or multicasts"),
+        ({"reduces": True, "adder": 0.5}, "switch s: adder must be a whole number or a Fraction, got 0.5"),
+        ({"reduces": True, "latency_us": 0.5}, "switch s: latency_us must be a whole number or a Fraction"),
     ],
 )
 def test_abilities_of_switches_must_go_together(abilities: dict[str, Any], message: str) -> None:
