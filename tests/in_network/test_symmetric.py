@@ -14,14 +14,14 @@ from arborcast.synth.in_network.program import steiner_program
 from arborcast.synth.packing.symmetric.in_network import solve_symmetric_in_network
 from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.able_fabrics import ABLE
+from tests.support.drawn_in_network import star as turning_star
 
 _, _, BOTH, TURNS, LOOPS = ABLE
 
 
 def star(ranks: int, **abilities: object) -> Topology:
     """Ranks around one switch, and the turn by one of them."""
-    links = [Link(*hop, Fraction(1)) for rank in range(ranks) for hop in ((rank, ranks), (ranks, rank))]
-    return Topology.build("star", ranks, links, [Switch("s", **abilities)], [[*range(1, ranks), 0, ranks]])
+    return turning_star(ranks, Switch("s", **abilities))
 
 
 def pod(boxes: int, gpus: int, inside: dict, between: dict, rail: Fraction) -> Topology:

@@ -13,14 +13,15 @@ from arborcast.backends.options import Options
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Link, Switch, Topology, Vertex
+from arborcast.synth.topology import Switch, Topology
+from tests.support.able_fabrics import of_cables
 
 ABLE = Switch("s", reduces=True, multicasts=True, turns=True)
 
 
 def star(ranks: int, switch: Switch = ABLE) -> Topology:
     """Ranks around one switch."""
-    return _cabled(f"star-{ranks}", ranks, [switch], [(rank, ranks) for rank in range(ranks)])
+    return of_cables(f"star-{ranks}", ranks, [(rank, ranks) for rank in range(ranks)], [switch])
 
 
 def two_levels(leaves: int, each: int) -> Topology:
@@ -30,12 +31,7 @@ def two_levels(leaves: int, each: int) -> Topology:
     top = Switch("top", reduces=True, multicasts=True, turns=True)
     pairs = [(rank, ranks + rank // each) for rank in range(ranks)]
     pairs += [(ranks + leaf, ranks + leaves) for leaf in range(leaves)]
-    return _cabled(f"leaves-{leaves}x{each}", ranks, [*switches, top], pairs)
-
-
-def _cabled(name: str, ranks: int, switches: list[Switch], pairs: list[tuple[Vertex, Vertex]]) -> Topology:
-    links = [Link(a, b, Fraction(1)) for pair in pairs for a, b in (pair, pair[::-1])]
-    return Topology.build(name, ranks, links, switches)
+    return of_cables(f"leaves-{leaves}x{each}", ranks, pairs, [*switches, top])
 
 
 def turning(topology: Topology) -> Schedule:

@@ -8,11 +8,12 @@ no other trees are better is not proved here, but by the bound where the rate re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, combinations, islice, product
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,12 +85,8 @@ def solve_symmetric_in_network(
             raise TimedOutError(str(error), best) from error
         raise
     first = replace(plain, topology=topology, bound=limit)
-    able = [
-        v
-        for v, switch in enumerate(topology.switches, topology.ranks)
-        if switch.reduces and switch.multicasts
-    ]
-    if collective.kind is not Kind.ALLREDUCE or not able or not topology.is_symmetric:
+    does_both = any(switch.reduces and switch.multicasts for switch in topology.switches)
+    if collective.kind is not Kind.ALLREDUCE or not does_both or not topology.is_symmetric:
         return first
     found = _Generation(topology, collective, translations, limit, deadline).schedule(request)
     best = first if found is None else min(first, found, key=lambda one: (-one.rate, one.transfer_count))
@@ -150,7 +147,7 @@ class _Generation:
         self.orbits = _Orbits(topology, translations, limit.rate)
         self.spanning = Spanning(topology)
         self.links = Rows(topology)
-        self.choices = list(_choices(topology, translations))
+        self.choices = _choices(topology, translations)
         turning = (v for v, switch in enumerate(topology.switches, topology.ranks) if switch.turns)
         self.roots = (*range(topology.ranks), *turning)
         self.columns: dict[tuple[tuple[int, int], ...], Column] = {}
@@ -261,18 +258,15 @@ def _choices(topology: Topology, translations: Translations) -> list[tuple[Verte
     return [tuple(chain.from_iterable(some)) for some in chosen]
 
 
-def _subgroups(translations: Translations) -> list[Translations]:
+def _subgroups(translations: Translations) -> Iterator[Translations]:
     """Groups that powers of the generators generate, the smallest first, and at last the whole."""
-    powers: list[list[tuple[Permutation, int] | None]] = []
-    for images, order in zip(translations.generators, translations.orders, strict=True):
-        divisors = [number for number in range(2, order + 1) if order % number == 0]
-        powers.append([None, *((_power(images, order // number), number) for number in divisors)])
-    found = []
-    for some in islice(product(*powers), _MOST_GROUPS):
-        chosen = [one for one in some if one is not None]
-        generators, orders = tuple(one[0] for one in chosen), tuple(one[1] for one in chosen)
-        found.append(Translations(translations.ranks, generators, orders, translations.size))
-    return [*sorted(found, key=lambda group: group.order), translations]
+    divisors = ([n for n in range(1, order + 1) if order % n == 0] for order in translations.orders)
+    for orders in sorted(islice(product(*divisors), _MOST_GROUPS), key=prod):
+        powers = zip(translations.generators, translations.orders, orders, strict=True)
+        generators = tuple(_power(images, whole // order) for images, whole, order in powers if order > 1)
+        proper = tuple(order for order in orders if order > 1)
+        yield Translations(translations.ranks, generators, proper, translations.size)
+    yield translations
 
 
 def _power(images: Permutation, count: int) -> Permutation:
