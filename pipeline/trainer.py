@@ -134,7 +134,7 @@ class Trainer:
         self._rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
         if isinstance(model, Layered):
-            _check_model(model, plan)
+            _check_fit(model, plan, loss_fn, optimizer)
         self._agreement = Agreement(f"arborcast trainer {next(_numbers)}", self._rank, size, timeout_s)
         arithmetic = precision.dtype if isinstance(precision, Precision) else precision or "float32"
         self._agreement.agree(
@@ -153,6 +153,8 @@ class Trainer:
         self._seed, self._batch_norm = seed, batch_norm
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._groups = Groups(plan, collectives, fabric, timeout_s)
+        # A rank that left before the others' groups are connected would break theirs.
+        self._agreement.agree("groups", "connected", what="trainer", timeout_s=start_timeout_s)
         self._faults = FailureBroadcast(self._name, self._agreement, self._groups.break_all)
         self._precision = _precision_of(precision, device, self._groups)
         self._recorder = Recorder() if record else NullRecorder()
@@ -378,16 +380,13 @@ class Trainer:
         assert self._waiting is not None, "the caller asked"
         model, optimizer = self._waiting
         layered = trace(model, inputs)
-        _check_model(layered, self.plan)
+        _check_fit(layered, self.plan, self._loss_fn, optimizer)
         self._take(layered, optimizer)
         self._waiting = None
 
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
         """This rank's part of the model, with the same weights as its replicas."""
-        _check_loss(model, self._loss_fn)
-        check_divisible(model, self.plan)
         whole = model.divide(0, model.depth)
-        check_optimizer(optimizer, whole.parameters())
         self._shapes = {
             name: tuple(it.shape) for name, it in whole.state_dict().items() if isinstance(it, Tensor)
         }
@@ -495,12 +494,15 @@ def _precision_of(given: str | Precision | None, device: str, groups: Groups) ->
     return Precision(given or "float32", device, groups.job)
 
 
-def _check_model(model: Layered, plan: Plan) -> None:
+def _check_fit(model: Layered, plan: Plan, loss_fn: LossFunction | None, optimizer: OptimizerOf) -> None:
     if plan.depth != model.depth:
         raise PlanError(f"plan: must have as many layers as the model, {model.depth}, got {plan.depth}")
     name = getattr(model, "name", None)
     if isinstance(name, str) and plan.model and name != plan.model:
         raise PlanError(f"plan: must be for model {name}, got one for {plan.model}")
+    _check_loss(model, loss_fn)
+    check_divisible(model, plan)
+    check_optimizer(optimizer, model.divide(0, model.depth).parameters())
 
 
 def _check(

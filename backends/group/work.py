@@ -11,6 +11,7 @@ wait for themselves. Threads start on demand, normally one.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -23,6 +24,9 @@ import torch
 import torch.distributed as dist
 
 from arborcast.backends.errors import ExecutionError
+
+SIGNALS_S = 0.5
+"""Ctrl-C is seen within so long."""
 
 
 class QueuedWork(dist.Work):
@@ -73,8 +77,11 @@ class QueuedWork(dist.Work):
             ExecutionError: it did not end in that time.
             Exception: what the call raised.
         """
-        if not self._done.wait(timeout.total_seconds() if timeout else None):
-            raise ExecutionError(f"waited {timeout} for a collective that is still on its way")
+        end = time.monotonic() + timeout.total_seconds() if timeout else math.inf
+        # A signal that arrives just before the thread blocks is seen only when it runs again.
+        while not self._done.wait(min(SIGNALS_S, max(0.0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                raise ExecutionError(f"waited {timeout} for a collective that is still on its way")
         if self._error is not None:
             raise self._error
         return True
