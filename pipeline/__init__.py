@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from arborcast.pipeline.model.divisible import Divisible as Divisible
     from arborcast.pipeline.model.traced import trace as trace
     from arborcast.pipeline.order.actions import Action as Action
-    from arborcast.pipeline.planning.alternatives import Comparison as Comparison
-    from arborcast.pipeline.planning.alternatives import compare as compare
+    from arborcast.pipeline.planning.comparison import Comparison as Comparison
+    from arborcast.pipeline.planning.comparison import compare as compare
     from arborcast.pipeline.planning.formats import read_plan as read_plan
     from arborcast.pipeline.planning.formats import read_profile as read_profile
     from arborcast.pipeline.planning.formats import write_plan as write_plan
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Action": "arborcast.pipeline.order.actions",
-    "Comparison": "arborcast.pipeline.planning.alternatives",
+    "Comparison": "arborcast.pipeline.planning.comparison",
     "Divisible": "arborcast.pipeline.model.divisible",
     "Layer": "arborcast.pipeline.profiles",
     "LinkCosts": "arborcast.pipeline.costs.links",
@@ -50,7 +50,7 @@ _HOMES = {
     "Tie": "arborcast.pipeline.profiles",
     "Timeline": "arborcast.pipeline.simulation.timeline",
     "Trainer": "arborcast.pipeline.trainer",
-    "compare": "arborcast.pipeline.planning.alternatives",
+    "compare": "arborcast.pipeline.planning.comparison",
     "plan": "arborcast.pipeline.planning.planner",
     "predict": "arborcast.pipeline.planning.prediction",
     "profile": "arborcast.pipeline.costs.measured",

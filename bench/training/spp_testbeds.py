@@ -135,7 +135,7 @@ def compare_profile(
             network=network,
         ),
         **{
-            name: lambda m, method=method: method(  # type: ignore[misc]
+            name: lambda m, method=method: method.plan(  # type: ignore[misc]
                 profile, network, batch=batch, microbatches=m, memory_bytes=limit
             )
             for name, method in METHODS.items()

@@ -1,10 +1,10 @@
-"""What else could be done with the same costs, links and memory, and our plan beside it (`compare`)."""
+"""What else could be done with the same costs, links and memory: the published methods, each as a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, Unpack
+from typing import TypeAlias
 
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
@@ -12,12 +12,9 @@ from arborcast.pipeline.planning.balance import balanced
 from arborcast.pipeline.planning.hetpipe import hetpipe
 from arborcast.pipeline.planning.memory import Limit, fitted, with_and_without_recompute
 from arborcast.pipeline.planning.pipedream import pipedream
-from arborcast.pipeline.planning.planner import PlanWishes, plan
-from arborcast.pipeline.planning.prediction import Prediction, predict
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan
-from arborcast.synth.topology import Topology
 
 
 def data_parallel(
@@ -94,13 +91,29 @@ def straight_gpipe(
 
 PlanMethod: TypeAlias = Callable[..., Plan]
 
-METHODS: Mapping[str, PlanMethod] = {
-    "data-parallel": data_parallel,
-    "gpipe": straight_gpipe,
-    "pipedream": pipedream,
-    "hetpipe": hetpipe,
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A published way to train.
+
+    Attributes:
+        plan: `(profile, network, *, batch, microbatches, memory_bytes) -> Plan`.
+        remark: how the plan differs from what was published; "" where it does not.
+    """
+
+    plan: PlanMethod
+    remark: str = ""
+
+
+METHODS: Mapping[str, Method] = {
+    "data-parallel": Method(data_parallel),
+    "gpipe": Method(straight_gpipe),
+    "pipedream": Method(pipedream, "with a flush after every batch; published without (pipedream-async)"),
+    "hetpipe": Method(
+        hetpipe, "made synchronous: its virtual workers are published to train on each other's older weights"
+    ),
 }
-"""The alternatives by name, each `(profile, network, *, batch, microbatches, memory_bytes) -> Plan`."""
+"""The alternatives by name."""
 
 
 def alternatives(
@@ -110,6 +123,7 @@ def alternatives(
     batch: int,
     microbatches: int | Sequence[int],
     memory_bytes: Limit | None = None,
+    methods: Iterable[str] = tuple(METHODS),
 ) -> dict[str, Plan | PlanError]:
     """The plan of each alternative, or why it has none.
 
@@ -120,6 +134,7 @@ def alternatives(
         microbatches: that the pipelines divide it into, data parallelism only if memory asks for it; of
             several numbers, each alternative takes the one by which it is predicted to be fastest.
         memory_bytes: of every rank, or by rank; None for no limit.
+        methods: of `METHODS`.
     """
     scheduled = replace(network, by_schedule=True)
     counts = [microbatches] if isinstance(microbatches, int) else list(microbatches)
@@ -131,7 +146,7 @@ def alternatives(
             return tried[-1]
         return min(plans, key=lambda plan: simulate(plan, profile, scheduled, batch=batch).time_us)
 
-    return {name: best(method) for name, method in METHODS.items()}
+    return {name: best(METHODS[name].plan) for name in methods}
 
 
 def _tried(
@@ -148,56 +163,3 @@ def _tried(
         return error
     except BatchError as error:
         return PlanError(str(error))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The best plan for a model on a fabric, beside the other ways to train it there.
-
-    Attributes:
-        profile: of the model.
-        batch: samples of a step.
-        memory_bytes: the limit that all plans keep to; None for none.
-        plan: the best one.
-        prediction: of its step.
-        alternatives: the plan of each with what is predicted of it, or why it has none.
-    """
-
-    profile: Profile
-    batch: int
-    memory_bytes: Limit | None
-    plan: Plan
-    prediction: Prediction
-    alternatives: Mapping[str, tuple[Plan, Prediction] | PlanError]
-
-
-def compare(profile: Profile, fabric: Topology, **wishes: Unpack[PlanWishes]) -> Comparison:
-    """Plan a pipeline and what else could be done with the same costs, links and memory.
-
-    Arguments are those of `plan`. Unless `microbatches` is given, the alternatives may choose between those
-    of the best plan, one for each rank, and four for each rank.
-
-    Raises:
-        PlanError: as `plan`.
-        BatchError: likewise.
-    """
-    network = wishes["network"] = wishes.get("network") or LinkCosts(fabric)
-    best = plan(profile, fabric, **wishes)
-    batch, microbatches = wishes.get("batch"), wishes.get("microbatches")
-    memory_bytes = wishes.get("memory_bytes")
-    samples = profile.samples if batch is None else batch
-    several = {best.microbatches, min(samples, fabric.ranks), min(samples, 4 * fabric.ranks)}
-    counts = [microbatches] if microbatches is not None else sorted(several)
-    others = alternatives(profile, network, batch=samples, microbatches=counts, memory_bytes=memory_bytes)
-
-    def predicted(plan: Plan) -> Prediction:
-        return predict(plan, profile, network, batch=samples)
-
-    return Comparison(
-        profile,
-        samples,
-        memory_bytes,
-        best,
-        predicted(best),
-        {name: (it, predicted(it)) if isinstance(it, Plan) else it for name, it in others.items()},
-    )

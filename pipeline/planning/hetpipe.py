@@ -14,6 +14,7 @@ stale weights between parameter servers; here every batch ends with an allreduce
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, chain
 from math import inf
@@ -59,13 +60,14 @@ def hetpipe(
         for policy, workers in reversed(virtual_workers(hosts).items())
     }
     plans: list[tuple[float, Plan]] = []
+    scheduled = replace(network, by_schedule=True)
     refusal: PlanError | None = None
     for workers, policy in layouts.items():
         try:
             plan = worker_plan(
                 profile, network, workers, policy, batch=batch, microbatches=microbatches, limit=memory_bytes
             )
-            plans.append((simulate(plan, profile, network, batch=batch).time_us, plan))
+            plans.append((simulate(plan, profile, scheduled, batch=batch).time_us, plan))
         except BatchError as error:  # too many workers for so small a microbatch
             refusal = PlanError(str(error))
         except PlanError as error:  # memory, or workers that no links join

@@ -13,7 +13,7 @@ program of the inner level, over all ranges of layers, is the T of the outer one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from math import inf
@@ -83,7 +83,8 @@ def pipedream(
         raise refusal
     if len(found) == 1:
         return found[0]
-    return min(found, key=lambda plan: simulate(plan, profile, network, batch=batch).time_us)
+    scheduled = replace(network, by_schedule=True)
+    return min(found, key=lambda plan: simulate(plan, profile, scheduled, batch=batch).time_us)
 
 
 def program(

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from arborcast.synth.cli.console import table
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.planning.alternatives import Comparison
+    from arborcast.pipeline.planning.comparison import Alternative, Comparison
     from arborcast.pipeline.planning.prediction import Prediction
     from arborcast.pipeline.stages import Plan
-    from arborcast.synth.topology import Topology
 
 
 def plan_document(found: Comparison, seconds: float, output: Path | None) -> dict[str, Any]:
@@ -21,6 +20,9 @@ def plan_document(found: Comparison, seconds: float, output: Path | None) -> dic
     return {
         "model": profile.model,
         "costs": profile.source,
+        "device": None if found.costed.device is None else found.costed.device.name,
+        "device_from": found.costed.said_by,
+        "chosen": found.best.method,
         "method": plan.method,
         "batch": found.batch,
         "order": plan.order,
@@ -44,8 +46,9 @@ def plan_document(found: Comparison, seconds: float, output: Path | None) -> dic
         "file": None if output is None else str(output),
         "seconds": seconds,
         "alternatives": {
-            name: {"why": str(other)} if isinstance(other, Exception) else _alternative(*other, predicted)
-            for name, other in found.alternatives.items()
+            other.method: _alternative(other, predicted)
+            for other in found.alternatives
+            if other is not found.best
         },
     }
 
@@ -62,23 +65,33 @@ def figures(predicted: Prediction) -> dict[str, Any]:
     }
 
 
-def _alternative(plan: Plan, theirs: Prediction, ours: Prediction) -> dict[str, Any]:
+def _alternative(other: Alternative, chosen: Prediction) -> dict[str, Any]:
+    known: dict[str, Any] = {}
+    if other.time_us is not None:
+        known = {
+            "time_us": other.time_us,
+            "memory_bytes": other.memory_bytes,
+            "slower": other.time_us / chosen.time_us,
+        }
+    if other.plan is None or other.prediction is None:
+        return {"why": other.why_not, **known}
     return {
-        "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in plan.stages],
-        "microbatches": plan.microbatches,
-        "order": plan.order,
-        "memory_bytes": max(memory.total for memory in theirs.memory),
-        **figures(theirs),
-        "slower": theirs.time_us / ours.time_us,
+        "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in other.plan.stages],
+        "microbatches": other.plan.microbatches,
+        "order": other.plan.order,
+        "recompute": other.plan.recompute,
+        "remark": other.remark,
+        **known,
+        **figures(other.prediction),
     }
 
 
-def describe_plan(found: Comparison, topology: Topology, document: Mapping[str, Any]) -> list[str]:
+def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
     """The plan, what is expected of it, and the others, for people."""
     from arborcast.pipeline.order import ORDERS
     from arborcast.pipeline.planning.memory import readable
 
-    plan, profile = found.plan, found.profile
+    plan, profile, topology = found.plan, found.profile, found.topology
     limit, most = document["memory_limit_bytes"], document["bound_us"]
     proved = ORDERS[plan.order].is_bounded and plan.max_in_flight is None
     stages = table(
@@ -95,19 +108,12 @@ def describe_plan(found: Comparison, topology: Topology, document: Mapping[str, 
         ],
         left=3,
     )
-    ours = ("this plan", _time(document["time_us"]), "1.00", f"{document['bubble']:.0%}", _shape(plan))
-    others = [
-        (name, "-", "-", "-", it["why"])
-        if "why" in it
-        else (
-            name,
-            _time(it["time_us"]),
-            f"{it['slower']:.2f}",
-            f"{it['bubble']:.0%}",
-            f"{_shape_of(it['stages'])}, {_counted(it['microbatches'])}, {it['order']}",
-        )
-        for name, it in document["alternatives"].items()
+    rows = [
+        _compared(it, found.prediction.time_us)
+        for it in sorted(found.alternatives, key=lambda it: it is not found.best)
     ]
+    wide = max(len(row[-1]) for row in rows)  # words to the left
+    remarks = [f"{it.method}: {it.remark}" for it in found.alternatives if it.remark]
     return [
         f"{profile.model} on {topology.name}: {profile.depth} layers, {topology.ranks} ranks; costs: "
         f"{profile.source or 'from a file'}",
@@ -122,7 +128,12 @@ def describe_plan(found: Comparison, topology: Topology, document: Mapping[str, 
         + (f", at most {_time(most)}" if most is not None and proved else "")
         + (f"; in order pe at most {_time(most)}" if most is not None and not proved else ""),
         "",
-        *table(("way", "step", "times ours", "idle", "stages"), [ours, *others], left=1),
+        *table(
+            ("method", "step", "times", "idle", "fullest rank", "stages".ljust(wide)),
+            [(*row[:-1], row[-1].ljust(wide)) for row in rows],
+            left=1,
+        ),
+        *remarks,
         *([f"written to {document['file']}"] if document["file"] else []),
     ]
 
@@ -138,18 +149,29 @@ def _describe_device(device: str | None, said_by: str) -> list[str]:
             return []
 
 
+def _compared(it: Alternative, best_us: float) -> tuple[str, ...]:
+    """A line of the comparison."""
+    from arborcast.pipeline.planning.memory import readable
+
+    if it.time_us is None or it.memory_bytes is None:
+        return it.method, "-", "-", "-", "-", it.why_not
+    idle = "-" if it.prediction is None else f"{it.prediction.bubble:.0%}"
+    if it.plan is not None:
+        how = _shape(it.plan)
+    else:
+        how = f"{_shape(it.steady_state.plan)}; {it.why_not}" if it.steady_state else it.why_not
+    return it.method, _time(it.time_us), f"{it.time_us / best_us:.2f}", idle, readable(it.memory_bytes), how
+
+
 def _shape(plan: Plan) -> str:
-    stages = [[stage.start, stage.end, list(stage.ranks)] for stage in plan.stages]
-    return f"{_shape_of(stages)}, {_counted(plan.microbatches)}, {plan.order}"
-
-
-def _shape_of(stages: list[list[Any]]) -> str:
     """Replicas of each stage: `1+2+1` for three stages, the second on two ranks; several on a rank once."""
-    groups = list(dict.fromkeys(tuple(ranks) for _, _, ranks in stages))
-    counts = "+".join(str(len(ranks)) for ranks in groups)
-    each = len(stages) // len(groups)
-    shape = f"{counts} ranks" if len(groups) > 1 else f"all on {counts} ranks"
-    return shape if each == 1 else f"{shape}, {each} stages each"
+    counts = "+".join(str(len(worker.ranks)) for worker in plan.workers)
+    each = len(plan.stages) // len(plan.workers)
+    shape = f"{counts} ranks" if len(plan.workers) > 1 else f"all on {counts} ranks"
+    return (
+        f"{shape}{'' if each == 1 else f', {each} stages each'}, {_counted(plan.microbatches)}, {plan.order}"
+        f"{', recomputing' if plan.recompute else ''}"
+    )
 
 
 def _time(us: float) -> str:

@@ -7,21 +7,25 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast import pipeline
 from arborcast.pipeline.costs.links import LinkCosts
-from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.errors import BatchError, PlanError, ProfileError
 from arborcast.pipeline.planning.alternatives import (
     METHODS,
     alternatives,
-    compare,
     data_parallel,
     straight_gpipe,
 )
+from arborcast.pipeline.planning.asynchronous import steady_state
 from arborcast.pipeline.planning.balance import balanced, balanced_by
+from arborcast.pipeline.planning.comparison import ASYNCHRONOUS, EVERY, OURS, compare
+from arborcast.pipeline.planning.formats import read_plan, write_plan
 from arborcast.pipeline.planning.hetpipe import hetpipe, virtual_workers, worker_plan
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.pipeline.planning.memory import check_memory, range_fits, stage_memory
@@ -29,6 +33,7 @@ from arborcast.pipeline.planning.planner import PlanWishes
 from arborcast.pipeline.planning.planner import plan as planned
 from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.profiles import Layer, Profile
+from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
@@ -253,30 +258,89 @@ def test_hetpipe_leaves_out_workers_that_no_links_join() -> None:
         hetpipe(model([1, 1]), LinkCosts(Topology.build("apart", 2, [])), batch=32, microbatches=4)
 
 
-def test_a_comparison_is_what_planning_and_predicting_say() -> None:
+def test_every_alternative_is_a_plan_to_save_and_to_run_or_says_why_not(tmp_path: Path) -> None:
+    """Ours is that of `plan`; the others are those of their methods; files give them back."""
     profile, fabric = model([100, 300, 200, 400]), two_hosts()
-    found = compare(profile, fabric, batch=16, microbatches=4, memory_bytes=80 * MB)
-    assert found.plan == planned(profile, fabric, batch=16, microbatches=4, memory_bytes=80 * MB)
-    assert found.prediction == predict(found.plan, profile, batch=16)
-    network = LinkCosts(fabric)
-    others = alternatives(profile, network, batch=16, microbatches=4, memory_bytes=80 * MB)
-    assert list(found.alternatives) == list(METHODS)
-    for name, other in found.alternatives.items():
-        expected = others[name]
-        if isinstance(expected, Plan):
-            assert other == (expected, predict(expected, profile, batch=16))
+    wishes: PlanWishes = {"batch": 16, "microbatches": 4, "memory_bytes": 80 * MB}
+    found = compare(profile, fabric, **wishes)
+    assert [it.method for it in found.alternatives] == list(EVERY)
+    expected = alternatives(profile, LinkCosts(fabric), batch=16, microbatches=4, memory_bytes=80 * MB)
+    expected[OURS] = planned(profile, fabric, **wishes)
+    for it in found.alternatives:
+        if it.method == ASYNCHRONOUS:
+            with pytest.raises(PlanError, match="method pipedream-async: cannot be run: it updates after"):
+                it.runnable()
+            assert it.time_us is not None
+        elif isinstance(expected[it.method], Plan):
+            plan, prediction = it.runnable()
+            write_plan(plan, tmp_path / "plan.json")
+            assert plan == expected[it.method] == read_plan(tmp_path / "plan.json")
+            assert prediction == predict(plan, profile, batch=16)
         else:
-            assert str(other) == str(expected)
-    assert any(isinstance(other, tuple) for other in found.alternatives.values())
+            assert (it.plan, it.why_not) == (None, str(expected[it.method]))
+    assert found.best.time_us == min(it.time_us for it in found.alternatives if it.plan and it.time_us)
+    with pytest.raises(PlanError, match=r"method: must be one of arborcast, .*, got hobby"):
+        found["hobby"]
+
+
+def test_the_best_plan_keeps_to_what_was_asked_for() -> None:
+    """Data parallelism is fastest where messages are dear, and is no pipeline of two stages."""
+    profile, fabric = model([100, 300, 200, 400], output=10 * MB, weights=0), load("full:2")
+    assert len(compare(profile, fabric).plan.stages) == 1
+    found = compare(profile, fabric, stages=2, order="gpipe")
+    dp = found["data-parallel"]
+    assert dp.time_us is not None and dp.time_us < found.prediction.time_us
+    assert (len(found.plan.stages), found.plan.order) == (2, "gpipe")
+    alone = compare(profile, fabric, methods=["data-parallel"], stages=2)
+    assert alone.best.plan == dp.plan, "the only one is told all the same"
+
+
+def test_models_are_costed_for_what_the_fabric_says() -> None:
+    torch = pytest.importorskip("torch")
+    module = pipeline.Divisible([torch.nn.Linear(8, 8) for _ in range(3)])
+    found = compare(module, "dgx1", torch.zeros(16, 8), methods=["data-parallel"], microbatches=1)
+    assert found.costed.device is not None
+    assert (found.costed.device.name, found.costed.said_by) == ("v100", "topology")
+    assert (found.batch, found.memory_bytes) == (16, 16 << 30)
+    for fault, arguments in (
+        ("example: a module is costed with inputs", (module, "dgx1")),
+        ("device v100: a profile has its costs already", (found.profile, "dgx1")),
+        ("model nothing: must be a profile file", ("nothing", "dgx1")),
+    ):
+        with pytest.raises(ProfileError, match=fault):
+            compare(*arguments, device="v100")
 
 
 def test_a_comparison_offers_the_alternatives_several_numbers_of_microbatches() -> None:
     profile, fabric = model([100, 300, 200, 400]), two_hosts()
-    found = compare(profile, fabric)
-    gpipe = found.alternatives["gpipe"]
-    assert isinstance(gpipe, tuple)
-    assert gpipe[0].microbatches in {found.plan.microbatches, 4, 16}
+    found = compare(profile, fabric, methods=[OURS, "gpipe"])
+    assert found["gpipe"].runnable()[0].microbatches in {found[OURS].runnable()[0].microbatches, 4, 16}
     assert found.batch == 32
+
+
+def test_without_a_flush_the_busiest_stage_sets_the_pace() -> None:
+    """Stages of 3, 3 and 6 us forward and twice that back, messages that cost next to nothing."""
+    profile, network = model([3, 3, 6], output=1, saved=MB), LinkCosts(load("full:3"))
+    plan = Plan([(0, 1, [0]), (1, 2, [1]), (2, 3, [2])], 4, topology=network.topology)
+    steady = steady_state(plan, profile, network, batch=32)
+    assert steady.time_us == pytest.approx(6 + 12, rel=1e-3)  # four minibatches of a quarter each
+    flushed = simulate(plan, profile, network, batch=32).time_us
+    assert flushed == pytest.approx(18 + 4.5, rel=1e-3), "a minibatch's way to the last stage and back"
+    assert steady.versions == (3, 2, 1)
+    # One version more of a MB of weights, and MB / 4 saved for each minibatch in flight.
+    assert [it.parameters for it in steady.memory] == [3 * MB, 2 * MB, MB]
+    assert [it.activations for it in steady.memory] == [3 * MB // 4, 2 * MB // 4, MB // 4]
+    assert steady.missing(10 * MB) == "" and steady.missing(3 * MB).startswith("stage 0 would need 4.53 MiB")
+
+
+def test_replicas_synchronise_once_in_as_many_minibatches() -> None:
+    """Two replicas of one stage: half of a minibatch each, and half of an allreduce a minibatch."""
+    profile, network = model([30], weights=8 * MB), LinkCosts(load("full:2"))
+    plan = Plan([(0, 1, [0, 1])], 4, topology=network.topology)
+    once = replace(network, by_schedule=True).allreduce_us([0, 1], 8 * MB)
+    steady = steady_state(plan, profile, network, batch=32)
+    assert steady.time_us == pytest.approx(90 / 2 + 4 * once / 2)
+    assert steady.versions == (1,)
 
 
 def test_wishes_are_what_planning_may_be_told() -> None:
