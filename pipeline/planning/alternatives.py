@@ -12,6 +12,8 @@ from arborcast.pipeline.planning.balance import balanced
 from arborcast.pipeline.planning.hetpipe import hetpipe
 from arborcast.pipeline.planning.memory import Limit, fitted, with_and_without_recompute
 from arborcast.pipeline.planning.pipedream import pipedream
+from arborcast.pipeline.planning.rannc import rannc
+from arborcast.pipeline.planning.spp import spp
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan
@@ -112,6 +114,8 @@ METHODS: Mapping[str, Method] = {
     "hetpipe": Method(
         hetpipe, "made synchronous: its virtual workers are published to train on each other's older weights"
     ),
+    "rannc": Method(rannc),
+    "spp": Method(spp),
 }
 """The alternatives by name."""
 

@@ -146,8 +146,9 @@ def compare(
         pipeline.write_plan(found["pipedream"].plan, "pipedream.json")
 
     The last arguments are those of `plan`; batch, microbatches and memory hold for all methods, the others
-    for ours. Unless `microbatches` is given, the other methods may choose between those of our plan, one for
-    each rank, and four for each rank. Plans are compared by `predict`, so with the schedules that will run.
+    for ours. Unless `microbatches` is given, the other methods may choose between those of our plan, one,
+    one for each rank, and four for each rank. Plans are compared by `predict`, so with the schedules that
+    will run.
 
     Args:
         model: a profile or its file, a network of `pipeline.zoo` by name, or a module.
@@ -183,7 +184,7 @@ def compare(
     memory_bytes = wishes.get("memory_bytes")
     ours = plan(profile, topology, **wishes) if OURS in names else None
     microbatches = wishes.get("microbatches")
-    several = {min(batch, topology.ranks), min(batch, 4 * topology.ranks)}
+    several = {1, min(batch, topology.ranks), min(batch, 4 * topology.ranks)}
     several |= {ours.microbatches} if ours else set()
     counts = sorted(several) if microbatches is None else [microbatches]
     others = alternatives(

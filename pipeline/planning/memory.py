@@ -180,15 +180,22 @@ def with_and_without_recompute(plan: Plan) -> tuple[Plan, Plan]:
 
 
 def range_fits(
-    profile: Profile, limit: Limit, ranks: tuple[int, ...], *, batch: int, microbatches: int, recompute: bool
+    profile: Profile,
+    limit: Limit,
+    ranks: tuple[int, ...],
+    *,
+    batch: int,
+    microbatches: int,
+    recompute: bool,
+    order: str = "1f1b",
 ) -> RangeFits:
-    """What dynamic programs over ranges of layers ask of memory, for a 1F1B pipeline."""
+    """What dynamic programs over ranges of layers ask of memory, for a pipeline in this order."""
     limits = rank_limits(limit, ranks)
 
     @cache
     def needed(start: int, end: int, replicas: int, behind: int) -> int:
         share = largest_share(batch, microbatches, replicas)
-        in_flight = peak_in_flight("1f1b", behind, microbatches)
+        in_flight = peak_in_flight(order, behind, microbatches)
         return range_memory(profile, start, end, share, in_flight, recompute).total
 
     return lambda start, end, replicas, behind: (

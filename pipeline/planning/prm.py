@@ -85,6 +85,7 @@ def partitions(
     most_stages: int,
     *,
     exact: bool = True,
+    published: bool = False,
 ) -> dict[int, PlacedStages]:
     """For every number of stages up to `most_stages` the best partition, where there is one.
 
@@ -94,15 +95,19 @@ def partitions(
     both ends of the order may stay without work. Of equals, fewer ranks and earlier ones count, then
     earlier cuts.
 
+    As `published`, a boundary takes activations one after the other with gradients, both over the slowest
+    link that is involved, as many at once as the smaller stage has replicas, and all ranks have work.
+
     Allreduces begin with upper limits of their rates. With `exact`, those that a best partition uses are
     made exact until all of them are, so that the result is as if all had been known. (Without, that holds
     for the partitions that are marked as exact.)
 
     Complexity: O(S (L^2 n^2 + L n^3)) for L layers, n ranks and S stages, in numpy.
     """
-    boundary = _boundary_us(layers, devices, question)
+    boundary = (_published_boundary_us if published else _boundary_us)(layers, devices, question)
     while True:
-        found = _solved(devices, boundary, _filtered(layers, devices, question), most_stages)
+        costs = _filtered(layers, devices, question)
+        found = _solved(devices, boundary, costs, most_stages, every_rank=published)
         places = {place for partition in found.values() for place in partition.places}
         if not exact or not devices.find_rates(places):
             return found
@@ -144,9 +149,9 @@ def closest_to_fitting(
 
 
 def _solved(
-    devices: DeviceTables, boundary: Floats, costs: Costs, most_stages: int
+    devices: DeviceTables, boundary: Floats, costs: Costs, most_stages: int, *, every_rank: bool = False
 ) -> dict[int, PlacedStages]:
-    program = _Program(devices, boundary, costs)
+    program = _Program(devices, boundary, costs, every_rank=every_rank)
     found = {}
     for count in range(1, most_stages + 1):
         program.add_stage()
@@ -159,9 +164,15 @@ def _solved(
 class _Program:
     """The tables `least` and `onwards`, one stage after another from the back."""
 
-    def __init__(self, devices: DeviceTables, boundary: Floats, costs: Costs) -> None:
+    def __init__(
+        self, devices: DeviceTables, boundary: Floats, costs: Costs, *, every_rank: bool = False
+    ) -> None:
         self.devices = devices
         self.costs = costs
+        free = np.zeros(len(devices.first))
+        ends = devices.first + devices.replicas
+        self.first = np.where(devices.first > 0, np.inf, 0.0) if every_rank else free
+        self.last = np.where(ends < len(devices.order), np.inf, 0.0) if every_rank else free
         self.boundary = boundary
         self.depth = len(boundary)
         # Boundaries are sorted by sender, so that those of one sender are a run.
@@ -173,7 +184,8 @@ class _Program:
         """Put one more stage in front."""
         behind = len(self.least)
         if not behind:
-            self.least.append(np.array([self.costs(0)(start)[-1] for start in range(self.depth)]))
+            last = np.array([self.costs(0)(start)[-1] for start in range(self.depth)])
+            self.least.append(last + self.last)
             return
         onwards = np.full(self.least[-1].shape, np.inf)
         if len(self.senders):
@@ -190,7 +202,7 @@ class _Program:
     def best(self) -> PlacedStages | None:
         """The best partition into all stages so far; None where there is none."""
         count = len(self.least)
-        value = self.least[count - 1][0]
+        value = self.least[count - 1][0] + self.first
         if not np.isfinite(value.min()):
             return None
         place = int(value.argmin())
@@ -284,3 +296,13 @@ def _boundary_us(layers: LayerTables, devices: DeviceTables, question: Partition
     size = layers.crossing_bytes[: layers.profile.depth, None] * share
     ways = [way.latency_us + size * way.us_per_byte for way in (devices.forward, devices.backward)]
     return question.microbatches * np.maximum(*ways)
+
+
+def _published_boundary_us(layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> Floats:
+    """The same by the source's formula: both ways, over the slowest link times the smaller replica count."""
+    share = question.batch / question.microbatches / layers.profile.samples
+    size = layers.crossing_bytes[: layers.profile.depth, None] * share
+    pairs = np.minimum(devices.replicas[devices.sender], devices.replicas[devices.receiver])
+    us_per_byte = devices.slowest_us_per_byte / pairs
+    both: Floats = question.microbatches * 2 * size * us_per_byte
+    return both

@@ -218,6 +218,17 @@ class DeviceTables:
         """Likewise the other way."""
         return self._crossing(backward=True)
 
+    @cached_property
+    def slowest_us_per_byte(self) -> Floats:
+        """Of each boundary, on the slowest link of any path between a rank before it and one behind it."""
+        found = np.zeros(len(self.sender))
+        alone = self._paths[1].max(axis=2, initial=0.0)
+        either = np.maximum(alone, alone.T)
+        for index, (one, other) in enumerate(zip(self.sender.tolist(), self.receiver.tolist(), strict=True)):
+            start, middle = self.first[one], self.first[other]
+            found[index] = either[start:middle, middle : middle + self.replicas[other]].max()
+        return found
+
     def _crossing(self, *, backward: bool) -> BoundaryCosts:
         latencies, us_per_byte = self._paths
         used, flows = self._flows

@@ -29,7 +29,9 @@ Model = Annotated[
 
 
 OrderName = Literal["1f1b", "pe", "gpipe", "interleaved", "zb-h1", "zb-v"]
-MethodName = Literal["all", "arborcast", "data-parallel", "gpipe", "pipedream", "hetpipe", "pipedream-async"]
+MethodName = Literal[
+    "all", "arborcast", "data-parallel", "gpipe", "pipedream", "hetpipe", "rannc", "spp", "pipedream-async"
+]
 
 
 @about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")

@@ -214,7 +214,7 @@ def test_room_counts_as_the_real_check() -> None:
 def test_all_alternatives_fit_or_say_by_how_much() -> None:
     profile, network = model([1, 3, 2, 2, 5, 3]), LinkCosts(two_hosts())
     plans = alternatives(profile, network, batch=32, microbatches=4, memory_bytes=20 * MB)
-    assert list(plans) == list(METHODS) == ["data-parallel", "gpipe", "pipedream", "hetpipe"]
+    assert list(plans) == list(METHODS)
     for plan in plans.values():
         assert isinstance(plan, Plan)
         assert plan.depth == 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from math import inf
 
@@ -17,6 +19,7 @@ from arborcast.pipeline.planning.prm import PartitionProblem, closest_to_fitting
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Plan, boundary_messages
+from arborcast.synth.topology import Topology
 from tests.support.planning_cases import PLANNED, divisions, profiles
 from tests.support.strategies import topologies as drawn_topologies
 
@@ -81,6 +84,44 @@ def test_values_are_those_of_brute_force(topology, profile, batch, microbatches,
     for partition in found.values():
         assert partition.exact
         assert value_us(partition.stages, profile, network, question) == pytest.approx(partition.value_us)
+
+
+def published_us(stages, profile, network, question) -> float:
+    """The same by the formulas of the source: both ways, over the slowest link times the fewer replicas."""
+    compute = replace(profile, layers=tuple(replace(it, output_bytes=0) for it in profile.layers))
+    worst = value_us(stages, compute, LinkCosts(network.topology), question)
+    for ours, theirs in pairwise(stages):
+        ends = [pair for a in ours.ranks for b in theirs.ranks for pair in ((a, b), (b, a))]
+        slowest = min(network.topology.bandwidth[hop] for a, b in ends for hop in network.path(a, b))
+        size = profile.output_bytes(theirs.start, question.batch / question.microbatches)
+        rate = float(slowest) * 1000 * min(ours.replicas, theirs.replicas)
+        worst = max(worst, question.microbatches * 2 * size / rate)
+    return worst
+
+
+@given(drawn_topologies(max_ranks=4, switches=1, symmetric=False), profiles(), st.integers(1, 4))
+@STEADY
+def test_published_values_are_those_of_brute_force(topology, profile, microbatches):
+    """All ranks have work; latencies are not in the source."""
+    still = Topology.build(
+        "still",
+        topology.ranks,
+        [replace(it, latency_us=Fraction(0)) for it in topology.links],
+        [it.name for it in topology.switches],
+    )
+    network, order = LinkCosts(still), tuple(range(topology.ranks))
+    question = PartitionProblem(16, microbatches)
+    found = partitions(
+        LayerTables(profile), DeviceTables(network, order), question, topology.ranks, published=True
+    )
+    best: dict[int, float] = {}
+    for stages in divisions(profile.depth, order, LayerTables(profile).cuts):
+        if sum(stage.replicas for stage in stages) == topology.ranks:
+            value = published_us(stages, profile, network, question)
+            best[len(stages)] = min(best.get(len(stages), inf), value)
+    assert {count: partition.value_us for count, partition in found.items()} == pytest.approx(
+        {count: value for count, value in best.items() if value < inf}
+    )
 
 
 @given(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.traced.balance import balanced_cuts
+from arborcast.pipeline.model.balance import balanced_cuts
 from arborcast.pipeline.model.traced.cuts import Cut, Item, all_cuts
 from arborcast.pipeline.model.traced.kinds import Kind
 from arborcast.pipeline.model.traced.layers import NEAR, worthwhile

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.traced.balance import balanced_cuts
+from arborcast.pipeline.model.balance import balanced_cuts
 from arborcast.pipeline.model.traced.cuts import Cut
 from arborcast.pipeline.model.traced.table import Table
 

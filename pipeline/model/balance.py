@@ -1,6 +1,6 @@
 """Consecutive items in parts whose largest is as small as possible: exact, and cheap where it can choose.
 
-So `layers` merges the operators of a trace.
+So `traced.layers` merges the operators of a trace, and RaNNC's planner layers into blocks.
 """
 
 from __future__ import annotations
