@@ -12,8 +12,9 @@ from __future__ import annotations
 import gc
 import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -30,12 +31,14 @@ from arborcast.pipeline.run.batch_norm import (
     restore_batch_norm,
     synchronise_batch_norm,
 )
-from arborcast.pipeline.run.batches import Batch, Signature, Tensors
+from arborcast.pipeline.run.batches import Batch, Signature, Tensors, as_tuple, said_of, told, words_of
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.divisibility import check_divisible
 from arborcast.pipeline.run.executor import Part, StepExecutor
 from arborcast.pipeline.run.failures import Agreement, FailureBroadcast
+from arborcast.pipeline.run.feed import Feed
 from arborcast.pipeline.run.groups import Groups, fabric_of
+from arborcast.pipeline.run.hearing import MEET, Hearing
 from arborcast.pipeline.run.losses import REDUCTIONS, SHARE, LossFunction
 from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
@@ -90,6 +93,10 @@ class Trainer:
             pairs: the sum over the sum of weights).
         clip_norm: the largest norm of all gradients of the model; None for no limit.
         precision: "float32", "bfloat16" or "float16", or a `Precision`; None is "float32".
+        metrics: what else to tell of output and targets, by name: functions as `loss_fn`, of one number, a
+            mean over samples, or of a pair, a sum and its weight. Called once for each share of a microbatch,
+            in training and in evaluation; not for a model that returns its loss.
+        keep_outputs: whether `outputs` has those of the last batch.
         timeout_s: after which waiting for another rank fails; longer than any step takes.
         start_timeout_s: the same at the start, where some ranks may have to find their schedules first.
         device: "cpu".
@@ -98,6 +105,7 @@ class Trainer:
     Attributes:
         plan: as given.
         losses: of the microbatches of the last batch, in their order; of the model's own loss their parts.
+        metrics: of the last batch, by name, the same on every rank.
 
     Raises:
         PlanError: the plan does not fit the model, the job or the topology.
@@ -120,6 +128,8 @@ class Trainer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         precision: str | Precision | None = None,
+        metrics: Mapping[str, LossFunction] | None = None,
+        keep_outputs: bool = False,
         timeout_s: float = 60.0,
         start_timeout_s: float = 600.0,
         device: str = "cpu",
@@ -133,15 +143,17 @@ class Trainer:
         self._start_timeout_s = start_timeout_s
         self._rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
+        self._measures, self._keeps_outputs = dict(metrics or {}), keep_outputs
         if isinstance(model, Layered):
-            _check_fit(model, plan, loss_fn, optimizer)
+            _check_fit(model, plan, loss_fn, optimizer, self._tells)
         self._agreement = Agreement(f"arborcast trainer {next(_numbers)}", self._rank, size, timeout_s)
         arithmetic = precision.dtype if isinstance(precision, Precision) else precision or "float32"
+        others = f", metrics {' '.join(self._measures)}" if self._measures else ""
         self._agreement.agree(
             "start",
             f"{_words_of(plan)}, loss_reduction {loss_reduction}, accumulate {accumulate}, clip_norm "
             f"{clip_norm}, precision {arithmetic}, seed {seed}, batch_norm {batch_norm}, "
-            f"collectives {collectives}",
+            f"collectives {collectives}{others}",
             what="trainer",
             timeout_s=start_timeout_s,
         )
@@ -160,6 +172,7 @@ class Trainer:
         self._recorder = Recorder() if record else NullRecorder()
         self._links = Messenger(self._groups.job, self._name, self._recorder)
         self._messages = self._links.messages
+        self._hearing = Hearing(self._groups.job)
         self._calls = self._steps = 0
         self._is_closed = False
         self._kept: tuple[nn.Module, Any, float | None] | None = None
@@ -169,6 +182,7 @@ class Trainer:
         self._parameters: dict[str, nn.Parameter] = {}
         self._frozen = ""
         self.losses: tuple[float, ...] = ()
+        self.metrics: dict[str, float] = {}
         if isinstance(model, Layered):
             try:
                 self._take(model, optimizer)
@@ -180,13 +194,15 @@ class Trainer:
 
     # ------------------------------------------------------------------ training
 
-    def step(self, inputs: Tensors, targets: Tensors | None = None) -> float:
+    def step(self, inputs: Tensors | None = None, targets: Tensors | None = None) -> float:
         """Train with one batch.
 
         Args:
             inputs: all samples, one tensor, a tuple or a dict of the model's arguments; the same on every
-                rank.
-            targets: likewise, as `loss_fn` takes them; None for the inputs, of which it takes what it needs.
+                rank that is given them. None on ranks that need none (`needs_inputs`), which then hear of
+                every batch's shape from the others; the first batch says whether any rank does.
+            targets: likewise, as `loss_fn` takes them; None, too, for the inputs, of which it takes what it
+                needs.
 
         Returns:
             The loss of the whole batch before the update, the same on every rank; `losses` then has those of
@@ -194,33 +210,45 @@ class Trainer:
 
         Raises:
             BatchError: the batch does not split as the plan says, or ranks were given different shapes, or
-                (found out before weights change) the first and last stage different data.
+                (found out before weights change) the first and last stage different data, or a rank has none
+                that needs some.
             InputError: `loss_fn` is not what it is said to be; the other ranks raise a `TrainingError`.
             TrainingError: a rank died or did not come in time, or a pass raised; the trainer is of no more
                 use.
         """
         return self._run(inputs, targets, training=True)
 
-    def evaluate(self, inputs: Tensors, targets: Tensors | None = None) -> float:
+    def evaluate(self, inputs: Tensors | None = None, targets: Tensors | None = None) -> float:
         """The loss of a batch in evaluation mode; nothing changes. As `step` otherwise."""
         return self._run(inputs, targets, training=False)
 
-    def _run(self, inputs: Tensors, targets: Tensors | None, *, training: bool) -> float:
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether this rank must be given the inputs of batches: it has the first stage.
+
+        So must the last one of a model that returns its loss.
+        """
+        return any(it.is_first or (it.is_last and self._loss_fn is None) for it in self._assignments)
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether this rank must be given the targets: it has the last stage.
+
+        So must the first one of a model that was traced with its loss.
+        """
+        return any(it.is_last or (it.is_first and self._loss_fn is None) for it in self._assignments)
+
+    def feed(self, loader: Iterable[Any] | None) -> Feed:
+        """Batches for `step` on every rank, from a loader on those that need data; see `Feed`."""
+        return Feed(loader, self._groups.job, self._faults, self.needs_inputs or self.needs_targets)
+
+    def _run(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> float:
         self._faults.refuse()
         call, self._calls = self._calls, self._calls + 1
         if self._waiting is not None:
-            self._trace(inputs)
+            self._trace(call, inputs)
         executor, update, _, model = self._ready()
-        try:
-            batch = self._batch_of(model, inputs, targets)
-        except BatchError as error:
-            # Unless all ranks refuse it, those that do not would go on with the next batch of this one.
-            with self._faults.all_or_nothing(lambda: executor.doing, call, forgives=True):
-                self._agreement.agree(f"call {call}", f"what is refused: {error}")
-            raise
-        signature = batch.signature(training, _frozen(self._parameters) if training else "")
-        if not executor.knows(signature) or (training and signature.frozen != self._frozen):
-            self._meet(call, batch, signature, executor, update)
+        batch, signature = self._met(call, executor, update, model, inputs, targets, training=training)
         with self._faults.all_or_nothing(lambda: executor.doing, call):
             self._recorder.start(self._groups.job)
             if self._loss_fn is None and executor.last is not None:
@@ -235,27 +263,110 @@ class Trainer:
             if training:
                 update.end(outcome.weight)
                 self._steps += 1
-        self.losses = outcome.losses
+        self.losses, self.metrics = outcome.losses, outcome.metrics
         return outcome.loss
 
-    def _batch_of(self, model: Layered, inputs: Tensors, targets: Tensors | None) -> Batch:
-        """What a rank was given, checked."""
+    def _met(
+        self,
+        call: int,
+        executor: StepExecutor,
+        update: Update,
+        model: Layered,
+        inputs: Tensors | None,
+        targets: Tensors | None,
+        *,
+        training: bool,
+    ) -> tuple[Batch, Signature]:
+        """The batch as this rank needs it, and its shape, for which all ranks are ready."""
+        frozen = _frozen(self._parameters) if training else ""
+        changed = training and frozen != self._frozen
+        said, batch, samples = Signature(None, None, training, frozen), None, None
+        refusal: BatchError | None = None
+        try:
+            batch, targets = self._given(model, inputs, targets)
+            if batch is not None:
+                said, samples = batch.signature(training, frozen), batch.samples
+            elif targets is not None:
+                tensors = as_tuple("targets", targets)
+                said, samples = replace(said, targets=words_of(tensors)), len(tensors[0])
+        except BatchError as error:
+            refusal = error
+        signature = said if refusal is None else None
+        if self._hearing.is_needed:
+            mine = None if said.inputs is None else replace(said, targets=None)
+            if refusal is not None or changed:
+                samples = MEET
+            with self._faults.all_or_nothing(lambda: "hearing of the batch", call):
+                signature = self._hearing.hear(mine, samples, training=training)
+        if signature is None or changed or not executor.knows(signature):
+            with self._faults.all_or_nothing(lambda: executor.doing, call, forgives=True):
+                # Unless all ranks refuse it, those that do not would go on with the next batch of this one.
+                words = str(said) if refusal is None else f"what is refused: {refusal}"
+                heard = self._agreement.agree(f"call {call}", words)
+                if refusal is not None:
+                    raise refusal
+                signature = self._agreed(model, heard, said)
+                if changed:
+                    update.check_complete()
+        if batch is None:
+            assert signature.inputs is not None, "somebody was given some"
+            batch = Batch.of(told(signature.inputs), targets, model.sample_dims(0), self.plan)
+        self._make_ready(call, executor, update, batch, signature)
+        return batch, signature
+
+    def _given(
+        self, model: Layered, inputs: Tensors | None, targets: Tensors | None
+    ) -> tuple[Batch | None, Tensors | None]:
+        """What a rank was given, checked: None without inputs, and its targets.
+
+        Raises:
+            BatchError: it is not what the model takes, or something is missing.
+        """
+        for name, value, needed in (
+            ("inputs", inputs, self.needs_inputs or self._hearing.is_needed is False),
+            ("targets", inputs if targets is None else targets, self.needs_targets),
+        ):
+            if value is None and needed:
+                why = "" if name == "targets" or self.needs_inputs else " as in the first batch"
+                raise BatchError(f"batch: {self._name} must be given the {name}{why}, got none")
+        if inputs is None:
+            return None, targets
+        dims = model.sample_dims(0)
         if self._loss_fn is None:
             given = model.tensors_of(inputs, targets)  # type: ignore[attr-defined]
-            labels = tuple(given[index] for index in model.labels)  # type: ignore[attr-defined]
-            return Batch.of(given, labels, model.sample_dims(0), self.plan)
-        given = model.tensors_of(inputs) if hasattr(model, "tensors_of") else inputs
-        return Batch.of(given, inputs if targets is None else targets, model.sample_dims(0), self.plan)
+            targets = tuple(given[index] for index in model.labels)  # type: ignore[attr-defined]
+        else:
+            given = model.tensors_of(inputs) if hasattr(model, "tensors_of") else inputs
+            if targets is None and self.needs_targets:
+                targets = inputs
+        batch = Batch.of(given, targets, dims, self.plan)
+        return batch, batch.targets
 
-    def _meet(
-        self, call: int, batch: Batch, signature: Signature, executor: StepExecutor, update: Update
+    def _agreed(self, model: Layered, heard: Sequence[str], said: Signature) -> Signature:
+        """The shape that all ranks were given, or heard of, in words.
+
+        Raises:
+            BatchError: nobody was given inputs, or inputs and targets count other samples; on all ranks.
+        """
+        inputs, targets = said_of("inputs", heard), said_of("targets", heard)
+        if inputs is None:
+            raise BatchError("batch: some rank must be given the inputs, got none on any")
+        Batch.of(told(inputs), None if targets is None else told(targets), model.sample_dims(0), self.plan)
+        is_needed = any(said_of("inputs", [words]) is None for words in heard)
+        self._hearing.is_needed = is_needed or self._hearing.is_needed or False
+        if not self._hearing.is_needed:
+            return said
+        signature = Signature(inputs, None, said.training, said.frozen)
+        self._hearing.know(signature)
+        return signature
+
+    def _make_ready(
+        self, call: int, executor: StepExecutor, update: Update, batch: Batch, signature: Signature
     ) -> None:
         """Before the first batch of a shape, and after parameters were frozen or unfrozen."""
         changed = signature.training and signature.frozen != self._frozen
-        with self._faults.all_or_nothing(lambda: executor.doing, call, forgives=True):
-            self._agreement.agree(f"call {call}", str(signature))
-            if changed:
-                update.check_complete()
+        if executor.knows(signature) and not changed:
+            return
         with self._faults.all_or_nothing(lambda: executor.doing, call):
             if changed:
                 executor.follow({name: it.requires_grad for name, it in self._parameters.items()})
@@ -292,9 +403,27 @@ class Trainer:
         self._faults.refuse()
         return self._recorder.timeline(self._groups.job)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Of the whole model, on every rank; every rank calls it."""
-        module = self._ready()[2]
+    def outputs(self) -> Any:
+        """Those of the model for the last batch, of all samples in order, on every rank; every rank calls it.
+
+        Raises:
+            InputError: they are not kept (`keep_outputs`), or there was no batch yet.
+        """
+        executor = self._ready()[0]
+        self._faults.refuse()
+        if not self._keeps_outputs:
+            raise InputError("outputs: must be kept (keep_outputs=True), got a trainer without them")
+        with self._faults.all_or_nothing(lambda: "gathering outputs", forgives=True):
+            return executor.gather_outputs()
+
+    def state_dict(self, average: nn.Module | None = None) -> dict[str, Tensor]:
+        """Of the whole model, on every rank; every rank calls it.
+
+        Args:
+            average: another module with the entries of `module`, such as the `module` of torch's
+                `AveragedModel`, whose values to take.
+        """
+        module = self._ready()[2] if average is None else average
         self._faults.refuse()
         with self._faults.all_or_nothing(lambda: "gathering the weights"):
             state = module.state_dict() if self._assignments else None
@@ -350,6 +479,7 @@ class Trainer:
         if self._is_closed:
             return
         self._is_closed = True
+        self._faults.leave(f"closed its trainer after {self._steps} steps")
         self._faults.end("the trainer was closed")
         self._links.close()
         self._groups.close()
@@ -361,7 +491,7 @@ class Trainer:
         # gloo's threads end with the last reference to their group. Any left when the interpreter ends would
         # abort the process ("terminate called without an active exception").
         self._parts = None
-        del self._links, self._groups, self._precision
+        del self._links, self._groups, self._precision, self._hearing
         gc.collect()
 
     def __enter__(self) -> Trainer:
@@ -374,13 +504,20 @@ class Trainer:
         """Close."""
         self.close()
 
-    def _trace(self, inputs: Tensors) -> None:
+    def _trace(self, call: int, inputs: Tensors | None) -> None:
         from arborcast.pipeline.model.traced import trace
 
         assert self._waiting is not None, "the caller asked"
         model, optimizer = self._waiting
+        rule = "an unmodified model is traced with the first batch, which every rank must be given"
+        refusal = f"batch: {rule} (or pass what pipeline.trace made of an example), got no inputs"
+        with self._faults.all_or_nothing(lambda: "tracing the model", call, forgives=True):
+            words = "one to trace the model with" if inputs is not None else f"what is refused: {refusal}"
+            self._agreement.agree(f"trace {call}", words)
+            if inputs is None:
+                raise BatchError(refusal)
         layered = trace(model, inputs)
-        _check_fit(layered, self.plan, self._loss_fn, optimizer)
+        _check_fit(layered, self.plan, self._loss_fn, optimizer, self._tells)
         self._take(layered, optimizer)
         self._waiting = None
 
@@ -439,8 +576,16 @@ class Trainer:
             batches=self._accumulate,
             last_pass=update.last_pass,
             on_gradients=update.gradients_complete,
+            metrics=self._measures,
+            keep_outputs=self._keeps_outputs,
         )
         self._parts = executor, update, module, model
+
+    @property
+    def _tells(self) -> list[str]:
+        """Arguments that ask for more than losses."""
+        asked = {"metrics": self._measures, "keep_outputs": self._keeps_outputs}
+        return [name for name, value in asked.items() if value]
 
     def _ready(self) -> tuple[StepExecutor, Update, Any, Layered]:
         if self._parts is None:
@@ -449,7 +594,7 @@ class Trainer:
         return self._parts
 
 
-def _check_loss(model: Layered, loss_fn: LossFunction | None) -> None:
+def _check_loss(model: Layered, loss_fn: LossFunction | None, tells: Sequence[str]) -> None:
     """See that either the model or a function tells the loss.
 
     Raises:
@@ -460,6 +605,11 @@ def _check_loss(model: Layered, loss_fn: LossFunction | None) -> None:
         raise InputError(
             "loss_fn: must be None, as the model returns its loss (or leave the labels out of its inputs), "
             f"got {getattr(loss_fn, '__name__', type(loss_fn).__name__)}"
+        )
+    if returns_loss and tells:
+        raise InputError(
+            f"{' and '.join(tells)}: must be left out for a model that returns its loss, as its stages give "
+            "no other output; leave the labels out of its inputs and pass a loss_fn"
         )
     if not returns_loss and loss_fn is None:
         raise InputError("loss_fn: must be a function of outputs and targets, as the model returns no loss")
@@ -494,13 +644,15 @@ def _precision_of(given: str | Precision | None, device: str, groups: Groups) ->
     return Precision(given or "float32", device, groups.job)
 
 
-def _check_fit(model: Layered, plan: Plan, loss_fn: LossFunction | None, optimizer: OptimizerOf) -> None:
+def _check_fit(
+    model: Layered, plan: Plan, loss_fn: LossFunction | None, optimizer: OptimizerOf, tells: Sequence[str]
+) -> None:
     if plan.depth != model.depth:
         raise PlanError(f"plan: must have as many layers as the model, {model.depth}, got {plan.depth}")
     name = getattr(model, "name", None)
     if isinstance(name, str) and plan.model and name != plan.model:
         raise PlanError(f"plan: must be for model {name}, got one for {plan.model}")
-    _check_loss(model, loss_fn)
+    _check_loss(model, loss_fn, tells)
     check_divisible(model, plan)
     check_optimizer(optimizer, model.divide(0, model.depth).parameters())
 

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import in_mode
 from arborcast.pipeline.model.split import SplitBackward
+from arborcast.pipeline.model.structure import flatten
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Passes, Phase, peak_in_flight
 from arborcast.pipeline.order.messages import Step, with_messages
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
-from arborcast.pipeline.run.batches import Batch, Signature
+from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
 from arborcast.pipeline.run.boundary import KEPT_SHAPES, FakeStage
 from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.loop import StepLoop, tags_of
@@ -46,11 +47,13 @@ class Outcome:
         loss: of the batch.
         losses: of its microbatches; not a number where nothing in one counts.
         weight: of all samples, where the loss function returns pairs; None where it returns one number.
+        metrics: of the batch, by name.
     """
 
     loss: float
     losses: tuple[float, ...]
     weight: float | None
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class StepExecutor:
         batches: how many batches one update is for.
         last_pass: makes the context of the last pass of a stage that gives gradients of parameters.
         on_gradients: called when this rank's gradients of a batch are complete.
+        metrics: see `Trainer`.
+        keep_outputs: likewise.
 
     Attributes:
         last: the module of the last stage; None on a rank without it.
@@ -110,6 +115,8 @@ class StepExecutor:
     batches: int
     last_pass: Callable[[int], AbstractContextManager[None]]
     on_gradients: Callable[[], None]
+    metrics: Mapping[str, LossFunction] = field(default_factory=dict)
+    keep_outputs: bool = False
 
     def __post_init__(self) -> None:
         """No batch yet."""
@@ -120,7 +127,7 @@ class StepExecutor:
         self._splits: dict[int, SplitBackward] = {}
         self._loop: StepLoop | None = None
         self._doing: str | None = None
-        self._fingerprint: int | None = None
+        self._fingerprints: tuple[int | None, int | None] = None, None
         self._sums = torch.zeros(0)
         self._sum_work: dist.Work | None = None
 
@@ -191,6 +198,8 @@ class StepExecutor:
             check=self.check_loss,
             dims=self.output_dims,
             batches=self.batches,
+            metrics=self.metrics,
+            keeps=self.keep_outputs,
         )
         split: SplitBackward | None = None
         if training and ORDERS[self.plan.order].splits:
@@ -211,13 +220,13 @@ class StepExecutor:
         """All passes of a batch; `finish` is to follow.
 
         Args:
-            batch: what all ranks were given.
-            signature: its own.
+            batch: what this rank was given; of others what it needs of them.
+            signature: the same on all ranks.
             step: how many batches were trained with before.
             unit: that sums of losses are divided by in this update.
         """
         loop = self._loops[signature] = self._loops.pop(signature)
-        self._fingerprint = None
+        self._fingerprints = None, None
         if loop is None:
             self._start_sum(batch.sizes, None)
             return
@@ -229,7 +238,7 @@ class StepExecutor:
         shares = [own.share(size) for size in batch.sizes]
         first, last = loop.stages.get(0), loop.stages.get(len(self.plan.stages) - 1)
         if first is not None or last is not None:
-            self._fingerprint = batch.fingerprint()
+            self._fingerprints = batch.fingerprints
         if first is not None:
             inputs = [batch.inputs_of(m, share) for m, share in enumerate(shares)]
         if last is not None:
@@ -273,9 +282,11 @@ class StepExecutor:
         self._sum_work = None
         self._doing = "updating weights"
         count = len(batch.sizes)
-        sums, weights, (pairs, total, squares) = self._sums[:count], self._sums[count:-3], self._sums[-3:]
-        ends = {*self.plan.stages[0].ranks, *self.plan.stages[-1].ranks}
-        if len(ends) * squares.item() != total.item() ** 2:  # equal only where all are equal
+        *others, checks = torch.split(self._sums, [count, count, len(self.metrics), len(self.metrics), 1, 6])
+        sums, weights, values, counted, pairs = others
+        if any(n * squares != total**2 for n, total, squares in checks.view(2, 3).tolist()):
+            # Each is equal only where all are equal.
+            ends = {*self.plan.stages[0].ranks, *self.plan.stages[-1].ranks}
             raise BatchError(
                 "batch: all ranks must be given the same data (random ones by the same seed), got other "
                 f"values on some of ranks {', '.join(map(str, sorted(ends)))} of the first and the last stage"
@@ -286,33 +297,68 @@ class StepExecutor:
                 "loss_fn: must return one number always or a pair always, got "
                 f"{int(pairs)} pairs for {calls} calls in a batch"
             )
+        metrics = dict(zip(self.metrics, (values / counted).tolist(), strict=True))
         if self.loss_reduction != "mean":
-            return Outcome(sums.sum().item(), tuple(sums.tolist()), None)
+            return Outcome(sums.sum().item(), tuple(sums.tolist()), None, metrics)
         weight = weights.sum().item()
         if not (weight > 0 and math.isfinite(weight)):
             raise InputError(
                 f"loss_fn: weights must add up to a positive number over a batch, got {weight:g}"
             )
         whole = sums.sum().item() / weight
-        return Outcome(whole, tuple((sums / weights).tolist()), weight if pairs.item() else None)
+        return Outcome(whole, tuple((sums / weights).tolist()), weight if pairs.item() else None, metrics)
+
+    def gather_outputs(self) -> Any:
+        """The outputs of the last batch, on every rank; every rank calls it.
+
+        Raises:
+            InputError: there was no batch yet; on all ranks.
+        """
+        kept: list[tuple[int, Any]] = []
+        if self._loop is not None and self.last is not None:
+            last = self._loop.stages[len(self.plan.stages) - 1]
+            sizes = self._loop.sizes
+            starts = accumulate(sizes, initial=0)
+            kept = [
+                (start + last.assignment.share(size)[0], last.losses.outputs[m])
+                for m, (start, size) in enumerate(zip(starts, sizes, strict=False))
+            ]
+        found: list[Any] = [None] * dist.get_world_size(self.groups.job)
+        dist.all_gather_object(found, kept, group=self.groups.job)
+        parts = [flatten(it) for _, it in sorted((it for each in found for it in each), key=_start_of)]
+        if not parts:
+            raise InputError("outputs: must follow a step or an evaluation, got none yet")
+        dims = spread_dims(self.output_dims, len(parts[0][0]))
+        together = zip(*(tensors for tensors, _ in parts), strict=True)
+        whole = (torch.cat(pieces, dim) for pieces, dim in zip(together, dims, strict=True))
+        return parts[0][1].rebuild(whole)
 
     def _start_sum(self, sizes: Sequence[int], losses: Losses | None) -> None:
         """Begin to add the losses of all replicas of the last stage, by microbatch.
 
-        Behind them come their weights, how many of them are pairs, and what tells whether all were given the
-        same data. Each rank begins when its passes are done, so that who hears of the losses knows that all
-        gradients are complete: either all ranks change their weights, or none.
+        Behind them come their weights, metrics and theirs, how many of the losses are pairs, and what tells
+        whether all were given the same data: for inputs and targets how many ranks have them, and the sum of
+        their fingerprints and of the squares. Each rank begins when its passes are done, so that who hears of
+        the losses knows that all gradients are complete: either all ranks change their weights, or none.
         """
-        count = len(sizes)
-        self._sums = torch.zeros(2 * count + 3, dtype=torch.float64)
+        count, others = len(sizes), len(self.metrics)
+        self._sums = torch.zeros(2 * (count + others) + 7, dtype=torch.float64)
         if losses is not None:
             for microbatch, value in losses.sums.items():
                 self._sums[microbatch] = value
                 self._sums[count + microbatch] = losses.weights[microbatch]
-            self._sums[-3] = losses.pairs
-        if self._fingerprint is not None:
-            self._sums[-2:] = torch.tensor([self._fingerprint, self._fingerprint**2])
+            for index, (value, weight) in enumerate(losses.measured.values(), 2 * count):
+                self._sums[index] = value
+                self._sums[index + others] = weight
+            self._sums[-7] = losses.pairs
+        for index, mark in enumerate(self._fingerprints):
+            if mark is not None:
+                self._sums[-6:].view(2, 3)[index] = torch.tensor([1, mark, mark**2])
         self._sum_work = dist.all_reduce(self._sums, group=self.groups.job, async_op=True)
+
+
+def _start_of(part: tuple[int, Any]) -> int:
+    return part[0]
 
 
 def _no_loss(outputs: Any, labels: Any) -> Tensor:

@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.pipeline.errors import BatchError, first_line
+from arborcast.pipeline.run.batches import said_differently
 from arborcast.synth.errors import InputError
 
 _GLOO_CLOSED = re.compile(
@@ -77,8 +78,10 @@ class Agreement:
 
     def agree(
         self, when: str, signature: str, *, what: str = "batch", timeout_s: float | None = None
-    ) -> None:
-        """Wait until all ranks have come with the same.
+    ) -> list[str]:
+        """Wait until all ranks have come with the same; what each of them said.
+
+        Of a batch, ranks may have been given a part each (`said_differently`).
 
         Args:
             when: of all questions; "call 3" for the batch before which there were 3 steps and evaluations.
@@ -103,12 +106,15 @@ class Agreement:
                 f"all ranks must {_OCCASIONS[what]} ({signature})"
             ) from error
         said = [self._store.get(key).decode() for key in keys]
-        for rank, theirs in enumerate(said):
-            if theirs != said[0]:
-                raise (BatchError if what == "batch" else InputError)(
-                    f"{what}: all ranks must be given the same one, got {said[0]} on rank 0 and {theirs} "
-                    f"on rank {rank}"
-                )
+        is_batch = what == "batch"
+        other = next((rank for rank, theirs in enumerate(said) if theirs != said[0]), None)
+        pair = said_differently(said) if is_batch else None if other is None else (0, other)
+        if pair is not None:
+            raise (BatchError if is_batch else InputError)(
+                f"{what}: all ranks must be given the same one, got {said[pair[0]]} on rank {pair[0]} and "
+                f"{said[pair[1]]} on rank {pair[1]}"
+            )
+        return said
 
     def report(self, message: str) -> None:
         """Tell the others why this rank gives up."""
@@ -164,6 +170,11 @@ class FailureBroadcast:
         """
         if self._reason is not None:
             raise TrainingError(f"{self._name}: this trainer has ended, make a new one: {self._reason}")
+
+    def leave(self, what: str) -> None:
+        """Say that this rank comes no more, to those who still wait for it."""
+        if self._reason is None:
+            self._agreement.report(f"{self._name} {what}")
 
     def end(self, reason: str) -> None:
         """From now on refuse, for this reason unless there is another one already."""

@@ -7,7 +7,7 @@ class, cannot, because parts of as many samples weigh differently. Such a loss r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -60,6 +60,10 @@ class Losses:
         sums: by microbatch, of the losses of the share.
         weights: likewise, what divides them; samples where the function returned one number.
         pairs: how many times it returned a pair.
+        metrics: what else is told of output and targets, by name; likewise one number, a mean, or a pair.
+        measured: by name the sums and the weights of all shares.
+        keeps: whether outputs are kept.
+        outputs: of the shares, by microbatch, where they are.
     """
 
     function: LossFunction
@@ -76,6 +80,10 @@ class Losses:
     sums: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
     pairs: int = 0
+    metrics: Mapping[str, LossFunction] = field(default_factory=dict)
+    measured: dict[str, tuple[float, float]] = field(default_factory=dict)
+    keeps: bool = False
+    outputs: dict[int, Any] = field(default_factory=dict)
     _batches: int = 0
     _shares: int = 0
     _checked: list[tuple[float, float]] = field(default_factory=list)  # least and greatest, by tensor
@@ -85,6 +93,8 @@ class Losses:
         self.reference, self.unit = reference, unit
         self.sums.clear()
         self.weights.clear()
+        self.measured = dict.fromkeys(self.metrics, (0.0, 0.0))
+        self.outputs.clear()
         self.pairs = 0
         self._batches += 1
 
@@ -102,6 +112,8 @@ class Losses:
         if self.check and self.reference is not None:
             reduction = "pair" if weight is not None else self.reduction
             self._check(reduction, output, targets, self.reference, count)
+        if self.metrics or self.keeps:
+            self._measure(output, targets, microbatch)
         value = loss.detach().double().item()
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the weight may be too small for float16, or the scale too large
@@ -117,6 +129,25 @@ class Losses:
             if self.reduction == SHARE:
                 loss = loss / self.batches
         return self.scale(loss)
+
+    def _measure(self, output: Any, targets: Any, microbatch: int) -> None:
+        """What else is asked of the outputs of a share; none of it is differentiated.
+
+        Raises:
+            InputError: a metric is neither one number nor a pair.
+        """
+        tensors, structure = flatten(output)
+        detached = structure.rebuild(it.detach() for it in tensors)
+        if self.keeps:
+            self.outputs[microbatch] = detached
+        for name, metric in self.metrics.items():
+            with torch.no_grad(), self.autocast():
+                found = metric(detached, targets)
+            value, weight = _sum_and_weight(found, f"metrics[{name!r}]")
+            count = self.counts[microbatch]
+            both = (value.item() * count, count) if weight is None else (value.item(), weight)
+            before = self.measured[name]
+            self.measured[name] = before[0] + both[0], before[1] + both[1]
 
     def _check(self, reduction: str, output: Any, targets: Any, reference: Tensors, count: int) -> None:
         """Check the function for a share whose turn it is, or which has targets as none before."""
@@ -203,7 +234,7 @@ _REMEDY = (
 )
 
 
-def _sum_and_weight(returned: Any) -> tuple[Tensor, float | None]:
+def _sum_and_weight(returned: Any, name: str = "loss_fn") -> tuple[Tensor, float | None]:
     loss, weight = returned, None
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         loss, weight = returned
@@ -211,12 +242,13 @@ def _sum_and_weight(returned: Any) -> tuple[Tensor, float | None]:
             weight = weight.item()
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise InputError(
-                "loss_fn: the weight of a pair must be one number that no parameter changes, got "
+                f"{name}: the weight of a pair must be one number that no parameter changes, got "
                 f"{_described(weight)}"
             )
     if not isinstance(loss, Tensor) or loss.numel() != 1:
+        words = "the losses" if name == "loss_fn" else "its values"
         raise InputError(
-            "loss_fn: must return a tensor of one number, or a pair of the sum of the losses and its weight, "
+            f"{name}: must return a tensor of one number, or a pair of the sum of {words} and its weight, "
             f"got {_described(loss)}"
         )
     return loss.reshape(()), None if weight is None else float(weight)
