@@ -1,10 +1,10 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Nine questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+Ten questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
 models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside four
 others (plans), the sweeps of the Divisible paper (divisible), the planner's own time (planner), a training
 step on emulated links (testbed), what orders leave of the bubble (bubbles), our steps beside those of torch's
-own schedules (runtimes).
+own schedules and DDP (runtimes), accuracy over time with and without waiting for updates (convergence).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -197,22 +197,43 @@ def bubbles(quick: bool) -> dict[str, Any]:
 
 
 def runtimes(quick: bool) -> dict[str, Any]:
-    """Steps of the trainer and of torch.distributed.pipelining, in turns."""
+    """Steps of the trainer and of torch.distributed.pipelining or DDP, in turns."""
     from arborcast.bench.training.runtimes import runtime_rows
 
     return document(
         "Is a step as fast as that of torch's own schedule for the same plan?",
         runtime_rows(rounds=2) if quick else runtime_rows(),
-        keys=("order", "ranks", "microbatches"),
+        keys=("order", "ranks", "microbatches", "collectives"),
         measures={"ratio": Measure("less", "spread")},
         units={
             "time_us": "of the slowest rank, a whole step with its update; median over the rounds",
-            "torch_us": "likewise of torch's schedule",
+            "torch_us": "likewise of torch's schedule, or of DDP over gloo",
             "ratio": "our time over torch's in the same round; the median",
         },
         packages=TORCH,
         code=TRAINING,
         target=1.0,
+    )
+
+
+def convergence(quick: bool) -> dict[str, Any]:
+    """Accuracy over time of pipelines that wait for each update and of PipeDream's."""
+    from arborcast.bench.training.convergence import TARGET, convergence_rows
+
+    return document(
+        "Does training end sooner without waiting for each update?",
+        convergence_rows(epochs=2, rates=(0.05,)) if quick else convergence_rows(),
+        keys=("method", "learning_rate"),
+        measures={"passes_to_target": Measure("less"), "best": Measure("more")},
+        units={
+            "accuracy": "share of the test images that are classified correctly, after each epoch",
+            "best": "of them",
+            "epoch_passes": "computed time of an epoch, in passes of a batch through the whole model",
+            "passes_to_target": "until the first epoch that reaches the target; null where none does",
+        },
+        packages=(*TORCH, "scikit-learn"),
+        code=TRAINING,
+        target=TARGET,
     )
 
 
@@ -226,21 +247,27 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "testbed": testbed,
     "bubbles": bubbles,
     "runtimes": runtimes,
+    "convergence": convergence,
 }
+
+
+LONG = 16
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table of the columns that are no longer than a cell."""
     from arborcast.synth.cli.console import table
 
-    names = [name for name in rows[0] if not isinstance(rows[0][name], dict)]
+    names = [name for name, value in rows[0].items() if not isinstance(value, dict) and _cell(value) != ""]
     return table(names, [[_cell(row[name]) for name in names] for row in rows], left=2)
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return str(value).replace(" ", "") if len(value) <= LONG else ""
+    return str(value)
 
 
 def main() -> int:

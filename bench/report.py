@@ -21,6 +21,7 @@ from arborcast.bench.page import (
     plans,
     scale,
     staging,
+    steps,
     sweeps,
     synthesis,
     testbed,
@@ -54,6 +55,7 @@ SECTIONS: tuple[Section, ...] = (
     loopback.SECTION,
     staging.SECTION,
     *training.SECTIONS,
+    *steps.SECTIONS,
     *plans.SECTIONS,
 )
 """In the order of the page and of the README."""

@@ -209,13 +209,18 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
         "allocations buffers chunks devices fragments height joined layers legal_cuts mbit "
         "microbatches paper_microbatches pieces ranks runs stages steps transfers trees width"
     ),
-    digits: "algbw busbw optimum rate",
-    duration: "cpu_us equation_us predicted_us simulated_us spread time_us time_us_64KiB time_us_64MiB",
+    digits: "algbw busbw optimum rate ratio",
+    duration: (
+        "cpu_us equation_us predicted_us simulated_us spread time_us time_us_64KiB time_us_64MiB torch_us"
+    ),
     seconds: (
         "call_seconds cpu_seconds first_seconds load_seconds program_seconds read_seconds seconds "
         "simulate_seconds solve_seconds target_seconds verify_seconds"
     ),
-    percent: "bubble burst_share equation_error error share_of_bound share_of_nominal share_of_optimum",
+    percent: (
+        "bubble burst_share equation_error error predicted_bubble share_of_bound share_of_nominal "
+        "share_of_optimum"
+    ),
     tiny: "evaluation_difference gradient_difference loss_difference weight_difference",
     times: "copies_over_link paper_speed_up speed_up",
     size: "buffer_bytes bytes",

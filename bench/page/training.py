@@ -33,7 +33,14 @@ from arborcast.bench.page.results import Document, first, groups, number, record
 from arborcast.bench.page.words import DASH, count, duration, percent, plural, scaled, times, tiny
 
 COMMAND = "python bench/pipeline.py --only "
-ORDERS = {"gpipe": "GPipe", "1f1b": "1F1B", "pe": "list order"}
+ORDERS = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "pe": "list order",
+    "interleaved": "interleaved 1F1B",
+    "zb-h1": "ZB-H1",
+    "zb-v": "ZB-V",
+}
 """Names of orders; `pe` is SPP's."""
 
 

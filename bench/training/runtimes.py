@@ -1,4 +1,4 @@
-"""Our step loop beside torch.distributed.pipelining's schedules, and what orders leave of the bubble.
+"""Our step beside those of torch.distributed.pipelining and DDP, and what orders leave of the bubble.
 
 Both sides do the same: the same layers on the same ranks, the same microbatches, in the same processes, whole
 steps with the optimizer, in turns. Where the question is the bubble, layers sleep as long as they would
@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
 ROUNDS = 7
 BUBBLE_ORDERS = ("1f1b", "interleaved", "zb-h1", "zb-v")
-TORCH = {"1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "zb-v": "ScheduleZBVZeroBubble"}
+TORCH = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zb-v": "ScheduleZBVZeroBubble",
+}
 """The schedule of torch that does what an order of ours does."""
+DATA_PARALLEL = "data parallel"
+"""The whole model on each rank, a microbatch each; torch's is DDP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class Setting:
         from arborcast.pipeline.order import ORDERS
         from arborcast.pipeline.stages import Plan
 
+        if order == DATA_PARALLEL:
+            return Plan([(0, self.layers, range(self.workers))], 1, "1f1b")
         made = ORDERS[order]
         stages = next(it for it in (self.workers, 2 * self.workers) if made.layout(it, self.workers))
         layout = made.layout(stages, self.workers)
@@ -145,10 +154,10 @@ def bubble_rows(*, workers: int = 4, microbatches: int = 8, rounds: int = ROUNDS
     What the trainer itself does for a step counts as waiting.
     """
     setting = Setting(workers, microbatches, samples=1, width=8, sleep_us=10_000.0)
-    times = _in_turns(setting, [f"ours {order}" for order in BUBBLE_ORDERS], rounds)
+    found = _in_turns(setting, [Contender(order) for order in BUBBLE_ORDERS], rounds)
+    times = {contender.order: of_rounds for contender, of_rounds in found.items()}
     bubbles = {
-        order: [1 - setting.busy_us / time_us for time_us in times[f"ours {order}"]]
-        for order in BUBBLE_ORDERS
+        order: [1 - setting.busy_us / time_us for time_us in of_rounds] for order, of_rounds in times.items()
     }
     ratios = {order: _ratios(bubbles[order], bubbles["1f1b"]) for order in BUBBLE_ORDERS}
     return [
@@ -157,7 +166,7 @@ def bubble_rows(*, workers: int = 4, microbatches: int = 8, rounds: int = ROUNDS
             "stages": len(setting.plan(order).stages),
             "ranks": workers,
             "microbatches": microbatches,
-            "time_us": statistics.median(times[f"ours {order}"]),
+            "time_us": statistics.median(times[order]),
             "bubble": statistics.median(bubbles[order]),
             "predicted_bubble": _predicted(setting, order),
             "ratio": statistics.median(ratios[order]),
@@ -187,22 +196,36 @@ def _predicted(setting: Setting, order: str) -> float:
 def runtime_rows(
     *, workers: Sequence[int] = (2,), microbatches: int = 8, rounds: int = ROUNDS
 ) -> list[dict[str, Any]]:
-    """A row for each order that torch has too: our step's time over that of torch's schedule."""
+    """A row for each order that torch has too, and for data parallel: our step's time over torch's.
+
+    All collectives are gloo's but those of the last row, which are synthesized.
+    """
     rows = []
     for count in workers:
         setting = Setting(count, microbatches, samples=8, layers=4 * count, width=512)
-        times = _in_turns(setting, [f"{who} {order}" for order in TORCH for who in ("ours", "torch")], rounds)
-        for order, schedule in TORCH.items():
-            ours, theirs = times[f"ours {order}"], times[f"torch {order}"]
+        asked = [(order, "gloo", schedule) for order, schedule in TORCH.items()]
+        asked += [
+            (DATA_PARALLEL, collectives, "DistributedDataParallel") for collectives in ("gloo", "synth")
+        ]
+        contenders = [Contender(order, by) for order, by, _ in asked]
+        contenders += [Contender(order, "torch") for order in (*TORCH, DATA_PARALLEL)]
+        times = _in_turns(setting, contenders, rounds)
+        batch = setting.samples * microbatches
+        for order, by, schedule in asked:
+            ours, theirs = times[Contender(order, by)], times[Contender(order, "torch")]
             ratios = _ratios(ours, theirs)
+            time_us, torch_us = statistics.median(ours), statistics.median(theirs)
             rows.append(
                 {
                     "order": order,
                     "schedule": schedule,
                     "ranks": count,
-                    "microbatches": microbatches,
-                    "time_us": statistics.median(ours),
-                    "torch_us": statistics.median(theirs),
+                    "microbatches": 1 if order == DATA_PARALLEL else microbatches,
+                    "collectives": by,
+                    "time_us": time_us,
+                    "torch_us": torch_us,
+                    "samples_per_second": 1e6 * batch / time_us,
+                    "torch_samples_per_second": 1e6 * batch / torch_us,
                     "ratio": statistics.median(ratios),
                     "spread": max(ratios) - min(ratios),
                 }
@@ -210,31 +233,42 @@ def runtime_rows(
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Who makes a step of an order: the trainer with these collectives, or "torch"."""
+
+    order: str
+    by: str = "gloo"
+
+
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """Round by round."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
-def _in_turns(setting: Setting, contenders: Sequence[str], rounds: int) -> dict[str, list[float]]:
+def _in_turns(setting: Setting, contenders: Sequence[Contender], rounds: int) -> dict[Contender, list[float]]:
     """The time of the slowest rank, in us, of each contender in each round."""
     found = run_ranks(
         setting.workers, _train, setting, tuple(contenders), rounds, timeout_s=600, within=real_time
     )
     return {
-        name: [max(times) for times in zip(*(each[index] for each in found), strict=True)]
-        for index, name in enumerate(contenders)
+        contender: [max(times) for times in zip(*(each[index] for each in found), strict=True)]
+        for index, contender in enumerate(contenders)
     }
 
 
-def _train(rank: int, setting: Setting, contenders: Sequence[str], rounds: int) -> list[list[float]]:
+def _train(rank: int, setting: Setting, contenders: Sequence[Contender], rounds: int) -> list[list[float]]:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     steps, ends = [], []
     for contender in contenders:
-        who, order = contender.split()
-        step, end = (_ours if who == "ours" else _torchs)(rank, setting, order)
+        if contender.by != "torch":
+            step, end = _ours(rank, setting, contender)
+        else:
+            make = _ddp if contender.order == DATA_PARALLEL else _torchs
+            step, end = make(rank, setting, contender.order)
         steps.append(step)
         ends.append(end)
     times: list[list[float]] = [[] for _ in contenders]
@@ -253,7 +287,7 @@ def _train(rank: int, setting: Setting, contenders: Sequence[str], rounds: int) 
 Step = Callable[[], object]
 
 
-def _ours(rank: int, setting: Setting, order: str) -> tuple[Step, Step]:
+def _ours(rank: int, setting: Setting, contender: Contender) -> tuple[Step, Step]:
     import torch
 
     from arborcast import pipeline
@@ -261,10 +295,10 @@ def _ours(rank: int, setting: Setting, order: str) -> tuple[Step, Step]:
     inputs, targets = setting.data()
     trainer = pipeline.Trainer(
         setting.model(),
-        setting.plan(order),
+        setting.plan(contender.order),
         _loss,
         lambda parameters: torch.optim.SGD(parameters, 1e-3),
-        collectives="gloo",
+        collectives=contender.by,
         check_loss=False,
     )
     return lambda: trainer.step(inputs, targets), trainer.close
@@ -286,7 +320,7 @@ def _torchs(rank: int, setting: Setting, order: str) -> tuple[Step, Step]:
         for part, it in zip(parts, held, strict=True)
     ]
     made = getattr(pipelining, TORCH[order])
-    schedule = made(stages[0] if order == "1f1b" else stages, setting.microbatches, loss_fn=_loss)
+    schedule = made(stages[0] if len(stages) == 1 else stages, setting.microbatches, loss_fn=_loss)
     optimizer = torch.optim.SGD([it for part in parts for it in part.parameters()], 1e-3)
     inputs, targets = setting.data()
 
@@ -297,6 +331,25 @@ def _torchs(rank: int, setting: Setting, order: str) -> tuple[Step, Step]:
             schedule.step(*given, target=targets, losses=[])
         else:
             schedule.step(*given)
+        optimizer.step()
+
+    return step, lambda: None
+
+
+def _ddp(rank: int, setting: Setting, order: str) -> tuple[Step, Step]:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(
+        setting.model().divide(0, setting.layers), process_group=dist.new_group(backend="gloo")
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    inputs, targets = (it.chunk(setting.workers)[rank] for it in setting.data())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(_loss(model(inputs), targets))
         optimizer.step()
 
     return step, lambda: None

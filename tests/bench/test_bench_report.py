@@ -56,13 +56,16 @@ HEADINGS = [
     "Which models train in stages, unmodified?",
     "How far is the predicted time of a training step from the measured one?",
     "What do synthesized allreduces give a training step?",
+    "How much of the bubble of 1F1B do other orders leave?",
+    "Is a step as fast as under torch.distributed.pipelining?",
+    "Does training end sooner without waiting for each update?",
     "On the testbeds of the SPP paper, is its plan the fastest of five?",
     "Does the model repeat the sweeps of the Divisible paper?",
     "How long does planning a pipeline take?",
 ]
 PIPELINE = [
     f"pipeline_{part}"
-    for part in ("curves", "models", "prediction", "testbed", "plans", "divisible", "planner")
+    for part in ("curves", "models", "prediction", "testbed", "runtimes", "plans", "divisible", "planner")
 ]
 NAMED = (
     "testbed",

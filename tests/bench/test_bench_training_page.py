@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from arborcast.bench.compare import compare
-from arborcast.bench.page import plans, training
+from arborcast.bench.page import plans, steps, training
 from arborcast.bench.page.charts import Line, LineChart, svg
 from arborcast.bench.page.parts import Table
 from arborcast.bench.page.render import part_html, table_markdown
@@ -20,7 +21,17 @@ from arborcast.bench.page.results import Document, first, frame, read_results
 from arborcast.bench.page.words import count, tiny
 
 CANNED = Path(__file__).parents[1] / "canned_results"
-PARTS = ("curves", "prediction", "testbed", "plans", "divisible", "planner")
+PARTS = (
+    "curves",
+    "prediction",
+    "testbed",
+    "plans",
+    "divisible",
+    "planner",
+    "bubbles",
+    "runtimes",
+    "convergence",
+)
 
 
 @pytest.fixture
@@ -31,9 +42,11 @@ def documents() -> dict[str, Document]:
 
 def said(document: Document) -> str:
     """The answer to a question as its reader sees it."""
-    question = next(each for each in (*training.SECTIONS, *plans.SECTIONS) if each.file == document.name)
+    question = next(
+        each for each in (*training.SECTIONS, *steps.SECTIONS, *plans.SECTIONS) if each.file == document.name
+    )
     drawn = " ".join(map(part_html, question.answer(document)))
-    return " ".join(re.sub(r"<[^>]*>", " ", drawn).split())
+    return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", drawn).split()))
 
 
 def lines(table: Table) -> list[str]:
@@ -75,6 +88,38 @@ def test_the_error_is_told_with_its_worst_case(documents: dict[str, Document]) -
     ]
 
 
+def test_a_bubble_above_the_target_is_told(documents: dict[str, Document]) -> None:
+    assert "ZB-H1 leaves 65.0 % of 1F1B's bubble (4 ranks, m = 8); the target is at most 60.0 %." in said(
+        documents["bubbles"]
+    )
+    assert lines(steps.bubbles_table(documents["bubbles"])) == [
+        "| 1F1B | 1 | 600 ms | 28.0 % | 27.0 % | 100.0 % |",
+        "| ZB-H1 | 1 | 550 ms | 18.2 % | 11.0 % | 65.0 % (missed) |",
+        "| ZB-V | 2 | 520 ms | 11.2 % | 6.0 % | 40.0 % |",
+    ]
+
+
+def test_an_order_slower_than_torchs_is_told(documents: dict[str, Document]) -> None:
+    words = said(documents["runtimes"])
+    assert "1 of 2 orders take no longer than torch's own schedule for the same plan." in words
+    assert lines(steps.runtimes_table(documents["runtimes"])) == [
+        "| 1F1B | gloo | Schedule1F1B | 640 | 512 | 0.800 |",
+        "| ZB-V | gloo | ScheduleZBVZeroBubble | 582 | 640 | 1.10 (missed) |",
+        "| data parallel | synth | DistributedDataParallel | 1,280 | 1,600 | 1.25 (missed) |",
+    ]
+
+
+def test_methods_that_never_reach_the_accuracy_are_told(documents: dict[str, Document]) -> None:
+    words = said(documents["convergence"])
+    # 4 epochs of 5 passes over 2 of 8, each at its best rate.
+    assert "PipeDream without waiting takes 1.25 times as long as 1F1B" in words
+    assert "62.5 % of the time, but 4 epochs instead of 2." in words
+    assert lines(steps.convergence_table(documents["convergence"])) == [
+        "| 0.05 | 40 (2 epochs) | 16 (2 epochs) | – (best 50.0 %) |",
+        "| 0.01 | 60 (3 epochs) | 24 (3 epochs) | 20 (4 epochs) |",
+    ]
+
+
 def test_a_step_slower_than_gloo_is_told(documents: dict[str, Document]) -> None:
     assert lines(training.steps_table(documents["testbed"])) == [
         "| dgx1 | 4+4 | 4.72 MB | 200 ms | 630 ms | 3.15× |",
@@ -99,7 +144,7 @@ def test_ties_and_losses_of_plans_are_told(documents: dict[str, Document]) -> No
     assert "slower in 1; single comparisons go from 0.970× to 1.48×." in words
     assert "In 1 comparison the other has no plan that fits into memory." in words
     # bert-large: 900 / 857.142.
-    assert "faster than SPP&#39;s plan in 1 of 3 cases (up to 1.05×) and slower in none." in words
+    assert "faster than SPP's plan in 1 of 3 cases (up to 1.05×) and slower in none." in words
     assert "stage 0: needs 12.4 GB of 9.9 GB" in words
 
 
