@@ -13,6 +13,7 @@ import pytest
 
 from arborcast import pipeline, synth
 from arborcast.pipeline.profiles import Layer, Profile
+from arborcast.synth.chunks.solvers import jobs
 from arborcast.topologies import load
 from tests.support.commands import Command, refused
 
@@ -178,8 +179,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize(("line", "facts"), [(line, facts) for line, *facts in WRONG])
 def test_wrong_input_is_one_line_and_status_2(
-    command: Command, places: dict[str, str], line: str, facts: list[str]
+    command: Command, places: dict[str, str], line: str, facts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(jobs, "CONNECT_S", 0.5)  # Dask asks again and again meanwhile
     ran = command(*(word.format(**places) for word in shlex.split(line)))
     refused(ran, *(fact.format(**places) for fact in facts))
     assert "_" not in ran.err.replace(places["folder"], ""), "an argument of Python"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from arborcast.synth.cli import app as cli
+from arborcast.synth.cli import probe
 from tests.support.ranks import rendezvous, run_ranks
 
 RANKS_IMPORT = (
@@ -60,6 +61,7 @@ def run_job(size: int, *words: str) -> list[Said]:
 
 def _as_rank(rank: int, size: int, words: tuple[str, ...]) -> Said:
     os.environ["RANK"] = str(rank)
+    probe._FOLLOWERS_WAIT_S = 0.0  # nobody ends the others here as soon as one has failed
     sys.argv = ["synth", *words]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

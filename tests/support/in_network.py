@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from unittest import mock
 
+from arborcast.backends.aggregation import aggregator
 from arborcast.backends.aggregation.aggregator import Aggregator
 from arborcast.backends.aggregation.job import Abilities
 from arborcast.backends.options import Options
@@ -90,19 +92,23 @@ def _schedule(topology: Topology, kind: Kind, chunks: list[Chunk], transfers: li
 def aggregators(
     count: int, *, abilities: Abilities | None = None
 ) -> Iterator[tuple[list[Aggregator], Options]]:
-    """So many switches in threads of this process, and the options of a group that uses them."""
+    """So many switches in threads of this process, and the options of a group that uses them.
+
+    They look often whether they are to end, so that no test waits a second for that.
+    """
     first = Aggregator("127.0.0.1", abilities=abilities)
     made = [first] + [
         Aggregator("127.0.0.1", token=first.token, abilities=abilities) for _ in range(count - 1)
     ]
     threads = [threading.Thread(target=one.serve) for one in made]
-    for thread in threads:
-        thread.start()
     addresses = tuple((None, (one.host, one.port)) for one in made)
-    try:
-        yield made, Options(aggregators=addresses, aggregator_token=first.token.hex())
-    finally:
-        for one in made:
-            one.close()
+    with mock.patch.object(aggregator, "LOOK_EVERY_S", 0.02):
         for thread in threads:
-            thread.join()
+            thread.start()
+        try:
+            yield made, Options(aggregators=addresses, aggregator_token=first.token.hex())
+        finally:
+            for one in made:
+                one.close()
+            for thread in threads:
+                thread.join()

@@ -1,4 +1,4 @@
-"""Real processes for tests: one per rank, forked from one that has imported torch and the test's module.
+"""Real processes for tests: one per rank, forked from one that has imported torch and the tests' modules.
 
 def sum_of_ranks(rank, size, group):          # at module level, so that a process can find it
     tensor = torch.tensor([rank])
@@ -77,7 +77,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         settings = {"TEST_STORE": f"{folder}/store"} | (environ or {})
         launch = _Launch(size, function, arguments, backend, settings, group_timeout_s, timeout_s)
-        results = _parent_for(function.__module__).ask(launch)
+        results = _parent().ask(launch)
     failed = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
     if failed and not may_fail:
         raise AssertionError("\n".join(f"rank {rank}: {f.error}: {f.message}" for rank, f in failed.items()))
@@ -98,19 +98,21 @@ class _Launch:
 
 
 class _Parent:
-    """A process that has imported a test's module, and forks ranks: they need not import it each."""
+    """A process that imports a module of tests when the first ranks are for it, and forks ranks.
 
-    def __init__(self, module: str) -> None:
-        self.module = module
+    They need not import it each, and what two modules import is imported once.
+    """
+
+    def __init__(self) -> None:
         self._pipe, theirs = PROCESSES.Pipe()
-        self._process = PROCESSES.Process(target=_serve, args=(theirs, module))  # no daemon: it has children
+        self._process = PROCESSES.Process(target=_serve, args=(theirs,))  # no daemon: it has children
         self._process.start()
         theirs.close()
         self._at_exit = Finalize(self, self.end, exitpriority=10)  # before multiprocessing waits for it
 
     def ask(self, launch: _Launch) -> list[Any]:
         try:
-            self._pipe.send(launch)
+            self._pipe.send((launch.function.__module__, launch))
             results: list[Any] = self._pipe.recv()
         except BaseException:  # Ctrl-C, a test that takes too long, a parent that died
             self.end()
@@ -129,29 +131,29 @@ class _Parent:
 
 
 _parents: list[_Parent] = []
-"""Of the module that the last ranks were for; memory would not do for all."""
+"""None or one."""
 
 
-def _parent_for(module: str) -> _Parent:
-    if _parents and _parents[-1].module != module:
-        _parents[-1].end()
+def _parent() -> _Parent:
     if not _parents:
-        _parents.append(_Parent(module))
+        _parents.append(_Parent())
     return _parents[-1]
 
 
-def _serve(requests: Connection, module: str) -> None:
+def _serve(requests: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks closes the pipe
-    if module != "__main__":
-        for name in getattr(importlib.import_module(module), "RANKS_IMPORT", ()):
-            importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # what is collected in ranks must not touch, and so copy, all that was imported
+    imported = {"__main__"}
     while True:
         try:
-            launch = requests.recv()
+            module, launch = requests.recv()
         except EOFError:
             return
+        if module not in imported:
+            imported.add(module)
+            for name in getattr(importlib.import_module(module), "RANKS_IMPORT", ()):
+                importlib.import_module(name)
+            gc.collect()
+            gc.freeze()  # what is collected in ranks must not touch, and so copy, all that was imported
         results = _fork(launch, requests)
         if results is not None:
             requests.send(results)
