@@ -57,7 +57,7 @@ def test_everything_equals_torch() -> None:
         in_rounds(direct("alltoall", 3)),
     ]
     sizes = (0, 3, 1003)
-    # What adds does not see which schedule it adds for: all types and reductions with one, and by turns with all.
+    # What adds does not see the schedule: all types and reductions with one, and by turns with all.
     all_ways = list(product(ITEM_BYTES, Reduction))
     asked = [(schedules[0], dtype, reduction) for dtype, reduction in all_ways]
     for number, schedule in enumerate(schedules):
@@ -82,7 +82,7 @@ def test_everything_equals_torch() -> None:
 
 
 def test_a_block_that_does_not_come_is_found_out() -> None:
-    """Chunk 1, three quarters of block 0 of three, never goes on from rank 2 to rank 3; of two halves one stays."""
+    """Chunk 1, three quarters of block 0, never goes from rank 2 on to rank 3; of two halves one stays."""
     whole = custom_exchange()
     kept = tuple(t for t in whole.transfers if (t.chunk, t.dst) != (1, 3))
     half = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
