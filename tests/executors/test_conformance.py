@@ -192,7 +192,7 @@ def test_drawn_schedules(run: Run, name: str) -> None:
     st.integers(1, 3),
     st.sampled_from(Reduction),
 )
-@settings(max_examples=120)
+@settings(max_examples=80)
 def test_random_schedules(
     run: Run, schedule: Schedule, size: int, pieces: int, seed: int, window: int, reduction: Reduction
 ) -> None:
@@ -208,7 +208,7 @@ def test_drawn_schedules_through_a_ring(run: Run, name: str) -> None:
 
 @each_executor
 @given(schedules(), st.integers(0, 40), st.integers(1, 7), st.integers(0, 2**16), st.integers(1, 4))
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_random_schedules_through_a_ring(
     run: Run, schedule: Schedule, size: int, pieces: int, seed: int, depth: int
 ) -> None:
@@ -373,8 +373,13 @@ def test_every_kind_type_and_size_in_both_forms(runtime: str) -> None:
     jobs: list[Job] = [
         (schedule, elements, dtype, Reduction.SUM, 3)
         for schedule in forms
-        for elements in (0, 1, 7, 1009)
-        for dtype in ("float32", "bfloat16", "int64")
+        for elements, dtype in (
+            (0, "float32"),
+            (1, "int64"),
+            (7, "float32"),
+            (1009, "bfloat16"),
+            (1009, "int64"),
+        )
     ]
     jobs += [
         (schedule, 101, "float64", reduction, 3)

@@ -17,7 +17,7 @@ FABRICS = (circulant(5, [1, 2]), grid(2, 4, hubs=True))
 
 
 def test_everything_equals_torch() -> None:
-    """Every kind and type by the executor that `synth run` has, on five and on eight processes."""
+    """Every kind by the executor of `synth run`: half of the types on five, the others on eight processes."""
     thirds = [Fraction(2, 3), Fraction(1, 3)]
     reductions = {"float32": Reduction.SUM, "float64": Reduction.AVG, "bfloat16": Reduction.MAX}
     sizes = (0, 17, 1003)
@@ -32,9 +32,9 @@ def test_everything_equals_torch() -> None:
             warmup=0,
             pieces=pieces,
         )
-        for fabric in FABRICS
-        for kind in KINDS
-        for dtype, pieces in zip(ITEM_BYTES, (None, 1, 3, 2), strict=True)
+        for first, fabric in enumerate(FABRICS)
+        for turn, kind in enumerate(KINDS)
+        for dtype, pieces in [*zip(ITEM_BYTES, (None, 1, 3, 2), strict=True)][(first + turn) % 2 :: 2]
     ]
     for sweep, rows in zip(sweeps, launch.run_sweeps(sweeps, timeout_s=200), strict=True):
         assert [row.wrong for row in rows] == [0, 0, 0], (sweep.schedule.topology.name, sweep)

@@ -35,26 +35,31 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("form", ["folders", "files"])
-def test_training_beside_modules_of_the_same_names(form: str, tmp_path: Path) -> None:
-    for name in NAMES:
-        file = tmp_path / name / "__init__.py" if form == "folders" else tmp_path / f"{name}.py"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("OWNER = 'user'\n")
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    root = str(Path(arborcast.__file__).parents[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store")],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": root, "ARBORCAST_TOPOLOGY": "full:2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+def test_training_beside_modules_of_the_same_names(tmp_path: Path) -> None:
+    """Rank 0 has them as folders, rank 1 as files."""
+    ranks = []
+    for rank, form in enumerate(("{}/__init__.py", "{}.py")):
+        home = tmp_path / str(rank)
+        for name in NAMES:
+            file = home / form.format(name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("OWNER = 'user'\n")
+        script = home / "train.py"
+        script.write_text(SCRIPT)
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(script), str(rank), str(tmp_path / "store")],
+                cwd=home,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(arborcast.__file__).parents[1]),
+                    "ARBORCAST_TOPOLOGY": "full:2",
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         )
-        for rank in range(2)
-    ]
     for process in ranks:
         out, err = process.communicate(timeout=200)
         assert process.returncode == 0, err

@@ -42,6 +42,9 @@ from tests.support.faults import (
 )
 from tests.support.ranks import Failure
 
+ONE_WAY = [WAYS[0], *(pytest.param(way, marks=pytest.mark.long) for way in WAYS[1:])]
+"""Both ways of transport are killed, stopped and timed out alone, too (tests/transport, tests/dataflow)."""
+
 
 def _killed_within(rank: int, size: int, victim: int, nbytes: int) -> Ended:
     check_right(allreduce(rank, size, count=5000))
@@ -137,7 +140,7 @@ def _killed_with_work_in_flight(rank: int, size: int, victim: int) -> list[Ended
     return results
 
 
-@pytest.mark.parametrize("transport", WAYS)
+@pytest.mark.parametrize("transport", ONE_WAY)
 def test_after_a_death_all_calls_fail_with_the_first_reason_and_a_new_group_works(transport: str) -> None:
     victim = 1
     results = launch(_killed_with_work_in_flight, victim, transport=transport, group_timeout_s=PATIENCE_S)
@@ -196,7 +199,7 @@ def _stopped(rank: int, size: int, victim: int) -> list[Ended]:
     return [result, allreduce(rank, size, LARGE // 16)]
 
 
-@pytest.mark.parametrize("transport", WAYS)
+@pytest.mark.parametrize("transport", ONE_WAY)
 def test_a_stopped_rank_is_named_when_the_deadline_passes(transport: str) -> None:
     victim = 2
     results = launch(_stopped, victim, transport=transport)
@@ -218,7 +221,7 @@ def _slow(rank: int, size: int, victim: int, delay_s: float) -> list[Ended]:
     return [*results, allreduce(rank, size, salt=1), broadcast(rank, victim)]
 
 
-@pytest.mark.parametrize("gloo_below", ["0", "1GiB"])
+@pytest.mark.parametrize("gloo_below", ["0", pytest.param("1GiB", marks=pytest.mark.long)])
 def test_a_slow_rank_is_waited_for(gloo_below: str) -> None:
     # Longer than any moment for which the engine looks or searches, far less than the group's patience.
     for results in launch(_slow, 3, 1.0, gloo_below=gloo_below, transport="auto", group_timeout_s=PATIENCE_S):

@@ -134,7 +134,8 @@ def every_reduction(rank: int, size: int, path: str) -> int:
     return ran
 
 
-PATHS = [*((size, "schedule") for size in FABRICS), (3, "gloo"), (3, "staged")]
+# What adds sees neither how many ranks there are nor how the tensor came.
+PATHS = [(3, "schedule"), (3, "gloo"), (2, "staged"), pytest.param(4, "schedule", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize(("size", "path"), PATHS)
@@ -191,7 +192,7 @@ def every_size(rank: int, size: int) -> None:
     tested, reference = groups()
     chance = random.Random(7)
     dtypes = [torch.float32, torch.int64, torch.uint8, torch.bfloat16]
-    for salt, count in enumerate([*SIZES, *(chance.randrange(1, 30_000) for _ in range(10))]):
+    for salt, count in enumerate([*SIZES, *(chance.randrange(1, 30_000) for _ in range(5))]):
         for kind in REDUCING:
             op, dtype = chance.choice(["SUM", "MIN", "PRODUCT"]), chance.choice(dtypes)
             case = reducing(kind, op, dtype, count, salt)
@@ -205,7 +206,6 @@ def every_size(rank: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("fabric", "transport", "method", "path"),
     [
-        ("full:2", "auto", "trees", "schedule"),
         ("ring:3", "auto", "auto", "schedule"),
         ("full:4", "auto", "trees", "schedule"),
         ("star:3", "sockets", "trees", "schedule"),

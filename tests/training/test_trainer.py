@@ -112,7 +112,7 @@ PLANS = {
     "ranks in any order": Plan([(0, 3, (3,)), (3, 5, (2, 0)), (5, LAYERS, (1,))], 3, "1f1b"),
 }
 LONG = ("1-2-1 fill and drain", "1-2-1", "1-2-1 list order")
-STEPS, LONG_STEPS = 5, 20
+STEPS, LONG_STEPS = 2, 10
 
 
 def by_all_plans(rank: int, size: int) -> dict[str, Curve]:

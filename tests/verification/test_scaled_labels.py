@@ -96,13 +96,13 @@ def test_best_within_a_height_is_the_best(topology: Topology, data: st.DataObjec
 @pytest.mark.parametrize("decimals", [6, 9])
 def test_meshes_with_many_decimals(decimals: int) -> None:
     """Prices times capacities outgrow 64 bits here, and raw capacities the tolerances of HiGHS."""
-    for seed in range(5):
+    for seed in range(3):
         topology = meshed(seed, decimals)
         found = solve_by_trees(topology, Collective.on(topology, "allreduce"), Request(max_height=2))
         assert dict(found.method.settings)["within_height"] in PROVED
         # Five ranks are few enough for a program over all of their trees.
         few = topology.subset(range(5))
-        if few.is_symmetric and seed < 3:
+        if few.is_symmetric:
             broadcast = Collective.on(few, "broadcast")
             try:
                 low = solve_by_trees(few, broadcast, Request(max_height=2))
@@ -139,7 +139,7 @@ def test_another_unit_changes_nothing(topology: Topology, power: int, data: st.D
 @pytest.mark.parametrize("kind", ["broadcast", "allreduce"])
 def test_a_link_of_many_decimals_that_no_tree_needs_changes_nothing(kind: str) -> None:
     """It makes the common unit of all bandwidths a billion times smaller."""
-    for seed in range(2):
+    for seed in range(1):
         links = meshed(seed, 0, ranks=5).links
         rough, fine = (
             Topology.build(
