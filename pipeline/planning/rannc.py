@@ -19,7 +19,7 @@ Source: Tanaka, Taura, Hanawa, Torisawa, IPDPS 2021 (arXiv 2103.16063), sections
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise, product
 from math import inf
@@ -61,34 +61,52 @@ def rannc(
     batch: int,
     microbatches: int,
     memory_bytes: Limit | None = None,
+    count: int | None = None,
+    recompute: bool | None = None,
 ) -> Plan:
-    """RaNNC's plan, in GPipe's order, with recomputation wherever there are several microbatches.
+    """RaNNC's plan, in GPipe's order.
 
     Published bandwidths are constants; here messages cost what the narrowest path inside a pipeline does.
+
+    Args:
+        profile: of the model.
+        network: whose ranks are all used.
+        batch: samples of a step.
+        microbatches: that they are divided into.
+        memory_bytes: of every rank, or by rank; None for no limit.
+        count: of stages; None for as few as fit.
+        recompute: None for what is published: wherever there are several microbatches.
 
     Raises:
         PlanError: nothing fits (by how much, in the most stages that there can be), or no path leads on.
         BatchError: there are fewer samples than microbatches, or in one of them fewer than pipelines.
     """
     Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
-    asked = _Problem(profile, network, batch, microbatches, memory_bytes)
+    again = microbatches > 1 if recompute is None else recompute
+    asked = _Problem(profile, network, batch, microbatches, again, memory_bytes)
     bounds = asked.blocks()
     hosts = _hosts(network)
+    most_blocks = len(bounds) - 1
+    tried: tuple[Groups, range] | None = None  # the last
     for used in range(1, len(hosts) + 1):
-        if len(hosts) % used:
-            continue  # pipelines are alike
+        least, most = (used - 1) * len(hosts[0]) + 1, min(used * len(hosts[0]), most_blocks)
+        counts = range(least, most + 1) if count is None else range(max(count, least), min(count, most) + 1)
+        if len(hosts) % used or not counts:
+            continue  # pipelines are alike, and take all of their hosts
         pipelines = tuple(sum(hosts[at : at + used], ()) for at in range(0, len(hosts), used))
-        devices = len(pipelines[0])
-        counts = range(devices - len(hosts[0]) + 1, min(devices, len(bounds) - 1) + 1)
-        found = stages(len(bounds) - 1, devices, counts, asked.stage_cost(bounds, pipelines))
+        tried = pipelines, counts[-1:]
+        found = stages(most_blocks, len(pipelines[0]), counts, asked.stage_cost(bounds, pipelines))
         if found is not None:
             return asked.plan(found, bounds, pipelines)
-    free = _Problem(profile, network, batch, microbatches, None)
-    most = min(devices, len(bounds) - 1)
-    found = stages(len(bounds) - 1, devices, range(most, most + 1), free.stage_cost(bounds, pipelines))
-    if found is None:
-        raise PlanError(f"rannc: {batch} samples in {microbatches} microbatches are too few for all ranks")
-    return fitted([free.plan(found, bounds, pipelines)], profile, memory_bytes, batch)
+    if tried is not None:
+        (pipelines, counts), free = tried, replace(asked, memory_bytes=None)
+        found = stages(most_blocks, len(pipelines[0]), counts, free.stage_cost(bounds, pipelines))
+        if found is not None:
+            return fitted([free.plan(found, bounds, pipelines)], profile, memory_bytes, batch)
+    raise PlanError(
+        f"rannc: {most_blocks} blocks in {count or 'any number of'} stages must take all ranks of a pipeline "
+        f"with {batch} samples in {microbatches} microbatches, and do not"
+    )
 
 
 def stages(blocks: int, devices: int, counts: range, cost: StageCost) -> tuple[Part, ...] | None:
@@ -146,12 +164,8 @@ class _Problem:
     network: LinkCosts
     batch: int
     microbatches: int
+    recompute: bool
     memory_bytes: Limit | None
-
-    @property
-    def recompute(self) -> bool:
-        """Published: wherever there are several microbatches."""
-        return self.microbatches > 1
 
     def blocks(self) -> tuple[int, ...]:
         """The layers at which blocks begin, and the number of layers (phase 2).

@@ -109,7 +109,10 @@ def test_rows_of_a_comparison() -> None:
         "gpipe",
         "pipedream",
         "hetpipe",
+        "rannc",
+        "spp, several stages",
         "any order",
+        "pipedream-async",
     ]
     found = {row["method"]: row for row in rows}
     assert found["spp"]["speed_up"] == 1
@@ -118,6 +121,9 @@ def test_rows_of_a_comparison() -> None:
     assert found["data-parallel"]["time_us"] is None
     assert found["gpipe"]["replicas"] == [1, 1, 1, 1]
     assert found["any order"]["time_us"] <= found["spp"]["time_us"]
+    # 3 us each sample and layer but for 10 of 1000 and 2000 that are there once; four ranks.
+    assert found["spp"]["floor_us"] == pytest.approx(6 * (20 + 4 * 2980) / 4)
     for row in rows:
-        assert row["time_us"] is None or row["memory_bytes"] <= 10 * 10**6
+        assert row["time_us"] is None or row["time_us"] >= row["floor_us"]
+        assert not row["fits"] or row["memory_bytes"] <= 10 * 10**6
         assert set(row) == set(rows[0])
