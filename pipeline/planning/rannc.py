@@ -30,6 +30,7 @@ import numpy as np
 from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.balance import balanced_cuts
+from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.hosts import Groups, levels
 from arborcast.pipeline.planning.memory import Limit, RangeFits, fitted, range_fits
 from arborcast.pipeline.planning.tables import Floats, Integers
@@ -244,9 +245,10 @@ class _Problem:
 
 
 def _hosts(network: LinkCosts) -> Groups:
-    """What the source is told: the widest groups of ranks that are not all ranks."""
+    """What the source is told: the widest groups of ranks that are not all ranks, neighbours side by side."""
     found = levels(network)
-    return found[-2] if len(found) > 1 else found[0]
+    hosts = found[-2] if len(found) > 1 else found[0]
+    return tuple(tuple(host[rank] for rank in device_order(network.topology.subset(host))) for host in hosts)
 
 
 def _us_per_byte(network: LinkCosts, src: int, dst: int) -> float:
