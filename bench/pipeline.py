@@ -1,10 +1,11 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Ten questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
-models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside four
-others (plans), the sweeps of the Divisible paper (divisible), the planner's own time (planner), a training
-step on emulated links (testbed), what orders leave of the bubble (bubbles), our steps beside those of torch's
-own schedules and DDP (runtimes), accuracy over time with and without waiting for updates (convergence).
+Twelve questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside the
+others (plans), where they gain (gains), RaNNC's experiments planned (rannc), the sweeps of the Divisible
+paper (divisible), the planner's own time (planner), a training step on emulated links (testbed), what orders
+leave of the bubble (bubbles), our steps beside those of torch's own schedules and DDP (runtimes), accuracy
+over time with and without waiting for updates (convergence).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -95,13 +96,59 @@ def plans(quick: bool) -> dict[str, Any]:
 
     names = networks.NAMES[:2] if quick else networks.NAMES
     return document(
-        "On the two testbeds of the SPP paper, is its plan the fastest of five?",
+        "On the two testbeds of the SPP paper, is its plan the fastest?",
         compare(names),
         keys=("testbed", "model", "method"),
         measures={"time_us": Measure("less"), "speed_up": Measure("more", follows="time_us")},
         units={
             "time_us": "predicted by the simulator, one step",
             "speed_up": "time of this method over time of SPP's plan",
+            "floor_us": "the work of a batch divided by all ranks: no plan is faster",
+        },
+        packages=TORCH,
+        code=TRAINING,
+    )
+
+
+def gains(quick: bool) -> dict[str, Any]:
+    """Links and batches with which SPP's plan gains."""
+    from arborcast.bench.training.spp_testbeds import GAIN_NETWORKS, gain_rows
+
+    return document(
+        "With which links and batches does SPP gain over the others?",
+        gain_rows(GAIN_NETWORKS[:1]) if quick else gain_rows(),
+        keys=("nic_gbit", "model", "samples_each"),
+        measures={"time_us": Measure("less"), "gain": Measure("more", follows="time_us")},
+        units={
+            "nic_gbit": "Gbit/s of the NIC that both ranks of a host share",
+            "samples_each": "of a step, on each rank",
+            "time_us": "of SPP's plan, predicted by the simulator, one step",
+            "data_parallel_us": "likewise of data parallelism",
+            "floor_us": "the work of a batch divided by all ranks: no plan is faster",
+            "gain": "time of the fastest of data parallelism, GPipe, PipeDream and HetPipe over SPP's",
+        },
+        packages=TORCH,
+        code=TRAINING,
+    )
+
+
+def rannc(quick: bool) -> dict[str, Any]:
+    """RaNNC's experiments, planned."""
+    from arborcast.bench.training import rannc_paper as paper
+
+    rows = paper.tall_rows(paper.DEVICE_COUNTS[:2] if quick else paper.DEVICE_COUNTS)
+    rows += paper.large_rows(paper.LAYERS[:2] if quick else paper.LAYERS)
+    return document(
+        "What does the partitioner of RaNNC give in its experiments?",
+        rows if quick else rows + paper.largest_rows(),
+        keys=("experiment", "devices", "method", "parts", "asked", "layers"),
+        measures={"samples_per_second": Measure("more")},
+        units={
+            "samples_per_second": f"predicted; {paper.TOKENS} tokens a sample, float16",
+            "parts": "of the model: stages, or ranks that divide it as Megatron-LM does; null for any",
+            "asked": "microbatches; null for the best",
+            "memory_bytes": f"of the fullest rank, at most {paper.LIMIT_BYTES}",
+            "parameters": "of the model; layers are its blocks",
         },
         packages=TORCH,
         code=TRAINING,
@@ -242,6 +289,8 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "models": models,
     "prediction": prediction,
     "plans": plans,
+    "gains": gains,
+    "rannc": rannc,
     "divisible": divisible,
     "planner": planner,
     "testbed": testbed,

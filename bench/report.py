@@ -18,6 +18,7 @@ from arborcast.bench.page import (
     fragments,
     in_network,
     loopback,
+    planners,
     plans,
     scale,
     staging,
@@ -57,6 +58,7 @@ SECTIONS: tuple[Section, ...] = (
     *training.SECTIONS,
     *steps.SECTIONS,
     *plans.SECTIONS,
+    *planners.SECTIONS,
 )
 """In the order of the page and of the README."""
 

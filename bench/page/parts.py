@@ -206,12 +206,14 @@ in_gigabytes = scaled("GB", 1e3, 2)
 UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     _method: "method",
     count: (
-        "allocations buffers chunks devices fragments height joined layers legal_cuts mbit "
-        "microbatches paper_microbatches pieces ranks runs stages steps transfers trees width"
+        "allocations asked buffers chunks devices fragments height joined layers legal_cuts mbit "
+        "microbatches nic_gbit paper_microbatches parts pieces ranks runs samples_each stages steps "
+        "transfers trees width"
     ),
-    digits: "algbw busbw optimum rate ratio",
+    digits: "algbw busbw optimum rate ratio samples_per_second",
     duration: (
-        "cpu_us equation_us predicted_us simulated_us spread time_us time_us_64KiB time_us_64MiB torch_us"
+        "cpu_us data_parallel_us equation_us floor_us predicted_us simulated_us spread time_us "
+        "time_us_64KiB time_us_64MiB torch_us"
     ),
     seconds: (
         "call_seconds cpu_seconds first_seconds load_seconds program_seconds read_seconds seconds "
@@ -222,7 +224,7 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
         "share_of_optimum"
     ),
     tiny: "evaluation_difference gradient_difference loss_difference weight_difference",
-    times: "copies_over_link paper_speed_up speed_up",
+    times: "copies_over_link gain paper_speed_up speed_up",
     size: "buffer_bytes bytes",
     speed_up: (
         "cpu_saving over_nccl over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean "
@@ -231,6 +233,7 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     ),
     in_gigabytes: "peak_MB",
     scaled("GB", 1e9): "limit_bytes memory_bytes",
+    scaled("billion", 1e9): "parameters",
 }
 """How figures are shown, by the names of their columns."""
 

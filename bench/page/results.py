@@ -27,27 +27,29 @@ Row: TypeAlias = Any
 
 TEXT = tuple(
     """
-    box case claim collective collectives family faults gpus measure method model network order reason result
-    schedule served_by solver sweep testbed title topology verdict verified what why why_not why_stopped
+    best_other box case claim collective collectives experiment family faults gpus measure method model
+    network order reason result schedule served_by solver sweep testbed title topology verdict verified
+    what why why_not why_stopped
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 FIGURES = tuple(
     """
-    algbw allocations best best_of_all best_of_all_speed_up best_of_named best_of_named_speed_up bubble
-    buffer_bytes buffers burst_share busbw bytes call_seconds call_times_ours chunks copies_over_link
-    cpu_saving cpu_seconds cpu_us devices difference epoch_passes epochs_to_target equation_error
-    equation_us error file_bytes evaluation_difference first_loss first_seconds fragments gradient_bytes
-    gradient_difference group height joined last_loss layers learning_rate legal_cuts limit_bytes limit_s
-    load_seconds loss_difference mbit measured memory_bytes microbatches optimum over_nccl over_nccl_mean
-    over_nccl_most over_nccl_relays over_nccl_relays_mean over_nccl_relays_most over_ring
-    paper_microbatches paper_speed_up passes_to_target peak_MB pieces predicted_bubble predicted_us
-    program_MB program_seconds ranks rate ratio read_seconds rounds runs samples_per_second seconds
-    share_of_bound share_of_nominal share_of_optimum simulate_seconds simulated_engine_us
-    simulated_fifo_us simulated_priority_us simulated_us solve_seconds speed_up speed_up_over_gloo
-    speed_up_over_ring spread stages steps target target_s target_seconds time_us time_us_64KiB
-    time_us_64MiB time_us_with_nccl_overhead times_faster_than_gloo times_gloo times_ours
-    torch_samples_per_second torch_us transfers trees verify_seconds weight_difference width
-    worst_engine_us worst_random_us written_out_program_seconds written_out_seconds
+    algbw allocations asked batch best best_of_all best_of_all_speed_up best_of_named best_of_named_speed_up
+    bubble buffer_bytes buffers burst_share busbw bytes call_seconds call_times_ours chunks
+    copies_over_link cpu_saving cpu_seconds cpu_us data_parallel_us devices difference epoch_passes
+    epochs_to_target equation_error equation_us error evaluation_difference file_bytes first_loss
+    first_seconds floor_us fragments gain gradient_bytes gradient_difference group height joined last_loss
+    layers learning_rate legal_cuts limit_bytes limit_s load_seconds loss_difference mbit measured
+    memory_bytes microbatches nic_gbit optimum over_nccl over_nccl_mean over_nccl_most over_nccl_relays
+    over_nccl_relays_mean over_nccl_relays_most over_ring paper_microbatches paper_speed_up parameters
+    parts passes_to_target peak_MB pieces predicted_bubble predicted_us program_MB program_seconds ranks
+    rate ratio read_seconds rounds runs samples_each samples_per_second seconds share_of_bound
+    share_of_nominal share_of_optimum simulate_seconds simulated_engine_us simulated_fifo_us
+    simulated_priority_us simulated_us solve_seconds speed_up speed_up_over_gloo speed_up_over_ring spread
+    stages steps target target_s target_seconds time_us time_us_64KiB time_us_64MiB
+    time_us_with_nccl_overhead times_faster_than_gloo times_gloo times_ours torch_samples_per_second
+    torch_us transfers trees verify_seconds weight_difference width worst_engine_us worst_random_us
+    written_out_program_seconds written_out_seconds
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 OTHERS = tuple(

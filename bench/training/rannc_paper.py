@@ -134,7 +134,13 @@ def tall_rows(counts: Sequence[int] = DEVICE_COUNTS) -> list[dict[str, Any]]:
 
 def _tall(topology: Topology) -> Iterator[dict[str, Any]]:
     profile, network = costs(TALL, 16), LinkCosts(topology)
-    case = {"devices": topology.ranks, "model": TALL.name, "parameters": parameters(profile)}
+    case = {
+        "experiment": "tall",
+        "devices": topology.ranks,
+        "layers": TALL.blocks,
+        "batch": TALL_BATCH,
+        "parameters": parameters(profile),
+    }
     limited = {"batch": TALL_BATCH, "memory_bytes": LIMIT_BYTES}
     methods: Mapping[str, Callable[[int], Plan]] = {
         "rannc": lambda m: rannc(profile, network, microbatches=m, **limited),
@@ -178,7 +184,7 @@ def _fastest(
         except (PlanError, BatchError) as error:
             refusal = str(error)
             continue
-        if best is None or found["samples_per_s"] > best["samples_per_s"]:
+        if best is None or found["samples_per_second"] > best["samples_per_second"]:
             best = found
     return best or dict.fromkeys(_COLUMNS) | {"fits": False, "why_not": refusal}
 
@@ -186,7 +192,7 @@ def _fastest(
 def _columns(plan: Plan, profile: Profile, network: LinkCosts, batch: int) -> dict[str, Any]:
     predicted = predict(plan, profile, network, batch=batch)
     return {
-        "samples_per_s": predicted.samples_per_s,
+        "samples_per_second": predicted.samples_per_s,
         "time_us": predicted.time_us,
         "replicas": [stage.replicas for stage in plan.stages],
         "microbatches": plan.microbatches,
@@ -200,7 +206,7 @@ def _columns(plan: Plan, profile: Profile, network: LinkCosts, batch: int) -> di
 
 
 _COLUMNS = (
-    "samples_per_s",
+    "samples_per_second",
     "time_us",
     "replicas",
     "microbatches",
@@ -243,7 +249,7 @@ def ways() -> Iterator[Way]:
 
 def large_rows(layers: Sequence[int] = LAYERS) -> list[dict[str, Any]]:
     """Samples per second of BERT-Large with so many layers; null with the reason where it does not fit."""
-    return [_large(way, blocks) for way in ways() for blocks in layers]
+    return [{"experiment": "large"} | _large(way, blocks) for way in ways() for blocks in layers]
 
 
 def largest_rows(most: int = 2048) -> list[dict[str, Any]]:
@@ -256,7 +262,7 @@ def largest_rows(most: int = 2048) -> list[dict[str, Any]]:
             low, high = (middle, high) if _large(way, middle)["fits"] else (low, middle)
         found = _large(way, max(low, 1))
         assert found["fits"] and low < most, f"{way}: no largest number of layers in 1..{most}"
-        rows.append(found)
+        rows.append({"experiment": "largest"} | found)
     return rows
 
 
@@ -265,6 +271,7 @@ def _large(way: Way, blocks: int) -> dict[str, Any]:
     network = _one_host()
     whole = costs(shape, LARGE_SAMPLES)
     case = {
+        "devices": 8,
         "method": way.method,
         "parts": way.parts,
         "asked": way.microbatches,
@@ -340,7 +347,7 @@ def megatron(shape: Shape, network: LinkCosts, parts: int, batch: int) -> dict[s
     ]
     fit = [it for it in found if it["memory_bytes"] <= LIMIT_BYTES]
     if fit:
-        return max(fit, key=lambda it: it["samples_per_s"]) | {"fits": True, "why_not": None}
+        return max(fit, key=lambda it: it["samples_per_second"]) | {"fits": True, "why_not": None}
     least = min(it["memory_bytes"] for it in found)
     why = f"a rank must fit into {LIMIT_BYTES} bytes, got {least}"
     return dict.fromkeys(_COLUMNS) | {"fits": False, "why_not": why}
@@ -366,7 +373,7 @@ def _megatron(
         kept += shape.blocks * profile.output_bytes(1, share)
     groups = network.topology.ranks // parts
     return {
-        "samples_per_s": groups * samples / time_us * 1e6,
+        "samples_per_second": groups * samples / time_us * 1e6,
         "time_us": time_us,
         "replicas": [groups],
         "microbatches": count,

@@ -59,13 +59,26 @@ HEADINGS = [
     "How much of the bubble of 1F1B do other orders leave?",
     "Is a step as fast as under torch.distributed.pipelining?",
     "Does training end sooner without waiting for each update?",
-    "On the testbeds of the SPP paper, is its plan the fastest of five?",
+    "On the testbeds of the SPP paper, is its plan the fastest?",
     "Does the model repeat the sweeps of the Divisible paper?",
     "How long does planning a pipeline take?",
+    "With which links and batches does SPP gain over the others?",
+    "What does the partitioner of RaNNC give in its experiments?",
 ]
 PIPELINE = [
     f"pipeline_{part}"
-    for part in ("curves", "models", "prediction", "testbed", "runtimes", "plans", "divisible", "planner")
+    for part in (
+        "curves",
+        "models",
+        "prediction",
+        "testbed",
+        "runtimes",
+        "plans",
+        "divisible",
+        "planner",
+        "gains",
+        "rannc",
+    )
 ]
 NAMED = (
     "testbed",

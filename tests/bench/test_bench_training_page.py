@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from arborcast.bench.compare import compare
-from arborcast.bench.page import plans, steps, training
+from arborcast.bench.page import planners, plans, steps, training
 from arborcast.bench.page.charts import Line, LineChart, svg
 from arborcast.bench.page.parts import Table
 from arborcast.bench.page.render import part_html, table_markdown
@@ -31,6 +31,8 @@ PARTS = (
     "bubbles",
     "runtimes",
     "convergence",
+    "gains",
+    "rannc",
 )
 
 
@@ -43,10 +45,16 @@ def documents() -> dict[str, Document]:
 def said(document: Document) -> str:
     """The answer to a question as its reader sees it."""
     question = next(
-        each for each in (*training.SECTIONS, *steps.SECTIONS, *plans.SECTIONS) if each.file == document.name
+        each
+        for each in (*training.SECTIONS, *steps.SECTIONS, *plans.SECTIONS, *planners.SECTIONS)
+        if each.file == document.name
     )
     drawn = " ".join(map(part_html, question.answer(document)))
     return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", drawn).split()))
+
+
+def words_of(document: Document) -> str:
+    return said(document).replace("&#39;", "'")
 
 
 def lines(table: Table) -> list[str]:
@@ -132,10 +140,10 @@ def test_a_step_slower_than_gloo_is_told(documents: dict[str, Document]) -> None
 
 def test_ties_and_losses_of_plans_are_told(documents: dict[str, Document]) -> None:
     assert lines(plans.plans_table(documents["plans"])) == [
-        "| 4 hosts x 2 1080 Ti | vgg19 | 7+1, m 4 | 552 ms | 1.12× | 1.48× | 1.11× | 1.20× |",
-        "| 4 V100 | vgg19 | 4 replicas, m 1 | 349 ms | tie | 1.34× | tie | tie |",
+        "| 4 hosts x 2 1080 Ti | vgg19 | 7+1, m 4 | 552 ms | 1.12× | 1.48× | 1.11× | 1.20× | – |",
+        "| 4 V100 | vgg19 | 4 replicas, m 1 | 349 ms | tie | 1.34× | tie | tie | – |",
         "| 4 hosts x 2 1080 Ti | bert-large | 8 stages, m 16 | 900 ms | does not fit | 1.30× "
-        "| 0.970× (lost) | 1.10× |",
+        "| 0.970× (lost) | 1.10× | – |",
     ]
     words = said(documents["plans"])
     assert "SPP's plan is alone the fastest in 1 of 3 cases , level with the best of the others in 1" in (
@@ -146,6 +154,44 @@ def test_ties_and_losses_of_plans_are_told(documents: dict[str, Document]) -> No
     # bert-large: 900 / 857.142.
     assert "faster than SPP's plan in 1 of 3 cases (up to 1.05×) and slower in none." in words
     assert "stage 0: needs 12.4 GB of 9.9 GB" in words
+    # 348.8 ms over 337.5, 401.12 over 348.8, 343 over 348.8.
+    plain = words_of(documents["plans"])
+    assert (
+        "4 V100: in 1 case SPP's plan is data parallelism. That takes 3.3 % longer than the work of the "
+        "batch divided by all ranks, which no plan can go below; SPP's best plan of several stages takes "
+        "15.0 % longer than data parallelism" in plain
+    )
+    assert "is 1.02× to 1.02× as fast as SPP's plan per sample (VGG-19 on 4 V100" in plain
+
+
+def test_where_spp_gains_is_told_with_what_there_is_to_gain(documents: dict[str, Document]) -> None:
+    assert lines(planners.gains_table(documents["gains"])) == [
+        "| vgg19 | 32 | 1.11× of 1.31× | 1.30× of 2.95× |",
+        "| resnet152 | 32 | tie of 1.10× | tie of 1.10× |",
+    ]
+    words = words_of(documents["gains"])
+    assert "faster than all others in 2 of 4 settings , by up to 1.30× (vgg19, 10 Gbit/s, 32 samples" in words
+    assert "where this is below 15 %, SPP gains in none of 2 settings; elsewhere in 2 of 2." in words
+
+
+def test_the_experiments_of_rannc_are_told(documents: dict[str, Document]) -> None:
+    words = words_of(documents["rannc"])
+    assert "BERT-Tall (1.84 billion parameters; published: 1.85) fits on no single device." in words
+    assert "On 8 and 480 devices our plan, the same on every host, is 1.36× to 1.42× as fast" in words
+    assert "faster than Megatron-LM's layout in 2 parts with 1 of 2 numbers of layers." in words
+    assert lines(planners.tall_table(documents["rannc"])) == [
+        "| 8 | 366 | 258 | does not fit | 2+2+2+2+2+2+2+2, m 64, ZB-V | 3+5, m 64, GPipe, recomputes |",
+        "| 480 | 15,000 | 11,000 | does not fit | 2+2+2+2+2+2+2+2, m 64, ZB-V "
+        "| 3+5, m 64, GPipe, recomputes |",
+    ]
+    assert lines(planners.large_table(documents["rannc"])) == [
+        "| data parallel | 1,157 | does not fit |",
+        "| Megatron-LM, 2 parts | 851 | 224 |",
+        "| RaNNC, 2 stages, m 2, batch 64 | 790 | 225 |",
+        "| RaNNC, 2 stages, m 32, batch 256 | 520 | 140 |",
+        "| ours | 1,157 | 308 |",
+    ]
+    assert "ours 700 8.90 billion 20.0" in words
 
 
 def test_a_loss_is_not_hidden_by_what_is_won(documents: dict[str, Document]) -> None:
