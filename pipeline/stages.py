@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import lcm
+from math import inf, lcm
 
+from arborcast.pipeline.costs.activations import Segment, Segments, Treatment, check_segments, extra_us
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Passes
 from arborcast.pipeline.order.cap import capped
+from arborcast.pipeline.profiles import Profile
 from arborcast.synth.topology import Topology
 
 
@@ -29,11 +31,13 @@ class Stage:
         start: the first layer.
         end: the layer behind the last one.
         ranks: of the topology and of the job, in the order in which samples are divided among them.
+        segments: what becomes of the results of its layers; empty for what the plan says of all.
     """
 
     start: int
     end: int
     ranks: tuple[int, ...]
+    segments: Segments = ()
 
     @property
     def replicas(self) -> int:
@@ -64,12 +68,14 @@ class Plan:
         stages: together all layers, each once, in order.
         microbatches: that each batch is divided into.
         order: one of `pipeline.order.ORDERS`.
-        recompute: whether the backward pass repeats the forward pass instead of keeping its results.
+        recompute: whether the backward pass of each stage repeats the whole forward pass instead of keeping
+            its results. Stages that have `segments` say it by layer instead.
         max_in_flight: most microbatches whose results any rank keeps at once; None for what the order does.
             Only for orders of one stage on each rank whose backward passes are whole.
         topology: the fabric whose ranks the stages name; None where it is said elsewhere.
         model: the name of the model's profile, "" where nothing is known of it.
         method: what made the plan, in words.
+        offload_gbps: GB/s between each rank and host memory, each way; None where nothing is offloaded.
 
     Raises:
         PlanError: a gap between stages, stages that share some of their ranks only, stages on other workers
@@ -84,6 +90,7 @@ class Plan:
     topology: Topology | None = None
     model: str = ""
     method: str = "by hand"
+    offload_gbps: float | None = None
 
     def __init__(
         self,
@@ -95,6 +102,7 @@ class Plan:
         topology: Topology | None = None,
         model: str = "",
         method: str = "by hand",
+        offload_gbps: float | None = None,
     ) -> None:
         """Make and check a plan."""
         made = tuple(
@@ -110,6 +118,7 @@ class Plan:
             "topology": topology,
             "model": model,
             "method": method,
+            "offload_gbps": offload_gbps,
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
@@ -122,6 +131,7 @@ class Plan:
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise PlanError(f"plan: max_in_flight must be at least 1, got {self.max_in_flight}")
         self._check_order()
+        self._check_segments()
 
     def _check_stages(self) -> None:
         if not self.stages:
@@ -173,10 +183,49 @@ class Plan:
                 "backward pass need, got recompute"
             )
 
+    def _check_segments(self) -> None:
+        """Whether what becomes of results can be carried out."""
+        for index, stage in enumerate(self.stages):
+            if not stage.segments:
+                continue
+            if self.recompute:
+                raise PlanError(f"plan: stage {index}: must have no segments where all recompute, got some")
+            fault = check_segments(stage.segments, stage.start, stage.end)
+            if fault:
+                raise PlanError(f"plan: stage {index}: segments {fault}")
+            treated = {it.treatment for it in stage.segments} - {Treatment.KEEP}
+            if ORDERS[self.order].splits and treated:
+                raise PlanError(
+                    f"plan: order {self.order} must keep the results of forward passes, which both halves of "
+                    f"a backward pass need, got {min(treated)} on stage {index}"
+                )
+            if Treatment.OFFLOAD in treated and self.offload_gbps is None:
+                raise PlanError(f"plan: offload_gbps must be given where stage {index} offloads, got none")
+        if self.offload_gbps is not None and not 0 < self.offload_gbps < inf:
+            raise PlanError(f"plan: offload_gbps must be finite and positive, got {self.offload_gbps}")
+
     @property
     def depth(self) -> int:
         """Number of layers."""
         return self.stages[-1].end
+
+    def segments(self, stage: int) -> Segments:
+        """What becomes of the results of a stage's layers."""
+        own = self.stages[stage]
+        treatment = Treatment.RECOMPUTE if self.recompute else Treatment.KEEP
+        return own.segments or (Segment(own.start, own.end, treatment),)
+
+    @cached_property
+    def treatments(self) -> frozenset[Treatment]:
+        """All that become of results anywhere."""
+        return frozenset(it.treatment for stage in range(len(self.stages)) for it in self.segments(stage))
+
+    def pass_us(self, profile: Profile, stage: int, samples: float) -> tuple[float, float]:
+        """Time of a forward and a backward pass of a stage, recomputation and offload included."""
+        own = self.stages[stage]
+        again = extra_us(profile, self.segments(stage), samples, self.offload_gbps)
+        forward = profile.forward_us(own.start, own.end, samples)
+        return forward + again[0], profile.backward_us(own.start, own.end, samples) + again[1]
 
     @property
     def cuts(self) -> tuple[int, ...]:

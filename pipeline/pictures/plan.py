@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arborcast.pipeline.costs.activations import Treatment
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.pictures.timeline import (
     COMPUTES,
@@ -143,14 +144,7 @@ def _draw_layers(axes: Axes, plan: Plan, profile: Profile, samples: int, inches:
 
 def _draw_load(axes: Axes, plan: Plan, profile: Profile, samples: int) -> None:
     """What a microbatch costs each stage."""
-    load = [
-        (
-            profile.forward_us(stage.start, stage.end, samples / stage.replicas),
-            profile.backward_us(stage.start, stage.end, samples / stage.replicas)
-            + plan.recompute * profile.forward_us(stage.start, stage.end, samples / stage.replicas),
-        )
-        for stage in plan.stages
-    ]
+    load = [plan.pass_us(profile, index, samples / stage.replicas) for index, stage in enumerate(plan.stages)]
     axis = axis_of(max(map(sum, load)))
     rows = range(len(load))
     first, second = ([pair[part] / axis.unit_us for pair in load] for part in (0, 1))
@@ -159,7 +153,9 @@ def _draw_load(axes: Axes, plan: Plan, profile: Profile, samples: int) -> None:
     names = [f"stage {index}  {_ranks(stage.ranks)}" for index, stage in enumerate(plan.stages)]
     axes.set_yticks(rows, names, fontsize=8)
     _tidy(axes, len(load), f"time ({axis.unit})")
-    axes.set_title("a microbatch on each rank" + (", with recomputation" if plan.recompute else ""))
+    named = {Treatment.RECOMPUTE: "recomputation", Treatment.OFFLOAD: "offload"}
+    extra = " and ".join(name for treatment, name in named.items() if treatment in plan.treatments)
+    axes.set_title("a microbatch on each rank" + (f", with {extra}" if extra else ""))
 
 
 def _draw_memory(axes: Axes, prediction: Prediction, limit: int | None) -> None:

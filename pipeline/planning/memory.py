@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
 
+from arborcast.pipeline.costs.activations import Segment, Segments, Treatment, described, held
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import peak_in_flight as peak_in_flight_of
@@ -70,53 +71,41 @@ def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Mem
     own = plan.stages[stage]
     share = largest_share(batch, plan.microbatches, own.replicas)
     if ORDERS[plan.order].in_flight is not None:
-        return range_memory(profile, own.start, own.end, share, _in_flight(plan, stage), plan.recompute)
+        return range_memory(profile, plan.segments(stage), share, _in_flight(plan, stage))
     number = next(it for it, worker in enumerate(plan.workers) if stage in worker.stages)
-    held = {it: plan.stages[it] for it in plan.workers[number].stages}
-    one = {
-        it: range_memory(profile, each.start, each.end, share, 1, plan.recompute) for it, each in held.items()
-    }
-    ranges = [(each.start, each.end) for each in held.values()]
-    # With recomputation inputs are kept, and the results of one microbatch of one stage.
-    kept = {
-        it: math.ceil(profile.output_bytes(each.start, share)) if each.start else 0
-        for it, each in held.items()
-    }
-    repeated = max(one[it].activations - kept[it] for it in held) if plan.recompute else 0
+    own_stages = plan.workers[number].stages
+    one = {it: range_memory(profile, plan.segments(it), share, 1) for it in own_stages}
+    ranges = [(plan.stages[it].start, plan.stages[it].end) for it in own_stages]
+    # What recomputation repeats, or offload fetches, is there for one microbatch of one stage.
+    kept = {it: held(profile, plan.segments(it), share).kept for it in own_stages}
     return Memory(
         parameters=profile.parameter_bytes_of(ranges),
         gradients=profile.gradient_bytes_of(ranges),
         optimizer=sum(it.optimizer for it in one.values()),
-        activations=repeated
-        + peak_in_flight_of(
-            plan.passes[number], lambda it: kept[it] if plan.recompute else one[it].activations
-        ),
+        activations=max(one[it].activations - kept[it] for it in own_stages)
+        + peak_in_flight_of(plan.passes[number], kept.__getitem__),
         boundary=sum(it.boundary for it in one.values()),
     )
 
 
-def range_memory(
-    profile: Profile, start: int, end: int, share: int, in_flight: int, recompute: bool
-) -> Memory:
-    """What a rank needs for the layers [start, end).
+def range_memory(profile: Profile, segments: Segments, share: int, in_flight: int) -> Memory:
+    """What a rank needs for consecutive layers.
 
     Args:
         profile: of the model.
-        start: the first layer.
-        end: the layer behind the last one.
+        segments: of these layers.
         share: samples of a microbatch that the rank works on.
         in_flight: microbatches that it keeps.
-        recompute: whether it keeps their inputs only, and the results of one of them.
     """
+    start, end = segments[0].start, segments[-1].end
     inputs, outputs = (
         math.ceil(profile.output_bytes(cut, share)) if 0 < cut < profile.depth else 0 for cut in (start, end)
     )
-    saved = math.ceil(profile.saved_bytes(start, end, share))
     return Memory(
         parameters=profile.parameter_bytes(start, end),
         gradients=profile.gradient_bytes(start, end),
         optimizer=profile.optimizer_bytes(start, end),
-        activations=in_flight * inputs + saved if recompute else in_flight * saved,
+        activations=held(profile, segments, share).with_in_flight(in_flight),
         boundary=2 * (inputs + outputs),
     )
 
@@ -140,7 +129,7 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
                 f"plan: stage {index} (layers [{stage.start}, {stage.end})) on rank {rank} must fit into "
                 f"{readable(limits[rank])}, got {readable(memory.total)}, {readable(missing)} too many: "
                 f"{_parts(memory)}, {_in_flight(plan, index)} of {plan.microbatches} microbatches in flight"
-                f"{' with recomputation' if plan.recompute else ''}"
+                f"{_choices(plan, index)}"
             )
     if message:
         raise PlanError(message)
@@ -196,7 +185,8 @@ def range_fits(
     def needed(start: int, end: int, replicas: int, behind: int) -> int:
         share = largest_share(batch, microbatches, replicas)
         in_flight = peak_in_flight(order, behind, microbatches)
-        return range_memory(profile, start, end, share, in_flight, recompute).total
+        segment = Segment(start, end, Treatment.RECOMPUTE if recompute else Treatment.KEEP)
+        return range_memory(profile, (segment,), share, in_flight).total
 
     return lambda start, end, replicas, behind: (
         needed(start, end, len(replicas), behind) <= min(limits[rank] for rank in replicas)
@@ -253,6 +243,13 @@ def _in_flight(plan: Plan, stage: int) -> int:
         return max(peak_in_flight_of([it for it in actions if it.stage == stage]) for actions in plan.passes)
     behind = len(plan.stages) - 1 - stage
     return peak_in_flight(plan.order, behind, plan.microbatches, plan.max_in_flight)
+
+
+def _choices(plan: Plan, stage: int) -> str:
+    if plan.recompute:
+        return " with recomputation"
+    own = plan.stages[stage].segments
+    return f" ({described(own)})" if any(it.treatment is not Treatment.KEEP for it in own) else ""
 
 
 def _parts(memory: Memory) -> str:

@@ -271,7 +271,7 @@ class Needs:
         self.fixed: Integers = layers.fixed_bytes[:, :, None] + 2 * (inputs + outputs)
         self.each: Integers = saved
         if question.recompute:
-            self.fixed = self.fixed + saved
+            self.fixed = self.fixed + np.maximum(saved - inputs, 0)
             self.each = np.broadcast_to(inputs, saved.shape)
 
 

@@ -85,20 +85,16 @@ def least_us(plan: Plan, profile: Profile, *, batch: int | None = None) -> float
     sizes = plan.microbatch_sizes(profile.samples if batch is None else batch)
     stages, splits = plan.stages, ORDERS[plan.order].splits
     least = []
-    for stage in stages:
-        samples = min(sizes) // stage.replicas
-        forward = profile.forward_us(stage.start, stage.end, samples)
-        backward = profile.backward_us(stage.start, stage.end, samples)
-        least.append(forward + (0.0 if splits else backward + (forward if plan.recompute else 0.0)))
+    for number, stage in enumerate(stages):
+        forward, backward = plan.pass_us(profile, number, min(sizes) // stage.replicas)
+        least.append(forward + (0.0 if splits else backward))
     longest = 0.0
     for worker in plan.workers:
         for replica in range(len(worker.ranks)):
             busy = 0.0
             for index, size in product(worker.stages, sizes):
                 start, stop = shares(size, len(worker.ranks))[replica]
-                forward = profile.forward_us(stages[index].start, stages[index].end, stop - start)
-                busy += profile.backward_us(stages[index].start, stages[index].end, stop - start)
-                busy += (2 if plan.recompute else 1) * forward
+                busy += sum(plan.pass_us(profile, index, stop - start))
             longest = max(longest, sum(least[: worker.stages[0]]) + busy)
     return longest
 
@@ -106,12 +102,10 @@ def least_us(plan: Plan, profile: Profile, *, batch: int | None = None) -> float
 def _computations(plan: Plan, profile: Profile, network: LinkCosts, samples: int) -> Iterable[float]:
     """Time of each stage's forward and backward pass of one microbatch, on the replica with most of it."""
     messages = Counter(end for pair in _sizes(plan, profile, samples) for end in pair)
-    for stage in plan.stages:
+    for index, stage in enumerate(plan.stages):
         most = max(stop - start for start, stop in shares(samples, stage.replicas))
-        forward = profile.forward_us(stage.start, stage.end, most)
-        backward = profile.backward_us(stage.start, stage.end, most)
         handling = network.handling_us * max(messages[rank] for rank in stage.ranks)
-        yield (2 if plan.recompute else 1) * forward + backward + handling
+        yield sum(plan.pass_us(profile, index, most)) + handling
 
 
 def _messages(plan: Plan, profile: Profile, network: LinkCosts, samples: int) -> Iterable[float]:

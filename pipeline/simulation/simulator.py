@@ -37,8 +37,8 @@ def simulate(
     is there after their latency. The replicas of a stage begin their allreduce together, after the last
     backward pass of the last of them, then sum the gradients of parameters that they share with other
     stages, then update; each allreduce takes `network.allreduce_us` whatever else is on the links. With
-    recomputation each backward pass takes as long as a forward pass more, on the last stage too, as the
-    trainer does it. Where the order splits backward passes, their second half takes `profile.weights_us`.
+    recomputation each backward pass takes as long as a forward pass of what is recomputed more, on the last
+    stage too, as the trainer does it; what is offloaded, see `costs.activations`. Where the order splits backward passes, their second half takes `profile.weights_us`.
 
     Args:
         plan: what to do.
@@ -172,10 +172,8 @@ class _Simulation:
             onward = crossings[index] if index < len(crossings) else ()
             back = crossings[index - 1] if index else ()
             for replica, (start, stop) in enumerate(shares(samples, stage.replicas)):
-                forward = profile.forward_us(stage.start, stage.end, stop - start)
-                backward = profile.backward_us(stage.start, stage.end, stop - start)
+                forward, backward = self.plan.pass_us(profile, index, stop - start)
                 weights = profile.weights_us(stage.start, stage.end, stop - start) if self.splits else 0.0
-                again = forward if self.plan.recompute else 0.0
                 ours = [it for it in onward if it.sender == replica]
                 theirs = [it for it in back if it.receiver == replica]
                 forth = tuple(self._part(index, it, Phase.FORWARD) for it in ours)
@@ -185,7 +183,7 @@ class _Simulation:
                 rank = stage.ranks[replica]
                 for phase, time, inputs, outputs in (
                     (Phase.FORWARD, forward, len(theirs), forth),
-                    (Phase.BACKWARD, backward - weights + again, len(ours), home),
+                    (Phase.BACKWARD, backward - weights, len(ours), home),
                     (Phase.WEIGHTS, weights, 0, ()),
                 ):
                     handled = messages if phase is not Phase.WEIGHTS else 0

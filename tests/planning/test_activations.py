@@ -1,0 +1,194 @@
+"""What a stage keeps, recomputes or offloads: against brute force, a replay of its passes, and drawn choices."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.pipeline.costs.activations import (
+    Segment,
+    Treatment,
+    described,
+    extra_us,
+    held,
+    merged,
+)
+from arborcast.pipeline.planning.activations import Menu, Room, least_choice, least_memory
+from arborcast.pipeline.profiles import Layer, Profile
+
+KEEP, RECOMPUTE, OFFLOAD = Treatment
+
+
+@st.composite
+def models(draw, most=6):
+    """Layers that save what they take in, and more; for one sample."""
+    layers, taken = [], draw(st.integers(0, 9))
+    for index in range(draw(st.integers(1, most))):
+        handed = draw(st.integers(0, 9))
+        saved = taken + draw(st.integers(0, 30))
+        forward, backward = draw(st.integers(1, 9)), draw(st.integers(1, 18))
+        layers.append(Layer(f"{index}", float(forward), float(backward), handed, saved, 0, 0))
+        taken = handed
+    return Profile("drawn", 1, tuple(layers))
+
+
+def every_choice(start, end, menu):
+    """All lists of units."""
+    if start == end:
+        yield ()
+        return
+    for stop in range(start + 1, end + 1):
+        treatments = [RECOMPUTE] * menu.recompute
+        if stop == start + 1:
+            treatments += [KEEP, *([OFFLOAD] if menu.offload_gbps else [])]
+        for treatment, rest in product(treatments, every_choice(stop, end, menu)):
+            yield (Segment(start, stop, treatment), *rest)
+
+
+def replayed_bytes(profile, units, samples, microbatches):
+    """The most that a stage holds, tensor by tensor: forward, then backward in the order of the forwards.
+
+    What a layer takes in and what else it saves are tensors of their own, so that each is there or not.
+    """
+    start = units[0].start
+    there: dict[tuple[int, int, str], int] = {}
+    most = 0
+
+    def tensors(microbatch, unit):
+        for layer in range(unit.start, unit.end):
+            taken = profile.layers[layer - 1].output_bytes if layer else 0
+            yield (microbatch, layer, "taken"), taken * samples
+            yield (microbatch, layer, "rest"), (profile.layers[layer].saved_bytes - taken) * samples
+
+    def note():
+        nonlocal most
+        most = max(most, sum(there.values()))
+
+    def stays(unit, name):
+        _, layer, what = name
+        if unit.treatment is KEEP:
+            return True
+        if unit.treatment is OFFLOAD:
+            return what == "taken" and layer == start
+        return what == "taken" and layer == unit.start
+
+    def leave(microbatch, unit):
+        for name, _ in tensors(microbatch, unit):
+            if name in there and not stays(unit, name):
+                del there[name]
+
+    for microbatch in range(microbatches):
+        before = None
+        for unit in units:
+            for name, size in tensors(microbatch, unit):
+                if unit.treatment is not RECOMPUTE or stays(unit, name):
+                    there[name] = size
+            note()
+            if before is not None:
+                leave(microbatch, before)  # its copy went out meanwhile
+            before = unit
+        leave(microbatch, before)
+        note()
+    for microbatch in range(microbatches):
+        for index in range(len(units) - 1, -1, -1):
+            there.update(tensors(microbatch, units[index]))
+            if index and units[index - 1].treatment is OFFLOAD:
+                there.update(tensors(microbatch, units[index - 1]))  # on its way back
+            note()
+            for name, _ in tensors(microbatch, units[index]):
+                del there[name]
+    assert not there
+    return most
+
+
+@given(models(), st.integers(1, 3), st.integers(1, 4), st.data())
+@settings(max_examples=150)
+def test_a_replay_of_the_passes_holds_as_much(profile, samples, in_flight, data):
+    units = data.draw(st.sampled_from(list(every_choice(0, profile.depth, Menu(True, 1.0)))))
+    start = data.draw(st.integers(0, len(units) - 1))
+    own = units[start:]
+    found = held(profile, merged(own), samples)
+    assert found == held(profile, own, samples)
+    assert found.with_in_flight(in_flight) == replayed_bytes(profile, own, samples, in_flight)
+
+
+@given(
+    models(),
+    st.sampled_from([Menu(True), Menu(False, 0.001), Menu(True, 0.0005), Menu(True, 0.004)]),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.data(),
+)
+@settings(max_examples=200)
+def test_the_choice_is_that_of_brute_force(profile, menu, share, in_flight, data):
+    start = data.draw(st.integers(0, profile.depth - 1))
+    end = data.draw(st.integers(start + 1, profile.depth))
+    choices = list(every_choice(start, end, menu))
+    needs = {it: held(profile, it, share).with_in_flight(in_flight) for it in choices}
+    limit = data.draw(st.integers(max(min(needs.values()) - 3, 0), max(needs.values())))
+    times = {it: sum(extra_us(profile, it, share / 2, menu.offload_gbps)) for it in choices}
+    best = min((times[it] for it in choices if needs[it] <= limit), default=None)
+    found = least_choice(profile, start, end, menu, Room(share, share / 2, in_flight, limit))
+    if best is None:
+        assert found is None
+    else:
+        assert found is not None and found.extra_us == pytest.approx(best)
+        assert held(profile, found.segments, share).with_in_flight(in_flight) <= limit
+        ours = sum(extra_us(profile, found.segments, share / 2, menu.offload_gbps))
+        assert ours == pytest.approx(best)
+    least = least_memory(profile, start, end, menu, Room(share, share / 2, in_flight, 0))
+    assert held(profile, least, share).with_in_flight(in_flight) == min(needs.values())
+
+
+def drawn(treatments, lengths):
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    return tuple(Segment(a, b, it) for it, a, b in zip(treatments, bounds, bounds[1:], strict=False))
+
+
+def test_a_drawn_choice():
+    """Three equal layers of 10 bytes, 2 of them the input, two microbatches in flight.
+
+        choice               kept     most of one    both     us more
+        keep 3               30       30             60       0
+        recompute 1, keep 2  20       20             40       4
+        recompute 2, keep 1  10       20             30       9
+        recompute 1+1, ...   12       12             24       9
+        recompute 1+1+1      4        4 + 8          16       15
+
+    The first layer takes in the batch, which is there anyway.
+    """
+    profile = Profile(
+        "three", 1, tuple(Layer(f"{i}", 4.0 + i, 9.0, 2, 10, 0, 0) for i in range(3))
+    )  # fmt: skip
+    for limit, segments, time in (
+        (60, drawn([KEEP], [3]), 0.0),
+        (59, drawn([RECOMPUTE, KEEP], [1, 2]), 4.0),
+        (40, drawn([RECOMPUTE, KEEP], [1, 2]), 4.0),
+        (39, drawn([RECOMPUTE, KEEP], [2, 1]), 9.0),
+        (30, drawn([RECOMPUTE, KEEP], [2, 1]), 9.0),
+        (29, drawn([RECOMPUTE, RECOMPUTE, KEEP], [1, 1, 1]), 9.0),
+        (24, drawn([RECOMPUTE, RECOMPUTE, KEEP], [1, 1, 1]), 9.0),
+        (16, drawn([RECOMPUTE] * 3, [1, 1, 1]), 15.0),
+        (15, None, 0.0),
+    ):
+        found = least_choice(profile, 0, 3, Menu(True), Room(1, 1.0, 2, limit))
+        assert (found and (found.segments, found.extra_us)) == (segments and (segments, time)), limit
+
+
+def test_a_copy_hides_behind_the_next_layer():
+    """8 bytes at 2 bytes a us take 4 us: hidden by 4 and 9 us of the layer behind, of nothing at the end."""
+    profile = Profile("two", 1, tuple(Layer(f"{i}", 4.0, 9.0, 2, 8, 0, 0) for i in range(2)))
+    assert extra_us(profile, drawn([OFFLOAD, KEEP], [1, 1]), 1, 0.002) == (0.0, 0.0)
+    assert extra_us(profile, drawn([KEEP, OFFLOAD], [1, 1]), 1, 0.002) == (4.0, 4.0)
+    assert extra_us(profile, drawn([OFFLOAD, KEEP], [1, 1]), 1, 0.001) == (4.0, 0.0)
+
+
+def test_in_words():
+    assert described(drawn([KEEP, RECOMPUTE, RECOMPUTE, OFFLOAD], [3, 2, 1, 1])) == (
+        "keep 3, recompute 2+1, offload 1"
+    )
