@@ -9,7 +9,7 @@ same ranks, where the order says so; ranks with the same stages are a worker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf, lcm
@@ -109,6 +109,11 @@ class Plan:
             stage if isinstance(stage, Stage) else Stage(stage[0], stage[1], tuple(stage[2]))
             for stage in stages
         )
+        if not recompute:  # one form of keeping all
+            made = tuple(
+                replace(it, segments=()) if {own.treatment for own in it.segments} == {Treatment.KEEP} else it
+                for it in made
+            )
         given = {
             "stages": made,
             "microbatches": microbatches,

@@ -4,25 +4,25 @@
     recompute  a run of layers keeps what it takes in, and repeats its forward pass before its backward pass
     offload    a layer's results are copied to host memory, and back before its backward pass
 
-A stage is a list of segments, each a run of layers that are treated alike. Kept and offloaded layers count one
-at a time; the layers of a recomputed segment are repeated together (one checkpoint). With a_l the bytes that
-autograd keeps of layer l, its input i_l included, a unit (a layer, or a recomputed segment [l, m)) has
+A stage is a list of segments, each a run of layers that are treated alike. Kept and offloaded layers count
+one at a time; the layers of a recomputed segment are repeated together (one checkpoint). With a_l the bytes
+that autograd keeps of layer l, its input i_l included, a unit (a layer, or a recomputed segment [l, m)) has
 
                kept of each microbatch     besides, while its own backward pass runs
     keep       a_l                         0
     recompute  i_l                         a_l + ... + a_(m-1) - i_l
     offload    0 (the stage's input i_l)   a_l (less the stage's input)
 
-Copies are buffered twice: what a layer has made goes out while the layer behind it runs forward, and comes back
-while that one runs backward, so that both lie there for a while. With P_j what units 0..j keep, t_j what unit
-j needs besides and o_(j-1) the same of the unit before it if that is offloaded, else 0, a rank that has k
-microbatches in flight holds at most
+Copies are buffered twice: what a layer has made goes out while the layer behind it runs forward, and comes
+back while that one runs backward, so that both lie there for a while. With P_j what units 0..j keep, t_j what
+unit j needs besides and o_(j-1) the same of the unit before it if that is offloaded, else 0, a rank that has
+k microbatches in flight holds at most
 
     (k - 1) P + max_j (P_j + t_j + o_(j-1))
 
-bytes: autograd lets go of what lies behind a layer before its backward pass begins. A pass takes longer by the
-forward time of what is recomputed, and by what a copy takes longer than the layer beside which it runs; there
-is none behind the last layer of a stage.
+bytes: autograd lets go of what lies behind a layer before its backward pass begins. A pass takes longer by
+the forward time of what is recomputed, and by what a copy takes longer than the layer beside which it runs;
+there is none behind the last layer of a stage.
 
 Sources: recomputation of segments, Chen et al. 2016 (arXiv 1604.06174); choosing it selectively, Korthikanti
 et al. 2022 (arXiv 2205.05198), and by stage of a pipeline, AdaPipe (ASPLOS 2024); offload beside it, Beaumont

@@ -5,12 +5,12 @@ layers, recomputed segments) the sum of their times is to be least, so that
 
     (k - 1) P + max_j (P_j + t_j + o_(j-1)) <= limit
 
-a knapsack with one more term. `least_choice` solves it exactly: it walks from the first layer to the last over
-prefixes (time, P, max_j), leaves out those that another one is nowhere worse than, and goes on with the prefix
-whose time, with the least that the other layers can add, is smallest (A*). That least is the fractional
-knapsack: the limit says how many bytes the other layers must free, and those that free a byte at least time do
-so first. So the first prefix that reaches the end is the best choice. A max_j of at most limit / k counts as
-that, since P is no larger. Bytes are integers throughout.
+a knapsack with one more term. `least_choice` solves it exactly: it walks from the first layer to the last
+over prefixes (time, P, max_j), leaves out those that another one is nowhere worse than, and goes on with the
+prefix whose time, with the least that the other layers can add, is smallest (A*). That least is the
+fractional knapsack: the limit says how many bytes the other layers must free, and those that free a byte at
+least time do so first. So the first prefix that reaches the end is the best choice. A max_j of at most
+limit / k counts as that, since P is no larger. Bytes are integers throughout.
 
 `bounds_us` has the fractional knapsack for all stages at once, from which the dynamic program begins (`prm`).
 """

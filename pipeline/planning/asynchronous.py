@@ -130,10 +130,7 @@ def steady_state(plan: Plan, profile: Profile, network: LinkCosts, *, batch: int
         -(-sum(behind.replicas for behind in plan.stages[index:]) // stage.replicas)
         for index, stage in enumerate(plan.stages)
     )
-    needs = (
-        range_memory(profile, stage.start, stage.end, each, kept, plan.recompute)
-        for stage, kept in zip(plan.stages, versions, strict=True)
-    )
+    needs = (range_memory(profile, plan.segments(index), each, kept) for index, kept in enumerate(versions))
     return SteadyState(
         plan,
         period_us * batch / each,

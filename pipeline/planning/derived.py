@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from arborcast.pipeline.costs.activations import Treatment
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.balance import balanced_by
 from arborcast.pipeline.planning.tables import LayerTables
@@ -24,6 +25,8 @@ def derived(
 ) -> Iterator[Plan]:
     """A plan's ranks and microbatches in other orders, as far as there are layers enough.
 
+    Stages that are cut anew keep all results; or, if the plan recomputes some, they recompute all.
+
     Args:
         plan: with every stage on ranks of its own.
         layers: of its model, and where they may be cut.
@@ -31,9 +34,11 @@ def derived(
         batch: samples.
         most_each: stages on a rank that are tried.
     """
+    by_layer = any(it.segments for it in plan.stages)
+    ways = (False, True) if by_layer and Treatment.RECOMPUTE in plan.treatments else (plan.recompute,)
     for name in orders:
         order, workers = ORDERS[name], len(plan.stages)
-        if workers == 1 or (order.splits and plan.recompute):
+        if workers == 1 or (order.splits and plan.treatments != {Treatment.KEEP}):
             continue  # there is nothing to fill, or nothing to split
         for each in range(1, most_each + 1):
             layout = order.layout(each * workers, workers)
@@ -41,8 +46,15 @@ def derived(
                 continue
             ranks = {stage: plan.stages[it].ranks for it, held in enumerate(layout) for stage in held}
             stages = plan.stages if each == 1 else _cut(ranks, layers, batch / plan.microbatches)
-            if stages is not None:
-                yield replace(plan, stages=stages, order=name, method=f"{plan.method} and {name}")
+            for recompute in ways if stages is not None else ():
+                yield replace(
+                    plan,
+                    stages=stages,
+                    order=name,
+                    recompute=recompute,
+                    method=f"{plan.method} and {name}",
+                    offload_gbps=None,
+                )
 
 
 def _cut(ranks: dict[int, tuple[int, ...]], layers: LayerTables, samples: float) -> tuple[Stage, ...] | None:

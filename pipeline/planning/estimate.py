@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.pipeline.costs.activations import extra_us
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.memory import peak_in_flight
 from arborcast.pipeline.planning.prm import PlacedStages
@@ -59,9 +60,18 @@ class StepCosts:
 
 
 def step_costs(
-    layers: LayerTables, partition: PlacedStages, *, batch: int, recompute: bool, counts: Sequence[int]
+    layers: LayerTables,
+    partition: PlacedStages,
+    *,
+    batch: int,
+    recompute: bool,
+    counts: Sequence[int],
+    offload_gbps: float | None = None,
 ) -> StepCosts:
-    """What a step is made of, for each of these numbers of microbatches."""
+    """What a step is made of, for each of these numbers of microbatches.
+
+    What choices by layer add is counted for microbatches as large as on average: no less than that is added.
+    """
     devices, places = partition.devices, np.array(partition.places)
     number = np.array(counts)[:, None]
     start, end = np.array(partition.cuts[:-1]), np.array(partition.cuts[1:])
@@ -71,9 +81,10 @@ def step_costs(
     least = larger * ((smallest + 1) // replicas) + (number - larger) * one
     most = larger * -(-(smallest + 1) // replicas) + (number - larger) * -(-smallest // replicas)
 
+    sizes = ((np.ones_like(number), one), (number, least), (number, most))
+
     def passes(times: tuple[Floats, Floats]) -> PassTimes:
         fixed, per_sample = times[0][start, end], times[1][start, end]
-        sizes = ((1, one), (number, least), (number, most))
         return PassTimes(*(count * fixed + samples * per_sample for count, samples in sizes))
 
     crossings = np.array([devices.boundary(a, b) for a, b in pairwise(partition.places)], dtype=np.int64)
@@ -102,6 +113,8 @@ def step_costs(
         backward = PassTimes(
             forward.one + backward.one, forward.least + backward.least, forward.most + backward.most
         )
+    if partition.segments:
+        forward, backward = _with_extra(layers, partition, offload_gbps, (forward, backward), number, sizes)
     return StepCosts(
         number=number,
         forward=forward,
@@ -111,6 +124,29 @@ def step_costs(
         allreduce=devices.allreduce_us(places, layers.gradient_bytes[start, end]),
         possible=batch >= number[:, 0] * replicas.max(),
     )
+
+
+def _with_extra(
+    layers: LayerTables,
+    partition: PlacedStages,
+    offload_gbps: float | None,
+    passes: tuple[PassTimes, PassTimes],
+    number: Integers,
+    sizes: Sequence[tuple[Integers, Integers]],
+) -> tuple[PassTimes, PassTimes]:
+    """Passes with what the choices of each stage add."""
+    added = np.zeros((2, len(sizes), *np.broadcast_shapes(number.shape, sizes[0][1].shape)))
+    for part, (count, samples) in enumerate(sizes):
+        for stage, segments in enumerate(partition.segments):
+            for row in range(len(number)):
+                each = samples[row, stage] / count[row, 0]
+                both = extra_us(layers.profile, segments, each, offload_gbps)
+                added[:, part, row, stage] = count[row, 0] * np.array(both)
+    forward, backward = (
+        PassTimes(it.one + more[0], it.least + more[1], it.most + more[2])
+        for it, more in zip(passes, added, strict=True)
+    )
+    return forward, backward
 
 
 def estimates_us(costs: StepCosts, order: str, max_in_flight: int | None = None) -> list[float]:

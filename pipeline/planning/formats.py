@@ -1,6 +1,7 @@
-"""Profiles and plans to files and back: `arborcast.profile/1` and `arborcast.plan/2`, both JSON.
+"""Profiles and plans to files and back: `arborcast.profile/1` and `arborcast.plan/3`, both JSON.
 
-Version 2 of plans may put several stages on the same ranks; version 1 is read as well.
+Version 2 of plans may put several stages on the same ranks, version 3 may say by layer what becomes of the
+results of forward passes; the older ones are read as well.
 
 A plan file holds its topology, so that a trainer on another machine knows the links it was made for.
 Whatever is wrong with a file becomes one line that names the file, the place, the value and the rule.
@@ -12,8 +13,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from arborcast.pipeline.costs.activations import Segment, Segments, Treatment
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Plan, Stage
@@ -23,9 +25,12 @@ from arborcast.synth.formats.documents import prefixed, raising, topology_from_d
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
 
+if TYPE_CHECKING:
+    from arborcast.pipeline.planning.shapes import StageShape
+
 PROFILE_FORMAT = "arborcast.profile/1"
-PLAN_FORMAT = "arborcast.plan/2"
-OLD_PLAN_FORMAT = "arborcast.plan/1"
+PLAN_FORMAT = "arborcast.plan/3"
+OLD_PLAN_FORMATS = ("arborcast.plan/1", "arborcast.plan/2")
 MAX_BYTES = 1 << 28
 
 Document: TypeAlias = dict[str, Any]
@@ -95,12 +100,19 @@ def plan_to_document(plan: Plan, predicted: Mapping[str, Any] | None = None) -> 
         "model": plan.model,
         "method": plan.method,
         "stages": [
-            {"start": stage.start, "end": stage.end, "ranks": list(stage.ranks)} for stage in plan.stages
+            {
+                "start": stage.start,
+                "end": stage.end,
+                "ranks": list(stage.ranks),
+                **({"segments": segments_to_document(stage.segments)} if stage.segments else {}),
+            }
+            for stage in plan.stages
         ],
         "microbatches": plan.microbatches,
         "order": plan.order,
         "recompute": plan.recompute,
         "max_in_flight": plan.max_in_flight,
+        **({} if plan.offload_gbps is None else {"offload_gbps": plan.offload_gbps}),
         "topology": None if plan.topology is None else topology_to_document(plan.topology),
         **({} if predicted is None else {"predicted": dict(predicted)}),
     }
@@ -116,13 +128,14 @@ def plan_from_document(document: object, place: str) -> Plan:
     from arborcast.synth.formats.shapes import check_shape
 
     with raising(PlanError):
-        _check_format(document, PLAN_FORMAT, "a plan", place, old=OLD_PLAN_FORMAT)
+        _check_format(document, PLAN_FORMAT, "a plan", place, *OLD_PLAN_FORMATS)
         shape = check_shape(PlanShape, document, place)
         topology = shape.get("topology")
         links = None if topology is None else topology_from_document(topology, f"{place}: topology")
+        gbps = shape.get("offload_gbps")
         with prefixed(place):
             return Plan(
-                stages=[Stage(it["start"], it["end"], tuple(it["ranks"])) for it in shape["stages"]],
+                stages=[_stage(it) for it in shape["stages"]],
                 microbatches=shape["microbatches"],
                 order=shape["order"],
                 recompute=shape.get("recompute", False),
@@ -130,6 +143,7 @@ def plan_from_document(document: object, place: str) -> Plan:
                 topology=links,
                 model=shape.get("model", ""),
                 method=shape.get("method", f"from {place}"),
+                offload_gbps=None if gbps is None else float(gbps),
             )
 
 
@@ -152,9 +166,22 @@ def write_plan(plan: Plan, path: Path | str, predicted: Mapping[str, Any] | None
     write_atomically(path, _lines(plan_to_document(plan, predicted), ("stages",)))
 
 
-def _check_format(document: object, wanted: str, what: str, place: str, old: str | None = None) -> None:
+def segments_to_document(segments: Segments) -> list[tuple[str, int]]:
+    """What becomes of layers, and of how many."""
+    return [(it.treatment.value, it.end - it.start) for it in segments]
+
+
+def _stage(shape: StageShape) -> Stage:
+    segments, start = [], shape["start"]
+    for treatment, layers in shape.get("segments", ()):
+        segments.append(Segment(start, start + layers, Treatment(treatment)))
+        start += layers
+    return Stage(shape["start"], shape["end"], tuple(shape["ranks"]), tuple(segments))
+
+
+def _check_format(document: object, wanted: str, what: str, place: str, *old: str) -> None:
     found = document.get("format") if isinstance(document, dict) else None
-    if found is None or found not in (wanted, old):
+    if found is None or found not in (wanted, *old):
         got = shorten(found) if isinstance(document, dict) else "no object"
         raise InputError(f"{place}: format: must be {what} in the format {wanted}, got {got}")
 

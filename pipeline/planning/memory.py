@@ -17,6 +17,7 @@ from arborcast.pipeline.costs.activations import Segment, Segments, Treatment, d
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import peak_in_flight as peak_in_flight_of
+from arborcast.pipeline.planning.activations import Room
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 
@@ -141,6 +142,18 @@ def fits(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int)
         stage_memory(plan, profile, batch=batch, stage=index).total <= min(limits[it] for it in stage.ranks)
         for index, stage in enumerate(plan.stages)
     )
+
+
+def rooms_of(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int) -> tuple[Room, ...]:
+    """What each stage of a plan has to make do with, where every stage is on ranks of its own."""
+    rooms = []
+    for index, stage in enumerate(plan.stages):
+        memory = stage_memory(plan, profile, batch=batch, stage=index)
+        limit = min(limits[it] for it in stage.ranks) - (memory.total - memory.activations)
+        share = largest_share(batch, plan.microbatches, stage.replicas)
+        samples = batch / plan.microbatches / stage.replicas
+        rooms.append(Room(share, samples, _in_flight(plan, index), limit))
+    return tuple(rooms)
 
 
 def fitted(candidates: Iterable[Plan], profile: Profile, memory_bytes: Limit | None, batch: int) -> Plan:

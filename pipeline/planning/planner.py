@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TypedDict
 
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.activations import Menu
 from arborcast.pipeline.planning.memory import Limit, rank_limits
 from arborcast.pipeline.planning.search import Choices, search
 from arborcast.pipeline.planning.tables import LayerTables
@@ -22,6 +24,7 @@ class PlanWishes(TypedDict, total=False):
     microbatches: int | None
     order: str | None
     recompute: bool | None
+    offload_gbps: float | None
     memory_bytes: Limit | None
     max_in_flight: int | None
     keep_ties_together: bool
@@ -38,6 +41,7 @@ def plan(
     microbatches: int | None = None,
     order: str | None = None,
     recompute: bool | None = None,
+    offload_gbps: float | None = None,
     memory_bytes: Limit | None = None,
     max_in_flight: int | None = None,
     keep_ties_together: bool = False,
@@ -60,7 +64,11 @@ def plan(
         batch: samples of a step; None for those of the profile.
         microbatches: None for the best of the divisors of the batch and the powers of two up to it.
         order: one of `ORDERS`, or None for the best.
-        recompute: None for whatever is faster; without a limit of memory, recomputation never is.
+        recompute: whether each stage recomputes all its results, or none; None for those of the layers for
+            which it takes least time under the limit. Without a limit of memory, none is fastest. In orders
+            with several stages on a rank it is all or none; where passes are split, none.
+        offload_gbps: GB/s between each rank and host memory, each way, by which results of layers may be
+            offloaded where memory is limited and not all are recomputed; None for no offload.
         memory_bytes: of every rank, or by rank; None for no limit.
         max_in_flight: most microbatches in flight on any rank, or None.
         keep_ties_together: whether layers that share a parameter must be in one stage.
@@ -84,21 +92,29 @@ def plan(
     if max_in_flight is not None and max_in_flight < 1:
         raise PlanError(f"max_in_flight: must be at least 1, got {max_in_flight}")
     _check_order(order, max_in_flight, recompute)
+    _check_offload(order, recompute, offload_gbps, memory_bytes)
     if network is not None and network.topology != fabric:
         raise PlanError(
             f"network: must be of the fabric {fabric.name}, got one of topology {network.topology.name}"
         )
     ranks = tuple(range(fabric.ranks))
     limits = None if memory_bytes is None else tuple(rank_limits(memory_bytes, ranks)[rank] for rank in ranks)
+    # Orders with several stages on a rank are made from plans that keep or recompute all, if from those only.
+    by_layer = limits is not None and (order is None or ORDERS[order].in_flight is not None)
+    menu: Menu | None = None
+    if by_layer and (recompute is None or offload_gbps is not None):
+        menu = Menu(recompute is None, offload_gbps)
+    ways = (False, True) if limits is not None and menu is None else (False,)
     choices = Choices(
         batch=samples,
         microbatches=_microbatches(samples, microbatches),
         orders=tuple(ORDERS) if order is None else (order,),
-        recompute=_recompute(recompute, limited=limits is not None),
+        recompute=(recompute,) if recompute is not None else ways,
         stages=_stages(profile, fabric, stages, keep_ties_together),
         max_in_flight=max_in_flight,
         limits=limits,
         keep_ties_together=keep_ties_together,
+        menu=menu,
     )
     return search(profile, network or LinkCosts(fabric), choices, simulated=simulated)
 
@@ -129,10 +145,23 @@ def _check_order(order: str | None, max_in_flight: int | None, recompute: bool |
         )
 
 
-def _recompute(wanted: bool | None, *, limited: bool) -> tuple[bool, ...]:
-    if wanted is not None:
-        return (wanted,)
-    return (False, True) if limited else (False,)
+def _check_offload(
+    order: str | None, recompute: bool | None, offload_gbps: float | None, memory_bytes: Limit | None
+) -> None:
+    """Refuse offload at no rate, or where it cannot be."""
+    if offload_gbps is None:
+        return
+    if not 0 < offload_gbps < inf:
+        raise PlanError(f"offload_gbps: must be finite and positive, got {offload_gbps}")
+    if memory_bytes is None:
+        raise PlanError(f"offload_gbps: must be None without a limit of memory, got {offload_gbps}")
+    if recompute:
+        raise PlanError(f"offload_gbps: must be None where all is recomputed, got {offload_gbps}")
+    if order is not None and ORDERS[order].in_flight is None:
+        raise PlanError(
+            f"offload_gbps: must be None for order {order}, which splits backward passes or lays several "
+            f"stages on a rank, got {offload_gbps}"
+        )
 
 
 def _stages(

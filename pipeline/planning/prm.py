@@ -9,18 +9,25 @@ stages, with the memory limit exact for each.
                    = min over cuts m of max(stage(l, m, p), onwards[t-1][m, p])
     onwards[t][m, p] = min over places q right behind p of max(boundary(m, p, q), least[t][m, q])
 
+Under a memory limit `stage` may include the least time that keeping, recomputing or offloading the results of
+each layer adds (`planning.activations`). It begins with a lower limit for every stage; those that a best
+partition uses are made exact until all of them are, so that the result is as if all had been known.
+
 Source: SPP (arXiv 2204.10562), section IV.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
 
+from arborcast.pipeline.costs.activations import Segments
+from arborcast.pipeline.planning.activations import Menu, Room, bounds_us
 from arborcast.pipeline.planning.memory import peak_in_flight
 from arborcast.pipeline.planning.tables import DeviceTables, Floats, Integers, LayerTables
 from arborcast.pipeline.stages import Stage
@@ -40,6 +47,7 @@ class PartitionProblem:
         recompute: whether a backward pass repeats its forward pass.
         max_in_flight: most microbatches in flight, or None.
         limits: bytes of memory of each rank; None for no limit.
+        menu: what may become of the results of layers under these limits; None for what `recompute` says.
     """
 
     batch: int
@@ -48,6 +56,7 @@ class PartitionProblem:
     recompute: bool = False
     max_in_flight: int | None = None
     limits: tuple[int, ...] | None = None
+    menu: Menu | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ class PlacedStages:
         places: of each stage, by their numbers in `devices`.
         devices: the tables that know the places.
         exact: whether the rates of all its places were, when it was found; otherwise it may cost more.
+        segments: of each stage, where they were chosen by layer; else empty.
     """
 
     value_us: float
@@ -67,14 +77,16 @@ class PlacedStages:
     places: tuple[int, ...]
     devices: DeviceTables
     exact: bool
+    segments: tuple[Segments, ...] = ()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """As a plan takes them."""
         bounds = pairwise(self.cuts)
+        chosen = self.segments or [()] * len(self.places)
         return tuple(
-            Stage(start, end, self.devices.ranks(place))
-            for (start, end), place in zip(bounds, self.places, strict=True)
+            Stage(start, end, self.devices.ranks(place), segments)
+            for (start, end), place, segments in zip(bounds, self.places, chosen, strict=True)
         )
 
 
@@ -105,19 +117,33 @@ def partitions(
     Complexity: O(S (L^2 n^2 + L n^3)) for L layers, n ranks and S stages, in numpy.
     """
     boundary = (_published_boundary_us if published else _boundary_us)(layers, devices, question)
+    chosen: _ByLayer | None = None
+    if question.limits is not None and question.menu is not None:
+        chosen = _ByLayer(layers, devices, question, question.menu)
     while True:
-        costs = _filtered(layers, devices, question)
+        costs = _filtered(layers, devices, question, chosen)
         found = _solved(devices, boundary, costs, most_stages, every_rank=published)
+        if chosen is not None and chosen.find(found):
+            continue
         places = {place for partition in found.values() for place in partition.places}
         if not exact or not devices.find_rates(places):
-            return found
+            return found if chosen is None else {count: chosen.said(it) for count, it in found.items()}
 
 
-def _filtered(layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> Costs:
+def _filtered(
+    layers: LayerTables, devices: DeviceTables, question: PartitionProblem, chosen: _ByLayer | None
+) -> Costs:
     """Total time of a stage; infinite where memory is too small."""
     stage = _stage_us(layers, devices, question)
     if question.limits is None:
         return lambda behind: lambda start: stage[start, start + 1 :]
+    if chosen is not None:
+
+        def with_extra(behind: int) -> Callable[[int], Floats]:
+            added = question.microbatches * chosen.extra_us(behind)
+            return lambda start: stage[start, start + 1 :] + added[start][start + 1 :, chosen.kinds]
+
+        return with_extra
     room = _MemoryFit(layers, devices, question)
     most = room.most_in_flight()
 
@@ -250,6 +276,80 @@ class _MemoryFit:
         each = self.needs.each[:-1, :, self.size]
         most: Integers = np.where(left < 0, 0, left // np.maximum(each, 1))
         return np.where((each == 0) & (left >= 0), self.question.microbatches, most)
+
+
+class _ByLayer:
+    """What the best choice for each stage adds to a microbatch: a lower limit until `find` makes it exact."""
+
+    def __init__(
+        self, layers: LayerTables, devices: DeviceTables, question: PartitionProblem, menu: Menu
+    ) -> None:
+        self.layers, self.devices, self.question, self.menu = layers, devices, question, menu
+        self.fit = _MemoryFit(layers, devices, question)
+        pairs = list(zip(devices.replicas.tolist(), self.fit.limit.tolist(), strict=True))
+        several = {pair: kind for kind, pair in enumerate(dict.fromkeys(pairs))}
+        self.kinds = np.array([several[pair] for pair in pairs])
+        self._several = list(several)
+        # Bytes that are left for activations, by [start, end, kind].
+        fixed = self.fit.needs.fixed[:-1]
+        self._left = np.stack([limit - fixed[:, :, size - 1] for size, limit in several], axis=2)
+        self._tables: dict[int, Floats] = {}
+        self._exact: dict[tuple[int, int, int, int], Segments] = {}
+
+    def extra_us(self, behind: int) -> Floats:
+        """By [start, end, kind] of place, with so many stages behind."""
+        in_flight = self.fit.in_flight(behind)
+        if in_flight not in self._tables:
+            tables = [self._bound_us(kind, in_flight) for kind in range(len(self._several))]
+            self._tables[in_flight] = np.stack(tables, axis=2)
+        return self._tables[in_flight]
+
+    def find(self, found: Mapping[int, PlacedStages]) -> bool:
+        """Make exact what these partitions use; whether that changes what one of them costs."""
+        changed = False
+        for partition in found.values():
+            for key in self._keys(partition):
+                if key not in self._exact:
+                    changed |= self._find(*key)
+        return changed
+
+    def said(self, partition: PlacedStages) -> PlacedStages:
+        """A partition with the choices of its stages."""
+        return replace(partition, segments=tuple(self._exact[key] for key in self._keys(partition)))
+
+    def _keys(self, partition: PlacedStages) -> Iterator[tuple[int, int, int, int]]:
+        for index, (start, end) in enumerate(pairwise(partition.cuts)):
+            in_flight = self.fit.in_flight(len(partition.places) - 1 - index)
+            yield in_flight, start, end, int(self.kinds[partition.places[index]])
+
+    def _find(self, in_flight: int, start: int, end: int, kind: int) -> bool:
+        left = self._left[start, :, kind]
+        room = self._room(kind, in_flight, int(left[end]))
+        choice = self.layers.choice(start, end, self.menu, room)
+        added_us = inf if choice is None else choice.extra_us
+        self._exact[in_flight, start, end, kind] = () if choice is None else choice.segments
+        table = self._tables[in_flight][start, :, kind]
+        before = table.copy()
+        if choice is None or self.menu.offload_gbps is None:
+            # With as little room, more layers at the end need no less: any choice for them is one for these.
+            # (A copy at the end of these has nothing to run beside, so that this is not so of its time.)
+            more = np.flatnonzero(left[end:] <= left[end]) + end
+            table[more] = np.maximum(table[more], added_us)
+        table[end] = added_us
+        return not np.array_equal(before, table)
+
+    def _room(self, kind: int, in_flight: int, left: int) -> Room:
+        size, _ = self._several[kind]
+        it = self.question
+        share = -(-it.batch // it.microbatches)
+        return Room(-(-share // size), it.batch / it.microbatches / size, in_flight, left)
+
+    def _bound_us(self, kind: int, in_flight: int) -> Floats:
+        room = self._room(kind, in_flight, 0)
+        left = self._left[:, :, kind]
+        saved = self.layers.saved_bytes[:-1] * (room.share / self.layers.profile.samples)
+        bound = bounds_us(self.layers.profile, self.menu, room.samples, room.share, saved - left / in_flight)
+        return np.where(left < 0, np.inf, bound)
 
 
 class Needs:

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from typing import TypeAlias
 
+from arborcast.pipeline.costs.activations import Segments, Treatment
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.activations import Menu, least_memory
 from arborcast.pipeline.planning.derived import MOST_EACH, derived
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
-from arborcast.pipeline.planning.memory import check_memory, fits
+from arborcast.pipeline.planning.memory import check_memory, fits, rooms_of
 from arborcast.pipeline.planning.prm import PartitionProblem, PlacedStages, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Profile
@@ -46,6 +48,7 @@ class Choices:
         microbatches: numbers of them, ascending, at most the batch.
         orders: of `ORDERS`; of equally fast plans the earlier order wins.
         recompute: with, without, or both.
+        menu: what may become of the results of each layer instead, where memory is limited; or None.
         stages: numbers of stages, ascending.
         max_in_flight: most microbatches in flight, or None.
         limits: bytes of memory of each rank; None for no limit.
@@ -60,6 +63,13 @@ class Choices:
     max_in_flight: int | None = None
     limits: tuple[int, ...] | None = None
     keep_ties_together: bool = False
+    menu: Menu | None = None
+
+    def question(self, microbatches: int, order: str, recompute: bool) -> PartitionProblem:
+        """What the dynamic program is asked under the limits."""
+        return PartitionProblem(
+            self.batch, microbatches, order, recompute, self.max_in_flight, self.limits, self.menu
+        )
 
     @property
     def searched(self) -> tuple[str, ...]:
@@ -164,14 +174,14 @@ def _search(race: _Race, orders: tuple[str, ...], simulated: int) -> None:
     Not all groups are solved: of many, those for every doubling of the microbatches are at once, and their
     partitions tell by the closed form which of the other groups are worth it.
     """
-    profile, choices = race.profile, race.choices
-    space = _Space(profile, race.network, replace(choices, orders=orders))
+    choices = race.choices
+    space = _Space(race.profile, race.network, replace(choices, orders=orders))
     for estimate_us, plan in islice(_different(space.plans()), simulated):
         if race.best is not None and estimate_us > race.best[0][0]:
             break
         if race.run(plan):
             assert race.best is not None, "one was run"
-            for narrower in _narrower(plan, profile, choices, race.best[0][0]):
+            for narrower in _narrower(plan, race.layers, choices, race.best[0][0]):
                 race.run(narrower)
 
 
@@ -180,15 +190,36 @@ def _fits(plan: Plan, profile: Profile, choices: Choices) -> bool:
     return limits is None or fits(plan, profile, dict(enumerate(limits)), batch=choices.batch)
 
 
-def _narrower(plan: Plan, profile: Profile, choices: Choices, most_us: float) -> Iterator[Plan]:
+def _fitting(plan: Plan, layers: LayerTables, choices: Choices) -> Plan | None:
+    """A plan with what becomes of results chosen anew, if that is by layer; None where it does not fit."""
+    if choices.limits is None or choices.menu is None:
+        return plan if _fits(plan, layers.profile, choices) else None
+    rooms = rooms_of(plan, layers.profile, dict(enumerate(choices.limits)), batch=choices.batch)
+    found = [
+        layers.choice(stage.start, stage.end, choices.menu, room)
+        for stage, room in zip(plan.stages, rooms, strict=True)
+    ]
+    segments = [choice.segments for choice in found if choice is not None]
+    return None if len(segments) < len(found) else with_segments(plan, segments, choices.menu)
+
+
+def with_segments(plan: Plan, segments: Sequence[Segments], menu: Menu) -> Plan:
+    """A plan with what becomes of the results of each stage."""
+    stages = tuple(replace(stage, segments=own) for stage, own in zip(plan.stages, segments, strict=True))
+    made = replace(plan, stages=stages, recompute=False, offload_gbps=menu.offload_gbps)
+    return made if Treatment.OFFLOAD in made.treatments else replace(made, offload_gbps=None)
+
+
+def _narrower(plan: Plan, layers: LayerTables, choices: Choices, most_us: float) -> Iterator[Plan]:
     """A plan with fewer replicas of a stage, which latency can make faster, unless passes alone take longer.
 
     The dynamic program knows the bytes of allreduces only.
     """
+    profile = layers.profile
     for index, stage in enumerate(plan.stages):
-        layers = profile.layers[stage.start : stage.end]
         once = sum(
-            it.forward_us - it.forward_fixed_us + it.backward_us - it.backward_fixed_us for it in layers
+            it.forward_us - it.forward_fixed_us + it.backward_us - it.backward_fixed_us
+            for it in profile.layers[stage.start : stage.end]
         )
         passes_us = once * choices.batch / profile.samples
         for replicas in range(stage.replicas - 1, 0, -1):
@@ -196,8 +227,9 @@ def _narrower(plan: Plan, profile: Profile, choices: Choices, most_us: float) ->
                 break
             fewer = Stage(stage.start, stage.end, stage.ranks[:replicas])
             made = replace(plan, stages=(*plan.stages[:index], fewer, *plan.stages[index + 1 :]))
-            if _fits(made, profile, choices):
-                yield made
+            fitting = _fitting(made, layers, choices)
+            if fitting is not None:
+                yield fitting
 
 
 def device_orders(network: LinkCosts) -> tuple[tuple[int, ...], ...]:
@@ -290,9 +322,7 @@ class _Space:
                 for microbatches, estimates in zip(
                     choices.microbatches, zip(*times, strict=True), strict=True
                 ):
-                    question = PartitionProblem(
-                        choices.batch, microbatches, order, recompute, choices.max_in_flight, choices.limits
-                    )
+                    question = choices.question(microbatches, order, recompute)
                     self._push(min(estimates) / (1 + SLACK), _Entry(Group(devices, question)))
 
     def _solved(self, group: Group, *, again: bool = False) -> dict[int, PlacedStages]:
@@ -313,7 +343,10 @@ class _Space:
 
     def _costs(self, partition: PlacedStages, recompute: bool, counts: Sequence[int]) -> StepCosts:
         batch = self.choices.batch
-        return step_costs(self.layers, partition, batch=batch, recompute=recompute, counts=counts)
+        gbps = self.choices.menu.offload_gbps if self.choices.menu is not None else None
+        return step_costs(
+            self.layers, partition, batch=batch, recompute=recompute, counts=counts, offload_gbps=gbps
+        )
 
     def _push_plans(self, group: Group) -> None:
         for number in self._solved(group):
@@ -353,7 +386,7 @@ def plan_of(
     question: PartitionProblem, partition: PlacedStages, network: LinkCosts, profile: Profile
 ) -> Plan:
     """A partition as a plan."""
-    return Plan(
+    plan = Plan(
         partition.stages,
         question.microbatches,
         order=question.order,
@@ -363,28 +396,40 @@ def plan_of(
         model=profile.model,
         method="spp",
     )
+    if not partition.segments or question.menu is None:
+        return plan
+    return with_segments(plan, partition.segments, question.menu)
 
 
 def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanError:
-    """What is missing in the plan that comes closest to the memory that there is."""
+    """What is missing in the plan that comes closest to the memory that there is.
+
+    Where results are treated by layer it is the closest of those that keep all or recompute all, and in its
+    stages the choice that needs least memory.
+    """
     if choices.limits is None:  # a pipeline without replicas in 1F1B is always possible
         return _too_few(choices)
     layers = LayerTables(profile, choices.keep_ties_together)
     devices = DeviceTables(network, device_order(network.topology))
     closest: tuple[float, Plan] | None = None
-    for microbatches, order, recompute in product(choices.microbatches, choices.searched, choices.recompute):
-        question = PartitionProblem(
-            choices.batch, microbatches, order, recompute, choices.max_in_flight, choices.limits
-        )
+    limits, menu = dict(enumerate(choices.limits)), choices.menu
+    ways = (False, True) if menu is not None and menu.recompute else choices.recompute
+    for microbatches, order, recompute in product(choices.microbatches, choices.searched, ways):
+        question = choices.question(microbatches, order, recompute)
         partition = closest_to_fitting(layers, devices, question, choices.stages)
         if partition is not None and (closest is None or partition.value_us < closest[0]):
             closest = partition.value_us, plan_of(question, partition, network, profile)
     assert closest is not None
     plan = closest[1]
+    if menu is not None:
+        rooms = zip(plan.stages, rooms_of(plan, profile, limits, batch=choices.batch), strict=True)
+        plan = with_segments(
+            plan, [least_memory(profile, it.start, it.end, menu, room) for it, room in rooms], menu
+        )
     if choices.made == choices.orders:  # 1F1B may fit where they do not
         plan = next(derived(plan, layers, choices.made, choices.batch), plan)
     try:
-        check_memory(plan, profile, dict(enumerate(choices.limits)), batch=choices.batch)
+        check_memory(plan, profile, limits, batch=choices.batch)
     except PlanError as error:
         how = f"{len(plan.stages)} stages, {plan.microbatches} microbatches, order {plan.order}"
         return PlanError(f"no plan fits into memory; the closest one ({how}) does not: {error}")

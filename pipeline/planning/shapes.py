@@ -6,12 +6,12 @@ Only the form is checked here, by pydantic; `pipeline.planning.formats` makes va
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from arborcast.synth.formats.shapes import MAPPING, MAX_INT, MAX_RANKS, Name, number_with
+from arborcast.synth.formats.shapes import MAPPING, MAX_INT, MAX_RANKS, Bandwidth, Name, number_with
 
 MAX_LAYERS = 1 << 16
 MAX_BYTES = 1 << 60
@@ -62,6 +62,12 @@ class ProfileShape(TypedDict):
     ties: NotRequired[Annotated[list[TieShape], Field(max_length=MAX_LAYERS)]]
 
 
+SegmentShape: TypeAlias = tuple[
+    Literal["keep", "recompute", "offload"], Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+]
+"""What becomes of the results of so many layers."""
+
+
 @MAPPING
 class StageShape(TypedDict):
     """The layers [start, end) on some ranks."""
@@ -69,6 +75,7 @@ class StageShape(TypedDict):
     start: Annotated[int, Field(ge=0, le=MAX_LAYERS)]
     end: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     ranks: Annotated[list[int], Field(min_length=1, max_length=MAX_RANKS)]
+    segments: NotRequired[Annotated[list[SegmentShape], Field(max_length=MAX_LAYERS)]]
 
 
 @MAPPING
@@ -83,5 +90,6 @@ class PlanShape(TypedDict):
     order: str
     recompute: NotRequired[bool]
     max_in_flight: NotRequired[Count | None]
+    offload_gbps: NotRequired[Bandwidth]
     topology: NotRequired[dict[str, Any] | None]
     predicted: NotRequired[dict[str, Any] | None]

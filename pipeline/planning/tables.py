@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.planning.activations import Choice, Menu, Room, least_choice
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import boundary_messages
 from arborcast.synth.topology import Topology
@@ -90,6 +91,17 @@ class LayerTables:
     def crossing_bytes(self) -> Integers:
         """What crosses the boundary before each layer, one way, with all samples; 0 at both ends."""
         return np.array([0, *(layer.output_bytes for layer in self.profile.layers[:-1]), 0])
+
+    def choice(self, start: int, end: int, menu: Menu, room: Room) -> Choice | None:
+        """What becomes of the results of the layers [start, end), by `least_choice`, found once."""
+        key = start, end, menu, room
+        if key not in self._choices:
+            self._choices[key] = least_choice(self.profile, start, end, menu, room)
+        return self._choices[key]
+
+    @cached_property
+    def _choices(self) -> dict[tuple[int, int, Menu, Room], Choice | None]:
+        return {}
 
     def _time(self, whole: str, fixed: str) -> tuple[Floats, Floats]:
         constant = self._sum(fixed).astype(float)

@@ -37,8 +37,9 @@ def simulate(
     is there after their latency. The replicas of a stage begin their allreduce together, after the last
     backward pass of the last of them, then sum the gradients of parameters that they share with other
     stages, then update; each allreduce takes `network.allreduce_us` whatever else is on the links. With
-    recomputation each backward pass takes as long as a forward pass of what is recomputed more, on the last
-    stage too, as the trainer does it; what is offloaded, see `costs.activations`. Where the order splits backward passes, their second half takes `profile.weights_us`.
+    recomputation each backward pass takes longer by the forward time of what is recomputed, on the last stage
+    too, as the trainer does it; `costs.activations` says what offload adds. Where the order splits backward
+    passes, their second half takes `profile.weights_us`.
 
     Args:
         plan: what to do.

@@ -51,7 +51,15 @@ def plan(
     stages: Annotated[int | None, number("--stages", "by default the best")] = None,
     order: Annotated[OrderName | None, option("--order", "of passes; by default the best")] = None,
     recompute: Annotated[
-        bool | None, option("--recompute/--keep", "repeat forward passes or keep their results")
+        bool | None,
+        option(
+            "--recompute/--keep",
+            "repeat all forward passes or keep their results; by default by layer, as memory asks for it",
+        ),
+    ] = None,
+    offload: Annotated[
+        float | None,
+        option("--offload", "GB/s to host memory, each way: results may wait there where memory is short"),
     ] = None,
     memory: Annotated[
         str | None, option("--memory", "limit on each rank, such as 16GiB; by default the device's")
@@ -103,6 +111,7 @@ def plan(
             microbatches=microbatches,
             order=order,
             recompute=recompute,
+            offload_gbps=offload,
             max_in_flight=max_in_flight,
             keep_ties_together=keep_ties,
             stages=stages,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def plan_document(found: Comparison, seconds: float, output: Path | None) -> dict[str, Any]:
     """The keys that `--json` prints."""
+    from arborcast.pipeline.planning.formats import segments_to_document
+
     plan, profile, predicted = found.plan, found.profile, found.prediction
     return {
         "model": profile.model,
@@ -28,6 +30,7 @@ def plan_document(found: Comparison, seconds: float, output: Path | None) -> dic
         "order": plan.order,
         "microbatches": plan.microbatches,
         "recompute": plan.recompute,
+        "offload_gbps": plan.offload_gbps,
         "stages": [
             {
                 "start": stage.start,
@@ -36,6 +39,7 @@ def plan_document(found: Comparison, seconds: float, output: Path | None) -> dic
                 "ranks": list(stage.ranks),
                 "memory_bytes": memory.total,
                 "in_flight": in_flight,
+                **({"segments": segments_to_document(stage.segments)} if stage.segments else {}),
             }
             for stage, memory, in_flight in zip(
                 plan.stages, predicted.memory, predicted.peak_in_flight, strict=True
@@ -88,14 +92,16 @@ def _alternative(other: Alternative, chosen: Prediction) -> dict[str, Any]:
 
 def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
     """The plan, what is expected of it, and the others, for people."""
+    from arborcast.pipeline.costs.activations import described
     from arborcast.pipeline.order import ORDERS
     from arborcast.pipeline.planning.memory import readable
 
     plan, profile, topology = found.plan, found.profile, found.topology
     limit, most = document["memory_limit_bytes"], document["bound_us"]
     proved = ORDERS[plan.order].is_bounded and plan.max_in_flight is None
+    by_layer = any(stage.segments for stage in plan.stages)
     stages = table(
-        ("stage", "layers", "ranks", "memory", "in flight"),
+        ("stage", "layers", "ranks", "memory", "in flight", *(["results of layers"] if by_layer else [])),
         [
             (
                 index,
@@ -103,6 +109,7 @@ def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
                 ",".join(map(str, row["ranks"])),
                 readable(row["memory_bytes"]),
                 row["in_flight"],
+                *([described(plan.segments(index))] if by_layer else []),
             )
             for index, row in enumerate(document["stages"])
         ],
@@ -121,6 +128,7 @@ def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
         *stages,
         f"{document['batch']} samples a step in {_counted(plan.microbatches)}, order {plan.order}"
         + (", recomputing forward passes" if plan.recompute else "")
+        + (f", offload at {plan.offload_gbps:g} GB/s" if plan.offload_gbps is not None else "")
         + ("" if limit is None else f", at most {readable(limit)} on a rank"),
         f"one step: {_time(document['time_us'])} ({document['samples_per_s']:.4g} samples/s), "
         f"ranks idle {document['bubble']:.0%}",

@@ -1,8 +1,6 @@
-"""What a stage keeps, recomputes or offloads: against brute force, a replay of its passes, and drawn choices."""
+"""What a stage keeps, recomputes or offloads: brute force, a replay of its passes, and drawn choices."""
 
 from __future__ import annotations
-
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +16,7 @@ from arborcast.pipeline.costs.activations import (
 )
 from arborcast.pipeline.planning.activations import Menu, Room, least_choice, least_memory
 from arborcast.pipeline.profiles import Layer, Profile
+from tests.support.planning_cases import every_choice
 
 KEEP, RECOMPUTE, OFFLOAD = Treatment
 
@@ -33,19 +32,6 @@ def models(draw, most=6):
         layers.append(Layer(f"{index}", float(forward), float(backward), handed, saved, 0, 0))
         taken = handed
     return Profile("drawn", 1, tuple(layers))
-
-
-def every_choice(start, end, menu):
-    """All lists of units."""
-    if start == end:
-        yield ()
-        return
-    for stop in range(start + 1, end + 1):
-        treatments = [RECOMPUTE] * menu.recompute
-        if stop == start + 1:
-            treatments += [KEEP, *([OFFLOAD] if menu.offload_gbps else [])]
-        for treatment, rest in product(treatments, every_choice(stop, end, menu)):
-            yield (Segment(start, stop, treatment), *rest)
 
 
 def replayed_bytes(profile, units, samples, microbatches):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.pipeline.costs.activations import Segment, Treatment
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.planning.formats import (
     plan_from_document,
@@ -22,7 +23,7 @@ from arborcast.pipeline.planning.formats import (
     write_profile,
 )
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.stages import Plan
+from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import parse_json
 
@@ -88,7 +89,34 @@ def test_plans_with_several_stages_on_a_rank_come_back(tmp_path: Path) -> None:
     plan = Plan([(0, 1, [1, 2]), (1, 2, [0]), (2, 4, [0]), (4, 5, [1, 2])], 4, "zb-v")
     write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
-    assert json.loads((tmp_path / "plan.json").read_text())["format"] == "arborcast.plan/2"
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document["format"] == "arborcast.plan/3"
+    assert plan_from_document(document | {"format": "arborcast.plan/2"}, "old.json") == plan
+
+
+def test_plans_say_by_layer_what_becomes_of_results(tmp_path: Path) -> None:
+    treatments = (Treatment.KEEP, 0, 2), (Treatment.RECOMPUTE, 2, 4), (Treatment.RECOMPUTE, 4, 5)
+    segments = tuple(Segment(start, end, it) for it, start, end in treatments)
+    offloads = (Segment(5, 6, Treatment.OFFLOAD),)
+    plan = Plan([Stage(0, 5, (0,), segments), Stage(5, 6, (1,), offloads)], 4, offload_gbps=12.5)
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document["stages"][0]["segments"] == [["keep", 2], ["recompute", 2], ["recompute", 1]]
+    for broken, message in (
+        ([["keep", 2], ["recompute", 2]], "plan: stage 0: segments must end at layer 5, got 4"),
+        ([["drop", 5]], "stages: 0: segments: 0: 0: must be "),
+        ([["keep", 0]], "stages: 0: segments: 0: 1: must be "),
+    ):
+        document["stages"][0]["segments"] = broken
+        with pytest.raises(PlanError, match=message):
+            plan_from_document(document, "broken.json")
+    with pytest.raises(PlanError, match="offload_gbps must be given where stage 1 offloads, got none"):
+        Plan(plan.stages, 4)
+    with pytest.raises(PlanError, match=r"order zb-h1 must keep .* got recompute on stage 0"):
+        Plan([Stage(0, 5, (0,), segments), (5, 6, [1])], 4, "zb-h1")
+    with pytest.raises(PlanError, match="stage 0: must have no segments where all recompute"):
+        Plan([Stage(0, 5, (0,), segments)], 4, recompute=True)
 
 
 def test_what_nobody_measured_is_not_in_a_profile_file() -> None:

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.pipeline.costs.links import LinkCosts
-from arborcast.pipeline.planning.memory import stage_memory
+from arborcast.pipeline.planning.activations import Menu
+from arborcast.pipeline.planning.memory import fits, stage_memory
 from arborcast.pipeline.planning.prm import PartitionProblem, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Plan, boundary_messages
 from arborcast.synth.topology import Topology
-from tests.support.planning_cases import PLANNED, divisions, profiles
+from tests.support.planning_cases import PLANNED, divisions, every_choice, profiles
 from tests.support.strategies import topologies as drawn_topologies
 
 STEADY = settings(max_examples=60)
@@ -122,6 +123,50 @@ def test_published_values_are_those_of_brute_force(topology, profile, microbatch
     assert {count: partition.value_us for count, partition in found.items()} == pytest.approx(
         {count: value for count, value in best.items() if value < inf}
     )
+
+
+@given(
+    drawn_topologies(max_ranks=3, switches=1),
+    profiles(max_layers=4),
+    st.sampled_from(PLANNED),
+    st.integers(1, 4),
+    st.sampled_from([Menu(True), Menu(False, 0.5), Menu(True, 2.0)]),
+    st.data(),
+)
+@STEADY
+def test_values_with_choices_by_layer_are_those_of_brute_force(
+    topology, profile, order, microbatches, menu, data
+):
+    """Each stage of each partition with every list of segments, by the formulas of `Plan` and its memory."""
+    network = LinkCosts(topology)
+    ranks = tuple(range(topology.ranks))
+    limits = tuple(data.draw(st.integers(1, 4000)) * 1000 for _ in ranks)
+    question = PartitionProblem(8, microbatches, order, limits=limits, menu=menu)
+    best: dict[int, float] = {}
+    for stages in divisions(profile.depth, ranks, tuple(range(1, profile.depth))):
+        if microbatches * max(stage.replicas for stage in stages) > 8:
+            continue
+        values = [value_us(stages, profile, network, question)]
+        for index, stage in enumerate(stages):
+            ways = []
+            for segments in every_choice(stage.start, stage.end, menu):
+                own = (*stages[:index], replace(stage, segments=segments), *stages[index + 1 :])
+                plan = Plan(own, microbatches, order, offload_gbps=menu.offload_gbps)
+                memory = stage_memory(plan, profile, batch=8, stage=index)
+                if memory.total <= min(limits[rank] for rank in stage.ranks):
+                    passes = plan.pass_us(profile, index, 8 / microbatches / stage.replicas)
+                    gradients = profile.gradient_bytes(stage.start, stage.end)
+                    exchange = network.allreduce_us(stage.ranks, gradients)
+                    ways.append(microbatches * sum(passes) + exchange)
+            values.append(min(ways, default=inf))
+        best[len(stages)] = min(best.get(len(stages), inf), max(values))
+    found = partitions(LayerTables(profile), DeviceTables(network, ranks), question, topology.ranks)
+    assert {count: it.value_us for count, it in found.items()} == pytest.approx(
+        {count: value for count, value in best.items() if value < inf}
+    )
+    for it in found.values():
+        made = Plan(it.stages, microbatches, order, offload_gbps=menu.offload_gbps)
+        assert fits(made, profile, dict(enumerate(limits)), batch=8)
 
 
 @given(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 from hypothesis import strategies as st
 
+from arborcast.pipeline.costs.activations import Segment, Treatment
 from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.activations import Menu
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Stage
 
@@ -42,3 +44,16 @@ def divisions(
                     Stage(start, end, order[first:last])
                     for (start, end), (first, last) in zip(bounds, pairwise(places), strict=True)
                 )
+
+
+def every_choice(start: int, end: int, menu: Menu) -> Iterator[tuple[Segment, ...]]:
+    """All ways to treat the layers [start, end), kept and offloaded ones one at a time."""
+    if start == end:
+        yield ()
+        return
+    for stop in range(start + 1, end + 1):
+        treatments = [Treatment.RECOMPUTE] * menu.recompute
+        if stop == start + 1:
+            treatments += [Treatment.KEEP, *([Treatment.OFFLOAD] if menu.offload_gbps else [])]
+        for treatment, rest in product(treatments, every_choice(stop, end, menu)):
+            yield (Segment(start, stop, treatment), *rest)
