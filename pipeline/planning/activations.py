@@ -247,7 +247,7 @@ def bounds_us(profile: Profile, menu: Menu, samples: float, share: int, free: Fl
     times, left = np.zeros(free.shape), np.maximum(free - profile.depth, 0.0)  # as bytes are rounded up
     for layer in _by_ratio(costs, saved):
         if saved[layer] and np.isfinite(costs[layer]):
-            has = (within[:, None] <= layer) & (layer < within[None, :])
+            has = (within[:-1, None] <= layer) & (layer < within[None, :])
             part = np.where(has, np.minimum(left, saved[layer]), 0.0)
             times += part * (costs[layer] / saved[layer])
             left -= part

@@ -166,16 +166,16 @@ def write_plan(plan: Plan, path: Path | str, predicted: Mapping[str, Any] | None
     write_atomically(path, _lines(plan_to_document(plan, predicted), ("stages",)))
 
 
-def segments_to_document(segments: Segments) -> list[tuple[str, int]]:
-    """What becomes of layers, and of how many."""
-    return [(it.treatment.value, it.end - it.start) for it in segments]
+def segments_to_document(segments: Segments) -> list[Document]:
+    """What becomes of the results of how many layers, one segment after another."""
+    return [{"treatment": it.treatment.value, "layers": it.end - it.start} for it in segments]
 
 
 def _stage(shape: StageShape) -> Stage:
     segments, start = [], shape["start"]
-    for treatment, layers in shape.get("segments", ()):
-        segments.append(Segment(start, start + layers, Treatment(treatment)))
-        start += layers
+    for it in shape.get("segments", ()):
+        segments.append(Segment(start, start + it["layers"], Treatment(it["treatment"])))
+        start += it["layers"]
     return Stage(shape["start"], shape["end"], tuple(shape["ranks"]), tuple(segments))
 
 

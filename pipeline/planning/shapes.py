@@ -6,7 +6,7 @@ Only the form is checked here, by pydantic; `pipeline.planning.formats` makes va
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
@@ -62,10 +62,12 @@ class ProfileShape(TypedDict):
     ties: NotRequired[Annotated[list[TieShape], Field(max_length=MAX_LAYERS)]]
 
 
-SegmentShape: TypeAlias = tuple[
-    Literal["keep", "recompute", "offload"], Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-]
-"""What becomes of the results of so many layers."""
+@MAPPING
+class SegmentShape(TypedDict):
+    """What becomes of the results of so many layers."""
+
+    treatment: Literal["keep", "recompute", "offload"]
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 
 
 @MAPPING

@@ -178,8 +178,17 @@ def _shape(plan: Plan) -> str:
     shape = f"{counts} ranks" if len(plan.workers) > 1 else f"all on {counts} ranks"
     return (
         f"{shape}{'' if each == 1 else f', {each} stages each'}, {_counted(plan.microbatches)}, {plan.order}"
-        f"{', recomputing' if plan.recompute else ''}"
+        f"{_repeated(plan)}"
     )
+
+
+def _repeated(plan: Plan) -> str:
+    """What becomes of results, of all or of some layers."""
+    from arborcast.pipeline.costs.activations import Treatment
+
+    named = {Treatment.RECOMPUTE: "recomputing", Treatment.OFFLOAD: "offloading"}
+    some = "" if plan.recompute else " some"
+    return "".join(f", {name}{some}" for it, name in named.items() if it in plan.treatments)
 
 
 def _time(us: float) -> str:

@@ -102,11 +102,18 @@ def test_plans_say_by_layer_what_becomes_of_results(tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
     document = json.loads((tmp_path / "plan.json").read_text())
-    assert document["stages"][0]["segments"] == [["keep", 2], ["recompute", 2], ["recompute", 1]]
+    found = document["stages"][0]["segments"]
+    assert found == [
+        {"treatment": treatment, "layers": layers}
+        for treatment, layers in (("keep", 2), ("recompute", 2), ("recompute", 1))
+    ]
     for broken, message in (
-        ([["keep", 2], ["recompute", 2]], "plan: stage 0: segments must end at layer 5, got 4"),
-        ([["drop", 5]], "stages: 0: segments: 0: 0: must be "),
-        ([["keep", 0]], "stages: 0: segments: 0: 1: must be "),
+        (found[:2], "plan: stage 0: segments must end at layer 5, got 4"),
+        ([{"treatment": "drop", "layers": 5}], r"stages\[0\].segments\[0\].treatment: .*'drop'"),
+        (
+            [{"treatment": "keep", "layers": 0}],
+            r"segments\[0\].layers: must be at least 1, got 0",
+        ),
     ):
         document["stages"][0]["segments"] = broken
         with pytest.raises(PlanError, match=message):
@@ -139,7 +146,7 @@ def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "arborcast.plan/3"}, "format: must be a plan in the format arborcast.plan/2, got"),
+        ({"format": "arborcast.plan/4"}, "format: must be a plan in the format arborcast.plan/3, got"),
         ({"microbatches": 0}, r"microbatches: must be at least 1, got 0"),
         ({"order": "2f2b"}, "order must be one of 1f1b, pe, gpipe, interleaved, zb-h1, zb-v, got 2f2b"),
         ({"order": "interleaved"}, "order interleaved must have at least two stages on each group of ranks"),
