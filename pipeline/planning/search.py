@@ -206,8 +206,8 @@ def _fitting(plan: Plan, layers: LayerTables, choices: Choices) -> Plan | None:
 def with_segments(plan: Plan, segments: Sequence[Segments], menu: Menu) -> Plan:
     """A plan with what becomes of the results of each stage."""
     stages = tuple(replace(stage, segments=own) for stage, own in zip(plan.stages, segments, strict=True))
-    made = replace(plan, stages=stages, recompute=False, offload_gbps=menu.offload_gbps)
-    return made if Treatment.OFFLOAD in made.treatments else replace(made, offload_gbps=None)
+    offloads = any(it.treatment is Treatment.OFFLOAD for own in segments for it in own)
+    return replace(plan, stages=stages, recompute=False, offload_gbps=menu.offload_gbps if offloads else None)
 
 
 def _narrower(plan: Plan, layers: LayerTables, choices: Choices, most_us: float) -> Iterator[Plan]:
@@ -387,7 +387,7 @@ def plan_of(
 ) -> Plan:
     """A partition as a plan."""
     plan = Plan(
-        partition.stages,
+        [(it.start, it.end, it.ranks) for it in partition.stages],
         question.microbatches,
         order=question.order,
         recompute=question.recompute,
