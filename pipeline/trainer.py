@@ -21,9 +21,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from arborcast.pipeline.costs.activations import described
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.model.layered import Layered, in_mode
 from arborcast.pipeline.run import checkpoints
+from arborcast.pipeline.run.activations import divided
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import (
     DeferredStatistics,
@@ -534,7 +536,8 @@ class Trainer:
         for assignment in self._assignments:
             mine = self.plan.stages[assignment.stage]
             fake = FakeStage(model, mine.start, mine.end)  # before batch norm is changed
-            parts.append(Part(assignment, model.divide(mine.start, mine.end), fake))
+            own = divided(model, self.plan.segments(assignment.stage))
+            parts.append(Part(assignment, own, fake))
         module = joined([part.module for part in parts])
         parameters = _named(module, model)
         with self._faults.all_or_nothing(lambda: "starting"):
@@ -634,6 +637,8 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> str:
 def _words_of(plan: Plan) -> str:
     stages = " ".join(f"[{it.start}, {it.end}) on {','.join(map(str, it.ranks))}" for it in plan.stages)
     recompute = ", recompute" if plan.recompute else ""
+    for index, stage in enumerate(plan.stages):
+        recompute += f", stage {index} {described(stage.segments)}" if stage.segments else ""
     cap = "" if plan.max_in_flight is None else f", at most {plan.max_in_flight} in flight"
     return f"layers {stages}, {plan.microbatches} microbatches, order {plan.order}{recompute}{cap}"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from arborcast.pipeline.model.split import Second, SplitBackward
 from arborcast.pipeline.order.actions import Phase
+from arborcast.pipeline.run.activations import TreatedPasses, several
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics, statistics_once
 from arborcast.pipeline.run.batches import Tensors
@@ -54,7 +54,10 @@ class StagePasses:
 
     def __post_init__(self) -> None:
         """No pass yet."""
-        self._recomputes = self.training and self.assignment.plan.recompute
+        self._treated: TreatedPasses | None = None
+        if self.training:
+            segments = self.assignment.plan.segments(self.assignment.stage)
+            self._treated = TreatedPasses(self.module, segments, self._contexts)
         self.begin()
 
     def begin(self) -> None:
@@ -70,10 +73,12 @@ class StagePasses:
         self.doing = f"forward pass of microbatch {microbatch}"
         began_ns = time.perf_counter_ns()
         torch.default_generator.manual_seed(seed)  # recomputation begins there again
-        if self._recomputes:
-            outputs = checkpoint(self._run, *inputs, use_reentrant=False, context_fn=self._contexts)
+        if self._treated is None:
+            outputs = self.module(*self._entered(False, *inputs))
         else:
-            outputs = self._run(*inputs)
+            outputs = self._treated.forward(inputs, self._entered)
+        if not self.assignment.is_last:  # of the last stage it is what the model returns
+            outputs = several(outputs)
         if self.assignment.is_last:  # the loss holds what it needs of the outputs, which need not be kept
             outputs = (self.losses.add(outputs, targets, microbatch),)
         if self.training or not self.assignment.is_last:
@@ -135,21 +140,17 @@ class StagePasses:
         """Of a backward pass, for the stage before; once."""
         return self._gradients.pop(microbatch)
 
-    def _run(self, *inputs: Tensor) -> Any:
-        """Of the last stage what the model returns, of others a tuple of tensors."""
+    def _entered(self, again: bool, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the layers take of the stage's inputs; `again` where they do so twice, as in a checkpoint."""
         assignment = self.assignment
         # The batch is the caller's, and what the stage before made on this rank is its own.
-        is_foreign = self._recomputes or assignment.is_first or assignment.before_is_here
+        is_foreign = again or assignment.is_first or assignment.before_is_here
         if self.boundaries.overwrites and is_foreign:
-            outputs = self.module(*(tensor.clone() for tensor in inputs))
-        elif assignment.is_first:
-            outputs = self.module(*inputs)
-        else:
-            outputs = self.module(*(_entered(tensor) for tensor in inputs))
-        return outputs if assignment.is_last or isinstance(outputs, tuple) else (outputs,)
+            return tuple(tensor.clone() for tensor in inputs)
+        return inputs if assignment.is_first else tuple(_entered(tensor) for tensor in inputs)
 
-    def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), statistics_once(self.module, self.deferred)
+    def _contexts(self, module: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        return nullcontext(), statistics_once(module, self.deferred)
 
     def _note(self, phase: Phase, microbatch: int, began_ns: int) -> None:
         stage = self.assignment.stage
