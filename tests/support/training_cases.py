@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from arborcast.pipeline.costs.activations import Segment, Treatment
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.pipeline.stages import Plan, divided
 
@@ -256,6 +257,22 @@ def plan_of(
         stages.append((start, start + size, range(rank, rank + count)))
         start, rank = start + size, rank + count
     return Plan(stages, more.pop("microbatches", MICROBATCHES), order, **more)
+
+
+def by_layer(plan: Plan, letters: str) -> Plan:
+    """The plan with what becomes of each layer's results, over and over: `k`, `r` (+ goes on), `o`."""
+    treatments = {it.value[0]: it for it in Treatment}
+    stages = []
+    for stage in plan.stages:
+        segments: list[Segment] = []
+        for layer in range(stage.start, stage.end):
+            letter = letters[layer % len(letters)]
+            if letter == "+" and segments and segments[-1].treatment is Treatment.RECOMPUTE:
+                segments[-1] = replace(segments[-1], end=layer + 1)
+            else:
+                segments.append(Segment(layer, layer + 1, treatments["r" if letter == "+" else letter]))
+        stages.append(replace(stage, segments=tuple(segments)))
+    return replace(plan, stages=tuple(stages), offload_gbps=1.0)
 
 
 def around(replicas: Sequence[int], order: str, *, depth: int, each: int = 2, **more: Any) -> Plan:

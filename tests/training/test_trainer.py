@@ -32,6 +32,7 @@ from tests.support.training_cases import (  # noqa: E402
     aside,
     batches,
     branching,
+    by_layer,
     check_close,
     cross_entropy,
     decaying,
@@ -99,6 +100,9 @@ PLANS = {
     "2-2": plan_of([2, 2], "pe"),
     "1-3": plan_of([1, 3], "1f1b", microbatches=2),
     "3-1, recomputed": plan_of([3, 1], "pe", microbatches=2, recompute=True),
+    "1-2-1, by layer": by_layer(plan_of([1, 2, 1]), "rko"),
+    "two stages, by layer": by_layer(plan_of([1, 1], "pe", microbatches=5), "or+k"),
+    "interleaved, by layer": by_layer(around([1, 1], "interleaved", depth=LAYERS), "or+ko"),
     "interleaved": around([1, 1], "interleaved", depth=LAYERS),
     "interleaved on four, ragged": around([1, 1, 1, 1], "interleaved", depth=LAYERS, microbatches=5),
     "interleaved, replicas, recomputed": around([2, 1], "interleaved", depth=LAYERS, each=3, recompute=True),
@@ -157,6 +161,10 @@ def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
         "normalised, recomputed": trained(
             plan_of([1, 2, 1], "gpipe", depth=5, recompute=True), normalised, given, collectives="synth"
         ),
+        "unmodified, by layer": trained(by_layer(plan_of([1, 2], depth=depth), "or+k"), Unmodified, given),
+        "normalised, by layer": trained(by_layer(plan_of([1, 2], depth=5), "r+ok"), normalised, given),
+        "branching, by layer": trained(by_layer(plan_of([2, 1], depth=4), "ok"), branching, given),
+        "tied, by layer": trained(by_layer(plan_of([1], depth=5), "rok"), tied, given),
         "tied": trained(plan_of([1, 2, 1], depth=5), tied, given),
         "unused": trained(plan_of([1, 2, 1], depth=3), aside, given, optimizer=decaying),
         "stopped": trained(plan_of([2, 1, 1], depth=5), stopped, given, optimizer=decaying),
@@ -229,14 +237,16 @@ def test_models_and_ways_of_training() -> None:
     given = batches(4)
     found = run_ranks(4, of_many_kinds, environ=FABRIC)
     curves = {name: merged([each[name] for each in found]) for name in found[0]}
-    for name in ("branching", "branching, recomputed"):
+    for name in ("branching", "branching, recomputed", "branching, by layer"):
         check_close(curves[name], serial(branching, given))
     check_close(curves["frozen"], serial(frozen, given))
     assert set(curves["frozen"].gradients) == {f"{i}.{it}" for i in (4, 7) for it in ("weight", "bias")}
-    check_close(curves["unmodified"], serial(Unmodified, given, microbatches=3))
-    for name in ("normalised", "normalised, recomputed"):
+    for name in ("unmodified", "unmodified, by layer"):
+        check_close(curves[name], serial(Unmodified, given, microbatches=3))
+    for name in ("normalised", "normalised, recomputed", "normalised, by layer"):
         check_close(curves[name], serial(normalised, given, microbatches=3))
-    check_close(curves["tied"], serial(tied, given))
+    for name in ("tied", "tied, by layer"):
+        check_close(curves[name], serial(tied, given))
     check_close(curves["unused"], serial(aside, given, optimizer=decaying))
     check_close(curves["stopped"], serial(stopped, given, optimizer=decaying))
     check_close(curves["accumulated"], serial(network, given, accumulate=2))
