@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
@@ -22,6 +22,9 @@ from arborcast.synth.formats.numerals import parse_number, shorten
 from arborcast.synth.formats.sizes import parse_size
 from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.topology import Topology
+
+if TYPE_CHECKING:
+    from arborcast.synth.groups.result import GroupSchedules
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +51,9 @@ class Options:
     Attributes:
         topology: the fabric: a spec (`dgx1`), a path, or the value itself; None for a full mesh.
         ranks: the rank of the fabric that each rank of the default group is; None where they are the same.
+        groups: schedules that several groups of the job run at once (`synth groups --no-relays`): the folder,
+            or the value itself, whose fabric is `topology` where that is None. A group of the job on the
+            ranks of one of them does its collective so, and what else it does by itself.
         deadline_s: seconds that finding the schedules of one collective may take.
         gloo_below: bytes below which gloo serves; 0 for never, None for what was measured.
         transport: one of `TRANSPORTS`.
@@ -72,6 +78,7 @@ class Options:
 
     topology: str | os.PathLike[str] | Topology | None = None
     ranks: Sequence[int] | None = None
+    groups: str | os.PathLike[str] | GroupSchedules | None = None
     deadline_s: float = 30.0
     gloo_below: int | None = None
     transport: str = "auto"
@@ -335,6 +342,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_TOPOLOGY": ("topology", str),
     "ARBORCAST_RANKS": ("ranks", _parse_ranks),
+    "ARBORCAST_GROUPS": ("groups", str),
     "ARBORCAST_DEADLINE": ("deadline_s", _parse_seconds),
     "ARBORCAST_GLOO_BELOW": ("gloo_below", _parse_bytes),
     "ARBORCAST_TRANSPORT": ("transport", _parse_transport),

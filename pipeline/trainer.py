@@ -1,7 +1,7 @@
 """Trains a model by a plan, one process per rank, as if it were trained serially.
 
     trainer = pipeline.Trainer(model, plan, loss_fn, lambda parameters: torch.optim.Adam(parameters))
-    for inputs, targets in batches:                # whole batches, the same on every rank
+    for inputs, targets in batches:                # whole batches, the same on every rank that needs them
         loss = trainer.step(inputs, targets)       # of the whole batch, the same on every rank
 
 Every rank runs this; `torch.distributed` must be initialised before.
@@ -18,12 +18,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.costs.activations import described
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.model.layered import Layered, in_mode
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.activations import divided
 from arborcast.pipeline.run.assignment import Assignment
@@ -45,6 +47,7 @@ from arborcast.pipeline.run.losses import REDUCTIONS, SHARE, LossFunction
 from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import NullRecorder, Recorder
+from arborcast.pipeline.run.sharded import AXES, Prepare, column, prepared
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.run.update import OptimizerOf, Update, check_optimizer
 from arborcast.pipeline.run.weights import broadcast, joined
@@ -95,6 +98,12 @@ class Trainer:
             pairs: the sum over the sum of weights).
         clip_norm: the largest norm of all gradients of the model; None for no limit.
         precision: "float32", "bfloat16" or "float16", or a `Precision`; None is "float32".
+        prepare: makes of the layers of a stage, and the `DeviceMesh` of its ranks, layers that these share:
+            by torch's `parallelize_module` along the axis "tensor", by FSDP2's `fully_shard` along "data". It
+            returns a module with the same names. Layers are as `model` cuts them: a `Divisible`'s are the
+            caller's modules; of a traced model there are parameters by name, and no modules.
+        tensor_ranks: how many ranks share each replica of a stage, each next to the other in its `ranks`; of
+            all stages alike. They are given the same data.
         metrics: what else to tell of output and targets, by name: functions as `loss_fn`, of one number, a
             mean over samples, or of a pair, a sum and its weight. Called once for each share of a microbatch,
             in training and in evaluation; not for a model that returns its loss.
@@ -130,6 +139,8 @@ class Trainer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         precision: str | Precision | None = None,
+        prepare: Prepare | None = None,
+        tensor_ranks: int = 1,
         metrics: Mapping[str, LossFunction] | None = None,
         keep_outputs: bool = False,
         timeout_s: float = 60.0,
@@ -146,27 +157,31 @@ class Trainer:
         self._rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
         self._measures, self._keeps_outputs = dict(metrics or {}), keep_outputs
+        _check_shared(plan, optimizer, prepare, tensor_ranks)
+        self._prepare, self._tensor_ranks = prepare, tensor_ranks
+        self._column = column(plan, tensor_ranks, self._rank)
         if isinstance(model, Layered):
-            _check_fit(model, plan, loss_fn, optimizer, self._tells)
+            _check_fit(model, self._column, loss_fn, optimizer, self._tells)
         self._agreement = Agreement(f"arborcast trainer {next(_numbers)}", self._rank, size, timeout_s)
         arithmetic = precision.dtype if isinstance(precision, Precision) else precision or "float32"
-        others = f", metrics {' '.join(self._measures)}" if self._measures else ""
         self._agreement.agree(
             "start",
             f"{_words_of(plan)}, loss_reduction {loss_reduction}, accumulate {accumulate}, clip_norm "
             f"{clip_norm}, precision {arithmetic}, seed {seed}, batch_norm {batch_norm}, "
-            f"collectives {collectives}{others}",
+            f"collectives {collectives}"
+            + (f", metrics {' '.join(self._measures)}" if self._measures else "")
+            + (f", tensor_ranks {tensor_ranks}" if prepare is not None else ""),
             what="trainer",
             timeout_s=start_timeout_s,
         )
         self.plan = plan
-        self._assignments = Assignment.all_of(plan, self._rank)
+        self._assignments = Assignment.all_of(self._column, self._rank)
         held = " and ".join(str(it.stage) for it in self._assignments)
         self._name = f"rank {self._rank}" + (f" (stage {held})" if held else "")
         self._loss_fn, self._loss_reduction, self._check_loss = loss_fn, loss_reduction, check_loss
         self._seed, self._batch_norm = seed, batch_norm
         self._accumulate, self._clip_norm = accumulate, clip_norm
-        self._groups = Groups(plan, collectives, fabric, timeout_s)
+        self._groups = Groups(plan, collectives, fabric, timeout_s, None if prepare is None else tensor_ranks)
         # A rank that left before the others' groups are connected would break theirs.
         self._agreement.agree("groups", "connected", what="trainer", timeout_s=start_timeout_s)
         self._faults = FailureBroadcast(self._name, self._agreement, self._groups.break_all)
@@ -183,6 +198,7 @@ class Trainer:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._frozen = ""
+        self._trained: dict[str, bool] = {}  # by name, where `prepare` made parameters
         self.losses: tuple[float, ...] = ()
         self.metrics: dict[str, float] = {}
         if isinstance(model, Layered):
@@ -312,7 +328,7 @@ class Trainer:
                     update.check_complete()
         if batch is None:
             assert signature.inputs is not None, "somebody was given some"
-            batch = Batch.of(told(signature.inputs), targets, model.sample_dims(0), self.plan)
+            batch = Batch.of(told(signature.inputs), targets, model.sample_dims(0), self._column)
         self._make_ready(call, executor, update, batch, signature)
         return batch, signature
 
@@ -331,6 +347,12 @@ class Trainer:
             if value is None and needed:
                 why = "" if name == "targets" or self.needs_inputs else " as in the first batch"
                 raise BatchError(f"batch: {self._name} must be given the {name}{why}, got none")
+        for name, parameter in self.module.named_parameters() if self._trained else ():
+            if parameter.requires_grad != self._trained[name]:
+                raise BatchError(
+                    "batch: parameters must stay frozen or trained as they were when prepare made them, got "
+                    f"a change of {name}"
+                )
         if inputs is None:
             return None, targets
         dims = model.sample_dims(0)
@@ -341,7 +363,7 @@ class Trainer:
             given = model.tensors_of(inputs) if hasattr(model, "tensors_of") else inputs
             if targets is None and self.needs_targets:
                 targets = inputs
-        batch = Batch.of(given, targets, dims, self.plan)
+        batch = Batch.of(given, targets, dims, self._column)
         return batch, batch.targets
 
     def _agreed(self, model: Layered, heard: Sequence[str], said: Signature) -> Signature:
@@ -353,7 +375,7 @@ class Trainer:
         inputs, targets = said_of("inputs", heard), said_of("targets", heard)
         if inputs is None:
             raise BatchError("batch: some rank must be given the inputs, got none on any")
-        Batch.of(told(inputs), None if targets is None else told(targets), model.sample_dims(0), self.plan)
+        Batch.of(told(inputs), None if targets is None else told(targets), model.sample_dims(0), self._column)
         is_needed = any(said_of("inputs", [words]) is None for words in heard)
         self._hearing.is_needed = is_needed or self._hearing.is_needed or False
         if not self._hearing.is_needed:
@@ -519,7 +541,7 @@ class Trainer:
             if inputs is None:
                 raise BatchError(refusal)
         layered = trace(model, inputs)
-        _check_fit(layered, self.plan, self._loss_fn, optimizer, self._tells)
+        _check_fit(layered, self._column, self._loss_fn, optimizer, self._tells)
         self._take(layered, optimizer)
         self._waiting = None
 
@@ -532,9 +554,14 @@ class Trainer:
         self._parameters = dict(whole.named_parameters(remove_duplicate=False))
         self._frozen = _frozen(self._parameters)
         ties = TieGroups(self.plan, model.ties, self._groups.make)
+        if self._prepare is not None and ties.holders:
+            raise PlanError(
+                "prepare: must not share layers whose parameters several stages use, got "
+                f"{' '.join(sorted(ties.holders))}"
+            )
         parts = []
         for assignment in self._assignments:
-            mine = self.plan.stages[assignment.stage]
+            mine = self._column.stages[assignment.stage]
             fake = FakeStage(model, mine.start, mine.end)  # before batch norm is changed
             own = divided(model, self.plan.segments(assignment.stage))
             parts.append(Part(assignment, own, fake))
@@ -542,17 +569,24 @@ class Trainer:
         parameters = _named(module, model)
         with self._faults.all_or_nothing(lambda: "starting"):
             deferred = DeferredStatistics(module) if self._batch_norm == "deferred" else None
+            held = (*module.parameters(), *module.buffers())
             if self._groups.stage is not None:
-                held = (*module.parameters(), *module.buffers())
                 broadcast(held, self._groups.stage, self._assignments[0].ranks[0])
             if find_batch_norm(module) and (self._groups.stage is not None or deferred is not None):
                 synchronise_batch_norm(module, self._groups.stage, deferred)
             ties.equalise(parameters)
+            if self._groups.mesh is not None and self._prepare is not None:
+                mesh = self._groups.mesh
+                broadcast(held, mesh.get_group(AXES[1]), int(mesh[AXES[1]].mesh[0]))
+                parts = [replace(it, module=prepared(it.module, mesh, self._prepare)) for it in parts]
+                module = joined([part.module for part in parts])
+                parameters = _named(module, model)
+                self._trained = {name: it.requires_grad for name, it in module.named_parameters()}
             update = Update(
                 parameters,
-                {part.assignment.stage: tuple(part.module.parameters()) for part in parts},
+                {part.assignment.stage: part.module for part in parts},
                 optimizer,
-                len(self._assignments[0].ranks) if self._assignments else 1,
+                len(self._sharers),
                 self._groups,
                 ties,
                 self._precision,
@@ -565,7 +599,7 @@ class Trainer:
         executor = StepExecutor(
             parts,
             module,
-            self.plan,
+            self._column,
             self._groups,
             self._links,
             self._precision,
@@ -581,6 +615,8 @@ class Trainer:
             on_gradients=update.gradients_complete,
             metrics=self._measures,
             keep_outputs=self._keeps_outputs,
+            is_counted=self._sharers.index(self._rank) % self._tensor_ranks == 0,
+            ends=tuple(sorted({*self.plan.stages[0].ranks, *self.plan.stages[-1].ranks})),
         )
         self._parts = executor, update, module, model
 
@@ -589,6 +625,12 @@ class Trainer:
         """Arguments that ask for more than losses."""
         asked = {"metrics": self._measures, "keep_outputs": self._keeps_outputs}
         return [name for name, value in asked.items() if value]
+
+    @property
+    def _sharers(self) -> tuple[int, ...]:
+        """The ranks that hold what this one holds, or share it; itself without work."""
+        mine = self.plan.worker_of(self._rank)
+        return (self._rank,) if mine is None else self.plan.workers[mine].ranks
 
     def _ready(self) -> tuple[StepExecutor, Update, Any, Layered]:
         if self._parts is None:
@@ -641,6 +683,22 @@ def _words_of(plan: Plan) -> str:
         recompute += f", stage {index} {described(stage.segments)}" if stage.segments else ""
     cap = "" if plan.max_in_flight is None else f", at most {plan.max_in_flight} in flight"
     return f"layers {stages}, {plan.microbatches} microbatches, order {plan.order}{recompute}{cap}"
+
+
+def _check_shared(plan: Plan, optimizer: OptimizerOf, prepare: Prepare | None, tensor_ranks: int) -> None:
+    if tensor_ranks < 1:
+        raise InputError(f"tensor_ranks: must be at least 1, got {tensor_ranks}")
+    if prepare is None:
+        if tensor_ranks > 1:
+            raise InputError(f"prepare: must share layers among tensor_ranks {tensor_ranks}, got none")
+        return
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            "optimizer: must be a function of parameters where prepare makes new ones, got "
+            f"{type(optimizer).__name__}"
+        )
+    if ORDERS[plan.order].splits:
+        raise PlanError(f"plan: order must have whole backward passes for prepare, got {plan.order}")
 
 
 def _precision_of(given: str | Precision | None, device: str, groups: Groups) -> Precision:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -30,6 +31,7 @@ from arborcast.backends.options import Options, emulated_copies
 from arborcast.backends.schedules.enlistment import Switches
 from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
+from arborcast.backends.schedules.joint import digest_of, joint_part
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.backends.schedules.rendezvous import are_on_one_host, compare_settings
 from arborcast.backends.schedules.table import Table
@@ -386,6 +388,7 @@ class Communicator:
             self._switches,
             self._timeout_s,
             None if self.device is None else self.device.costs,
+            partial(joint_part, self.fabric),
         )
 
     def _settings(self) -> dict[str, object]:
@@ -393,6 +396,7 @@ class Communicator:
         return {
             "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
+            "groups": None if self.fabric.joint is None else digest_of(self.fabric.joint),
             "gloo_below": self.options.gloo_below,
             "piece_bytes": self.options.piece_bytes,
             "transport": self.options.transport,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING
 
 from arborcast import topologies
 from arborcast.backends.options import Address, Options
@@ -18,6 +20,9 @@ from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.topologies.files import load_file
+
+if TYPE_CHECKING:
+    from arborcast.synth.groups.result import GroupSchedules
 
 ASSUMED_BANDWIDTH = 1
 """GB/s of each link of a full mesh that is only assumed."""
@@ -37,6 +42,8 @@ class Fabric:
         healthy: the same ranks before links failed; None where none did, or where the group is a fragment.
         aggregators: where the processes of its able switches listen, by vertex; without them all switches
             only forward, whatever the fabric's can do.
+        places: the rank of the whole fabric that each rank of the group is; empty where that is not known.
+        joint: what groups of the job run at once on the whole fabric; None where nobody says.
     """
 
     topology: Topology
@@ -44,6 +51,8 @@ class Fabric:
     is_assumed: bool
     healthy: Topology | None = None
     aggregators: Mapping[Vertex, Address] = field(default_factory=dict)
+    places: tuple[int, ...] = ()
+    joint: GroupSchedules | None = None
 
     @property
     def asked(self) -> Topology | Faulty:
@@ -74,9 +83,12 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
             no such rank or link, or its able switches and the processes named for them do not fit.
     """
     assert all(0 <= rank < world_size for rank in global_ranks), "the caller knows the world"
-    if options.topology is None:
+    joint = _joint(options)
+    if options.topology is None and joint is None:
         return _assumed(options, global_ranks, world_size)
-    whole, source = _described(options.topology)
+    whole, source = _described(joint.topology if options.topology is None else options.topology)
+    if joint is not None:
+        _check_joint(joint, whole, options)
     of_switch = _aggregators(options, whole)
     if not of_switch:
         whole = whole.forwarding
@@ -91,7 +103,36 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
         is_assumed=False,
         healthy=whole if is_whole and options.without else None,
         aggregators=_by_vertex(of_switch, topology),
+        places=tuple(chosen),
+        joint=joint,
     )
+
+
+def _joint(options: Options) -> GroupSchedules | None:
+    """What groups run at once, read once in a process."""
+    given = options.groups
+    return _read_once(os.fspath(given)) if isinstance(given, str | os.PathLike) else given
+
+
+@cache
+def _read_once(folder: str) -> GroupSchedules:
+    from arborcast.synth.groups.folder import read_groups
+
+    return read_groups(folder)
+
+
+def _check_joint(joint: GroupSchedules, whole: Topology, options: Options) -> None:
+    theirs = joint.topology
+    if (theirs.ranks, theirs.links, len(theirs.switches)) != (whole.ranks, whole.links, len(whole.switches)):
+        raise InputError(f"groups: must be on topology {whole.name}, got those of {theirs.name}")
+    if joint.certificate.relays:
+        raise InputError(
+            "groups: must not forward for each other, as their processes do not (synth groups --no-relays), "
+            f"got {len(joint.groups)} groups with relays"
+        )
+    if options.without or options.aggregators:
+        name = "without" if options.without else "aggregators"
+        raise InputError(f"groups: must be left out with {name}, for which they were not made, got both")
 
 
 def addresses_of(options: Options, topology: Topology) -> dict[Vertex, Address]:

@@ -21,9 +21,10 @@ from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.enlistment import ANSWER_S, Switches
+from arborcast.backends.schedules.joint import JointPart
 from arborcast.backends.schedules.pieces import PieceRule, ring_for
 from arborcast.backends.schedules.rendezvous import share_table
-from arborcast.backends.schedules.synthesis import KERNELS_S, synthesize_table
+from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, synthesize_table
 from arborcast.backends.schedules.table import Entry, Table
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.backends.staging.ring import Ring
@@ -56,6 +57,7 @@ class Schedules:
         switches: that execute programs for the group.
         timeout_s: of the group's calls.
         copying: what copies of tensors on a device cost, where some are staged.
+        joint: gives the part in what several groups run at once; None for what this group does by itself.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Schedules:
         switches: Switches,
         timeout_s: float,
         copying: CopyCosts | None = None,
+        joint: Callable[[Kind, int | None], JointPart | None] | None = None,
     ) -> None:
         self.topology = left_of(fabric)
         self._fabric = fabric
@@ -80,6 +83,7 @@ class Schedules:
         self._switches = switches
         self._timeout_s = timeout_s
         self._copying = copying
+        self._joint = joint
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
         self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
@@ -178,7 +182,11 @@ class Schedules:
 
     def _found(self, kind: Kind, root: int | None) -> Table:
         """On rank 0: the table, which the switches that it needs have accepted."""
-        table = synthesize_table(self._fabric, kind, root, self._options)
+        part = None if self._joint is None else self._joint(kind, root)
+        if part is None:
+            table = synthesize_table(self._fabric, kind, root, self._options)
+        else:
+            table = given_table(part, self._options)
         digests = [_digest(table, entry) for entry in table.entries]
         self._switches.enlist(self._network, table, digests, self._cut, self._timeout_s)
         return table

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.options import Options
+from arborcast.backends.schedules.joint import JointPart
 from arborcast.backends.schedules.selection import GroupSelection
 from arborcast.backends.schedules.table import TABLE_FORMAT, Table
 from arborcast.synth.api import Approach, approach
@@ -33,6 +34,7 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.kernels.cache_folder import cache_folder
 from arborcast.synth.request import Request
+from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import SIZES, Choice
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify
@@ -85,6 +87,49 @@ def synthesize_table(fabric: Topology | Faulty, kind: Kind, root: int | None, op
     # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
     kept.put_json(cut_short if table.is_cut_short else whole, table.to_bytes().decode())
     return table
+
+
+def given_table(part: JointPart, options: Options) -> Table:
+    """The table of a schedule that is known already, once it has been bounded and verified.
+
+    Args:
+        part: of the group in what several run at once.
+        options: `deadline_s` and `cache` count here.
+
+    Raises:
+        TimedOutError: that took until the deadline, or there were no kernels within `KERNELS_S`.
+        ExecutionError: the schedule is not correct, or the child died.
+    """
+    kept = ChunkCache(cache_folder() / "tables")
+    key = _key(kept, part.topology, part.collective, part.name)
+    table = _kept(kept, key, part.topology, part.collective) if options.cache else None
+    if table is None:
+        what = f"{part.collective.kind} on {part.topology.name}"
+        worker = Worker(memory_bytes=None, modules=(__name__,))
+        try:
+            _warm(worker, what)
+            worker.start(what, verified_table, part)
+            if not wait([worker], Deadline.after(options.deadline_s)):
+                raise TimedOutError(f"{what}: it was not verified within {options.deadline_s:g} s")
+            table = worker.result()
+        except WorkerDiedError as error:
+            raise ExecutionError(f"verification of {error}") from error
+        finally:
+            worker.kill()
+        if options.cache:
+            kept.put_json(key, table.to_bytes().decode())
+    return table
+
+
+def verified_table(part: JointPart) -> Table:
+    """In the child: a given schedule with a bound of its own."""
+    from arborcast.synth.bounds import bound
+
+    limit = bound(part.topology, part.collective)
+    made = Schedule.build(
+        part.topology, part.collective, part.method, limit, part.chunks, part.transfers, part.rounds
+    )
+    return _checked((Choice(0, made),), is_cut_short=False)
 
 
 def _made(fabric: Topology | Faulty, collective: Collective, options: Options) -> Table:
@@ -266,5 +311,5 @@ def _key(
 def _own_sources() -> str:
     """The state of the files here that make tables; the key holds that of `synth` anyway."""
     folder = Path(__file__).parent
-    files = ("selection.py", "synthesis.py", "table.py")
+    files = ("joint.py", "selection.py", "synthesis.py", "table.py")
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()

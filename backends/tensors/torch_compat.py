@@ -35,6 +35,19 @@ def break_gloo(gloo: Any) -> None:
             gloo.recv([torch.empty(1)], peer, _NOBODY_SENDS).wait(timedelta(milliseconds=1))
 
 
+def forget_meshes() -> None:
+    """Have `DTensor` forget what it derived for meshes: it takes a new one for an old one of the same ranks.
+
+    Its results would then name process groups that may be gone; torch forgets nothing.
+    """
+    from torch.distributed.tensor import DTensor
+
+    propagator = cast(Any, DTensor)._op_dispatcher.sharding_propagator
+    propagator.propagate_op_sharding.cache_clear()
+    with contextlib.suppress(AttributeError):  # has a cache of its own since torch 2.10
+        cast(Any, torch._C)._clear_DTensor_sharding_propagator_cache()
+
+
 def own_connection(store: Store) -> Store:
     """The same store by a connection of its own: one of a TCP store serves one thread at a time."""
     return cast(Store, cast(Any, store).clone())

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.errors import CheckpointError
+from arborcast.pipeline.run.sharded import full, like
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.formats.atomic import replacing
 from arborcast.synth.formats.reading import shorten_path
@@ -62,7 +63,7 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """
     own = module.state_dict()
     check_state({name: tuple(it.shape) for name, it in own.items() if isinstance(it, Tensor)}, state)
-    module.load_state_dict({name: state[name] for name in own})
+    module.load_state_dict({name: like(state[name], it) for name, it in own.items()})
 
 
 def check_state(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> None:
@@ -182,7 +183,7 @@ def load_optimizer_state(
         groups.append(kept | {"params": group["params"]})
     # Copies: torch keeps tensors of the right type as they are, and steps would change the checkpoint.
     places = {
-        place: {key: _copied(value) for key, value in state["state"][name].items()}
+        place: {key: like(_copied(value), names[name]) for key, value in state["state"][name].items()}
         for place, name in enumerate(by_place)
         if name in state["state"]
     }
@@ -252,7 +253,7 @@ def _names_by_place(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Par
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     """A copy, which does not change with the model, without what lies around it in its storage."""
-    return tensor.detach().to("cpu", copy=True)
+    return full(tensor.detach()).to("cpu", copy=True)
 
 
 def _copied(value: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from arborcast.pipeline.run.sharded import full
 from arborcast.synth.errors import InputError
 
 
@@ -32,7 +33,7 @@ def clip_gradients(
         parameters: of this rank's stage by name, each once; empty on a rank without work.
         max_norm: the limit.
         group: of all ranks of the job; None for the default group, or this process alone without one.
-        replicas: number of ranks that hold this stage.
+        replicas: number of ranks that hold this stage, or share it.
         ties: number of ranks that hold a parameter, for those on several stages (`TieGroups.holders`).
 
     Returns:
@@ -48,7 +49,7 @@ def clip_gradients(
     holders = ties or {}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     with torch.no_grad():
-        norms = {name: float(torch.linalg.vector_norm(gradient)) for name, gradient in gradients.items()}
+        norms = {name: float(full(torch.linalg.vector_norm(it))) for name, it in gradients.items()}
         mine = sum(norm * norm / holders.get(name, replicas) for name, norm in norms.items())
         total = torch.tensor([mine], dtype=torch.float64)
         if group is not None or dist.is_initialized():

@@ -94,6 +94,8 @@ class StepExecutor:
         on_gradients: called when this rank's gradients of a batch are complete.
         metrics: see `Trainer`.
         keep_outputs: likewise.
+        is_counted: whether losses of this rank count, and not those of another one with the same samples.
+        ends: the ranks with the first stage or the last one.
 
     Attributes:
         last: the module of the last stage; None on a rank without it.
@@ -117,6 +119,8 @@ class StepExecutor:
     on_gradients: Callable[[], None]
     metrics: Mapping[str, LossFunction] = field(default_factory=dict)
     keep_outputs: bool = False
+    is_counted: bool = True
+    ends: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """No batch yet."""
@@ -286,10 +290,9 @@ class StepExecutor:
         sums, weights, values, counted, pairs = others
         if any(n * squares != total**2 for n, total, squares in checks.view(2, 3).tolist()):
             # Each is equal only where all are equal.
-            ends = {*self.plan.stages[0].ranks, *self.plan.stages[-1].ranks}
             raise BatchError(
                 "batch: all ranks must be given the same data (random ones by the same seed), got other "
-                f"values on some of ranks {', '.join(map(str, sorted(ends)))} of the first and the last stage"
+                f"values on some of ranks {', '.join(map(str, self.ends))} of the first and the last stage"
             )
         calls = count * self.plan.stages[-1].replicas
         if pairs.item() not in (0, calls):
@@ -315,7 +318,7 @@ class StepExecutor:
             InputError: there was no batch yet; on all ranks.
         """
         kept: list[tuple[int, Any]] = []
-        if self._loop is not None and self.last is not None:
+        if self._loop is not None and self.last is not None and self.is_counted:
             last = self._loop.stages[len(self.plan.stages) - 1]
             sizes = self._loop.sizes
             starts = accumulate(sizes, initial=0)
@@ -343,7 +346,7 @@ class StepExecutor:
         """
         count, others = len(sizes), len(self.metrics)
         self._sums = torch.zeros(2 * (count + others) + 7, dtype=torch.float64)
-        if losses is not None:
+        if losses is not None and self.is_counted:
             for microbatch, value in losses.sums.items():
                 self._sums[microbatch] = value
                 self._sums[count + microbatch] = losses.weights[microbatch]

@@ -107,7 +107,7 @@ class Feed:
         """The loader from its beginning, with the random numbers of the epoch."""
         if self._loader is None:
             return iter(())
-        sampler = getattr(self._loader, "sampler", None)
+        sampler: Any = getattr(self._loader, "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
         generator = getattr(self._loader, "generator", None) or torch.default_generator

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from arborcast.pipeline.run.sharded import local, over
 
 BUCKET_BYTES = 25 << 20
 """Of gradients: a parameter that would make a bucket larger begins the next one."""
@@ -59,7 +62,7 @@ class Gradients:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All gradients that there are: to be scaled, clipped, or checked at once."""
-        return tuple(it.grad for it in self.parameters if it.grad is not None)
+        return tuple(local(it.grad) for it in self.parameters if it.grad is not None)
 
     def zero(self) -> None:
         """Begin a step: no gradients, no parameter used."""
@@ -92,6 +95,45 @@ class Gradients:
         for parameter in self.parameters:
             parameter.grad = None
         self._hooks, self.parameters = [], ()
+
+
+class ShardedGradients(Gradients):
+    """Gradients that FSDP2 makes, sums over the replicas and shards, in the last pass of an update.
+
+    Args:
+        parameters: as of `Gradients`.
+        modules: that FSDP2 sharded, by stage.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], modules: Mapping[int, nn.Module]) -> None:
+        super().__init__(parameters)
+        self._modules: dict[int, list[Any]] = {
+            stage: [it for it in module.modules() if hasattr(it, "set_requires_gradient_sync")]
+            for stage, module in modules.items()
+        }
+
+    def hold(self) -> None:
+        """From now on add gradients up, without sums over the replicas."""
+        for stage in self._modules:
+            self._let(stage, sum_up=False)
+
+    @contextmanager
+    def last_pass(self, stage: int) -> Iterator[None]:
+        """Around the last pass of an update: with sums."""
+        self._let(stage, sum_up=True)
+        yield
+
+    def used(self) -> tuple[nn.Parameter, ...]:
+        """Those with a gradient."""
+        return tuple(it for it in self.parameters if it.grad is not None)
+
+    def detach_unused(self) -> None:
+        """They have none already."""
+
+    def _let(self, stage: int, *, sum_up: bool) -> None:
+        for module in self._modules[stage]:
+            module.set_requires_gradient_sync(sum_up)
+            module.set_is_last_backward(sum_up)
 
 
 class GradientBuffer(Gradients):
@@ -242,25 +284,25 @@ def _buckets(parameters: Sequence[nn.Parameter], most_bytes: int) -> Iterator[tu
     bucket: list[nn.Parameter] = []
     size = 0
     for parameter in reversed(parameters):
-        if bucket and size + parameter.nbytes > most_bytes:
+        nbytes = local(parameter).nbytes
+        if bucket and size + nbytes > most_bytes:
             yield tuple(reversed(bucket))
             bucket, size = [], 0
         bucket.append(parameter)
-        size += parameter.nbytes
+        size += nbytes
     yield tuple(reversed(bucket))
 
 
 def _flatten(parameters: tuple[nn.Parameter, ...]) -> _Flat:
-    sizes = [parameter.numel() for parameter in parameters]
-    first = parameters[0]
+    parts = [local(parameter.detach()) for parameter in parameters]
+    sizes, first = [part.numel() for part in parts], parts[0]
     whole = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
     gradients, flags = whole[: sum(sizes)], whole[sum(sizes) :]
-    views = tuple(
-        part.as_strided(parameter.shape, parameter.stride())
-        if _is_dense(parameter)
-        else part.view_as(parameter)
-        for parameter, part in zip(parameters, torch.split(gradients, sizes), strict=True)
+    views = (
+        place.as_strided(part.shape, part.stride()) if _is_dense(part) else place.view_as(part)
+        for part, place in zip(parts, torch.split(gradients, sizes), strict=True)
     )
+    views = tuple(over(view, parameter) for view, parameter in zip(views, parameters, strict=True))
     return _Flat(parameters, whole, gradients, flags, views)
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,12 +16,16 @@ from torch._C._distributed_c10d import BarrierOptions
 from arborcast import topologies
 from arborcast.backends.group.process_group import SynthGroup
 from arborcast.backends.options import Options
-from arborcast.backends.tensors.torch_compat import break_gloo
+from arborcast.backends.tensors.torch_compat import break_gloo, forget_meshes
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.run.failures import TrainingError, words_of
+from arborcast.pipeline.run.sharded import AXES
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 COLLECTIVES = ("synth", "gloo")
 """What sums gradients over replicas: synthesized schedules, or gloo's own."""
@@ -34,13 +39,22 @@ class Groups:
         collectives: one of `COLLECTIVES`.
         fabric: of the job; None for what the environment says, or a full mesh.
         timeout_s: after which a call without progress fails.
+        tensor_ranks: how many ranks share each replica of a stage; None where none are made a mesh.
 
     Attributes:
         job: all ranks, gloo; also carries the messages between stages.
-        stage: the replicas of this rank's stages; None without any, or without work.
+        stage: this rank's place in all replicas of its stages; None without others, or without work.
+        mesh: of all ranks of its stages; None without.
     """
 
-    def __init__(self, plan: Plan, collectives: str, fabric: Topology | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        collectives: str,
+        fabric: Topology | None,
+        timeout_s: float,
+        tensor_ranks: int | None = None,
+    ) -> None:
         if collectives not in COLLECTIVES:
             raise InputError(f"collectives: must be one of {', '.join(COLLECTIVES)}, got {collectives}")
         self._timeout = timedelta(seconds=timeout_s)
@@ -52,10 +66,18 @@ class Groups:
         assert job is not None
         self.job = job
         self.stage: dist.ProcessGroup | None = None
+        self.mesh: DeviceMesh | None = None
         for worker in plan.workers:
-            if len(worker.ranks) > 1:
-                made = self.make(worker.ranks)
-                self.stage = made if rank in worker.ranks else self.stage
+            ranks, width = worker.ranks, tensor_ranks or 1
+            is_mesh = tensor_ranks is not None
+            columns = [ranks[place::width] for place in range(width)]
+            rows = [ranks[at : at + width] for at in range(0, len(ranks), width)]
+            data = [self.make(it) if is_mesh or len(it) > 1 else None for it in columns]
+            along = [self.make(it) if is_mesh else None for it in rows]
+            if rank in ranks:
+                row, place = divmod(ranks.index(rank), width)
+                self.stage = data[place] if len(rows) > 1 else None
+                self.mesh = _mesh(rows, data[place], along[row]) if is_mesh else None
 
     def make(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Another group with the same collectives; None on ranks outside. Every rank of the job calls it."""
@@ -102,6 +124,17 @@ class Groups:
             return None
         self._made.append(group)
         return group
+
+
+def _mesh(
+    ranks: Sequence[Sequence[int]], data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None
+) -> DeviceMesh:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    assert data is not None and tensor is not None, "this rank is in both"
+    forget_meshes()  # those of an earlier trainer
+    names = torch.tensor([list(row) for row in ranks])
+    return DeviceMesh.from_group([data, tensor], "cpu", names, mesh_dim_names=AXES)
 
 
 def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topology | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from arborcast.pipeline.run.clipping import clip_gradients
-from arborcast.pipeline.run.gradients import GradientBuffer, Gradients
+from arborcast.pipeline.run.gradients import GradientBuffer, Gradients, ShardedGradients
 from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import Recorder
+from arborcast.pipeline.run.sharded import is_over_data
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.synth.errors import InputError
 
@@ -28,9 +29,9 @@ class Update:
 
     Args:
         parameters: of this rank's stages, each once; a shared one under its name in the whole model.
-        held: by stage, the parameters of it, in the order in which it uses them as far as that is known.
+        modules: by stage, its layers.
         optimizer: see `Trainer`.
-        replicas: how many ranks hold what this one holds, itself included.
+        replicas: how many ranks hold what this one holds, or share it with it; itself included.
         groups: of the job.
         ties: parameters that several stages hold.
         precision: that scaled the losses.
@@ -48,7 +49,7 @@ class Update:
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        held: Mapping[int, Sequence[nn.Parameter]],
+        modules: Mapping[int, nn.Module],
         optimizer: OptimizerOf,
         replicas: int,
         groups: Groups,
@@ -63,7 +64,9 @@ class Update:
         self.optimizer = _optimizer_of(optimizer, list(parameters.values()))
         self.unit: float | None = None
         self.norm: float | None = None
-        self._held = held
+        self._modules = modules
+        # In the order in which stages use them, as far as that is known.
+        self._held = {stage: tuple(module.parameters()) for stage, module in modules.items()}
         self._replicas = replicas
         self._groups = groups
         self._buffer, self._sums = self._gradients()
@@ -109,9 +112,13 @@ class Update:
                 self.unit = _power_of_two(samples)
         if self._sums is not None and self._is_last:
             self._sums.expect(self._replica_group, self._held.values())
+        if isinstance(self._buffer, ShardedGradients):
+            self._buffer.hold()
 
     def _gradients(self) -> tuple[Gradients, GradientBuffer | None]:
         """Of this rank; and those that are to be summed over replicas, where it has any."""
+        if any(is_over_data(it) for it in self.parameters.values()):
+            return ShardedGradients(self.parameters.values(), self._modules), None
         if self._groups.stage is None:
             return Gradients(self.parameters.values()), None
         made = GradientBuffer(self.parameters.values())
@@ -132,6 +139,8 @@ class Update:
 
         In the last batch of an update, sums over the replicas begin as soon as gradients are there.
         """
+        if isinstance(self._buffer, ShardedGradients) and self._is_last:
+            return self._buffer.last_pass(stage)
         if self._sums is None or not self._is_last:
             return nullcontext()
         return self._sums.last_pass(self._held[stage])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -158,7 +157,7 @@ def _group(topology: Topology, text: str) -> Collective:
 
 def _lines(topology: Topology, mesh: str, text: str) -> list[Collective]:
     """A group for every line of the mesh along an axis; the last axis counts fastest."""
-    from arborcast.synth.collective import Collective
+    from arborcast.synth.groups.mesh import along as on_lines
 
     sides = mesh.split("x")
     if not all(side.isdecimal() and int(side) for side in sides):
@@ -171,17 +170,10 @@ def _lines(topology: Topology, mesh: str, text: str) -> list[Collective]:
         raise InputError(
             f"--along {text}: must be AXIS:KIND with an axis from 0 to {len(shape) - 1}, such as 0:allreduce"
         )
-    stride = prod(shape[int(axis) + 1 :])
-    others = [range(side) if place != int(axis) else range(1) for place, side in enumerate(shape)]
-    found = []
-    for corner in product(*others):
-        first = sum(at * prod(shape[place + 1 :]) for place, at in enumerate(corner))
-        ranks = [first + stride * step for step in range(shape[int(axis)])]
-        try:
-            found.append(Collective.on(topology, kind, root=first, ranks=ranks))
-        except InputError as error:
-            raise InputError(f"--along {text}: {error}") from error
-    return found
+    try:
+        return on_lines(topology, shape, int(axis), kind)
+    except InputError as error:
+        raise InputError(f"--along {text}: {error}") from error
 
 
 def groups_document(

@@ -1,6 +1,7 @@
 """Several groups of ranks at once on one fabric, its links shared as fairly as possible."""
 
 from arborcast.synth.groups.certificate import JointCertificate, Level
+from arborcast.synth.groups.mesh import along
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
 from arborcast.synth.groups.solver import solve_groups
 from arborcast.synth.groups.verifier import JointVerdict, verify_groups
@@ -11,6 +12,7 @@ __all__ = [
     "JointCertificate",
     "JointVerdict",
     "Level",
+    "along",
     "solve_groups",
     "verify_groups",
 ]

@@ -201,7 +201,8 @@ def disagreeing(rank: int, size: int) -> dict[str, Any]:
         found["breaks"] = said(lambda: fed(trainer, loader(24, Broken if rank == 3 else TensorDataset)))
     trainer = make()
     trainer.step(inputs, targets)
-    found["leaves"] = said(lambda: trainer.step(inputs, targets)) if rank else trainer.close()
+    if rank:
+        found["leaves"] = said(lambda: trainer.step(inputs, targets))
     trainer.close()
     with Trainer(
         Unmodified(), plan_of([2, 2], depth=4), cross_entropy, momentum, collectives="gloo"
