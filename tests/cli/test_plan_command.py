@@ -159,12 +159,13 @@ def test_models_are_costed_for_what_the_ranks_are(command: Command, tmp_path: Pa
     ):
         model = small if "here" in words or told.startswith("measured") else "bert-base"
         options = ("--batch", "8", "--microbatches", "2", "--stages", "1", "--method", "arborcast")
-        ran = command("plan", model, words[0], *words[1:], *options, "--json")
-        assert (ran.status, ran.err) == (0, ""), ran.err
-        found = ran.document
-        assert found["device"] == device and found["costs"].startswith(device or "measured")
         if told:
-            assert told in command("plan", model, words[0], *words[1:], *options).out
+            assert told in command("plan", model, *words, *options).out
+        if words != (box, "--gpu", "a800"):  # of which no more is told than of the first
+            ran = command("plan", model, *words, *options, "--json")
+            assert (ran.status, ran.err) == (0, ""), ran.err
+            found = ran.document
+            assert found["device"] == device and found["costs"].startswith(device or "measured")
 
 
 UNLIKE = """

@@ -8,7 +8,8 @@ def sum_of_ranks(rank, size, group):          # at module level, so that a proce
 assert run_ranks(4, sum_of_ranks) == [6, 6, 6, 6]
 
 A module whose functions make optimizers says `RANKS_IMPORT = ("torch._dynamo",)`: torch imports that with the
-first optimizer, for three seconds, which each rank would spend anew.
+first optimizer, for three seconds, which each rank would spend anew; with "torch.export._trace", too, where
+they trace models.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.traced_models import Language, Residual  # noqa: E402
 from tests.support.training_cases import momentum, plan_of  # noqa: E402
 
-RANKS_IMPORT = ("torch._dynamo",)
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 STEPS, MICROBATCHES = 5, 2
 REPLICAS = {"residual": [1, 2, 1], "language": [1, 1, 2]}

@@ -19,7 +19,7 @@ from examples import train_pipeline
 from tests.group.test_train_ddp import ROOT, TORCHRUN, run
 from tests.support.ranks import rendezvous, run_ranks, threads_of_gloo
 
-RANKS_IMPORT = ("torch._dynamo",)
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 SCRIPT = ROOT / "examples" / "train_pipeline.py"
 

@@ -46,7 +46,7 @@ from tests.support.training_cases import (  # noqa: E402
     tied,
 )
 
-RANKS_IMPORT = ("torch._dynamo",)
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 """Gradients of a few bytes go by schedules too."""

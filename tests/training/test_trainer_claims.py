@@ -36,7 +36,7 @@ from tests.support.training_cases import (  # noqa: E402
 )
 from tests.training.test_trainer import merged, trained  # noqa: E402
 
-RANKS_IMPORT = ("torch._dynamo",)
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 TOKENS, PADDING = 5, -100
 

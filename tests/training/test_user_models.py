@@ -27,7 +27,7 @@ from arborcast.synth.errors import InputError  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.training_cases import momentum, plan_of  # noqa: E402
 
-RANKS_IMPORT = ("torch._dynamo",)
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 CATALOG = {model.name: model for model in catalog()}
 QUICK = (

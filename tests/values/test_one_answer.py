@@ -27,7 +27,7 @@ OPTIONS = {"size_bytes": "--size", "max_trees": "--max-trees", "max_height": "--
 QUESTIONS = [
     # fabric, cables that are down, collective, method, wishes, form of the answer
     ("dgx1", (), "allreduce", "auto", {}, "explicit"),
-    ("dgx1", (), "broadcast", "auto", {"size_bytes": 1 << 16}, "explicit"),
+    ("mesh:2x3", (), "broadcast", "auto", {"size_bytes": 1 << 16}, "explicit"),
     ("dgx1", (), "allgather", "auto", {"max_trees": 2}, "explicit"),
     ("dgx1", (), "allgather", "auto", {"max_height": 3}, "explicit"),
     ("dgx1", ("0-1",), "reduce-scatter", "auto", {}, "explicit"),
