@@ -117,7 +117,7 @@ def test_strangers_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_ranks(3, sums, schedule, options, backend=None) == [3.0] * 3
         assert b"must be JSON" in nonsense.recv(1000)
         for sock in (*silent, half, loud, guess):  # ended, whether in good order or not
-            sock.settimeout(10)
+            sock.settimeout(90)
             with suppress(ConnectionResetError):
                 assert sock.recv(1) == b""
             sock.close()
@@ -129,7 +129,7 @@ def enlisted(options: Options) -> list[Network]:
     """Two ranks that have not connected with the switch, which knows their schedule."""
     schedule, store = turning(star(2)), dist.HashStore()
     switches = Switches(schedule.topology, addresses_of(options, schedule.topology), options)
-    ranks = [Network(store, rank, 2, timeout_s=10, transport="sockets") for rank in range(2)]
+    ranks = [Network(store, rank, 2, timeout_s=90, transport="sockets") for rank in range(2)]
     switches.enlist(ranks[0], Table.of([Choice(0, schedule)]), [bytes(8)], ONE_HOST, 10)
     return ranks
 
@@ -178,7 +178,7 @@ class Late:
     def __enter__(self) -> None:
         if threading.current_thread() is not self.job._thread:
             os.eventfd_write(self.job._wakeup, 1)
-            assert self.looked.acquire(timeout=10)
+            assert self.looked.acquire(timeout=90)
         self.lock.acquire()
 
     def __exit__(self, *_: object) -> None:
@@ -242,15 +242,15 @@ def outlives(
 def test_the_end_of_a_switch_is_noticed_by_all(how: signal.Signals, why: str) -> None:
     schedule = turning(star(3))
     with process() as (running, options):
-        said = run_ranks(3, outlives, schedule, options, running.pid, how, backend=None, timeout_s=20)
-        assert running.wait(10) == (-how if how is signal.SIGKILL else 0)
+        said = run_ranks(3, outlives, schedule, options, running.pid, how, backend=None)
+        assert running.wait(90) == (-how if how is signal.SIGKILL else 0)
     assert all(line.startswith("ExecutionError: rank ") for line in said), said
     assert any("switch s (127.0.0.1:" in line and why in line for line in said), said
 
 
 def refused(rank: int, size: int, schedule: Schedule, options: Options, dtype: torch.dtype) -> str:
     try:
-        made = runner(schedule, rank, options, 3.0)
+        made = runner(schedule, rank, options, 60.0)
         data = torch.zeros(COUNT, dtype=dtype)
         made.run(COUNT, dtype, output=data)
     except Exception as error:
@@ -281,6 +281,6 @@ def test_a_wrong_token_is_told() -> None:
 )
 def test_what_is_more_than_it_can_is_refused(abilities: Abilities, dtype: Any, why: str) -> None:
     with aggregators(1, abilities=abilities) as (_, options):
-        said = run_ranks(2, refused, turning(star(2)), options, dtype, backend=None, timeout_s=20)
+        said = run_ranks(2, refused, turning(star(2)), options, dtype, backend=None)
     assert why in said[0], said
     assert said[1].startswith("ExecutionError: ")

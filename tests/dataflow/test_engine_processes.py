@@ -31,7 +31,7 @@ TRANSPORTS = ("sockets", "shared memory")
 @contextmanager
 def engine_of(rank: int, size: int, transport: str, timeout_s: float = 30) -> Iterator[Engine]:
     store = dist.FileStore(str(store_path()), size)
-    network = Network(store, rank, size, timeout_s=30, transport=transport, slot_bytes=1 << 16)
+    network = Network(store, rank, size, timeout_s=90, transport=transport, slot_bytes=1 << 16)
     network.connect(range(size))
     engine = Engine(rank, network, timeout_s=timeout_s)
     try:

@@ -250,9 +250,9 @@ class Engines:
     def __init__(self, rank: int, size: int, transport: str) -> None:
         store = dist.PrefixStore(transport, dist.distributed_c10d._get_default_store())
         self.device = torch.device("cpu")
-        self._network = Network(store, rank, size, timeout_s=30, transport=transport, slot_bytes=1 << 16)
+        self._network = Network(store, rank, size, timeout_s=90, transport=transport, slot_bytes=1 << 16)
         self._network.connect(range(size))
-        self._engine = Engine(rank, self._network, timeout_s=30)
+        self._engine = Engine(rank, self._network, timeout_s=90)
         self._calls = 0
 
     def run(self, job: Job, given: torch.Tensor | None = None, output: torch.Tensor | None = None) -> None:

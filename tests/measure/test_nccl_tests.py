@@ -194,7 +194,7 @@ def sweeps(rank: int, size: int, asked: list[Sweep]) -> list[tuple[Row, ...]]:
     for number, one in enumerate(asked):
         heard: list[Row] = []
         own = torch.distributed.PrefixStore(f"sweep {number}", store)
-        rows = run_sweep(one, own, timeout_s=30, on_row=heard.append if rank == 0 else None)
+        rows = run_sweep(one, own, timeout_s=90, on_row=heard.append if rank == 0 else None)
         assert heard == (list(rows) if rank == 0 else [])
         found.append(rows)
     return found
@@ -267,7 +267,7 @@ def threads_left(rank: int, size: int, told: list[dict[str, str]]) -> list[tuple
         os.environ |= settings
         held: BaseException | None = None
         try:
-            run_under_torchrun(prepare, timeout_s=30, on_row=lambda _: None)
+            run_under_torchrun(prepare, timeout_s=90, on_row=lambda _: None)
         except Exception as error:
             held = error  # and with it all that its traceback leads to
         found.append((type(held).__name__, threads_of_gloo()))

@@ -152,7 +152,7 @@ def test_one_process_is_too_few() -> None:
 
 def network_of(rank: int, size: int, transport: str) -> Network:
     store = torch.distributed.distributed_c10d._get_default_store()
-    network = Network(store, rank, size, timeout_s=30, transport=transport)
+    network = Network(store, rank, size, timeout_s=90, transport=transport)
     network.connect(range(size))
     return network
 
@@ -166,12 +166,12 @@ def all_directions(rank: int, size: int, transport: str) -> dict[str, Any]:
             if rank in (first, second):
                 peer = first + second - rank
                 found["pings"][peer] = ping_pong(
-                    network.channels[peer], begins=rank == first, repeats=5, timeout_s=30
+                    network.channels[peer], begins=rank == first, repeats=5, timeout_s=90
                 )
     for turn in range(3):  # what one experiment leaves behind would spoil the next
         torch.distributed.barrier()
         found[f"flood {turn}"] = flood(
-            network.channels, to=others, of=others, period=Period(0.02, 0.005), timeout_s=30
+            network.channels, to=others, of=others, period=Period(0.02, 0.005), timeout_s=90
         )
     torch.distributed.barrier()
     network.close()
@@ -191,7 +191,7 @@ def test_all_ranks_may_send_to_all_at_once(transport: str) -> None:
 
 def measured_by(rank: int, size: int, parallel: bool) -> Any:
     network = Network(
-        torch.distributed.distributed_c10d._get_default_store(), rank, size, timeout_s=30, transport="auto"
+        torch.distributed.distributed_c10d._get_default_store(), rank, size, timeout_s=90, transport="auto"
     )
     group = torch.distributed.group.WORLD
     effort = Effort(pings=5, repeats=2, load_repeats=1, period=Period(0.005, 0.002), parallel=parallel)
@@ -217,7 +217,7 @@ def lost_peer(rank: int, size: int) -> str:
         assert select.select([network.channels[0].fileno()], [], [], PATIENCE_S)[0]  # something has come
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        flood(network.channels, to=[1], of=[], period=Period(60, 0.01), timeout_s=30)
+        flood(network.channels, to=[1], of=[], period=Period(60, 0.01), timeout_s=90)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

@@ -51,7 +51,7 @@ def run(
 ) -> list[Any]:
     """The output of each rank, or what it raised; inputs are random and the same in every run."""
     networks = fake_networks(len(programs), capacity=4096, part_bytes=512, seed=1)
-    engines = engines_of(networks, timeout_s=20)
+    engines = engines_of(networks, timeout_s=90)
     operator = operator_of(op, dtype) if kind.reduces else None
     opening = CollectiveFingerprint(0, 1, -1, kind, str(dtype), b"schedule")
 

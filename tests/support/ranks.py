@@ -216,6 +216,7 @@ def _main(pipe: Connection, of_others: list[Connection], rank: int, launch: _Lau
             dist.init_process_group(
                 launch.backend, store=store, rank=rank, world_size=launch.size, timeout=timeout
             )
+            _meet(store, launch.size, timeout)
         result = launch.function(rank, launch.size, *launch.arguments)
         pipe.send(result)
     except BaseException as error:
@@ -224,6 +225,13 @@ def _main(pipe: Connection, of_others: list[Connection], rank: int, launch: _Lau
         return
     if launch.backend is not None and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _meet(store: Any, size: int, timeout: timedelta) -> None:
+    """A rank that ends while another still connects to it would fail that one, too."""
+    if store.add("ranks that are connected", 1) == size:
+        store.set("all are connected", "")
+    store.wait(["all are connected"], timeout)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ class Buffers(nn.Module):
 
 def buffers(rank: int, size: int, collectives: str) -> dict[str, list[Any]]:
     plan = plan_of([2], depth=1, recompute=True)
-    with make(Divisible(Buffers(rank)), plan, collectives=collectives, timeout_s=30.0) as trainer:
+    with make(Divisible(Buffers(rank)), plan, collectives=collectives, timeout_s=90.0) as trainer:
         trainer.step(*batches(1)[0])
         return values_of(trainer.module)
 

@@ -64,7 +64,7 @@ def exchange(network: Network) -> None:
             reads = received[peer] < MESSAGE or channel.wants_read
             poll.register(channel.fileno(), select.POLLIN * reads | select.POLLOUT * channel.wants_write)
         if not moved:
-            assert poll.poll(20_000), "nothing came"
+            assert poll.poll(90_000), "nothing came"
             for channel in channels.values():
                 channel.on_ready()
     for peer in channels:
@@ -76,7 +76,7 @@ def transports(network: Network) -> dict[int, str]:
 
 
 def everybody(rank: int, size: int, choices: list[str]) -> dict[int, str]:
-    network = Network(file_store(size), rank, size, timeout_s=30, transport=choices[rank])
+    network = Network(file_store(size), rank, size, timeout_s=90, transport=choices[rank])
     network.connect(range(size))
     exchange(network)
     network.connect(range(size))
@@ -103,7 +103,7 @@ def test_one_transport_for_all(transport: str) -> None:
 
 def on_demand(rank: int, size: int) -> list[int]:
     """A chain first; then 0 and 2, of which 2 calls while 0 still waits for 1; then all."""
-    network = Network(file_store(size), rank, size, timeout_s=30)
+    network = Network(file_store(size), rank, size, timeout_s=90)
     has_called = store_path().with_name("called")
     if rank == 1:
         until(has_called.exists)
@@ -152,7 +152,7 @@ def test_rank_that_does_not_come_is_named(is_silent: bool) -> None:
 
 def with_strangers(rank: int, size: int) -> dict[int, str]:
     store = file_store(size)
-    network = Network(store, rank, size, timeout_s=30, transport="sockets" if rank == 3 else "auto")
+    network = Network(store, rank, size, timeout_s=90, transport="sockets" if rank == 3 else "auto")
     kept = []
     if rank == 0:
         listener = network._listener
@@ -172,7 +172,7 @@ def with_strangers(rank: int, size: int) -> dict[int, str]:
     network.connect(range(size))
     exchange(network)
     for stranger in kept[:4]:
-        stranger.settimeout(10)
+        stranger.settimeout(90)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b"", "a stranger was answered"
     network.close()
@@ -212,7 +212,7 @@ def without_rank_1_among_strangers(rank: int, size: int) -> bool:
 
 
 def test_strangers_who_come_again_and_again_hold_nobody_up() -> None:
-    assert run_ranks(2, without_rank_1_among_strangers, backend=None, timeout_s=30) == [True, True]
+    assert run_ranks(2, without_rank_1_among_strangers, backend=None, timeout_s=90) == [True, True]
 
 
 def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatc
     late = Handshake(bytes(16), 1, 0, 1, 1, wants_memory=False).to_bytes()
     silent[3].sendall(late)
     monkeypatch.setattr("arborcast.backends.transport.listener.HANDSHAKE_S", 0.0)
-    listening.wait(5)  # who speaks in time is heard before others are dropped
+    listening.wait(90)  # who speaks in time is heard before others are dropped
     assert [one.handshake for one in listening.pending] == [Handshake.from_bytes(late)]
     assert [sock.recv(1) for sock in silent[4:]] == [b""] * (MOST_SILENT - 1)
     listening.close()
@@ -233,7 +233,7 @@ def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatc
 
 
 def with_slots(rank: int, size: int) -> str:
-    network = Network(file_store(size), rank, size, timeout_s=20, slot_bytes=4096 << rank, slots=4)
+    network = Network(file_store(size), rank, size, timeout_s=90, slot_bytes=4096 << rank, slots=4)
     with pytest.raises(ExecutionError) as caught:
         network.connect({1 - rank})
     return str(caught.value)
@@ -252,7 +252,7 @@ CANNOT_SHARE = (
 
 def memory_or_nothing(rank: int, size: int, who: int) -> str:
     transport = "shared memory" if rank == who else "sockets"
-    network = Network(file_store(size), rank, size, timeout_s=20, transport=transport)
+    network = Network(file_store(size), rank, size, timeout_s=90, transport=transport)
     with pytest.raises(ExecutionError) as caught:
         network.connect({1 - rank})
     return str(caught.value)
@@ -265,7 +265,7 @@ def test_memory_that_cannot_be_shared_is_an_error_that_names_the_pair() -> None:
 
 def says_why(rank: int, size: int) -> str:
     network = Network(
-        file_store(size), rank, size, timeout_s=20, transport="sockets" if rank == 3 else "auto"
+        file_store(size), rank, size, timeout_s=90, transport="sockets" if rank == 3 else "auto"
     )
     network.connect(range(size))
     exchange(network)
@@ -276,7 +276,7 @@ def says_why(rank: int, size: int) -> str:
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     with pytest.raises(ChannelClosedError) as caught:
-        while poll.poll(20_000):  # slots that are given back may come before
+        while poll.poll(90_000):  # slots that are given back may come before
             channel.take(100)
     network.close()
     return str(caught.value)
@@ -287,7 +287,7 @@ def test_abort_reaches_all_peers_whatever_the_transport() -> None:
 
 
 def leaves_in_order(rank: int, size: int) -> str:
-    network = Network(file_store(size), rank, size, timeout_s=20)
+    network = Network(file_store(size), rank, size, timeout_s=90)
     network.connect(range(size))
     if rank == 1:
         network.close()
@@ -298,7 +298,7 @@ def leaves_in_order(rank: int, size: int) -> str:
     channel = network.channels[1]
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
-    assert poll.poll(20_000)
+    assert poll.poll(90_000)
     with pytest.raises(PeerLeftError) as caught:
         channel.on_ready()
     network.close()
@@ -311,7 +311,7 @@ def test_leaving_is_said() -> None:
 
 def dies_before_connecting(rank: int, size: int) -> str:
     store = file_store(size)
-    network = Network(store, rank, size, timeout_s=20)
+    network = Network(store, rank, size, timeout_s=90)
     if rank == 0:
         store.set("0 will go", str(os.getpid()))
         os._exit(1)
@@ -335,7 +335,7 @@ def again_and_again(rank: int, size: int) -> tuple[int, int]:
             dist.PrefixStore(str(number), store),
             rank,
             size,
-            timeout_s=20,
+            timeout_s=90,
             transport="sockets" if number % 2 else "auto",
         )
         network.connect(range(size))
@@ -363,7 +363,7 @@ def test_networks_leave_nothing_open() -> None:
 def in_threads(stores: list[dist.Store], **settings: object) -> Iterator[list[Network]]:
     """Networks of a group whose ranks are threads of this process."""
     size = len(stores)
-    networks = [Network(store, rank, size, timeout_s=20, **settings) for rank, store in enumerate(stores)]  # type: ignore[arg-type]
+    networks = [Network(store, rank, size, timeout_s=90, **settings) for rank, store in enumerate(stores)]  # type: ignore[arg-type]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda network: network.connect(range(size)), networks))
     try:
@@ -378,7 +378,7 @@ def passes_a_message(channels: Mapping[int, Channel], back: Mapping[int, Channel
     assert channels[1].send(bytes_of(data)) == 100
     poll = select.poll()
     poll.register(back[0].fileno(), select.POLLIN)
-    assert poll.poll(10_000)
+    assert poll.poll(90_000)
     part = back[0].take(100)
     assert part is not None
     assert bytes(part) == bytes(data)
@@ -455,7 +455,7 @@ def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str
         f"ip route add 10.99.0.{2 - rank}/32 dev link{rank} scope link src 10.99.0.{rank + 1}",
     )
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    network = Network(store, rank, size, timeout_s=20)
+    network = Network(store, rank, size, timeout_s=90)
     network.connect(range(size))
     exchange(network)
     network.close()
@@ -492,7 +492,7 @@ def test_unix_socket_of_another_network_namespace_falls_back(monkeypatch: pytest
         assert first.channels[1].transport == second.channels[0].transport == "sockets"
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool:
-        networks = [Network(store, rank, 2, timeout_s=20, transport="shared memory") for rank in range(2)]
+        networks = [Network(store, rank, 2, timeout_s=90, transport="shared memory") for rank in range(2)]
         for future in [pool.submit(network.connect, {0, 1}) for network in networks]:
             with pytest.raises(ExecutionError) as caught:
                 future.result()
