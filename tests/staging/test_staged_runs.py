@@ -258,11 +258,11 @@ def test_a_copy_that_takes_too_long_is_a_timeout_which_waits_for_it() -> None:
 
 def test_every_copy_that_ends_is_progress() -> None:
     """All copies together may take longer than nothing may happen for."""
-    schedule, pieces = chain(2), 4
+    schedule, pieces = chain(2), 16
     networks = fake_networks(2)
-    engines = engines_of(networks, timeout_s=1.0)
+    engines = engines_of(networks, timeout_s=1.5)
     programs = programs_of(schedule, pieces * PIECE, pieces, pieces)
-    device = EmulatedDevice(Fraction(1000), Fraction(400_000))
+    device = EmulatedDevice(Fraction(1000), Fraction(110_000))
     opening = CollectiveFingerprint(0, 1, 0, Kind.BROADCAST, "float32", b"schedule")
 
     def work(engine: Engine) -> None:
