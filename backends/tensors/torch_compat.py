@@ -43,7 +43,7 @@ def forget_meshes() -> None:
     from torch.distributed.tensor import DTensor
 
     propagator = cast(Any, DTensor)._op_dispatcher.sharding_propagator
-    propagator.propagate_op_sharding.cache_clear()
+    propagator.propagate_op_sharding.cache.cache_clear()
     with contextlib.suppress(AttributeError):  # has a cache of its own since torch 2.10
         cast(Any, torch._C)._clear_DTensor_sharding_propagator_cache()
 

@@ -353,7 +353,8 @@ def in_a_loop(rank: int, size: int, plans: Sequence[Plan], whole: bool) -> Any:
     return losses, plain["weights"], plain["average"], evaluated
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("whole", [False, True])
 def test_rates_averages_and_positions_go_on_by_another_plan(whole: bool) -> None:
     """Stopped in the middle of the first epoch and of the second, on other stages and replicas each time."""
     expected = serially()
