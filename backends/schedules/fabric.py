@@ -84,9 +84,10 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     """
     assert all(0 <= rank < world_size for rank in global_ranks), "the caller knows the world"
     joint = _joint(options)
-    if options.topology is None and joint is None:
+    described = options.topology if joint is None or options.topology is not None else joint.topology
+    if described is None:
         return _assumed(options, global_ranks, world_size)
-    whole, source = _described(joint.topology if options.topology is None else options.topology)
+    whole, source = _described(described)
     if joint is not None:
         _check_joint(joint, whole, options)
     of_switch = _aggregators(options, whole)

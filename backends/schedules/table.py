@@ -226,8 +226,9 @@ def describe(schedule: AnySchedule) -> str:
         shape = f"{settings['rings']} rings"
     else:
         shape = f"{count} chunks, {schedule.steps} steps"
-    if "jointly" in settings:
-        shape += f", with {settings['jointly'] - 1} other groups"
+    together = settings.get("jointly")
+    if isinstance(together, int):
+        shape += f", with {together - 1} other groups"
     rate, limit = schedule.rate, schedule.bound.rate
     quality = "optimal" if rate == limit else f"{float(rate / limit):.0%} of {float(limit):.4g}"
     return f"{schedule.method.name} ({shape}, {float(rate):.4g} GB/s, {quality})"

@@ -298,11 +298,11 @@ def _flatten(parameters: tuple[nn.Parameter, ...]) -> _Flat:
     sizes, first = [part.numel() for part in parts], parts[0]
     whole = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
     gradients, flags = whole[: sum(sizes)], whole[sum(sizes) :]
-    views = (
+    places = (
         place.as_strided(part.shape, part.stride()) if _is_dense(part) else place.view_as(part)
         for part, place in zip(parts, torch.split(gradients, sizes), strict=True)
     )
-    views = tuple(over(view, parameter) for view, parameter in zip(views, parameters, strict=True))
+    views = tuple(over(place, parameter) for place, parameter in zip(places, parameters, strict=True))
     return _Flat(parameters, whole, gradients, flags, views)
 
 

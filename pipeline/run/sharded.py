@@ -73,7 +73,8 @@ def prepared(module: nn.Module, mesh: DeviceMesh, prepare: Prepare) -> nn.Module
             f"prepare: fully_shard must shard all {len(parameters)} parameters of a stage or none, got "
             f"{len(apart)} left out, {apart[0]} among them"
         )
-    for part in made.modules() if not apart else ():
+    parts: list[Any] = [] if apart else list(made.modules())
+    for part in parts:
         if hasattr(part, "set_gradient_divide_factor"):
             part.set_gradient_divide_factor(1.0)  # losses are divided by all samples already
             part.set_force_sum_reduction_for_comms(True)
@@ -92,12 +93,14 @@ def is_over_data(tensor: Any) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """The part that this rank holds."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    sharded: Any = tensor
+    return sharded.to_local() if is_sharded(tensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:
     """The values of all ranks that share it; all of them call it."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    sharded: Any = tensor
+    return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
 def like(given: Tensor, wanted: Any) -> Tensor:
@@ -109,7 +112,7 @@ def like(given: Tensor, wanted: Any) -> Tensor:
     return distribute_tensor(given, wanted.device_mesh, wanted.placements, src_data_rank=None)
 
 
-def over(part: Tensor, wanted: Tensor) -> Tensor:
+def over(part: Tensor, wanted: Any) -> Tensor:
     """The local part of a gradient as a gradient of `wanted`, without a copy."""
     if not is_sharded(wanted):
         return part
@@ -117,8 +120,8 @@ def over(part: Tensor, wanted: Tensor) -> Tensor:
 
     return DTensor.from_local(
         part,
-        wanted.device_mesh,  # type: ignore[attr-defined]
-        wanted.placements,  # type: ignore[attr-defined]
+        wanted.device_mesh,
+        wanted.placements,
         run_check=False,
         shape=wanted.shape,
         stride=wanted.stride(),
