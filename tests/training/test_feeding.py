@@ -181,7 +181,7 @@ def disagreeing(rank: int, size: int) -> dict[str, Any]:
 
     def make() -> Trainer:
         return Trainer(
-            network(), plan_of([1, 2, 1]), cross_entropy, momentum, collectives="gloo", timeout_s=60.0
+            network(), plan_of([1, 2, 1]), cross_entropy, momentum, collectives="gloo", timeout_s=120.0
         )
 
     (inputs, targets), found = batches(1)[0], {}

@@ -79,13 +79,16 @@ def both(stage: nn.Module, mesh: Any) -> nn.Module:
 
 
 def on_a_mesh(order: str = "1f1b", **more: Any) -> Plan:
-    return Plan([(0, 2, (0, 1, 2, 3)), (2, 4, (4, 5, 6, 7))], 3, order, **more)
+    return Plan([(0, 2, range(4)), (2, 4, range(4, 8))], 3, order, **more)
 
 
+ENDS = range(4), range(4, 8)
+IN_TURN = Plan([(at, at + 1, ENDS[at % 2]) for at in range(4)], 4, "interleaved")
 CASES: dict[str, tuple[Plan, Any, int, dict[str, Any], int]] = {
     "tensor": (on_a_mesh(), tensor_parallel, 2, {"optimizer": decaying, "collectives": "synth"}, 2),
     "tensor of four, float16": (on_a_mesh("gpipe"), tensor_parallel, 4, {"precision": "float16"}, 4),
     "fully sharded": (on_a_mesh(), fully_sharded, 1, {"accumulate": 2}, 4),
+    "both, in turn": (IN_TURN, both, 2, {}, 4),
     "both": (on_a_mesh(recompute=True), both, 2, {"clip_norm": 0.1, "collectives": "synth"}, 4),
 }
 
@@ -170,7 +173,7 @@ def refused(rank: int, size: int) -> tuple[list[str], list[float]]:
     """On a mesh of two replicas, each of two ranks."""
 
     def make(model: nn.Module, plan: Plan, **options: Any) -> Trainer:
-        return Trainer(model, plan, cross_entropy, momentum, collectives="gloo", timeout_s=20.0, **options)
+        return Trainer(model, plan, cross_entropy, momentum, collectives="gloo", timeout_s=120.0, **options)
 
     one, two = Plan([(0, 4, (0, 1, 2, 3))], 2), Plan([(0, 2, (0, 1)), (2, 4, (2, 3))], 2)
     found = [said(lambda it=it: make(blocks(), one, prepare=it)) for it in (wrapped, one_left_out)]
@@ -201,7 +204,7 @@ def refused(rank: int, size: int) -> tuple[list[str], list[float]]:
 def test_what_cannot_be_shared_is_refused_in_a_line() -> None:
     """And a traced model, which has parameters without modules, can be sharded fully."""
     expected = serial(blocks, GIVEN).losses
-    for each, losses in run_ranks(4, refused, timeout_s=200):
+    for each, losses in run_ranks(4, refused, timeout_s=300):
         assert losses == pytest.approx(expected, abs=1e-6)
         lines = iter(each)
         assert (
