@@ -306,7 +306,8 @@ class Trainer:
                 said, samples = batch.signature(training, frozen), batch.samples
             elif targets is not None:
                 tensors = as_tuple("targets", targets)
-                said, samples = replace(said, targets=words_of(tensors)), len(tensors[0])
+                samples = tensors[0].shape[0] if tensors[0].dim() else MEET  # which all refuse then
+                said = replace(said, targets=words_of(tensors))
         except BatchError as error:
             refusal = error
         signature = said if refusal is None else None

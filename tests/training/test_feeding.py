@@ -191,6 +191,7 @@ def disagreeing(rank: int, size: int) -> dict[str, Any]:
         trainer.step(*mine)
         found["missing"] = said(lambda: trainer.step(mine[0]))
         found["samples"] = said(lambda: trainer.step(mine[0], None if mine[1] is None else mine[1][1:]))
+        found["no samples"] = said(lambda: trainer.step(mine[0], None if mine[1] is None else mine[1][0]))
         found["other call"] = said(lambda: (trainer.evaluate if rank == 3 else trainer.step)(*mine))
         found["ends early"] = said(lambda: fed(trainer, loader(16 if rank == 3 else 24)))
         found["no loader"] = said(lambda: fed(trainer, None))
@@ -223,6 +224,7 @@ def test_data_that_do_not_go_together_are_told_by_all_ranks_in_a_line() -> None:
             found["samples"]
             == "BatchError: batch: targets[0] must have as many samples as inputs[0], 13, got 12"
         )
+        assert found["no samples"].startswith("BatchError: batch: targets[0] must have a dimension 0")
         assert found["other call"] == (
             f"BatchError: batch: all ranks must be given the same one, got train inputs {shapes[0]}, targets "
             f"not given on rank 0 and evaluate inputs not given, targets {shapes[1]} on rank 3"
