@@ -170,6 +170,8 @@ def compare(
         BatchError: the batch does not split.
     """
     names = tuple(dict.fromkeys(methods))
+    if not names:
+        raise PlanError(f"methods: must be some of {', '.join(EVERY)}, got none")
     for it in names:
         if it not in EVERY:
             raise PlanError(f"method: must be one of {', '.join(EVERY)}, got {it}")
@@ -177,7 +179,8 @@ def compare(
     topology = machine.topology
     costs = costed(model, machine, example, loss_fn, device=device, optimizer=optimizer, name=name)
     profile = costs.profile
-    batch = wishes["batch"] = wishes.get("batch") or costs.batch
+    asked = wishes.get("batch")
+    batch = wishes["batch"] = costs.batch if asked is None else asked
     network = wishes["network"] = wishes.get("network") or LinkCosts(topology)
     if "memory_bytes" not in wishes and costs.device is not None:
         wishes["memory_bytes"] = costs.device.memory_bytes
