@@ -38,17 +38,17 @@ def _gains(document: Document) -> Iterator[Part]:
     known = rows[rows["gain"].notna()]
     if len(known):
         wins = known[known["gain"] > 1 + LEVEL]
-        close = known[known["data_parallel_us"] < 1.15 * known["floor_us"]]
-        among = sum(close["gain"] > 1 + LEVEL)
         best = first(known.loc[[known["gain"].idxmax()]])
+        by_rate = [
+            f"{sum(alike['gain'] > 1 + LEVEL)} of {len(alike)} at {count(rate)} Gbit/s"
+            for rate, alike in groups(known, "nic_gbit")
+        ]
         yield text(
             "SPP's plan is faster than all others in ",
             Strong(f"{len(wins)} of {plural(len(known), 'setting')}"),
             f", by up to {times(best.gain)} ({best.model}, {count(best.nic_gbit)} Gbit/s, "
-            f"{plural(best.samples_each, 'sample')} on each rank). What it can gain over data parallelism is "
-            "what that takes beyond the work of a batch divided by all ranks: where this is below 15 %, SPP "
-            f"gains in {among or 'none'} of {plural(len(close), 'setting')}; elsewhere in "
-            f"{len(wins) - among} of {len(known) - len(close)}.",
+            f"{plural(best.samples_each, 'sample')} on each rank): {listed(by_rate)}. Elsewhere it is data "
+            "parallelism: what that takes beyond the work of the batch is less than what bubbles cost.",
         )
     yield gains_table(document)
     yield all_rows(_GAINS, named(rows))
@@ -158,9 +158,10 @@ def tall_table(document: Document) -> Table:
         def shown(alike: pd.DataFrame) -> Cell:
             row = first(alike, method=method)
             again = ", recomputes" if row.recompute is True else ""
-            return Cell(
-                f"{row.shape}, m {count(row.microbatches)}, {row.order}{again}" if row.time_us > 0 else DASH
-            )
+            each = row.stages / len(row.replicas) if isinstance(row.replicas, list) else 1
+            more = f", {count(each)} stages each" if each > 1 else ""
+            told = f"{row.shape}{more}, m {count(row.microbatches)}, {row.order}{again}"
+            return Cell(told if row.time_us > 0 else DASH)
 
         return shown
 
@@ -240,7 +241,7 @@ def _over_layers(what: str, rows: pd.DataFrame) -> Picture:
 
 _RANNC = columns(
     "experiment | method | >parts | >devices | >layers | >parameters | >samples/s: samples_per_second | "
-    "stages: shape | >microbatches | order | >ranks idle: bubble | >fullest rank: memory_bytes | "
+    "ranks: shape | >stages | >microbatches | order | >ranks idle: bubble | >fullest rank: memory_bytes | "
     "why not: why_not"
 )
 

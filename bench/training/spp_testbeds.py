@@ -251,7 +251,7 @@ def _best(
 def _of_plan(plan: Plan) -> dict[str, Any]:
     return {
         "microbatches": plan.microbatches,
-        "replicas": [stage.replicas for stage in plan.stages],
+        "replicas": [len(worker.ranks) for worker in plan.workers],
         "cuts": list(plan.cuts),
         "ranks": [list(stage.ranks) for stage in plan.stages],
         "order": plan.order,
