@@ -1,11 +1,12 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Twelve questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+Thirteen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
 models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside the
 others (plans), where they gain (gains), RaNNC's experiments planned (rannc), the sweeps of the Divisible
 paper (divisible), the planner's own time (planner), a training step on emulated links (testbed), what orders
 leave of the bubble (bubbles), our steps beside those of torch's own schedules and DDP (runtimes), accuracy
-over time with and without waiting for updates (convergence).
+over time with and without waiting for updates (convergence), what limits of memory cost by what becomes of
+results (activations).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -284,6 +285,26 @@ def convergence(quick: bool) -> dict[str, Any]:
     )
 
 
+def activations(quick: bool) -> dict[str, Any]:
+    """What memory that is short costs a step, by what becomes of the results of forward passes."""
+    from arborcast.bench.training.activation_choices import LIMITS_GIB, OFFLOAD_GBPS, choice_rows
+
+    return document(
+        "Under a limit of memory, what do recomputation and offload by layer save of a step?",
+        choice_rows(LIMITS_GIB[:2] if quick else LIMITS_GIB),
+        keys=("limit_gib", "way"),
+        measures={"time_us": Measure("less")},
+        units={
+            "time_us": "predicted by the simulator, one step; null where no plan fits",
+            "memory_bytes": "of the fullest rank",
+            "treated": "what becomes of the results of layers, by stage, where not all are kept",
+        },
+        packages=TORCH,
+        code=TRAINING,
+        offload_gbps=OFFLOAD_GBPS,
+    )
+
+
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "curves": curves,
     "models": models,
@@ -297,6 +318,7 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "bubbles": bubbles,
     "runtimes": runtimes,
     "convergence": convergence,
+    "activations": activations,
 }
 
 

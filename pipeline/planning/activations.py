@@ -260,15 +260,19 @@ def least_memory(profile: Profile, start: int, end: int, menu: Menu, room: Room)
     Prefixes (P, max_j) that no other one is nowhere larger than are kept, layer by layer.
     """
     steps = _Steps(profile, start, end, menu, room.samples)
-    known: list[list[tuple[int, int, int, Units]]] = [[] for _ in range(end - start + 1)]
-    known[0] = [(0, 0, 0, None)]
+    known: list[list[tuple[tuple[int, int, int], Units]]] = [[] for _ in range(end - start + 1)]
+    known[0] = [((0, 0, 0), None)]
     for layer in range(start, end):
-        for kept, peak, before, made in known[layer - start]:
+        for (kept, peak, before), made in known[layer - start]:
             for unit, _, keeps, besides, goes in steps.after[layer - start]:
                 mine = kept + keeps, max(peak, kept + keeps + besides + before), goes
                 at = known[unit.end - start]
-                if not any(all(a <= b for a, b in zip(it, mine, strict=False)) for it in at):
-                    at[:] = [it for it in at if not all(a <= b for a, b in zip(mine, it, strict=False))]
-                    at.append((*mine, (made, unit)))
-    *_, made = min(known[-1], key=lambda it: ((room.in_flight - 1) * it[0] + it[1], it[0]))
+                if not any(_no_more(other, mine) for other, _ in at):
+                    at[:] = [it for it in at if not _no_more(mine, it[0])]
+                    at.append((mine, (made, unit)))
+    _, made = min(known[-1], key=lambda it: ((room.in_flight - 1) * it[0][0] + it[0][1], it[0][0]))
     return merged(_listed(made))
+
+
+def _no_more(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True))

@@ -152,15 +152,15 @@ def _check_offload(
     if offload_gbps is None:
         return
     if not 0 < offload_gbps < inf:
-        raise PlanError(f"offload_gbps: must be finite and positive, got {offload_gbps}")
+        raise PlanError(f"offload: must be at a finite, positive rate, got {offload_gbps:g} GB/s")
     if memory_bytes is None:
-        raise PlanError(f"offload_gbps: must be None without a limit of memory, got {offload_gbps}")
+        raise PlanError(f"offload: must be off without a limit of memory, got {offload_gbps:g} GB/s")
     if recompute:
-        raise PlanError(f"offload_gbps: must be None where all is recomputed, got {offload_gbps}")
+        raise PlanError(f"offload: must be off where all is recomputed, got {offload_gbps:g} GB/s")
     if order is not None and ORDERS[order].in_flight is None:
         raise PlanError(
-            f"offload_gbps: must be None for order {order}, which splits backward passes or lays several "
-            f"stages on a rank, got {offload_gbps}"
+            f"offload: must be off for order {order}, which splits backward passes or lays several stages on "
+            f"a rank, got {offload_gbps:g} GB/s"
         )
 
 

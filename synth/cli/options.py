@@ -31,12 +31,21 @@ def whole(text: str) -> int:
 
 def seconds(text: str) -> float:
     """An option's positive number of seconds."""
+    return _positive(text, "a positive number of seconds")
+
+
+def gigabytes_a_second(text: str) -> float:
+    """An option's positive rate."""
+    return _positive(text, "a positive rate in GB/s")
+
+
+def _positive(text: str, rule: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise typer.BadParameter(f"must be a positive number of seconds, got {text!r}")
+        raise typer.BadParameter(f"must be {rule}, got {text!r}")
     return value
 
 

@@ -14,7 +14,15 @@ import typer
 
 from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
 from arborcast.synth.cli.inputs import load_fabric
-from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, number, option, writable
+from arborcast.synth.cli.options import (
+    AsJson,
+    FabricOptions,
+    about_a_fabric,
+    gigabytes_a_second,
+    number,
+    option,
+    writable,
+)
 from arborcast.synth.cli.plan_description import describe_plan, figures, plan_document
 from arborcast.synth.errors import InputError
 
@@ -59,7 +67,12 @@ def plan(
     ] = None,
     offload: Annotated[
         float | None,
-        option("--offload", "GB/s to host memory, each way: results may wait there where memory is short"),
+        option(
+            "--offload",
+            "GB/s to host memory, each way: results may wait there where memory is short",
+            parser=gigabytes_a_second,
+            metavar="GB/S",
+        ),
     ] = None,
     memory: Annotated[
         str | None, option("--memory", "limit on each rank, such as 16GiB; by default the device's")

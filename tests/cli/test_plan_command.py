@@ -199,3 +199,26 @@ def test_planning_needs_no_torch(model: str) -> None:
     )
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["stages"]
+
+
+def test_layers_that_recompute_or_offload_are_printed_and_written(
+    command: Command, model: str, tmp_path: Path
+) -> None:
+    """8 samples a microbatch: 1 MiB a layer, 4, 3, 2 and 1 in flight; messages take a quarter or a half.
+
+    Of 806 MiB weights leave 6: the first two stages recompute a layer each. Copies of 1 MiB at 20 GB/s hide
+    behind the passes of the other layer.
+    """
+    file = tmp_path / "plan.json"
+    asked = ("plan", model, "ring:4", "--order", "1f1b", "--stages", "4", "--microbatches", "8")
+    asked += ("--method", "arborcast", "--memory", "806MiB")
+    found = command(*asked, "-o", str(file), "--json").document
+    own = [[it.treatment for it in stage.segments] for stage in pipeline.read_plan(file).stages]
+    assert [sorted(it) for it in own] == [["keep", "recompute"]] * 2 + [[]] * 2
+    assert [bool(row.get("segments")) for row in found["stages"]] == [True, True, False, False]
+    assert command(*asked, "--recompute", "--json").document["time_us"] > found["time_us"]
+    refused(command(*asked, "--keep"), "no plan fits into memory", "stage 0", "MiB too many")
+    told = command(*asked, "--offload", "20", "-o", str(file)).out
+    assert "results of layers" in told and "offload 1, keep 1" in told and "offload at 20 GB/s" in told
+    offloaded = pipeline.predict(pipeline.read_plan(file), pipeline.read_profile(model))
+    assert offloaded.time_us < found["time_us"]
