@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from arborcast.synth.api import pareto, solve
 from arborcast.synth.collective import NAMED_KINDS
+from arborcast.synth.kernels.compiled import compile_all, kernel_folder
 from arborcast.synth.methods import IMPLICIT_KINDS
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
@@ -39,12 +40,12 @@ def warm() -> None:
 
 def warm_once() -> None:
     """The same, but only where it has not been done for these kernels in this cache."""
-    from arborcast.synth.kernels.compiled import KERNEL_FOLDER
-
-    marker = None if KERNEL_FOLDER is None else KERNEL_FOLDER / "warm"
+    folder = kernel_folder()
+    marker = None if folder is None else folder / "warm"
     if marker is None or marker.exists():
         return
     log.info("kernels are compiled, once; this takes about half a minute")
+    compile_all()
     warm()
     with contextlib.suppress(OSError):
         marker.touch()

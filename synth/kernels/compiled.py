@@ -1,4 +1,4 @@
-"""The one door to numba: typed, cached on disk, no global state at import besides the cache folder.
+"""The one door to numba: typed, cached on disk, loaded only where a question is large enough.
 
 `ARBORCAST_CACHE` names the folder of all caches; the default is the user's cache folder. Kernels take and
 return arrays: `Ints`, `Flags`, and float64 where a length may be either.
@@ -6,12 +6,16 @@ return arrays: `Ints`, `Flags`, and float64 where a length may be either.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,30 +54,96 @@ def _prepared(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-_folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_folder() / "numba" / _sources())
-_keeps = _prepared(_folder)
-os.environ["NUMBA_CACHE_DIR"] = str(_folder)
+@cache
+def kernel_folder() -> Path | None:
+    """Where machine code is kept; None where it cannot be, so that every process compiles for itself."""
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_folder() / "numba" / _sources())
+    keeps = _prepared(folder)
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)  # read by numba when it is imported
+    return folder if keeps else None
 
-KERNEL_FOLDER = _folder if _keeps else None
-"""Where machine code is kept; None where it cannot be."""
 
-import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when it is imported)
+SMALL = 2048
+"""Elements of all arrays that a call is given, up to which it may run as plain Python."""
+
+PLAIN_S = 0.3
+"""That a process may spend so; loading numba and the machine code of kernels takes about as long."""
 
 
-def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Compile a function on first use, and keep the machine code on disk for the next process.
+@dataclass(slots=True)
+class _State:
+    """Of this process: CPU time of plain calls, how many are on their way, whether any more may be plain."""
 
-    With NUMBA_DISABLE_JIT=1 in the environment functions stay plain Python, for debuggers and mutation tests.
+    plain_s: float = 0.0
+    depth: int = 0
+    compiles: bool = False
+
+
+_state = _State()
+
+
+def compile_all() -> None:
+    """From now on every kernel runs compiled, whatever its arguments."""
+    _state.compiles = True
+
+
+class Kernel(Generic[Parameters, Result]):
+    """A function that is compiled on first use, its machine code kept on disk for the next process.
+
+    A process that asks little never loads numba: calls with small arrays run as plain Python until they
+    have taken `PLAIN_S` together, or a larger one is compiled. Answers are the same. With NUMBA_DISABLE_JIT=1
+    in the environment all calls do, for debuggers and mutation tests.
     """
-    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return function
-    compiled: Any = numba.njit(cache=_keeps)(function)
-    if _keeps:
-        _forgive_damage(compiled._cache, function.__qualname__)
-    return cast(Callable[Parameters, Result], compiled)
+
+    def __init__(self, function: Callable[Parameters, Result]) -> None:
+        self.function = function
+        self._compiled: Callable[Parameters, Result] | None = None
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        """What the function returns."""
+        if self._compiled is not None:
+            return self._compiled(*arguments, **named)
+        if self._is_plain(arguments):
+            begin = time.thread_time()
+            _state.depth += 1
+            try:
+                return self.function(*arguments, **named)
+            finally:
+                _state.depth -= 1
+                if not _state.depth:  # kernels that it called are part of it
+                    _state.plain_s += time.thread_time() - begin
+        return self.compiled()(*arguments, **named)
+
+    def _is_plain(self, arguments: tuple[object, ...]) -> bool:
+        if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+            return True
+        if _state.compiles or _state.plain_s > PLAIN_S:
+            return False
+        return sum(it.size for it in arguments if isinstance(it, np.ndarray)) <= SMALL
+
+    def compiled(self) -> Callable[Parameters, Result]:
+        """The function in machine code."""
+        if self._compiled is None:
+            folder = kernel_folder()
+            import numba
+
+            from arborcast.synth.kernels import nested  # noqa: F401 (kernels may call kernels)
+
+            _state.compiles = True
+            compiled: Any = numba.njit(cache=folder is not None)(self.function)
+            if folder is not None:
+                _forgive_damage(compiled._cache, self.function.__qualname__, folder)
+            self._compiled = cast(Callable[Parameters, Result], compiled)
+        return self._compiled
 
 
-def _forgive_damage(cache: Any, name: str) -> None:
+def kernel(function: Callable[Parameters, Result]) -> Kernel[Parameters, Result]:
+    """Make a kernel of a function of arrays and numbers."""
+    return Kernel(function)
+
+
+def _forgive_damage(cache: Any, name: str, folder: Path) -> None:
     """Let a file of the cache that cannot be read be a reason to compile, not an error."""
     load = cache.load_overload
 
@@ -81,7 +151,7 @@ def _forgive_damage(cache: Any, name: str) -> None:
         try:
             return load(signature, context)
         except Exception as error:  # whatever a damaged pickle may raise
-            log.warning("kernel %s is compiled anew: its file in %s is damaged: %r", name, _folder, error)
+            log.warning("kernel %s is compiled anew: its file in %s is damaged: %r", name, folder, error)
             cache.flush()
             return None
 

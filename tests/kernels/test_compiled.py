@@ -1,4 +1,4 @@
-"""The cache of machine code: kept, and compiled anew where a file of it is damaged."""
+"""Kernels: plain Python for small questions, machine code for others, kept and made anew where damaged."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from arborcast.synth.kernels.compiled import SMALL
+
 SCRIPT = """
 import logging
 logging.basicConfig(format="%(message)s")
-from arborcast.synth.kernels.compiled import kernel
+from arborcast.synth.kernels.compiled import compile_all, kernel
 
 @kernel
 def doubled(x):
@@ -28,6 +30,7 @@ def halved(x):
 def squared(x):
     return x * x
 
+compile_all()
 print(doubled(21), tripled(21), halved(21), squared(21))
 """
 DAMAGES = {
@@ -36,6 +39,26 @@ DAMAGES = {
     "halved": (".nbc", b""),
     "squared": (".nbc", b"{"),
 }
+
+NESTED = """
+import sys
+import numpy as np
+from arborcast.synth.kernels.compiled import SMALL, kernel
+
+@kernel
+def doubled(x):
+    return 2 * x
+
+@kernel
+def summed(values):
+    total = 0
+    for value in values:
+        total += doubled(value)
+    return total
+
+for size in (SMALL, SMALL + 1, 3):
+    print(summed(np.arange(size)), "numba" in sys.modules)
+"""
 
 
 def run(script: Path, cache: Path) -> tuple[str, str]:
@@ -65,3 +88,24 @@ def test_a_damaged_file_is_a_warning_and_a_compilation(tmp_path: Path) -> None:
     for kernel, line in zip(DAMAGES, said.splitlines(), strict=True):
         assert f"kernel {kernel} is compiled anew" in line
     assert run(script, cache) == (answer, "")
+
+
+def test_only_large_arrays_load_numba(tmp_path: Path) -> None:
+    """And a kernel that another calls is compiled with it."""
+    script = tmp_path / "script.py"
+    script.write_text(NESTED)
+    totals = [size * (size - 1) for size in (SMALL, SMALL + 1, 3)]
+    answer, _ = run(script, tmp_path / "cache")
+    assert answer.splitlines() == [f"{totals[0]} False", f"{totals[1]} True", f"{totals[2]} True"]
+
+
+def test_a_small_question_does_not_load_numba(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from arborcast.synth.cli.app import main\n"
+        "sys.argv = ['synth', 'bound', 'dgx1', 'allreduce']\n"
+        "try:\n    main()\nfinally:\n    assert 'numba' not in sys.modules\n"
+    )
+    answer, _ = run(script, tmp_path / "cache")
+    assert "allreduce" in answer
