@@ -246,7 +246,8 @@ def _different(plans: Iterable[tuple[float, Plan]]) -> Iterator[tuple[float, Pla
     seen: set[tuple[object, ...]] = set()
     for estimate_us, plan in plans:
         # One stage is the same on every device order, and so is every order of one microbatch.
-        stages = tuple(sorted(plan.ranks)) if len(plan.stages) == 1 else plan.stages
+        one = len(plan.stages) == 1
+        stages = (tuple(sorted(plan.ranks)), plan.segments(0)) if one else plan.stages
         key = (stages, plan.recompute, plan.microbatches, plan.passes)
         if key not in seen:
             seen.add(key)
