@@ -20,7 +20,7 @@ from arborcast.backends.errors import ChannelClosedError
 from arborcast.backends.transport.channel import Channel
 from arborcast.backends.transport.frames import abort_frame, bye_frame
 
-FAREWELL_S = 0.2  # that the last bytes may take; after it the kernel goes on alone
+FAREWELL_S = 1.0  # that the last bytes may take, also to a peer that waits for a processor
 _DISCARD_BYTES = 1 << 16
 _DISCARDS = 64  # in a row: a peer that never stops sending must not keep this rank
 
