@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests start hundreds of processes: each of them would compile all modules anew where this is set.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install demo test test-all coverage mutants map lint format bench clean
 
 install: $(STAMP)

@@ -59,7 +59,14 @@ def test_what_one_direction_lost_the_other_gives_up_first():
     assert sum(link.bandwidth for link in part.links if link.dst == 3) == F(5, 2)
 
 
-@pytest.mark.parametrize("kind", ["allgather", "reduce-scatter", "broadcast", "reduce"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "allgather",
+        "reduce",
+        *(pytest.param(it, marks=pytest.mark.long) for it in ("reduce-scatter", "broadcast")),
+    ],
+)
 def test_a_link_that_is_slower_one_way_costs_what_its_cut_says(kind):
     fabric = catalog.load("dgx-a100:boxes=2")
     slow = without(

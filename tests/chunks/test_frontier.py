@@ -181,7 +181,7 @@ def test_certificates_are_checked_again_from_nothing(kind: str) -> None:
         assert proved == point.least == limit.ratio
 
 
-@pytest.mark.parametrize("jobs", [2, 3])
+@pytest.mark.parametrize("jobs", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_any_number_of_jobs_gives_the_same_frontier(jobs: int) -> None:
     alone = frontier("hypercube:3", "broadcast", max_steps=5)
     together = frontier("hypercube:3", "broadcast", max_steps=5, jobs=jobs)

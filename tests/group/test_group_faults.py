@@ -66,7 +66,7 @@ def test_a_rank_killed_in_an_allreduce_is_named_by_all_others(
     topology: str, transport: str, victim: int
 ) -> None:
     results = launch(
-        _killed_within, victim, 20 * MIB, topology=topology, transport=transport, group_timeout_s=PATIENCE_S
+        _killed_within, victim, 10 * MIB, topology=topology, transport=transport, group_timeout_s=PATIENCE_S
     )
     assert results[victim] == Failure("killed", "ended without an answer")
     for rank in set(range(RANKS)) - {victim}:
@@ -123,7 +123,7 @@ def test_a_rank_killed_at_many_random_moments(seed: int) -> None:
 def _killed_with_work_in_flight(rank: int, size: int, victim: int) -> list[Ended]:
     tensors = [contribution(rank, LARGE // 4, salt) for salt in range(4)]
     if rank == victim:
-        strike_after(4 * MIB, signal_self(signal.SIGKILL))
+        strike_after(2 * MIB, signal_self(signal.SIGKILL))
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     results = [ended(work.wait) for work in works]
     results += [ended(works[-1].get_future().wait)]
@@ -190,7 +190,7 @@ def _stopped(rank: int, size: int, victim: int) -> list[Ended]:
     everyone = pids(rank, size)
     check_right(allreduce(rank, size, count=5000))
     if rank == victim:
-        strike_after(20 * MIB, signal_self(signal.SIGSTOP))
+        strike_after(10 * MIB, signal_self(signal.SIGSTOP))
     result = allreduce(rank, size)
     if rank == (victim + 1) % size:
         os.kill(everyone[victim], signal.SIGCONT)
@@ -217,7 +217,7 @@ def _slow(rank: int, size: int, victim: int, delay_s: float) -> list[Ended]:
         time.sleep(delay_s)
     results = [allreduce(rank, size)]
     if rank == victim:
-        strike_after(20 * MIB, lambda: time.sleep(delay_s))
+        strike_after(10 * MIB, lambda: time.sleep(delay_s))
     return [*results, allreduce(rank, size, salt=1), broadcast(rank, victim)]
 
 

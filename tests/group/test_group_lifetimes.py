@@ -62,7 +62,7 @@ def _leave_early(rank: int, size: int) -> Ended:
     check_right(broadcast(rank, count=SMALL))
     has_left = Path(f"{os.environ['TEST_STORE']}-left")
     if rank == 2:
-        strike_after(8 * MIB, lambda: until(has_left.exists))
+        strike_after(4 * MIB, lambda: until(has_left.exists))
     result = broadcast(rank)
     if rank == 0:  # it has sent everything before rank 3 has it
         dist.destroy_process_group()

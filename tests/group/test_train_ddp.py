@@ -15,7 +15,7 @@ from examples import train_ddp
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_ddp.py"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +43,7 @@ if "RANK" in os.environ:
 def test_both_ways_give_equal_losses(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SAY_THREADS)
     options = {"ARBORCAST_TOPOLOGY": "full:2", "PYTHONPATH": str(tmp_path)}
-    done = run(*TORCHRUN, str(SCRIPT), "--epochs", "2", **options)
+    done = run(*TORCHRUN, "2", str(SCRIPT), "--epochs", "2", **options)
     assert done.returncode == 0, done.stderr
     for rank in range(2):  # a thread of gloo that is left at the end can abort the process
         assert "gloo" not in (tmp_path / f"threads-{rank}").read_text()

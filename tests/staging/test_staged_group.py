@@ -73,7 +73,7 @@ def test_a_device_that_fails_is_told_to_all_and_ends_the_group() -> None:
 def _killed(rank: int, size: int) -> Ended:
     check_right(allreduce(rank, size, count=5000))
     if rank == 2:
-        strike_after(20 * MIB, signal_self(signal.SIGKILL))
+        strike_after(10 * MIB, signal_self(signal.SIGKILL))
     return allreduce(rank, size)
 
 

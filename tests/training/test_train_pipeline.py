@@ -71,7 +71,7 @@ def test_a_plan_is_refused_by_all_or_its_losses_are_serial_ones(tmp_path: Path) 
 
 @pytest.mark.long
 def test_under_torchrun_it_makes_a_plan_and_learns() -> None:
-    done = run(*TORCHRUN, str(SCRIPT), "--steps", "30", ARBORCAST_TOPOLOGY="full:4")
+    done = run(*TORCHRUN, "4", str(SCRIPT), "--steps", "30", ARBORCAST_TOPOLOGY="full:4")
     assert done.returncode == 0, done.stderr
     assert re.match(r"digits: [234] stages.*, 8 microbatches, order (gpipe|1f1b|pe) ", done.stdout)
     losses = [float(line.split()[1]) for line in done.stdout.splitlines() if re.match(r" +\d+ ", line)]

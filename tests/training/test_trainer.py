@@ -178,7 +178,7 @@ def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
 
 def split_and_interleaved(rank: int, size: int) -> dict[str, Curve]:
     """What else a training does, where backward passes are split or a rank has several stages."""
-    given = batches(4)
+    given = batches(2)
     unmodified = trace(Unmodified(), given[0][0]).depth
     return {
         "unmodified": trained(plan_of([1, 2, 1], "zb-h1", depth=unmodified), Unmodified, given),
@@ -210,7 +210,7 @@ def split_and_interleaved(rank: int, size: int) -> dict[str, Curve]:
 
 
 def test_split_and_interleaved_ways_of_training() -> None:
-    given = batches(4)
+    given = batches(2)
     found = run_ranks(4, split_and_interleaved, environ=FABRIC)
     curves = {name: merged([each[name] for each in found]) for name in found[0]}
     expected = {

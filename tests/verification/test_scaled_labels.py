@@ -136,7 +136,7 @@ def test_another_unit_changes_nothing(topology: Topology, power: int, data: st.D
     assert said(here) == said(there)
 
 
-@pytest.mark.parametrize("kind", ["broadcast", "allreduce"])
+@pytest.mark.parametrize("kind", ["broadcast", pytest.param("allreduce", marks=pytest.mark.long)])
 def test_a_link_of_many_decimals_that_no_tree_needs_changes_nothing(kind: str) -> None:
     """It makes the common unit of all bandwidths a billion times smaller."""
     for seed in range(1):
