@@ -34,7 +34,7 @@ from tests.training.test_trainer import trained  # noqa: E402
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
-SOON_S = 1.5
+SOON_S = 3.0
 
 
 def said(call: Callable[[], Any]) -> str:

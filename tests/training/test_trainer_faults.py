@@ -24,7 +24,7 @@ from tests.support.waiting import until  # noqa: E402
 RANKS_IMPORT = ("torch._dynamo",)
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
-LATE_S = 3.0
+LATE_S = 5.0
 
 
 class Trap(nn.Module):
