@@ -31,6 +31,9 @@ from arborcast.pipeline.stages import Plan, Stage
 FEW = 12
 """Numbers of microbatches up to which the dynamic program is run for each at once."""
 
+BASES = 4
+"""Partitions of which orders that split backward passes, or lay several stages on ranks, are made besides."""
+
 SLACK = 0.05
 """By how much a group's own partitions may be faster than those of other groups with its microbatches."""
 
@@ -94,8 +97,9 @@ def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated:
     """The plan with the least predicted time among the most promising.
 
     Under limits of memory each order is searched by itself: what fits differs between them. What `derived`
-    makes of the fastest plan, and of the fastest with several stages, is compared with it; where only such
-    orders are asked for, the first `simulated` that it makes of the most promising plans are.
+    makes of the fastest plan, of the fastest with several stages, and of the `BASES` partitions whose
+    busiest ranks have least to do, is compared with it; where only such orders are asked for, the first
+    `simulated` that it makes of the most promising plans are.
 
     Raises:
         PlanError: nothing fits into memory (by how much and on which stage, in the plan that comes closest).
@@ -110,10 +114,9 @@ def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated:
             race.run(plan)
     for orders in [own] if choices.limits is None else [[order] for order in own]:
         _search(race, tuple(orders), simulated)
-    for base in race.bases if own else ():
+    for base in race.bases if own and choices.made else ():
         for plan in race.derived(base, most_each=2):
-            assert race.best is not None, "the base was run"
-            if least_us(plan, profile, batch=choices.batch) < race.best[0][0]:
+            if race.best is None or least_us(plan, profile, batch=choices.batch) < race.best[0][0]:
                 race.run(plan)
     if race.best is None:
         raise _refusal(profile, network, choices)
@@ -132,12 +135,15 @@ class _Race:
         self.layers = LayerTables(profile, choices.keep_ties_together)
         self.best: Ranked | None = None
         self._several: Ranked | None = None
+        self.space: _Space | None = None  # the last one searched
         self._costs = network, replace(network, by_schedule=True)
 
     @property
     def bases(self) -> tuple[Plan, ...]:
-        """The fastest plan, and the fastest with several stages."""
-        return tuple(dict.fromkeys(it[1] for it in (self.best, self._several) if it is not None))
+        """The fastest plan, the fastest with several stages, and those of the least busy ranks."""
+        fastest = [it[1] for it in (self.best, self._several) if it is not None]
+        least_busy = [] if self.space is None else islice(self.space.least_busy(), BASES)
+        return tuple({(it.stages, it.microbatches): it for it in (*least_busy, *fastest)}.values())
 
     def run(self, plan: Plan) -> bool:
         """Simulate a plan; whether it is the fastest, or would be if allreduces cost their bytes only."""
@@ -175,7 +181,7 @@ def _search(race: _Race, orders: tuple[str, ...], simulated: int) -> None:
     partitions tell by the closed form which of the other groups are worth it.
     """
     choices = race.choices
-    space = _Space(race.profile, race.network, replace(choices, orders=orders))
+    space = race.space = _Space(race.profile, race.network, replace(choices, orders=orders))
     for estimate_us, plan in islice(_different(space.plans()), simulated):
         if race.best is not None and estimate_us > race.best[0][0]:
             break
@@ -307,6 +313,29 @@ class _Space:
                     self._push_plan(group, entry.stages)
                 else:
                     yield estimate_us, plan
+
+    def least_busy(self) -> Iterator[Plan]:
+        """Plans in 1F1B of the known partitions into several stages, for orders with next to no bubble.
+
+        First comes the one with the least time for the first microbatch to come to the last stage, and then
+        for the busiest ranks' passes and allreduces.
+        """
+        found: list[tuple[float, int, Plan]] = []
+        for group, (_, known) in self.known.items():
+            count = group.question.microbatches
+            question = PartitionProblem(self.choices.batch, count)
+            for partition in known.values() if not group.question.recompute else ():
+                if len(partition.places) > 1:
+                    costs = self._costs(partition, False, [count])
+                    busy = costs.forward.most + costs.backward.most + costs.allreduce
+                    least_us = float(busy.max() + (costs.forward.one + costs.forth.one).sum())
+                    plan = plan_of(question, partition, self.network, self.profile)
+                    found.append((_rounded(least_us), count, plan))
+        shapes = {}  # device orders aside, of which the better one comes first
+        for _, count, plan in sorted(found, key=lambda it: it[:2]):
+            replicas = tuple(stage.replicas for stage in plan.stages)
+            if shapes.setdefault((plan.cuts, replicas, count), plan) is plan:
+                yield plan
 
     def _begin(self) -> None:
         """Queue every group with the least estimate of the partitions that are known without limits."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.bench.training import spp_testbeds
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
@@ -203,6 +204,21 @@ def test_memory_puts_pipelines_inside_hosts_and_replicas_across():
     made = plan(uniform(8, 10_000, 3_000_000), hosts(2, 4, 100, 1), memory_bytes=30_000_000)
     assert len(made.stages) > 1
     assert all(len({rank // 4 for rank in stage.ranks}) == 1 for stage in made.stages)
+
+
+def test_free_to_choose_the_microbatches_no_plan_is_slower_than_with_a_number():
+    """Orders without bubbles are best in plans that are not the best in 1F1B: here that has one stage."""
+    layers = [
+        Layer(f"block{i}", 40_000, 80_000, 13 * 10**6, 10**9, 50 * 10**6, 50 * 10**6, 10**8, 400, 800)
+        for i in range(24)
+    ]
+    profile, hosts = Profile("equal", 8, tuple(layers)), spp_testbeds.four_hosts()
+
+    def time_us(**asked):
+        return predict(plan(profile, hosts, batch=64, **asked), profile, batch=64).time_us
+
+    free = time_us()
+    assert all(free <= time_us(microbatches=count) for count in (8, 16, 32))
 
 
 def test_of_equally_fast_plans_the_simplest_is_taken():
