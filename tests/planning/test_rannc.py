@@ -83,9 +83,10 @@ def test_a_pipeline_takes_more_hosts_where_one_is_too_small() -> None:
     assert [it.ranks for it in plan.stages] == [(rank,) for rank in range(16)]
 
 
-def test_blocks_are_at_most_32_unless_memory_asks_for_more() -> None:
-    """Of 34 layers a block of two needs 12 MB; into 8 only single layers fit."""
-    profile, network = model([1] * 34, saved=0, weights=3 * MB), LinkCosts(load("star:34"))
-    for limit, most in ((13 * MB, 17), (8 * MB, 34)):
-        plan = rannc(profile, network, batch=34, microbatches=1, memory_bytes=limit)
+def test_blocks_are_few_unless_memory_asks_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 6 layers a block of two needs 12 MB; into 8 only single layers fit. Published are 32 blocks."""
+    monkeypatch.setattr("arborcast.pipeline.planning.rannc.BLOCKS", 3)
+    profile, network = model([1] * 6, saved=0, weights=3 * MB), LinkCosts(load("star:6"))
+    for limit, most in ((13 * MB, 3), (8 * MB, 6)):
+        plan = rannc(profile, network, batch=6, microbatches=1, memory_bytes=limit)
         assert len(plan.stages) == most
