@@ -146,28 +146,27 @@ def _tall(topology: Topology) -> Iterator[dict[str, Any]]:
     limited = {"batch": TALL_BATCH, "memory_bytes": LIMIT_BYTES}
     methods: Mapping[str, Callable[[int], Plan]] = {
         "rannc": lambda m: rannc(profile, network, microbatches=m, **limited),
-        "arborcast": lambda m: over_hosts(profile, network, TALL_BATCH, m),
+        "arborcast": lambda m: over_hosts(profile, network, TALL_BATCH),
         "data-parallel": lambda m: data_parallel(profile, network, microbatches=m, **limited),
     }
     most = min(TALL_BATCH // topology.ranks, MOST_MICROBATCHES)
     counts = [1 << power for power in range(most.bit_length())]
     for method, ask in methods.items():
-        yield case | {"method": method} | _fastest(ask, profile, network, TALL_BATCH, counts)
+        tried = [0] if method == "arborcast" else counts  # it chooses itself
+        yield case | {"method": method} | _fastest(ask, profile, network, TALL_BATCH, tried)
 
 
-def over_hosts(profile: Profile, network: LinkCosts, batch: int, microbatches: int) -> Plan:
+def over_hosts(profile: Profile, network: LinkCosts, batch: int) -> Plan:
     """Our plan for one host, the same on all: pipelines inside, allreduces across.
 
     The planner itself is for tens of ranks; each host is asked about with its share of the batch.
 
     Raises:
         PlanError: nothing fits.
-        BatchError: a host has fewer samples than microbatches.
+        BatchError: a host has no sample.
     """
     hosts = network.topology.ranks // 8
-    plan = planned(
-        profile, cluster(8), batch=batch // hosts, microbatches=microbatches, memory_bytes=LIMIT_BYTES
-    )
+    plan = planned(profile, cluster(8), batch=batch // hosts, memory_bytes=LIMIT_BYTES)
     stages = (
         Stage(it.start, it.end, tuple(8 * host + rank for host in range(hosts) for rank in it.ranks))
         for it in plan.stages
@@ -319,14 +318,13 @@ def _large(way: Way, blocks: int) -> dict[str, Any]:
             whole,
             network.topology,
             batch=way.batch,
-            microbatches=m,
             memory_bytes=LIMIT_BYTES,
             network=network,
         ),
         whole,
         network,
         way.batch,
-        (1, 2, 4, 8, 16, 32, 64),
+        (0,),  # it chooses itself
     )
 
 

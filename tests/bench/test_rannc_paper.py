@@ -70,7 +70,7 @@ def test_megatron_in_one_part_is_data_parallelism() -> None:
 def test_ours_on_one_host_is_the_same_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "LIMIT_BYTES", 4 << 20)
     profile, network = paper.costs(SMALL, 8), LinkCosts(load("ndv2:boxes=2"))
-    plan = paper.over_hosts(profile, network, 128, 8)
+    plan = paper.over_hosts(profile, network, 128)
     inside = [tuple(rank for rank in stage.ranks if rank < 8) for stage in plan.stages]
     assert [stage.ranks for stage in plan.stages] == [
         (*ranks, *(rank + 8 for rank in ranks)) for ranks in inside
