@@ -25,9 +25,9 @@ from arborcast.pipeline.planning.alternatives import data_parallel
 from arborcast.pipeline.planning.planner import plan as planned
 from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.planning.rannc import rannc
-from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.simulation.simulator import simulate
-from arborcast.pipeline.stages import Plan, Stage
+from arborcast.pipeline.stages import Plan, Stage, divided
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 
@@ -42,6 +42,9 @@ LIMIT_BYTES = int(DEVICE.memory_bytes * (1 - RESERVED))
 
 STATE = 6
 """Bytes of optimizer state for each byte of float16 parameters: a float32 copy and two float32 moments."""
+
+MOST_LAYERS = 96
+"""Into which the blocks of larger models are merged for planners."""
 
 SPLITS = (2, 4, 8)
 """Parts of the model, by stages or by Megatron's layout."""
@@ -72,22 +75,40 @@ TALL = Shape("BERT-Tall", 54, 1920, 20, 4096, 100_000)
 LARGE = Shape("BERT-Large", 24, 1024, 16, 4096, 30_522)
 
 
-def costs(shape: Shape, samples: int, parts: int = 1) -> Profile:
+def costs(shape: Shape, samples: int, parts: int = 1, most: int | None = None) -> Profile:
     """The profile of a BERT for masked tokens; all of its blocks cost what the first one does.
 
     Args:
         shape: of the model.
         samples: of the profile.
         parts: that Megatron-LM divides it into: then of what one rank has, without messages.
+        most: layers that blocks are merged into at most, for planners whose time grows with their square.
     """
     profile = _few_blocks(replace(shape, blocks=1), samples, parts)
     head, block, tail = profile.layers
-    blocks = (replace(block, name=f"block {index}") for index in range(shape.blocks))
+    sizes = divided(shape.blocks, min(shape.blocks, most or shape.blocks))
+    blocks = (_repeated(block, f"blocks {index}", size) for index, size in enumerate(sizes))
     layers = tuple(
         replace(layer, optimizer_bytes=STATE * layer.gradient_bytes) for layer in (head, *blocks, tail)
     )
-    ties = tuple(replace(tie, layers=(0, shape.blocks + 1)) for tie in profile.ties)
+    ties = tuple(replace(tie, layers=(0, len(layers) - 1)) for tie in profile.ties)
     return Profile(shape.name, samples, layers, ties, source=profile.source)
+
+
+def _repeated(layer: Layer, name: str, count: int) -> Layer:
+    """So many equal layers as one."""
+    return Layer(
+        name,
+        layer.forward_us * count,
+        layer.backward_us * count,
+        layer.output_bytes,
+        layer.saved_bytes * count,
+        layer.parameter_bytes * count,
+        layer.gradient_bytes * count,
+        0,
+        layer.forward_fixed_us * count,
+        layer.backward_fixed_us * count,
+    )
 
 
 @cache
@@ -273,7 +294,7 @@ def largest_rows(most: int = 2048) -> list[dict[str, Any]]:
 def _large(way: Way, blocks: int) -> dict[str, Any]:
     shape = replace(LARGE, blocks=blocks)
     network = _one_host()
-    whole = costs(shape, LARGE_SAMPLES)
+    whole = costs(shape, LARGE_SAMPLES, most=MOST_LAYERS)
     case = {
         "devices": 8,
         "method": way.method,
