@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from arborcast.lazy import loader
 
 if TYPE_CHECKING:
+    from arborcast.pipeline.costs.activations import Segment as Segment
     from arborcast.pipeline.costs.links import LinkCosts as LinkCosts
     from arborcast.pipeline.costs.measured import profile as profile
     from arborcast.pipeline.model.divisible import Divisible as Divisible
@@ -46,6 +47,7 @@ _HOMES = {
     "Plan": "arborcast.pipeline.stages",
     "Prediction": "arborcast.pipeline.planning.prediction",
     "Profile": "arborcast.pipeline.profiles",
+    "Segment": "arborcast.pipeline.costs.activations",
     "Stage": "arborcast.pipeline.stages",
     "Tie": "arborcast.pipeline.profiles",
     "Timeline": "arborcast.pipeline.simulation.timeline",

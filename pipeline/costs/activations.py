@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, pairwise
 
+from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.profiles import Profile
 
 BYTES_PER_US = 1000
@@ -52,11 +53,22 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The layers [start, end), treated alike."""
+    """The layers [start, end), whose results are treated alike: "keep", "recompute" or "offload".
+
+    Raises:
+        PlanError: another treatment.
+    """
 
     start: int
     end: int
     treatment: Treatment
+
+    def __post_init__(self) -> None:
+        """Take a treatment by its name too."""
+        if self.treatment not in tuple(Treatment):
+            names = ", ".join(Treatment)
+            raise PlanError(f"segment: treatment must be one of {names}, got {self.treatment}")
+        object.__setattr__(self, "treatment", Treatment(self.treatment))
 
 
 Segments = tuple[Segment, ...]

@@ -270,7 +270,7 @@ class Offloads:
         if before:
             for output in outputs:
                 if output.requires_grad:
-                    output.register_hook(call)
+                    output.register_hook(call)  # type: ignore[no-untyped-call]
 
 
 def _unpacked(packed: Any) -> Tensor:

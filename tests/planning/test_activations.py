@@ -14,6 +14,7 @@ from arborcast.pipeline.costs.activations import (
     held,
     merged,
 )
+from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.activations import Menu, Room, least_choice, least_memory
 from arborcast.pipeline.profiles import Layer, Profile
 from tests.support.planning_cases import every_choice
@@ -172,6 +173,12 @@ def test_a_copy_hides_behind_the_next_layer():
     assert extra_us(profile, drawn([OFFLOAD, KEEP], [1, 1]), 1, 0.002) == (0.0, 0.0)
     assert extra_us(profile, drawn([KEEP, OFFLOAD], [1, 1]), 1, 0.002) == (4.0, 4.0)
     assert extra_us(profile, drawn([OFFLOAD, KEEP], [1, 1]), 1, 0.001) == (4.0, 0.0)
+
+
+def test_another_treatment_is_refused():
+    assert Segment(0, 1, "keep") == Segment(0, 1, KEEP)
+    with pytest.raises(PlanError, match="must be one of keep, recompute, offload, got drop"):
+        Segment(0, 1, "drop")
 
 
 def test_in_words():

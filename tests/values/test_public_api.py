@@ -30,8 +30,8 @@ PUBLIC: dict[ModuleType, str] = {
     backends: """
         ExecutionError Executor Options Program Row RunError SynthGroup lower run_schedule""",
     pipeline: """
-        Action Comparison Divisible Layer LinkCosts Plan Prediction Profile Stage Tie Timeline Trainer compare
-        plan predict profile read_plan read_profile simulate trace write_plan write_profile""",
+        Action Comparison Divisible Layer LinkCosts Plan Prediction Profile Segment Stage Tie Timeline Trainer
+        compare plan predict profile read_plan read_profile simulate trace write_plan write_profile""",
 }
 
 
