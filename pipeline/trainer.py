@@ -700,6 +700,12 @@ def _check_shared(plan: Plan, optimizer: OptimizerOf, prepare: Prepare | None, t
         )
     if ORDERS[plan.order].splits:
         raise PlanError(f"plan: order must have whole backward passes for prepare, got {plan.order}")
+    for index, stage in enumerate(plan.stages):
+        if stage.segments:
+            raise PlanError(
+                f"plan: stage {index} must keep or recompute all results for prepare, got "
+                f"{described(stage.segments)}"
+            )
 
 
 def _precision_of(given: str | Precision | None, device: str, groups: Groups) -> Precision:

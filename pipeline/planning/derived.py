@@ -46,7 +46,9 @@ def derived(
                 continue
             ranks = {stage: plan.stages[it].ranks for it, held in enumerate(layout) for stage in held}
             stages = plan.stages if each == 1 else _cut(ranks, layers, batch / plan.microbatches)
-            for recompute in ways if stages is not None else ():
+            if stages is None:
+                continue
+            for recompute in ways:
                 yield replace(
                     plan,
                     stages=stages,

@@ -26,6 +26,7 @@ from tests.support.training_cases import (  # noqa: E402
     FEATURES,
     Curve,
     batches,
+    by_layer,
     check_close,
     cross_entropy,
     decaying,
@@ -183,6 +184,7 @@ def refused(rank: int, size: int) -> tuple[list[str], list[float]]:
     found.append(said(lambda: make(blocks(), Plan([(0, 4, (0, 1, 2))], 2), tensor_ranks=2, prepare=both)))
     halves = Plan(two.stages, 2, "zb-h1")
     found.append(said(lambda: make(blocks(), halves, prepare=both)))
+    found.append(said(lambda: make(blocks(), by_layer(two, "kr"), prepare=both)))
     model = blocks()
     with_optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found.append(
@@ -217,6 +219,9 @@ def test_what_cannot_be_shared_is_refused_in_a_line() -> None:
         assert next(lines) == "InputError: tensor_ranks: must be at least 1, got 0"
         assert "stage 0 must have a multiple of tensor_ranks 2 as ranks, got 3" in next(lines)
         assert next(lines) == "PlanError: plan: order must have whole backward passes for prepare, got zb-h1"
+        assert "stage 0 must keep or recompute all results for prepare, got keep 1, recompute 1" in next(
+            lines
+        )
         assert "optimizer: must be a function of parameters where prepare makes new ones" in next(lines)
         assert "must stay frozen or trained as they were when prepare made them, got a change of" in next(
             lines
