@@ -10,9 +10,9 @@ import functools
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
@@ -70,13 +70,23 @@ PLAIN_S = 0.3
 """That a process may spend so; loading numba and the machine code of kernels takes about as long."""
 
 
-@dataclass(slots=True)
 class _State:
     """Of this process: CPU time of plain calls, how many are on their way, whether any more may be plain."""
 
     plain_s: float = 0.0
-    depth: int = 0
     compiles: bool = False
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+
+    @property
+    def depth(self) -> int:
+        """On their way in this thread."""
+        return getattr(self._here, "depth", 0)
+
+    @depth.setter
+    def depth(self, value: int) -> None:
+        self._here.depth = value
 
 
 _state = _State()
@@ -102,7 +112,7 @@ class Kernel(Generic[Parameters, Result]):
 
     def __call__(self, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
         """What the function returns."""
-        if self._compiled is not None:
+        if self._compiled is not None and not _state.depth:
             return self._compiled(*arguments, **named)
         if self._is_plain(arguments):
             begin = time.thread_time()
@@ -118,9 +128,13 @@ class Kernel(Generic[Parameters, Result]):
     def _is_plain(self, arguments: tuple[object, ...]) -> bool:
         if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
             return True
+        if _state.depth:
+            return (
+                True  # what a plain kernel calls may be given lists, which have types only in compiled code
+            )
         if _state.compiles or _state.plain_s > PLAIN_S:
             return False
-        return sum(it.size for it in arguments if isinstance(it, np.ndarray)) <= SMALL
+        return _elements(arguments) <= SMALL
 
     def compiled(self) -> Callable[Parameters, Result]:
         """The function in machine code."""
@@ -136,6 +150,12 @@ class Kernel(Generic[Parameters, Result]):
                 _forgive_damage(compiled._cache, self.function.__qualname__, folder)
             self._compiled = cast(Callable[Parameters, Result], compiled)
         return self._compiled
+
+
+def _elements(values: tuple[object, ...]) -> int:
+    """Of all arrays, in tuples too."""
+    arrays = sum(it.size for it in values if isinstance(it, np.ndarray))
+    return arrays + sum(_elements(it) for it in values if isinstance(it, tuple))
 
 
 def kernel(function: Callable[Parameters, Result]) -> Kernel[Parameters, Result]:

@@ -109,3 +109,31 @@ def test_a_small_question_does_not_load_numba(tmp_path: Path) -> None:
     )
     answer, _ = run(script, tmp_path / "cache")
     assert "allreduce" in answer
+
+
+WITH_LISTS = """
+import sys
+import numpy as np
+from arborcast.synth.kernels.compiled import SMALL, kernel
+
+@kernel
+def counted(values, found):
+    for value in values:
+        found.append(value)
+    return len(found)
+
+@kernel
+def grown(pair):
+    return counted(np.zeros(4 * pair[0].size), [1.0 for _ in range(0)])
+
+for size in (SMALL, SMALL + 1):
+    print(grown((np.arange(size), 0)), "numba" in sys.modules)
+"""
+
+
+def test_a_plain_kernel_calls_plain_kernels(tmp_path: Path) -> None:
+    """Whatever they are given: an empty list has no type outside of compiled code. Arrays in tuples count."""
+    script = tmp_path / "script.py"
+    script.write_text(WITH_LISTS)
+    lines = run(script, tmp_path / "cache")[0].splitlines()
+    assert lines == [f"{4 * SMALL} False", f"{4 * SMALL + 4} True"]
