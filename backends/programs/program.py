@@ -1,0 +1,268 @@
+"""A collective as other runtimes execute it: the program of all ranks, in chunks, by thread blocks.
+
+    rank 0  block 0  send 1, channel 0     s   i0          rank 1  block 0  receive 0, channel 0   rrc  i0 + i0 -> i0
+            block 1  receive 1, channel 0  r   i0                  block 1  send 0, channel 0      s    i0  (after block 0, step 0)
+
+Exporters make these values, readers of foreign files make them, and the checker and the interpreter work on
+them. Two families of operations fit: the two-sided steps of MSCCL, where a message passes a FIFO between two
+thread blocks, and the one-sided ones of MSCCL++, where a block reads and writes memory of other ranks and
+signals tell when. Nothing here says whether a program is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TypeAlias
+
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+
+
+class ProgramError(InputError):
+    """A program, or a file that should hold one, breaks a rule of its runtime."""
+
+
+class Memory(StrEnum):
+    """The buffers of one rank. Where a call is in place, input and output share memory (`layout.cells`)."""
+
+    INPUT = "i"
+    OUTPUT = "o"
+    SCRATCH = "s"
+
+
+class Protocol(StrEnum):
+    """How messages travel: `Simple` by slots and counters, `LL` and `LL128` by flags beside the data."""
+
+    SIMPLE = "Simple"
+    LL = "LL"
+    LL128 = "LL128"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The chunks `start .. start + count - 1` of a buffer, of another rank where `rank` says so."""
+
+    memory: Memory
+    start: int
+    count: int = 1
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        """As messages show it."""
+        last = "" if self.count == 1 else f"..{self.start + self.count - 1}"
+        return f"{self.memory}{self.start}{last}" + ("" if self.rank is None else f" of rank {self.rank}")
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """An operation of another thread block of the same rank that must be done before."""
+
+    block: int
+    step: int
+
+
+class Code(StrEnum):
+    """The two-sided steps, under the names that MSCCL's files use."""
+
+    SEND = "s"
+    RECEIVE = "r"
+    RECEIVE_COPY_SEND = "rcs"
+    RECEIVE_REDUCE_COPY = "rrc"
+    RECEIVE_REDUCE_SEND = "rrs"
+    RECEIVE_REDUCE_COPY_SEND = "rrcs"
+    COPY = "cpy"
+    REDUCE = "re"
+
+    @property
+    def receives(self) -> bool:
+        """Whether it takes a message."""
+        return self.value.startswith("r") and self is not Code.REDUCE
+
+    @property
+    def sends(self) -> bool:
+        """Whether it makes a message."""
+        return self.value.endswith("s")
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reads its source; what it receives is added to that."""
+        return self not in {Code.RECEIVE, Code.RECEIVE_COPY_SEND}
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes its target."""
+        return self not in {Code.SEND, Code.RECEIVE_REDUCE_SEND}
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it adds two values."""
+        return self.value.startswith(("rr", "re"))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A two-sided operation of a thread block: receive, add, write, send, as far as its code says.
+
+    What is written or sent is the message (where it receives) plus the source (where it reads); `re` writes
+    target plus source.
+
+    Attributes:
+        code: which parts it has.
+        source: what it reads; None where it reads nothing.
+        target: what it writes, of the same count; None where it writes nothing.
+        after: what must be done before, besides the step before it. Where the step named posts nothing, the
+            next one of its block that does is meant, as MSCCL's flags have it.
+        posts: whether others may wait for it.
+    """
+
+    code: Code
+    source: Span | None = None
+    target: Span | None = None
+    after: tuple[After, ...] = ()
+    posts: bool = False
+
+    @property
+    def count(self) -> int:
+        """Chunks that it handles."""
+        span = self.source or self.target
+        assert span is not None, "every code reads or writes"
+        return span.count
+
+    def __str__(self) -> str:
+        """As messages show it."""
+        ends = [str(span) for span in (self.source, self.target) if span is not None]
+        return f"{self.code} {' -> '.join(ends)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A one-sided operation: every target becomes the sum of all sources (of the one, where there is one).
+
+    Local spans and those of other ranks may mix: put, get, copy, reduce and the fused forms are this.
+
+    Attributes:
+        sources: all of one count.
+        targets: all of that count.
+        channel: the connection that carries it, by its place in the block's `connections`; None if local.
+        packets: whether flags travel with the data, so that who reads it waits for it by itself.
+    """
+
+    sources: tuple[Span, ...]
+    targets: tuple[Span, ...]
+    channel: int | None = None
+    packets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Tell the other ends of connections of the block that all before is done; each counts its signals."""
+
+    channels: tuple[int, ...]
+    relaxed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for the next signal on each of these connections."""
+
+    channels: tuple[int, ...]
+    relaxed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Wait until as many thread blocks of this rank are at the barrier of this number."""
+
+    number: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    """The threads of the block wait for each other; without it one-sided operations do not order memory."""
+
+
+Operation: TypeAlias = Step | Move | Signal | Wait | Barrier | Synchronize
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One end of a connection of a one-sided block: with whom, how, and its number among those of the pair."""
+
+    peer: int
+    kind: str
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadBlock:
+    """Operations that one rank executes in this order, beside those of its other blocks.
+
+    Attributes:
+        operations: in order.
+        send: to whom its steps send, None for nobody.
+        receive: from whom they receive, None for nobody.
+        channel: of the connections to both; a connection is (sender, receiver, channel).
+        connections: of one-sided operations, which name them by their place here.
+    """
+
+    operations: tuple[Operation, ...]
+    send: int | None = None
+    receive: int | None = None
+    channel: int = 0
+    connections: tuple[Connection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """What one rank executes, and how many chunks the program says that its buffers have."""
+
+    blocks: tuple[ThreadBlock, ...]
+    input_chunks: int
+    output_chunks: int
+    scratch_chunks: int = 0
+
+
+@dataclass(frozen=True)
+class GlobalProgram:
+    """The program of all ranks of a collective.
+
+    Attributes:
+        name: what files call it.
+        kind: of the collective; all ranks take part.
+        root: where the kind has one.
+        chunks: of the whole buffer, as algbw counts it; a rank's block is an equal part of them.
+        parts: of each rank.
+        protocol: how messages travel.
+        in_place: whether it may be called with output over input.
+        out_of_place: whether it may be called with separate buffers.
+        least_bytes: the smallest whole buffer that it is for.
+        most_bytes: the largest, None for no limit.
+        channels: how many are set up.
+        notes: what the runtime would not notice or not do, one line each; readers write them.
+    """
+
+    name: str
+    kind: Kind
+    root: int | None
+    chunks: int
+    parts: tuple[RankPart, ...]
+    protocol: Protocol = Protocol.SIMPLE
+    in_place: bool = True
+    out_of_place: bool = True
+    least_bytes: int = 0
+    most_bytes: int | None = None
+    channels: int = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """How many take part."""
+        return len(self.parts)
+
+    @cached_property
+    def operation_count(self) -> int:
+        """Operations of all blocks of all ranks."""
+        return sum(len(block.operations) for part in self.parts for block in part.blocks)
