@@ -241,7 +241,8 @@ class GlobalProgram:
         least_bytes: the smallest whole buffer that it is for.
         most_bytes: the largest, None for no limit.
         channels: how many are set up.
-        notes: what the runtime would not notice or not do, one line each; readers write them.
+        faults: why its runtime would refuse or break on the file that it was read from, one line each.
+        notes: what the runtime passes over in silence in that file, one line each.
     """
 
     name: str
@@ -255,6 +256,7 @@ class GlobalProgram:
     least_bytes: int = 0
     most_bytes: int | None = None
     channels: int = 1
+    faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,0 +1,114 @@
+"""What a collective demands of the buffers of its ranks, in chunks, stated for the checker alone.
+
+A *cell* is a chunk of memory of one rank. Where a call is in place, input and output share cells, by the rules
+of NCCL: a rank's block of an allgather lies in its output, and so on.
+
+A value is (chunk, contributors): which part of the data, and whose contributions are added up in it. Parts of
+different ranks that are to be added up have the same number; all other data of all ranks is numbered through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from arborcast.backends.programs.program import GlobalProgram, Memory, ProgramError
+from arborcast.synth.collective import Kind
+
+Value: TypeAlias = tuple[int, int]
+"""The number of a part of the data, and a bit for each rank whose contribution is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Where the chunks of one rank's buffers lie among its cells.
+
+    Attributes:
+        start: of the buffers' first cells.
+        size: of the buffers, in chunks, as a call gives them.
+        cells: of the rank.
+    """
+
+    start: dict[Memory, int]
+    size: dict[Memory, int]
+    cells: int
+
+
+def sizes(program: GlobalProgram, rank: int) -> dict[Memory, int]:
+    """Chunks of the buffers that a call gives a rank, and of scratch."""
+    whole, block = program.chunks, program.chunks // program.ranks
+    of_root = rank == program.root
+    match program.kind:
+        case Kind.ALLREDUCE | Kind.ALLTOALL | Kind.BROADCAST | Kind.REDUCE:
+            given, wanted = whole, whole
+        case Kind.ALLGATHER:
+            given, wanted = block, whole
+        case Kind.REDUCE_SCATTER:
+            given, wanted = whole, block
+        case Kind.GATHER:
+            given, wanted = block, whole if of_root else 0
+        case Kind.SCATTER:
+            given, wanted = whole if of_root else 0, block
+        case _:
+            raise ProgramError(f"{program.kind}: programs are checked for collectives that have a name")
+    scratch = program.parts[rank].scratch_chunks
+    return {Memory.INPUT: given, Memory.OUTPUT: wanted, Memory.SCRATCH: scratch}
+
+
+def buffers(program: GlobalProgram, rank: int, *, in_place: bool) -> Buffers:
+    """The cells of a rank in a call that is in place, or in one that is not."""
+    size = sizes(program, rank)
+    given, wanted = size[Memory.INPUT], size[Memory.OUTPUT]
+    start = {Memory.INPUT: 0, Memory.OUTPUT: given}
+    if in_place:
+        # The smaller of the two is the rank's block in the larger one.
+        block = rank * (program.chunks // program.ranks)
+        start[Memory.OUTPUT] = block if 0 < wanted < given else 0
+        start[Memory.INPUT] = block if 0 < given < wanted else 0
+        scratch = max(given, wanted)
+    else:
+        scratch = given + wanted
+    start[Memory.SCRATCH] = scratch
+    return Buffers(start, size, scratch + size[Memory.SCRATCH])
+
+
+def given(program: GlobalProgram, rank: int) -> list[Value | None]:
+    """What stands in the input of a rank at the start, chunk by chunk; None where it means nothing."""
+    size = sizes(program, rank)[Memory.INPUT]
+    bit = 1 << rank
+    match program.kind:
+        case Kind.ALLREDUCE | Kind.REDUCE | Kind.REDUCE_SCATTER:
+            return [(chunk, bit) for chunk in range(size)]
+        case Kind.BROADCAST | Kind.SCATTER:
+            return [(chunk, bit) if rank == program.root else None for chunk in range(size)]
+        case _:
+            return [(rank * size + chunk, bit) for chunk in range(size)]
+
+
+def wanted(program: GlobalProgram, rank: int) -> list[Value | None]:
+    """What must stand in the output of a rank at the end; None where it does not matter."""
+    ranks, whole = program.ranks, program.chunks
+    block = whole // ranks
+    everyone = (1 << ranks) - 1
+    size = sizes(program, rank)[Memory.OUTPUT]
+    root = program.root or 0
+    match program.kind:
+        case Kind.ALLREDUCE:
+            return [(chunk, everyone) for chunk in range(size)]
+        case Kind.REDUCE:
+            return [(chunk, everyone) if rank == root else None for chunk in range(size)]
+        case Kind.REDUCE_SCATTER:
+            return [(rank * block + chunk, everyone) for chunk in range(size)]
+        case Kind.BROADCAST:
+            return [(chunk, 1 << root) for chunk in range(size)]
+        case Kind.SCATTER:
+            return [(rank * block + chunk, 1 << root) for chunk in range(size)]
+        case Kind.ALLTOALL:
+            # Rank s gave whole chunks, numbered from s * whole; its block for this rank is the rank's own.
+            return [
+                (source * whole + rank * block + chunk, 1 << source)
+                for source in range(ranks)
+                for chunk in range(block)
+            ]
+        case _:  # allgather, gather: numbered through in the order in which they are to stand
+            return [(chunk, 1 << (chunk // block)) for chunk in range(size)]
