@@ -104,6 +104,11 @@ def file_steps(block: ThreadBlock) -> int:
     return 1 + max(_numbers(block), default=-1)
 
 
+def elements_of(part: RankPart, ranks: int) -> int:
+    """Elements that the parser keeps of a rank: its own part, and one for the part of each rank."""
+    return 1 + ranks + len(part.blocks) + sum(map(file_steps, part.blocks))
+
+
 def _step(
     number: int,
     code: str,

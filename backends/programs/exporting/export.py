@@ -1,0 +1,212 @@
+"""A schedule as a program that MSCCL executes, within all of its limits.
+
+Chunks of the program are the largest unit that all shares are whole multiples of, or so many as are asked for:
+then shares are rounded, and the rate of the rounded schedule is known. Pieces are not needed: the runtime goes
+through the program again and again, for as much of each chunk as fits a slot, and blocks do not wait for each
+other between two rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from arborcast.backends.lowering.layout import blocks_in
+from arborcast.backends.programs.checking.check import check_program
+from arborcast.backends.programs.exporting.blocks import thread_blocks
+from arborcast.backends.programs.exporting.logical import Action, Ranks
+from arborcast.backends.programs.limits import MSCCL
+from arborcast.backends.programs.msccl.writer import COLLECTIVES, elements_of, file_steps
+from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol, RankPart
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.schedule import Chunk, Schedule
+
+MOST_TRANSFERS = 1 << 18
+"""Of a schedule; the program would have as many steps."""
+
+
+def export_program(
+    schedule: AnySchedule,
+    *,
+    in_place: bool = True,
+    protocol: Protocol = Protocol.SIMPLE,
+    chunks: int | None = None,
+    channels: int | None = None,
+    least_bytes: int = 0,
+    most_bytes: int | None = None,
+    name: str | None = None,
+) -> GlobalProgram:
+    """The program of a schedule, checked.
+
+    Args:
+        schedule: a correct one, in either form.
+        in_place: for calls whose output is over their input, or for those with two buffers; a program each.
+        protocol: Simple for large messages, LL for small ones.
+        chunks: of the whole buffer, to which shares are rounded; None for the least number that is exact.
+            The runtime serves calls alone whose elements are a multiple of it.
+        channels: at most so many, over which the chunks are dealt; None for the most that fit.
+        least_bytes: the smallest buffer that the runtime shall use it for.
+        most_bytes: the largest; None for no limit.
+        name: what the program is called.
+
+    Raises:
+        ProgramError: MSCCL has no such collective, or the schedule does not fit; with the limit and by how much.
+    """
+    collective = schedule.collective
+    _check_kind(schedule)
+    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+    exact = _exact_units(explicit)
+    if chunks is not None and chunks % exact:
+        explicit = rounded(explicit, chunks)
+    units = chunks or exact
+    _check_units(units, collective)
+    ranks = Ranks(explicit, units, MSCCL.count, in_place=in_place)
+    draft = GlobalProgram(
+        name=name or f"{explicit.topology.name}-{collective.kind}-{explicit.method.name}",
+        kind=collective.kind,
+        root=collective.root,
+        chunks=units,
+        parts=(),
+        protocol=protocol,
+        in_place=in_place,
+        out_of_place=not in_place,
+        least_bytes=least_bytes,
+        most_bytes=most_bytes,
+    )
+    why = ""
+    for pair in (True, False):
+        program = _within_limits(draft, ranks, explicit.chunk_count, channels, pair)
+        verdict = check_program(program, max_errors=1)
+        if verdict.correct:
+            return program
+        why = why or verdict.errors[0]
+    raise ProgramError(f"{draft.name}: cannot be run by MSCCL as it is: {why}")
+
+
+def rounded(schedule: Schedule, units: int) -> Schedule:
+    """The schedule with shares that are whole multiples of 1 / units of the buffer; some chunks may go.
+
+    Within each block the largest remainders are rounded up.
+
+    Raises:
+        ProgramError: the units are not a multiple of the blocks of the buffer.
+    """
+    blocks = blocks_in(schedule.collective)
+    if units < 1 or units % blocks:
+        raise ProgramError(f"chunks must be a multiple of the {blocks} blocks of {schedule.collective.kind}, got {units}")
+    of_block: dict[object, list[int]] = defaultdict(list)
+    for index, chunk in enumerate(schedule.chunks):
+        of_block[schedule.collective.block_of(chunk.owner, chunk.target, chunk.demand)].append(index)
+    counts = [0] * schedule.chunk_count
+    for members in of_block.values():
+        for index, count in zip(members, _apportion([schedule.chunks[i].share for i in members], units), strict=True):
+            counts[index] = count
+    kept = [index for index, count in enumerate(counts) if count]
+    number = {old: new for new, old in enumerate(kept)}
+    chunks = [
+        Chunk(Fraction(counts[old], units), schedule.chunks[old].owner, schedule.chunks[old].target) for old in kept
+    ]
+    transfers = [
+        replace(transfer, chunk=number[transfer.chunk]) for transfer in schedule.transfers if transfer.chunk in number
+    ]
+    method = replace(schedule.method, settings=(*schedule.method.settings, ("rounded_to", units)))
+    return Schedule.build(schedule.topology, schedule.collective, method, schedule.bound, chunks, transfers)
+
+
+def _apportion(shares: list[Fraction], units: int) -> list[int]:
+    whole = [int(share * units) for share in shares]
+    left = int(sum(shares) * units) - sum(whole)
+    by_rest = sorted(range(len(shares)), key=lambda index: (whole[index] - shares[index] * units, index))
+    for index in by_rest[:left]:
+        whole[index] += 1
+    return whole
+
+
+def _exact_units(schedule: Schedule) -> int:
+    return math.lcm(blocks_in(schedule.collective), *(chunk.share.denominator for chunk in schedule.chunks))
+
+
+def _check_kind(schedule: AnySchedule) -> None:
+    collective, topology = schedule.collective, schedule.topology
+    if collective.kind not in COLLECTIVES:
+        raise ProgramError(f"{collective.kind}: MSCCL runs {', '.join(COLLECTIVES)}")
+    if collective.ranks != tuple(range(topology.ranks)):
+        left = sorted(set(range(topology.ranks)) - collective.members)
+        raise ProgramError(
+            f"{collective.kind}: all ranks take part in MSCCL's collectives, in their order; "
+            + (f"{len(left)} are relays ({', '.join(map(str, left[:8]))})" if left else "these are in another one")
+        )
+    if schedule.uses_switches:
+        raise ProgramError("MSCCL has no switches that add or multicast; solve with --no-in-network")
+    if schedule.transfer_count > MOST_TRANSFERS:
+        raise ProgramError(f"at most {MOST_TRANSFERS} transfers are exported, got {schedule.transfer_count}")
+
+
+def _check_units(units: int, collective: Collective) -> None:
+    if units > MSCCL.offset:
+        raise ProgramError(
+            f"{collective.kind}: exact shares need {units} chunks, offsets go to {MSCCL.offset}; chunks= (--chunks) "
+            "rounds the shares to fewer"
+        )
+
+
+def _within_limits(
+    draft: GlobalProgram, ranks: Ranks, chunks: int, channels: int | None, pair: bool
+) -> GlobalProgram:
+    """The program over as many channels as fit: more of them means less steps a block, and more blocks."""
+    most = min(MSCCL.channels, chunks, channels or MSCCL.channels)
+    why = ""
+    for number in _numbers(most):
+        program = _over(draft, ranks, number, pair)
+        found = next(_beyond(program), None)
+        if found is None:
+            return program
+        why = why if why and "thread blocks" in found else f"over {number} channels {found}"
+    raise ProgramError(f"{draft.name}: does not fit MSCCL: {why}")
+
+
+def _numbers(most: int) -> Iterator[int]:
+    number = most
+    while number:
+        yield number
+        number = number * 3 // 4 if number > 8 else number - 1
+
+
+def _over(draft: GlobalProgram, ranks: Ranks, channels: int, pair: bool) -> GlobalProgram:
+    def channel_of(action: Action) -> int:
+        return action.piece.chunk % channels
+
+    layout = ranks.layout
+    parts = []
+    for rank, actions in enumerate(ranks.actions):
+        blocks, scratch = thread_blocks(actions, channel_of, pair=pair)
+        given, wanted = layout.input_elements(rank), layout.output_elements(rank)
+        if layout.in_place(rank):
+            given = wanted
+        if draft.kind is Kind.BROADCAST:
+            given = wanted = layout.count
+        if draft.kind is Kind.REDUCE:
+            given = wanted = layout.count
+        parts.append(RankPart(blocks, given, wanted, scratch))
+    return replace(draft, parts=tuple(parts), channels=channels)
+
+
+def _beyond(program: GlobalProgram) -> Iterator[str]:
+    """What does not fit, and by how much."""
+    for rank, part in enumerate(program.parts):
+        steps = max((file_steps(block) for block in part.blocks), default=0)
+        if steps > MSCCL.steps:
+            yield f"rank {rank} has a thread block of {steps} steps, {steps - MSCCL.steps} beyond {MSCCL.steps}"
+        if len(part.blocks) > MSCCL.blocks:
+            blocks = len(part.blocks)
+            yield f"rank {rank} has {blocks} thread blocks, {blocks - MSCCL.blocks} beyond {MSCCL.blocks}"
+        elements = elements_of(part, program.ranks)
+        if elements > MSCCL.elements:
+            yield f"rank {rank} has {elements} elements, {elements - MSCCL.elements} beyond {MSCCL.elements}"
+        scratch = part.scratch_chunks
+        if scratch > MSCCL.offset:
+            yield f"rank {rank} needs {scratch} chunks of scratch, {scratch - MSCCL.offset} beyond {MSCCL.offset}"

@@ -1,0 +1,194 @@
+"""What each rank does for a schedule, in chunks, before thread blocks are thought of.
+
+Transfers are gone through step by step, sends of a step before its receives, as all of a step start from the
+state before it. Of each piece a rank knows its *home*, where its value is now: the caller's input, which is
+never written, its place in the output, or scratch. Operations remember what they must come after: whoever
+wrote what they read, and whoever read or wrote what they write.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count, groupby
+
+from arborcast.backends.lowering.layout import Buffer, Layout, Slice, lay_out
+from arborcast.backends.programs.program import Memory, Span
+from arborcast.synth.collective import Kind
+from arborcast.synth.schedule import Schedule
+
+_MEMORY = {Buffer.INPUT: Memory.INPUT, Buffer.OUTPUT: Memory.OUTPUT}
+_OWN_PLACE = 1 << 40
+"""Where scratch of a piece is counted from until it is known which scratch is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a chunk that is one step's worth: its chunk, and the units of it."""
+
+    number: int
+    chunk: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Action:
+    """One end of a message, or a copy within a rank.
+
+    Attributes:
+        rank: whose it is.
+        piece: what is moved.
+        step: when in the schedule.
+        peer: the other end, None for a copy.
+        sends: which end it is.
+        source: what is read; of a receive what the message is added to, None where it replaces.
+        target: what is written; None for a send.
+        after: actions of the rank that must be done before.
+        origin: of a send, the receive that brought just what is sent, None where there is none.
+        used: of a receive, actions that read what it wrote.
+        replaced: whether what it wrote is written over later by something else.
+    """
+
+    rank: int
+    piece: Piece
+    step: int
+    peer: int | None
+    sends: bool
+    source: Span | None
+    target: Span | None
+    after: list[Action] = field(default_factory=list)
+    origin: Action | None = None
+    used: list[Action] = field(default_factory=list)
+    replaced: bool = False
+
+
+@dataclass(slots=True)
+class _Place:
+    """Who touched a piece of memory last."""
+
+    written: Action | None = None
+    read: list[Action] = field(default_factory=list)
+
+
+class Ranks:
+    """The actions of all ranks, in an order that each rank may execute them in."""
+
+    def __init__(self, schedule: Schedule, units: int, most: int, *, in_place: bool) -> None:
+        """Lay out the buffers of `units` chunks; pieces have at most `most` of them."""
+        self.layout = lay_out(schedule, units)
+        self._schedule = schedule
+        self._in_place = in_place
+        numbers = count()
+        self.pieces = [list(_pieces(self.layout, chunk, most, numbers)) for chunk in range(schedule.chunk_count)]
+        self.actions: list[list[Action]] = [[] for _ in range(schedule.topology.ranks)]
+        self._homes: dict[tuple[int, int], Span | None] = {}
+        self._places: dict[tuple[int, Memory, int], _Place] = defaultdict(_Place)
+        self._copy(most)
+        in_order = sorted(enumerate(schedule.transfers), key=lambda pair: (pair[1].step, pair[0]))
+        for _, group in groupby(in_order, key=lambda pair: pair[1].step):
+            transfers = [transfer for _, transfer in group]
+            for transfer in transfers:
+                for piece in self.pieces[transfer.chunk]:
+                    self._send(transfer.src, transfer.dst, transfer.step, piece)
+            for transfer in transfers:
+                for piece in self.pieces[transfer.chunk]:
+                    self._receive(transfer.dst, transfer.src, transfer.step, piece, transfer.reduce)
+
+    def _send(self, rank: int, peer: int, step: int, piece: Piece) -> None:
+        home = self._home(rank, piece)
+        assert home is not None, "a verified schedule sends what is there"
+        action = Action(rank, piece, step, peer, True, home, None)
+        self._do(action, reads=home, writes=None)
+
+    def _receive(self, rank: int, peer: int, step: int, piece: Piece, adds: bool) -> None:
+        home, final = self._home(rank, piece), self._final(rank, piece)
+        source = home if adds else None
+        own = Span(Memory.SCRATCH, _OWN_PLACE + piece.number, piece.stop - piece.start)
+        stays = home is not None and home.memory is not Memory.INPUT
+        target = home if stays and home is not None else final or own
+        action = Action(rank, piece, step, peer, False, source, target)
+        self._do(action, reads=source, writes=target)
+        self._homes[rank, piece.number] = target
+
+    def _do(self, action: Action, reads: Span | None, writes: Span | None) -> None:
+        after: dict[int, Action] = {}
+        if reads is not None:
+            place = self._place(action.rank, reads)
+            if place.written is not None:
+                after[id(place.written)] = place.written
+                place.written.used.append(action)
+                action.origin = place.written if action.sends else None
+            place.read.append(action)
+        if writes is not None:
+            place = self._place(action.rank, writes)
+            for earlier in [*place.read, *([place.written] if place.written else [])]:
+                if earlier is not action:
+                    after[id(earlier)] = earlier
+            if place.written is not None and reads is None:
+                place.written.replaced = True
+            place.written, place.read = action, []
+        action.after = list(after.values())
+        self.actions[action.rank].append(action)
+
+    def _place(self, rank: int, span: Span) -> _Place:
+        """By memory and start; in place, the output is where the input is."""
+        memory, start = span.memory, span.start
+        if self._in_place and memory is Memory.OUTPUT:
+            whole, block = self.layout.count, self.layout.block
+            offset = self._schedule.collective.ranks.index(rank) * block
+            match self._schedule.collective.kind:
+                case Kind.ALLGATHER | Kind.GATHER:
+                    if offset <= start < offset + block:
+                        memory, start = Memory.INPUT, start - offset
+                case Kind.REDUCE_SCATTER | Kind.SCATTER:
+                    memory, start = Memory.INPUT, start + offset
+                case _ if start < whole:
+                    memory = Memory.INPUT
+        return self._places[rank, memory, start]
+
+    def _home(self, rank: int, piece: Piece) -> Span | None:
+        key = rank, piece.number
+        if key not in self._homes:
+            initial = self.layout.initial(rank, piece.chunk)
+            found = None if initial is None else _span(initial, piece)
+            if found is not None and found.memory is Memory.OUTPUT and not self._in_place:
+                found = Span(Memory.INPUT, found.start, found.count)
+            self._homes[key] = found
+        return self._homes[key]
+
+    def _final(self, rank: int, piece: Piece) -> Span | None:
+        final = self.layout.final(rank, piece.chunk)
+        return None if final is None else _span(final, piece)
+
+    def _copy(self, most: int) -> None:
+        """What a rank keeps goes from its input to its output, where these are two."""
+        if self._in_place:
+            return
+        collective = self._schedule.collective
+        for rank in collective.ranks:
+            kept = self.layout.kept(rank)
+            if kept is None and collective.kind is Kind.BROADCAST and rank == collective.root:
+                whole = self.layout.count
+                kept = Slice(Buffer.INPUT, 0, whole), Slice(Buffer.OUTPUT, 0, whole)
+            if kept is None:
+                continue
+            for start in range(0, kept[0].length, most):
+                length = min(most, kept[0].length - start)
+                source, target = (Span(_MEMORY[end.buffer], end.start + start, length) for end in kept)
+                piece = Piece(-1, -1, start, start + length)
+                self._do(Action(rank, piece, -1, None, False, source, target), source, target)
+
+
+def _pieces(layout: Layout, chunk: int, most: int, numbers: Iterator[int]) -> Iterator[Piece]:
+    place = layout.places[chunk]
+    length = place.stop - place.start
+    parts = -(-length // most)
+    for part in range(parts):
+        yield Piece(next(numbers), chunk, length * part // parts, length * (part + 1) // parts)
+
+
+def _span(where: Slice, piece: Piece) -> Span:
+    return Span(_MEMORY[where.buffer], where.start + piece.start, piece.stop - piece.start)
+
