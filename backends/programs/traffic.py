@@ -1,0 +1,104 @@
+"""What the messages of a program put on the links of a topology, and how fast that can be at best."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from arborcast.backends.programs.program import GlobalProgram, ProgramError
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective
+from arborcast.synth.topology import Hop, Topology, Vertex
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Loads of a program on a topology.
+
+    Attributes:
+        loads: the share of the buffer that passes each link.
+        rate: algbw in GB/s that the fullest link allows; 0 where nothing moves.
+        fullest: that link, None where nothing moves.
+        bound: the proven limit of the collective there.
+    """
+
+    loads: Mapping[Hop, Fraction]
+    rate: Fraction
+    fullest: Hop | None
+    bound: Bound
+
+
+def collective_of(program: GlobalProgram, topology: Topology) -> Collective:
+    """What a program does, on a topology.
+
+    Raises:
+        ProgramError: it has another number of ranks.
+    """
+    if topology.ranks != program.ranks:
+        raise ProgramError(f"the program is for {program.ranks} ranks, {topology.name} has {topology.ranks}")
+    return Collective.on(topology, program.kind, root=program.root or 0)
+
+
+def traffic(program: GlobalProgram, messages: Mapping[tuple[int, int], Fraction], topology: Topology) -> Traffic:
+    """Where the messages of a program go; each takes a shortest way through switches.
+
+    Args:
+        program: which one.
+        messages: the share of the buffer from rank to rank, as the checker counts it.
+        topology: of as many ranks.
+
+    Raises:
+        ProgramError: another number of ranks, or ranks that exchange messages and have no way to each other.
+    """
+    from arborcast import synth
+
+    collective = collective_of(program, topology)
+    ways = routes(topology, messages)
+    loads: dict[Hop, Fraction] = {}
+    for pair, share in messages.items():
+        for hop in pairwise(ways[pair]):
+            loads[hop] = loads.get(hop, Fraction(0)) + share
+    fullest = max(loads, key=lambda hop: loads[hop] / topology.bandwidth[hop], default=None)
+    rate = Fraction(0) if fullest is None else topology.bandwidth[fullest] / loads[fullest]
+    return Traffic(loads, rate, fullest, synth.bound(topology, collective.kind, root=collective.root or 0))
+
+
+def routes(topology: Topology, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Vertex, ...]]:
+    """A shortest way through switches between each two ranks, its ends included.
+
+    Raises:
+        ProgramError: there is none.
+    """
+    following: dict[Vertex, list[Vertex]] = {}
+    for src, dst in sorted(topology.bandwidth):
+        following.setdefault(src, []).append(dst)
+    from_rank: dict[int, dict[Vertex, Vertex]] = {}
+    found: dict[tuple[int, int], tuple[Vertex, ...]] = {}
+    for src, dst in sorted(pairs):
+        if src not in from_rank:
+            from_rank[src] = _before(following, src, topology.ranks)
+        before = from_rank[src]
+        if dst not in before:
+            raise ProgramError(f"rank {src} sends to rank {dst}, {topology.name} has no link between them")
+        way = [dst]
+        while way[-1] != src:
+            way.append(before[way[-1]])
+        found[src, dst] = tuple(reversed(way))
+    return found
+
+
+def _before(following: Mapping[Vertex, list[Vertex]], start: Vertex, ranks: int) -> dict[Vertex, Vertex]:
+    """The vertex before each that is reached through switches."""
+    before: dict[Vertex, Vertex] = {}
+    queue = deque([start])
+    while queue:
+        vertex = queue.popleft()
+        for after in following.get(vertex, ()):
+            if after not in before and after != start:
+                before[after] = vertex
+                if after >= ranks:
+                    queue.append(after)
+    return before
