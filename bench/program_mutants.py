@@ -79,11 +79,17 @@ def judge(mutation: str, mutant: GlobalProgram, orders: int) -> Outcome:
     return Outcome(mutation, verdict.kinds, orders, wrong)
 
 
-def _renumbered(blocks: list[ThreadBlock], number: int, before: ThreadBlock, now: ThreadBlock) -> list[ThreadBlock]:
+def _renumbered(
+    blocks: list[ThreadBlock], number: int, before: ThreadBlock, now: ThreadBlock
+) -> list[ThreadBlock]:
     """Dependencies on steps behind the change follow them."""
     shift = len(now.operations) - len(before.operations)
     at = next(
-        (place for place, pair in enumerate(zip(before.operations, now.operations, strict=False)) if pair[0] != pair[1]),
+        (
+            place
+            for place, pair in enumerate(zip(before.operations, now.operations, strict=False))
+            if pair[0] != pair[1]
+        ),
         min(len(before.operations), len(now.operations)),
     )
 
@@ -91,7 +97,9 @@ def _renumbered(blocks: list[ThreadBlock], number: int, before: ThreadBlock, now
         return replace(
             step,
             after=tuple(
-                After(after.block, max(0, after.step + shift)) if after.block == number and after.step >= at else after
+                After(after.block, max(0, after.step + shift))
+                if after.block == number and after.step >= at
+                else after
                 for after in step.after
             ),
         )
@@ -226,8 +234,10 @@ def _peer(block: ThreadBlock, program: GlobalProgram, chance: random.Random) -> 
 
 
 def _channel(block: ThreadBlock, program: GlobalProgram, chance: random.Random) -> ThreadBlock | None:
-    return None if block.send is None and block.receive is None else replace(
-        block, channel=chance.randrange(program.channels + 1)
+    return (
+        None
+        if block.send is None and block.receive is None
+        else replace(block, channel=chance.randrange(program.channels + 1))
     )
 
 
@@ -243,7 +253,12 @@ def _swap(block: ThreadBlock, program: GlobalProgram, chance: random.Random) -> 
     spans = getattr(steps[one], end), getattr(steps[other], end)
     steps[one] = replace(steps[one], **{end: spans[1]})
     steps[other] = replace(steps[other], **{end: spans[0]})
-    if len({span.count for step in (steps[one], steps[other]) for span in (step.source, step.target) if span}) > 1:
+    if (
+        len(
+            {span.count for step in (steps[one], steps[other]) for span in (step.source, step.target) if span}
+        )
+        > 1
+    ):
         return None
     return replace(block, operations=tuple(steps))
 

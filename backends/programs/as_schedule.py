@@ -157,4 +157,3 @@ def _turning(moves: list[_Move]) -> int:
     """Where an allreduce's chunk is whole first: the rank that adds last, of those that copy on."""
     last = max((move for move in moves if move.adds), default=moves[0])
     return last.dst
-

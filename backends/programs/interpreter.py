@@ -17,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from arborcast.backends.programs.limits import fifo_of
-from arborcast.backends.programs.program import Code, GlobalProgram, Memory, ProgramError, Protocol, Span, Step
+from arborcast.backends.programs.program import (
+    Code,
+    GlobalProgram,
+    Memory,
+    ProgramError,
+    Protocol,
+    Span,
+    Step,
+)
 from arborcast.synth.collective import Kind
 
 _HALF = 0.5
@@ -112,7 +120,9 @@ class _Machine:
         self._fifos: dict[tuple[int, int, int], _Fifo] = {}
         self._flags = [[(-1, -1)] * len(part.blocks) for part in program.parts]
         self._tasks = [
-            self._block(rank, number) for rank, part in enumerate(program.parts) for number in range(len(part.blocks))
+            self._block(rank, number)
+            for rank, part in enumerate(program.parts)
+            for number in range(len(part.blocks))
         ]
 
     def run(self) -> str | None:
@@ -172,7 +182,8 @@ class _Machine:
                 return [given[root][rank * block : (rank + 1) * block] for rank in range(ranks)]
             case _:
                 return [
-                    np.concatenate([one[rank * block : (rank + 1) * block] for one in given]) for rank in range(ranks)
+                    np.concatenate([one[rank * block : (rank + 1) * block] for one in given])
+                    for rank in range(ranks)
                 ]
 
     def _buffers(self, rank: int, in_place: bool, seed: int) -> dict[Memory, Array]:

@@ -42,7 +42,9 @@ def collective_of(program: GlobalProgram, topology: Topology) -> Collective:
     return Collective.on(topology, program.kind, root=program.root or 0)
 
 
-def traffic(program: GlobalProgram, messages: Mapping[tuple[int, int], Fraction], topology: Topology) -> Traffic:
+def traffic(
+    program: GlobalProgram, messages: Mapping[tuple[int, int], Fraction], topology: Topology
+) -> Traffic:
     """Where the messages of a program go; each takes a shortest way through switches.
 
     Args:

@@ -59,6 +59,7 @@ from arborcast.synth.cli.options import (
 from arborcast.synth.cli.pareto import pareto
 from arborcast.synth.cli.plan import plan
 from arborcast.synth.cli.probe import end_after_rank_0, is_follower, probe
+from arborcast.synth.cli.programs import export, import_
 from arborcast.synth.cli.repair import repair
 from arborcast.synth.cli.solve import solve
 from arborcast.synth.cli.sweep import sweep
@@ -197,6 +198,8 @@ for command in (
     *(repair, sweep, probe, aggregate, plan),
 ):
     app.command()(with_voice(command))
+app.command("export")(with_voice(export))
+app.command("import")(with_voice(import_))
 
 
 @app.command()

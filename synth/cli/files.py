@@ -1,6 +1,7 @@
 """The commands that ask about a schedule file: verify, simulate, run, expand, program.
 
-Files hold a schedule written out or in implicit form; each command takes both, or says which it needs.
+Files hold a schedule written out or in implicit form; each command takes both, or says which it needs. Verify
+and run take programs of other runtimes, too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from arborcast.synth.cli.options import (
     option,
     writable,
 )
+from arborcast.synth.cli.programs import is_program, run_program, verify_program
 from arborcast.synth.errors import InputError
 
 MOST_EXPANDED = 8_000_000
@@ -39,11 +41,39 @@ def verify(
     every_translate: Annotated[
         bool, option("--every-translate", "implicit form: replay every chunk, not only the representatives")
     ] = False,
+    collective: Annotated[
+        str | None, option("--collective", "programs: what it does, where the file does not say")
+    ] = None,
+    root: Annotated[
+        int | None, number("--root", "programs: the root, which files do not say; 0 by default")
+    ] = None,
+    topology: Annotated[
+        str | None, option("--topology", "programs: the fabric, for link loads and the bound")
+    ] = None,
+    picture: Annotated[
+        Path | None, option("--picture", "programs: draw who waits for whom, or what races: .svg or .png")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a schedule file and check everything it claims."""
+    """Replay a schedule file and check everything it claims.
+
+    A program of another runtime (MSCCL's XML) is checked for wrong data, hangs, races and limits.
+    """
     from arborcast import synth
 
+    if is_program(file):
+        if every_translate:
+            raise InputError(f"{file}: --every-translate is for schedules in implicit form")
+        verify_program(file, collective, root, topology, picture, as_json)
+        return
+    for name, given in (
+        ("--collective", collective),
+        ("--root", root),
+        ("--topology", topology),
+        ("--picture", picture),
+    ):
+        if given is not None:
+            raise InputError(f"{name} {given}: is for programs of other runtimes; {file} is none")
     schedule = synth.read_schedule(file)
     with progress(f"verifying {file}", quiet=as_json):
         verdict = synth.verify(schedule, every_translate=every_translate)
@@ -138,8 +168,16 @@ def run(
 ) -> None:
     """Run a schedule on local processes and check every element.
 
-    The processes talk through torch.distributed.
+    The processes talk through torch.distributed. A program of another runtime (MSCCL's XML) is interpreted on
+    whole numbers instead, in as many random orders of its thread blocks as there are --iterations.
     """
+    if is_program(file):
+        if dtype != "float32" or op != "sum":
+            raise InputError(
+                f"{file}: programs are interpreted on whole numbers that are added, without --dtype and --op"
+            )
+        run_program(file, size or sizes, iterations, as_json)
+        return
     from arborcast.backends.lowering.rank_view import switches_in
     from arborcast.backends.measure import launch
     from arborcast.backends.measure.nccl_tests import TITLES, row_line

@@ -51,6 +51,7 @@ class _Check:
         self._left_out = 0
         self._notes = list(program.notes)
         self._trace: tuple[Wait, ...] = ()
+        self._circle = False
 
     def verdict(self) -> ProgramVerdict:
         program = self._program
@@ -67,7 +68,12 @@ class _Check:
         if self._left_out:
             errors = [*errors, f"and {self._left_out} more"]
         return ProgramVerdict(
-            tuple(errors), frozenset(self._kinds), tuple(self._notes), self._trace, _messages(program)
+            tuple(errors),
+            frozenset(self._kinds),
+            tuple(self._notes),
+            self._trace,
+            self._circle,
+            _messages(program),
         )
 
     def _run(self, flat: Flat) -> None:
@@ -97,6 +103,7 @@ class _Check:
             texts[-1] += f", and rank {rank} block {block} is at its end"
         when = self._hangs_when(flat, together)
         self._add("deadlock", [f"hangs{when}, {len(progress.stuck)} blocks wait: {'; '.join(texts)}"])
+        self._circle = last.on == trace[0].block
         self._trace = tuple(
             Wait(*flat.blocks[waiting.block], waiting.step - flat.first[waiting.block], text)
             for waiting, text in zip(trace, texts, strict=True)
@@ -160,5 +167,3 @@ def _messages(program: GlobalProgram) -> dict[tuple[int, int], Fraction]:
                 count = sum(step.count for step in block.operations if step.code.sends)  # type: ignore[union-attr]
                 chunks[rank, block.send] = chunks.get((rank, block.send), 0) + count
     return {pair: Fraction(count, program.chunks) for pair, count in chunks.items() if count}
-
-

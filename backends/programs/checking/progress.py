@@ -152,9 +152,14 @@ class _Run:
         source, target = self._in[block], self._out[block]
         if step.code.receives and (source is None or self._sent[source] == self._taken[source]):
             if source is None:
-                return Waiting(block, index, "waits for a message, and the block has no one to receive from", None)
+                return Waiting(
+                    block, index, "waits for a message, and the block has no one to receive from", None
+                )
             return Waiting(
-                block, index, f"waits for a message of rank {source[0]} on channel {source[2]}", self._ends[source][0]
+                block,
+                index,
+                f"waits for a message of rank {source[0]} on channel {source[2]}",
+                self._ends[source][0],
             )
         if target is None:
             return Waiting(block, index, "has no one to send to", None)

@@ -94,7 +94,12 @@ class Replay:
 
 
 def replay(
-    program: GlobalProgram, flat: Flat, order: Sequence[int], orders: Callable[[int], Order], *, in_place: bool
+    program: GlobalProgram,
+    flat: Flat,
+    order: Sequence[int],
+    orders: Callable[[int], Order],
+    *,
+    in_place: bool,
 ) -> Replay:
     """Run the steps that end, in order; `orders` gives happens-before for the cells of a rank."""
     return _Replay(program, flat, order, orders, in_place).run()
@@ -192,7 +197,11 @@ class _Replay:
             touched = [(span, False) for span in (step.source,) if span is not None]
             if step.target is not None:
                 touched.append((step.target, True))
-            if step.source is not None and step.target is not None and self._overlap(rank, step.source, step.target):
+            if (
+                step.source is not None
+                and step.target is not None
+                and self._overlap(rank, step.source, step.target)
+            ):
                 yield Race(index, index, f"rank {rank} {step.source} and {step.target}")
             for span, writes in touched:
                 first = start[span.memory] + span.start
@@ -205,7 +214,11 @@ class _Replay:
                         if (
                             block[other] == block[index]
                             or clock[order.column(block[other])] > other
-                            or (chain[other] == chain[index] != -1 and place[other] < place[index] and at <= offset)
+                            or (
+                                chain[other] == chain[index] != -1
+                                and place[other] < place[index]
+                                and at <= offset
+                            )
                             or (other, index) in seen
                         ):
                             continue

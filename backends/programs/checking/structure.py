@@ -73,7 +73,11 @@ def flatten(program: GlobalProgram) -> Flat:
                     flat.receives.setdefault((block.receive, rank, block.channel), []).append(index)
             base.append(len(flat.steps))
         posts = [
-            [base[number] + place for place, step in enumerate(block.operations) if isinstance(step, Step) and step.posts]
+            [
+                base[number] + place
+                for place, step in enumerate(block.operations)
+                if isinstance(step, Step) and step.posts
+            ]
             for number, block in enumerate(part.blocks)
         ]
         for number, block in enumerate(part.blocks):
@@ -110,7 +114,9 @@ def check_limits(program: GlobalProgram, limits: Limits) -> Iterator[str]:
         ends: Counter[tuple[str, int]] = Counter()
         for number, block in enumerate(part.blocks):
             where = f"rank {rank} block {number}"
-            if not 0 <= block.channel < program.channels and (block.send is not None or block.receive is not None):
+            if not 0 <= block.channel < program.channels and (
+                block.send is not None or block.receive is not None
+            ):
                 yield f"{where}: channel {block.channel}, only 0 to {program.channels - 1} (nchannels) are connected"
             elif not 0 <= block.channel < limits.channels:
                 yield f"{where}: channel {block.channel}, the runtime has 0 to {limits.channels - 1}"

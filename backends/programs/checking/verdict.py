@@ -26,13 +26,15 @@ class ProgramVerdict:
         kinds: which sorts of errors there are: fault, limit, buffer, shared, message, deadlock, race, value.
         notes: what is not wrong and yet worth knowing.
         trace: who waits for whom, or the two steps that race.
-        messages: chunks that pass between each two ranks.
+        circle: whether the last one of the trace waits for the first.
+        messages: the share of the buffer that each rank sends to each other.
     """
 
     errors: tuple[str, ...]
     kinds: frozenset[str]
     notes: tuple[str, ...]
     trace: tuple[Wait, ...] = ()
+    circle: bool = False
     messages: Mapping[tuple[int, int], Fraction] = field(default_factory=dict)
 
     @property

@@ -97,21 +97,28 @@ def rounded(schedule: Schedule, units: int) -> Schedule:
     """
     blocks = blocks_in(schedule.collective)
     if units < 1 or units % blocks:
-        raise ProgramError(f"chunks must be a multiple of the {blocks} blocks of {schedule.collective.kind}, got {units}")
+        raise ProgramError(
+            f"chunks must be a multiple of the {blocks} blocks of {schedule.collective.kind}, got {units}"
+        )
     of_block: dict[object, list[int]] = defaultdict(list)
     for index, chunk in enumerate(schedule.chunks):
         of_block[schedule.collective.block_of(chunk.owner, chunk.target, chunk.demand)].append(index)
     counts = [0] * schedule.chunk_count
     for members in of_block.values():
-        for index, count in zip(members, _apportion([schedule.chunks[i].share for i in members], units), strict=True):
+        for index, count in zip(
+            members, _apportion([schedule.chunks[i].share for i in members], units), strict=True
+        ):
             counts[index] = count
     kept = [index for index, count in enumerate(counts) if count]
     number = {old: new for new, old in enumerate(kept)}
     chunks = [
-        Chunk(Fraction(counts[old], units), schedule.chunks[old].owner, schedule.chunks[old].target) for old in kept
+        Chunk(Fraction(counts[old], units), schedule.chunks[old].owner, schedule.chunks[old].target)
+        for old in kept
     ]
     transfers = [
-        replace(transfer, chunk=number[transfer.chunk]) for transfer in schedule.transfers if transfer.chunk in number
+        replace(transfer, chunk=number[transfer.chunk])
+        for transfer in schedule.transfers
+        if transfer.chunk in number
     ]
     method = replace(schedule.method, settings=(*schedule.method.settings, ("rounded_to", units)))
     return Schedule.build(schedule.topology, schedule.collective, method, schedule.bound, chunks, transfers)
@@ -138,7 +145,11 @@ def _check_kind(schedule: AnySchedule) -> None:
         left = sorted(set(range(topology.ranks)) - collective.members)
         raise ProgramError(
             f"{collective.kind}: all ranks take part in MSCCL's collectives, in their order; "
-            + (f"{len(left)} are relays ({', '.join(map(str, left[:8]))})" if left else "these are in another one")
+            + (
+                f"{len(left)} are relays ({', '.join(map(str, left[:8]))})"
+                if left
+                else "these are in another one"
+            )
         )
     if schedule.uses_switches:
         raise ProgramError("MSCCL has no switches that add or multicast; solve with --no-in-network")

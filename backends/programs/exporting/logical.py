@@ -81,7 +81,9 @@ class Ranks:
         self._schedule = schedule
         self._in_place = in_place
         numbers = count()
-        self.pieces = [list(_pieces(self.layout, chunk, most, numbers)) for chunk in range(schedule.chunk_count)]
+        self.pieces = [
+            list(_pieces(self.layout, chunk, most, numbers)) for chunk in range(schedule.chunk_count)
+        ]
         self.actions: list[list[Action]] = [[] for _ in range(schedule.topology.ranks)]
         self._homes: dict[tuple[int, int], Span | None] = {}
         self._places: dict[tuple[int, Memory, int], _Place] = defaultdict(_Place)
@@ -191,4 +193,3 @@ def _pieces(layout: Layout, chunk: int, most: int, numbers: Iterator[int]) -> It
 
 def _span(where: Slice, piece: Piece) -> Span:
     return Span(_MEMORY[where.buffer], where.start + piece.start, piece.stop - piece.start)
-

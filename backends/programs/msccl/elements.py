@@ -57,15 +57,21 @@ def parse(text: str) -> Element:
         closing, tag, attributes, single = match.groups()
         if closing:
             if len(stack) < 2 or stack[-1].tag != tag or attributes or single:
-                raise ProgramError(f"line {_line(text, position)}: </{shorten(tag)}> closes nothing that is open")
+                raise ProgramError(
+                    f"line {_line(text, position)}: </{shorten(tag)}> closes nothing that is open"
+                )
             stack.pop()
         else:
             pairs = _ATTRIBUTE.findall(attributes)
             element = Element(tag, dict(pairs))
             if len(element.attributes) < len(pairs):
-                raise ProgramError(f"line {_line(text, position)}: an attribute of {shorten(tag)} stands twice")
+                raise ProgramError(
+                    f"line {_line(text, position)}: an attribute of {shorten(tag)} stands twice"
+                )
             if len(attributes) > _LONGEST and any(len(value) > _LONGEST for _, value in pairs):
-                raise ProgramError(f"line {_line(text, position)}: a value is longer than {_LONGEST} characters")
+                raise ProgramError(
+                    f"line {_line(text, position)}: a value is longer than {_LONGEST} characters"
+                )
             stack[-1].children.append(element)
             if not single:
                 stack.append(element)

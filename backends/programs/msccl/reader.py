@@ -44,7 +44,9 @@ _CODES = {code.value: code for code in Code}
 _ATTRIBUTES = 16
 
 
-def read(text: str, place: str = "program", *, kind: Kind | None = None, root: int | None = None) -> GlobalProgram:
+def read(
+    text: str, place: str = "program", *, kind: Kind | None = None, root: int | None = None
+) -> GlobalProgram:
     """The program that a file holds.
 
     Args:
@@ -93,7 +95,9 @@ class _Reader:
         per_loop = _whole(algo, "nchunksperloop", 1, MSCCL.offset)
         root = self._root_of(kind, ranks)
         in_place = bool(_whole(algo, "inplace", 0, 1))
-        out_of_place = bool(_whole(algo, "outofplace", 0, 1)) if "outofplace" in algo.attributes else not in_place
+        out_of_place = (
+            bool(_whole(algo, "outofplace", 0, 1)) if "outofplace" in algo.attributes else not in_place
+        )
         protocol = algo.get("proto")
         if protocol not in set(Protocol):
             raise ProgramError(f"algo: proto must be {', '.join(Protocol)}, got {shorten(protocol)}")
@@ -129,7 +133,9 @@ class _Reader:
                 )
             return self._kind
         if name != kind.value.replace("-", ""):
-            self.notes.append(f"algo: coll {shorten(name)}: MSCCL's executor and RCCL write {kind.value.replace('-', '')}")
+            self.notes.append(
+                f"algo: coll {shorten(name)}: MSCCL's executor and RCCL write {kind.value.replace('-', '')}"
+            )
         if self._kind not in {None, kind}:
             raise ProgramError(f"algo: coll is {kind}, --collective says {self._kind}")
         return kind
@@ -139,7 +145,9 @@ class _Reader:
             if self._root is not None:
                 raise ProgramError(f"root {self._root}: {kind} has no root")
             return None
-        self.notes.append(f"{kind}: the file does not name its root; MSCCL runs it whatever root a call names")
+        self.notes.append(
+            f"{kind}: the file does not name its root; MSCCL runs it whatever root a call names"
+        )
         root = self._root or 0
         if not 0 <= root < ranks:
             raise ProgramError(f"root must be in 0..{ranks - 1}, got {root}")
@@ -171,7 +179,9 @@ class _Reader:
         lines: dict[int, list[_Line]] = {}
         elements = [element for element in gpu if element.tag == "tb"]
         if len(elements) > MSCCL.children:
-            self.faults.append(f"{where}: {len(elements)} thread blocks, the parser has room for {MSCCL.children}")
+            self.faults.append(
+                f"{where}: {len(elements)} thread blocks, the parser has room for {MSCCL.children}"
+            )
         for element in elements:
             number = _whole(element, "id", 0, 1 << 20, where)
             if number in found:
@@ -183,7 +193,9 @@ class _Reader:
             lines[number] = self._lines(element, block)
         for number in range(len(found)):
             if number not in found:
-                raise ProgramError(f"{where}: tb {number} is missing; {len(found)} must be 0 to {len(found) - 1}")
+                raise ProgramError(
+                    f"{where}: tb {number} is missing; {len(found)} must be 0 to {len(found) - 1}"
+                )
         blocks = tuple(
             replace(found[number], operations=tuple(self._resolved(lines, number, where)))
             for number in range(len(found))
@@ -201,17 +213,24 @@ class _Reader:
             step_at = f"{where}, step {place}"
             said = _whole(element, "s", 0, 1 << 20, step_at)
             if said >= MSCCL.steps:
-                self._once(f"{where}: step {said}, MSCCL is built for {MSCCL.steps} (0 to {MSCCL.steps - 1}) by default")
+                self._once(
+                    f"{where}: step {said}, MSCCL is built for {MSCCL.steps} (0 to {MSCCL.steps - 1}) by default"
+                )
             if said != place:
                 self._note(f"{where}: step {place} is numbered {said}, which MSCCL does not use")
-            depends = _whole(element, "depid", -1, 1 << 20, step_at), _whole(element, "deps", -1, 1 << 20, step_at)
+            depends = (
+                _whole(element, "depid", -1, 1 << 20, step_at),
+                _whole(element, "deps", -1, 1 << 20, step_at),
+            )
             after = None if depends[0] < 0 else depends
             step = self._step(element, step_at)
             if step is None and after is None:
                 self._note(f"{step_at}: a nop without a dependency does nothing and is not counted")
                 continue
             if step is not None and waits and after is None:
-                self._once(f"{step_at}: must have a dependency of its own, as a nop before it has; the parser refuses it")
+                self._once(
+                    f"{step_at}: must have a dependency of its own, as a nop before it has; the parser refuses it"
+                )
             waits = step is None
             lines.append(_Line(step, after, number))
             number += 1
@@ -239,11 +258,20 @@ class _Reader:
                     runs.append([line])
             for run in runs:
                 if len(run) > MSCCL.fused:
-                    self._once(f"{where}: {len(run)} reductions into one place are fused, there is room for {MSCCL.fused}")
+                    self._once(
+                        f"{where}: {len(run)} reductions into one place are fused, there is room for {MSCCL.fused}"
+                    )
                 last = run[-1].step
                 for line in run:
-                    if len(run) > 1 and line.step is not None and last is not None and line.step.count != last.count:
-                        self._once(f"{where}: reductions of {line.step.count} and {last.count} chunks are fused as of {last.count}")
+                    if (
+                        len(run) > 1
+                        and line.step is not None
+                        and last is not None
+                        and line.step.count != last.count
+                    ):
+                        self._once(
+                            f"{where}: reductions of {line.step.count} and {last.count} chunks are fused as of {last.count}"
+                        )
                     joined.append(line)
         return joined
 
@@ -288,13 +316,17 @@ class _Reader:
         if block not in lines:
             raise ProgramError(f"{where}: waits for tb {block}, there are {len(lines)}")
         if block >= MSCCL.blocks_waited_for:
-            self._once(f"{where}: waits for tb {block}, the runtime can name 0 to {MSCCL.blocks_waited_for - 1}")
+            self._once(
+                f"{where}: waits for tb {block}, the runtime can name 0 to {MSCCL.blocks_waited_for - 1}"
+            )
         steps = [line.number for line in lines[block] if line.step is not None]
         return After(block, sum(at < number for at in steps))
 
     def _ignored(self, element: Element, known: str, where: str = "algo") -> None:
         if len(element.attributes) > _ATTRIBUTES:
-            self.faults.append(f"{where}: {len(element.attributes)} attributes, the parser keeps {_ATTRIBUTES}")
+            self.faults.append(
+                f"{where}: {len(element.attributes)} attributes, the parser keeps {_ATTRIBUTES}"
+            )
         for child in element:
             if child.tag != known:
                 self._note(f"{where}: element {shorten(child.tag)} is ignored")

@@ -53,7 +53,11 @@ def write(program: GlobalProgram) -> str:
 def _lines(program: GlobalProgram) -> Iterator[str]:
     yield _open(
         "algo",
-        name="".join(letter for letter in program.name if letter.isascii() and letter.isprintable() and letter not in "\"<&")[:200],
+        name="".join(
+            letter
+            for letter in program.name
+            if letter.isascii() and letter.isprintable() and letter not in '"<&'
+        )[:200],
         proto=program.protocol,
         nchannels=program.channels,
         nchunksperloop=chunks_per_loop(program),
@@ -75,7 +79,9 @@ def _rank_lines(rank: int, part: RankPart) -> Iterator[str]:
         "gpu", id=rank, i_chunks=part.input_chunks, o_chunks=part.output_chunks, s_chunks=part.scratch_chunks
     )
     for index, block in enumerate(part.blocks):
-        yield "    " + _open("tb", id=index, send=_peer(block.send), recv=_peer(block.receive), chan=block.channel)
+        yield "    " + _open(
+            "tb", id=index, send=_peer(block.send), recv=_peer(block.receive), chan=block.channel
+        )
         for operation, number in zip(block.operations, numbers[index], strict=True):
             assert isinstance(operation, Step), "numbers are for steps"
             *before, last = operation.after or (None,)
@@ -119,7 +125,10 @@ def _step(
     numbers: list[list[int]],
 ) -> str:
     # The parser wants both ends of every step; it looks at those that the step has.
-    source, target = source or target or Span(Memory.INPUT, 0, 0), target or source or Span(Memory.INPUT, 0, 0)
+    source, target = (
+        source or target or Span(Memory.INPUT, 0, 0),
+        target or source or Span(Memory.INPUT, 0, 0),
+    )
     return (
         _open(
             "step",

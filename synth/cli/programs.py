@@ -1,0 +1,354 @@
+"""Programs for other runtimes: `synth export`, `synth import`, and what verify and run do with their files."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from arborcast.synth.cli.console import Json, gigabytes, print_json, print_lines, progress, share
+from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
+from arborcast.synth.cli.options import (
+    AsJson,
+    Deadline,
+    File,
+    Root,
+    collective_name,
+    number,
+    option,
+    writable,
+)
+from arborcast.synth.errors import InputError, TimedOutError
+
+if TYPE_CHECKING:
+    from arborcast.backends.programs.checking.verdict import ProgramVerdict
+    from arborcast.backends.programs.program import GlobalProgram
+    from arborcast.backends.programs.traffic import Traffic
+    from arborcast.synth.selection import Choice
+
+_HEAD = 4096
+
+Target = Literal["msccl"]
+ProtocolName = Literal["Simple", "LL", "LL128"]
+
+
+def is_program(file: Path) -> bool:
+    """Whether a file holds a program rather than a schedule; what cannot be read is left to others to say."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(_HEAD).lstrip().startswith(b"<")
+    except (OSError, ValueError):
+        return False
+
+
+def export(
+    source: Annotated[str, typer.Argument(help="a schedule file; or, with a collective, a topology")],
+    collective: Annotated[
+        str | None,
+        typer.Argument(
+            parser=collective_name,
+            metavar="[COLLECTIVE]",
+            help="a table: schedules for all --sizes, as a folder",
+        ),
+    ] = None,
+    to: Annotated[Target, option("--to", "for which runtime: msccl, its XML")] = "msccl",
+    output: Annotated[Path, option("-o", "--output", "the file to write; of a table, the folder")] = ...,  # type: ignore[assignment]
+    root: Root = None,
+    protocol: Annotated[ProtocolName, option("--protocol", "LL for small messages")] = "Simple",
+    out_of_place: Annotated[
+        bool, option("--out-of-place", "for calls with two buffers; by default for those in place")
+    ] = False,
+    chunks: Annotated[
+        int | None,
+        number(
+            "--chunks",
+            "round shares to so many chunks of the buffer; MSCCL passes over sizes that are no "
+            "multiple of them",
+        ),
+    ] = None,
+    channels: Annotated[
+        int | None, number("--channels", "at most so many; by default as many as fit")
+    ] = None,
+    sizes: Annotated[
+        str | None, option("--sizes", "for which buffers, such as 1KiB:1MiB; of a table, those compared")
+    ] = None,
+    deadline: Deadline = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a schedule as a program for another runtime.
+
+    What is written has passed the checker of programs, which shares no code with the export.
+    """
+    from arborcast.synth.formats.sizes import size_range
+
+    span = None if sizes is None else size_range(sizes)
+    if collective is not None:
+        if chunks is not None or channels is not None or out_of_place or protocol != "Simple":
+            raise InputError(
+                "export of a table: --protocol, --chunks, --channels and --out-of-place are chosen"
+            )
+        _export_table(source, collective, root, span, output, deadline, as_json)
+        return
+    from arborcast.backends.programs.exporting.export import export_program
+    from arborcast.backends.programs.msccl.writer import write
+    from arborcast.backends.programs.program import Protocol
+    from arborcast.synth.formats.atomic import write_atomically
+
+    if root is not None:
+        raise InputError(f"--root {root}: the schedule has its own")
+    for name, value in (("--chunks", chunks), ("--channels", channels)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} {value}: must be at least 1")
+    writable(output)
+    with progress(f"exporting {source}", quiet=as_json):
+        schedule = read_correct(Path(source))
+        program = export_program(
+            schedule,
+            in_place=not out_of_place,
+            protocol=Protocol(protocol),
+            chunks=chunks,
+            channels=channels,
+            least_bytes=0 if span is None else span[0],
+            most_bytes=None if span is None else span[-1],
+        )
+        write_atomically(output, write(program))
+    if as_json:
+        print_json({"file": text_of(output), **_facts(program)})
+        return
+    print_lines([f"{output}: {_words(program)}", f"  {_served(program)}"])
+
+
+def import_(
+    file: File,
+    topology: Annotated[str, option("--topology", "the fabric that it is for")],
+    output: Annotated[Path, option("-o", "--output", "write the schedule here")],
+    collective: Annotated[
+        str | None, option("--collective", "what it does, where the file does not say")
+    ] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a schedule of another runtime's program, to simulate, draw, compare and run it."""
+    from arborcast import synth, topologies
+    from arborcast.backends.programs.as_schedule import as_schedule
+
+    writable(output)
+    with progress(f"reading {file}", quiet=as_json):
+        schedule = as_schedule(read_program(file, collective, root), topologies.load(topology))
+        synth.write_schedule(schedule, output)
+    of_bound = share(schedule.rate, schedule.bound.rate)
+    if as_json:
+        print_json({"file": text_of(output), "rate": str(schedule.rate), "bound": str(schedule.bound.rate)})
+        return
+    print_lines(
+        [
+            f"{output}: {schedule.chunk_count} chunks, {gigabytes(schedule.rate)}, {of_bound} of the proven bound"
+        ]
+    )
+
+
+def read_program(file: Path, collective: str | None, root: int | None) -> GlobalProgram:
+    """The program in a file of another runtime."""
+    from arborcast.backends.programs.msccl.reader import MAX_FILE_BYTES, read
+    from arborcast.synth.collective import NAMED_KINDS, Kind
+    from arborcast.synth.formats.reading import read_text, shorten_path
+
+    kind = None
+    if collective is not None:
+        kind = Kind.named(collective)
+        if kind not in NAMED_KINDS:
+            raise InputError(f"--collective {collective}: must be one of {', '.join(NAMED_KINDS)}")
+    return read(read_text(file, max_bytes=MAX_FILE_BYTES), shorten_path(file), kind=kind, root=root)
+
+
+def verify_program(
+    file: Path,
+    collective: str | None,
+    root: int | None,
+    topology: str | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Check a program of another runtime, and say what it puts on a topology."""
+    from arborcast import topologies
+    from arborcast.backends.programs.checking.check import check_program
+    from arborcast.backends.programs.picture import draw_counterexample
+    from arborcast.backends.programs.traffic import traffic
+
+    writable(picture)
+    fabric = None if topology is None else topologies.load(topology)
+    with progress(f"verifying {file}", quiet=as_json):
+        program = read_program(file, collective, root)
+        verdict = check_program(program)
+        found = None if fabric is None or not verdict.correct else traffic(program, verdict.messages, fabric)
+    if picture is not None and verdict.trace:
+        draw_counterexample(verdict, picture, title=f"{file.name}: {', '.join(sorted(verdict.kinds))}")
+    if as_json:
+        print_json(_verdict_document(program, verdict, found, picture if verdict.trace else None))
+    elif verdict.correct:
+        print_lines(
+            [
+                f"{file}: correct",
+                f"  {_words(program)}",
+                *([] if found is None else [_rate_line(found)]),
+                *(f"  note  {note}" for note in verdict.notes),
+            ]
+        )
+    elif picture is not None and verdict.trace:
+        print_lines([f"drawn {picture}"])
+    if not verdict.correct:
+        raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
+
+
+def run_program(file: Path, sizes: str, orders: int, as_json: bool) -> None:
+    """Interpret a program on whole numbers under random orders of its thread blocks."""
+    from arborcast.backends.programs.interpreter import interpret
+    from arborcast.synth.formats.sizes import size_range
+
+    program = read_program(file, None, None)
+    rows: list[Json] = []
+    with progress(f"running {file}", quiet=as_json):
+        for size in size_range(sizes):
+            elements = max(1, size // (8 * program.chunks))
+            if elements * program.chunks * program.ranks > MOST_ELEMENTS:
+                raise InputError(
+                    f"--sizes {sizes}: at most {MOST_ELEMENTS} elements on all ranks are interpreted, got "
+                    f"{elements * program.chunks * program.ranks}"
+                )
+            ways = [way for way, can in ((True, program.in_place), (False, program.out_of_place)) if can]
+            found = [
+                interpret(program, in_place=way, seed=seed, elements=elements, loops=1 + seed % 2)
+                for way in ways
+                for seed in range(orders)
+            ]
+            rows.append(
+                {
+                    "bytes": 8 * elements * program.chunks,
+                    "orders": len(found),
+                    "wrong": sum(one.wrong for one in found),
+                    "hangs": next((one.hangs for one in found if one.hangs is not None), None),
+                }
+            )
+    bad = next((row for row in rows if row["wrong"] or row["hangs"]), None)
+    if as_json:
+        print_json({"correct": bad is None, "rows": rows, "backend": "interpreter"})
+    else:
+        print_lines(f"{row['bytes']} bytes, {row['orders']} orders: {row['wrong']} wrong" for row in rows)
+    if bad is not None:
+        raise NotCorrectError(
+            f"{file}: {bad['hangs'] or str(bad['wrong']) + ' wrong elements'} at {bad['bytes']} bytes"
+        )
+
+
+MOST_ELEMENTS = 1 << 25
+"""Elements of all ranks together that `run` interprets, of eight bytes."""
+
+
+def _export_table(
+    spec: str,
+    collective: str,
+    root: int | None,
+    sizes: tuple[int, ...] | None,
+    folder: Path,
+    deadline: float | None,
+    as_json: bool,
+) -> None:
+    from arborcast.backends.programs.folder import export_table
+    from arborcast.synth.cli.inputs import collective_on, load_fabric
+    from arborcast.synth.cli.options import FabricOptions
+    from arborcast.synth.formats.atomic import check_folder
+    from arborcast.synth.selection import SIZES
+
+    check_folder(folder)
+    on = load_fabric(FabricOptions(spec, no_in_network=True))
+    with progress(f"exporting {collective} on {on.topology.name}", quiet=as_json):
+        choices = _choices(collective_on(collective, on, root), on.topology, sizes or SIZES, deadline)
+        exported = export_table(choices, folder)
+    if as_json:
+        files = [{"file": name, **_facts(program)} for name, program in exported.files.items()]
+        print_json({"folder": text_of(folder), "files": files, "missing": list(exported.missing)})
+        return
+    print_lines(f"{name}: {_served(program)}" for name, program in exported.files.items())
+    print_lines(f"left to NCCL: {line}" for line in exported.missing)
+    print_lines([f"{folder}/README.md has the commands"])
+
+
+def _choices(
+    collective: object, topology: object, sizes: tuple[int, ...], deadline: float | None
+) -> tuple[Choice, ...]:
+    from arborcast.synth.api import approach
+    from arborcast.synth.request import Request
+
+    asked = approach(topology, collective, "auto", Request(deadline_s=deadline), "explicit")  # type: ignore[arg-type]
+    selection = asked.selection()
+    if selection.out_of_time is not None:
+        raise TimedOutError(str(selection.out_of_time), selection.schedules[0])
+    return selection.choices(sizes)
+
+
+def _facts(program: GlobalProgram) -> Json:
+    return {
+        "collective": str(program.kind),
+        "root": program.root,
+        "ranks": program.ranks,
+        "chunks": program.chunks,
+        "protocol": str(program.protocol),
+        "channels": program.channels,
+        "thread_blocks": max(len(part.blocks) for part in program.parts),
+        "steps": program.operation_count,
+        "in_place": program.in_place,
+        "out_of_place": program.out_of_place,
+        "least_bytes": program.least_bytes,
+        "most_bytes": program.most_bytes,
+    }
+
+
+def _words(program: GlobalProgram) -> str:
+    ways = [
+        way for way, can in (("in place", program.in_place), ("out of place", program.out_of_place)) if can
+    ]
+    blocks = max(len(part.blocks) for part in program.parts)
+    return (
+        f"{program.kind} among {program.ranks} ranks, {' and '.join(ways)}: {program.chunks} chunks by "
+        f"{program.protocol}, {program.operation_count} steps, at most {blocks} thread blocks a rank, "
+        f"{program.channels} channels"
+    )
+
+
+def _served(program: GlobalProgram) -> str:
+    end = "" if program.most_bytes is None else f" to {program.most_bytes}"
+    return (
+        f"serves {program.least_bytes}{end or ' and more'} bytes whose elements are a multiple of {program.chunks}, "
+        f"{'in' if program.in_place else 'out of'} place"
+    )
+
+
+def _rate_line(found: Traffic) -> str:
+    return f"  rate  {gigabytes(found.rate)} by the fullest link, {share(found.rate, found.bound.rate)} of the proven bound"
+
+
+def _verdict_document(
+    program: GlobalProgram, verdict: ProgramVerdict, found: Traffic | None, picture: Path | None
+) -> Json:
+    return {
+        "correct": verdict.correct,
+        "format": "msccl",
+        **_facts(program),
+        "errors": list(verdict.errors),
+        "kinds": sorted(verdict.kinds),
+        "notes": list(verdict.notes),
+        "trace": [
+            {"rank": wait.rank, "block": wait.block, "step": wait.step, "text": wait.text}
+            for wait in verdict.trace
+        ],
+        "rate": None if found is None else str(found.rate),
+        "bound": None if found is None else str(found.bound.rate),
+        "max_link_load": None if found is None else str(_most(found)),
+        "picture": text_of(picture),
+    }
+
+
+def _most(found: Traffic) -> Fraction:
+    return max(found.loads.values(), default=Fraction(0))
