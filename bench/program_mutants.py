@@ -62,7 +62,7 @@ def mutants(program: GlobalProgram, seed: int) -> Iterator[tuple[str, GlobalProg
         if changed is None or changed == part.blocks[number]:
             continue
         blocks = [*part.blocks[:number], changed, *part.blocks[number + 1 :]]
-        if name in {"drop", "double"} and chance.random() < 0.5:  # noqa: PLR2004  (numbers moved along, or not)
+        if name in {"drop", "double"} and chance.random() < 0.5:
             blocks = _renumbered(blocks, number, part.blocks[number], changed)
         parts = list(program.parts)
         parts[rank] = replace(part, blocks=tuple(blocks))
@@ -132,7 +132,7 @@ def _double(block: ThreadBlock, program: GlobalProgram, chance: random.Random) -
 
 def _reorder(block: ThreadBlock, program: GlobalProgram, chance: random.Random) -> ThreadBlock | None:
     steps = _steps(block)
-    if len(steps) < 2:  # noqa: PLR2004  (a pair)
+    if len(steps) < 2:
         return None
     one, other = chance.sample(range(len(steps)), 2)
     steps[one], steps[other] = steps[other], steps[one]
@@ -155,7 +155,7 @@ def _on_a_step(change: Callable[[Step, GlobalProgram, random.Random], Step | Non
 
 def _offset(step: Step, program: GlobalProgram, chance: random.Random) -> Step | None:
     by = chance.choice((-1, 1, chance.randrange(-4, 5)))
-    if step.target is not None and (step.source is None or chance.random() < 0.5):  # noqa: PLR2004  (either)
+    if step.target is not None and (step.source is None or chance.random() < 0.5):
         return replace(step, target=replace(step.target, start=step.target.start + by))
     assert step.source is not None, "one end or the other"
     return replace(step, source=replace(step.source, start=step.source.start + by))
@@ -191,7 +191,7 @@ def _misdirect(step: Step, program: GlobalProgram, chance: random.Random) -> Ste
         return None
     at = chance.randrange(len(step.after))
     named = step.after[at]
-    if chance.random() < 0.5:  # noqa: PLR2004  (step or block)
+    if chance.random() < 0.5:
         wrong = replace(named, step=max(0, named.step + chance.choice((-1, 1))))
     else:
         wrong = replace(named, block=max(0, named.block + chance.choice((-1, 1))))
@@ -226,7 +226,7 @@ def _operation(step: Step, program: GlobalProgram, chance: random.Random) -> Ste
 
 
 def _peer(block: ThreadBlock, program: GlobalProgram, chance: random.Random) -> ThreadBlock | None:
-    if block.send is not None and (block.receive is None or chance.random() < 0.5):  # noqa: PLR2004  (either)
+    if block.send is not None and (block.receive is None or chance.random() < 0.5):
         return replace(block, send=chance.randrange(program.ranks))
     if block.receive is None:
         return None
@@ -246,8 +246,8 @@ def _swap(block: ThreadBlock, program: GlobalProgram, chance: random.Random) -> 
     steps = _steps(block)
     targets = [at for at, step in enumerate(steps) if step.target is not None]
     sources = [at for at, step in enumerate(steps) if step.source is not None]
-    end, among = ("target", targets) if chance.random() < 0.5 else ("source", sources)  # noqa: PLR2004  (either)
-    if len(among) < 2:  # noqa: PLR2004  (a pair)
+    end, among = ("target", targets) if chance.random() < 0.5 else ("source", sources)
+    if len(among) < 2:
         return None
     one, other = chance.sample(among, 2)
     spans = getattr(steps[one], end), getattr(steps[other], end)

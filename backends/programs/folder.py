@@ -136,12 +136,13 @@ def _readme(files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
     program = next(iter(files.values()))
     kind, ranks = program.kind, program.ranks
     rows = [
-        f"| {name} | {_range(one.least_bytes, one.most_bytes)} | {one.protocol} | {one.chunks} | {one.channels} |"
+        f"| {name} | {_range(one.least_bytes, one.most_bytes)} | {one.protocol} | {one.chunks} "
+        f"| {one.channels} |"
         for name, one in files.items()
     ]
     root = (
         [
-            f"Its root is rank {program.root}. MSCCL does not look at the root of a call: call it with this one only.",
+            f"Its root is rank {program.root}; MSCCL does not look at the root of a call, so name no other.",
             "",
         ]
         if program.root is not None
@@ -152,14 +153,14 @@ def _readme(files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
         [
             f"# {kind} among {ranks} ranks, for MSCCL",
             "",
-            "One process for each GPU, ranks in the order of the topology. MSCCL reads every file of the folder that",
-            "MSCCL_ALGO_DIR names, so keep nothing else in it.",
+            "One process for each GPU, ranks in the order of the topology. MSCCL reads every file of the",
+            "folder that MSCCL_ALGO_DIR names, so keep nothing else in it.",
             "",
             "| file | bytes of the whole buffer | protocol | chunks | channels |",
             "|---|---|---|---|---|",
             *rows,
             "",
-            "A call whose elements are no multiple of the chunks, or whose reduction is an average, runs NCCL's own.",
+            "A call whose elements are no multiple of the chunks, or that averages, runs NCCL's own.",
             "",
             *root,
             *(left_out if missing else []),

@@ -2,8 +2,8 @@
 
 Every block is a task that stops wherever another might come in between: while it waits for a flag, a message
 or room in a FIFO, and between reading memory and writing it. Which task goes on is drawn anew at every stop,
-or by priorities that are drawn now and then, so that some blocks are very slow. Shares no code with the checker,
-whose verdicts it can show to be wrong.
+or by priorities that are drawn now and then, so that some blocks are very slow. Shares no code with the
+checker, whose verdicts it can show to be wrong.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Machine:
         """What stands in the outputs."""
         return [memory[Memory.OUTPUT] for memory in self._memory]
 
-    def expected(self) -> list[Array | None]:
+    def expected(self) -> list[Array | None]:  # noqa: PLR0911  (one of each kind)
         """What should; None where it does not matter."""
         given, ranks, root = self._inputs, self._program.ranks, self._program.root or 0
         block = self._program.chunks // ranks

@@ -72,7 +72,7 @@ def fifo_of(protocol: Protocol) -> Fifo:
 
 
 SLOT_BYTES = {Protocol.SIMPLE: 524288, Protocol.LL: 16384, Protocol.LL128: 50176}
-"""Data in one of the eight slots, with buffers of their usual size: of RCCL, whose slots are the smaller ones."""
+"""Data in one of the eight slots, with buffers of their usual size: of RCCL, whose slots are smaller."""
 
 
 def slots_of(program: GlobalProgram) -> int:
@@ -82,7 +82,7 @@ def slots_of(program: GlobalProgram) -> int:
 
 
 def chunks_together(program: GlobalProgram, size_bytes: int | None = None) -> int:
-    """How many chunks of a step one message takes at a size, by default the largest that the program is for."""
+    """How many chunks of a step a message takes at a size, by default the largest that it is for."""
     size = program.most_bytes if size_bytes is None else size_bytes
     if size is None:
         return 1
@@ -96,6 +96,6 @@ def largest_bytes(program: GlobalProgram, chunks: int) -> int:
 
 
 def _per_loop(program: GlobalProgram) -> int:
-    """Chunks that the runtime divides its count of bytes by: of gather and scatter, those of a rank's block."""
+    """Chunks that the runtime divides its bytes by: of gather and scatter, those of a rank's block."""
     blocks = program.ranks if program.kind in {Kind.GATHER, Kind.SCATTER} else 1
     return program.chunks // blocks

@@ -1,7 +1,7 @@
 """A collective as other runtimes execute it: the program of all ranks, in chunks, by thread blocks.
 
-    rank 0  block 0  send 1, channel 0     s   i0          rank 1  block 0  receive 0, channel 0   rrc  i0 + i0 -> i0
-            block 1  receive 1, channel 0  r   i0                  block 1  send 0, channel 0      s    i0  (after block 0, step 0)
+    rank 0  block 0  send to 1       s  i0          rank 1  block 0  receive from 0  rrc  i0 -> i0
+            block 1  receive from 1  r  i0                  block 1  send to 0       s    i0, after block 0
 
 Exporters make these values, readers of foreign files make them, and the checker and the interpreter work on
 them. Two families of operations fit: the two-sided steps of MSCCL, where a message passes a FIFO between two
@@ -189,7 +189,7 @@ Operation: TypeAlias = Step | Move | Signal | Wait | Barrier | Synchronize
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One end of a connection of a one-sided block: with whom, how, and its number among those of the pair."""
+    """One end of a connection of a one-sided block: with whom, how, its number among those of the pair."""
 
     peer: int
     kind: str

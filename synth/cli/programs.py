@@ -1,4 +1,4 @@
-"""Programs for other runtimes: `synth export`, `synth import`, and what verify and run do with their files."""
+"""Programs for other runtimes: `synth export`, `synth import`, what verify and run do with their files."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ def import_(
         return
     print_lines(
         [
-            f"{output}: {schedule.chunk_count} chunks, {gigabytes(schedule.rate)}, {of_bound} of the proven bound"
+            f"{output}: {schedule.chunk_count} chunks, {gigabytes(schedule.rate)}, "
+            f"{of_bound} of the proven bound"
         ]
     )
 
@@ -320,13 +321,14 @@ def _words(program: GlobalProgram) -> str:
 def _served(program: GlobalProgram) -> str:
     end = "" if program.most_bytes is None else f" to {program.most_bytes}"
     return (
-        f"serves {program.least_bytes}{end or ' and more'} bytes whose elements are a multiple of {program.chunks}, "
-        f"{'in' if program.in_place else 'out of'} place"
+        f"serves {program.least_bytes}{end or ' and more'} bytes whose elements are a multiple of "
+        f"{program.chunks}, {'in' if program.in_place else 'out of'} place"
     )
 
 
 def _rate_line(found: Traffic) -> str:
-    return f"  rate  {gigabytes(found.rate)} by the fullest link, {share(found.rate, found.bound.rate)} of the proven bound"
+    of_bound = share(found.rate, found.bound.rate)
+    return f"  rate  {gigabytes(found.rate)} by the fullest link, {of_bound} of the proven bound"
 
 
 def _verdict_document(

@@ -1,4 +1,4 @@
-"""Whether a program does what its collective asks, whatever its thread blocks' timing; shares no code with exports.
+"""Whether a program does what its collective asks, whatever the timing; shares no code with exports.
 
 `check` is the entry. A program passes `structure` (limits, buffers, who talks to whom), `progress` (does it
 end, in the FIFOs there are; what waits for what if not), `order` (what happens before what, always) and

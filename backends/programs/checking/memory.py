@@ -1,7 +1,7 @@
 """What a collective demands of the buffers of its ranks, in chunks, stated for the checker alone.
 
-A *cell* is a chunk of memory of one rank. Where a call is in place, input and output share cells, by the rules
-of NCCL: a rank's block of an allgather lies in its output, and so on.
+A *cell* is a chunk of memory of one rank. Where a call is in place, input and output share cells, as NCCL has
+it: a rank's block of an allgather lies in its output, and so on.
 
 A value is (chunk, contributors): which part of the data, and whose contributions are added up in it. Parts of
 different ranks that are to be added up have the same number; all other data of all ranks is numbered through.
@@ -85,7 +85,7 @@ def given(program: GlobalProgram, rank: int) -> list[Value | None]:
             return [(rank * size + chunk, bit) for chunk in range(size)]
 
 
-def wanted(program: GlobalProgram, rank: int) -> list[Value | None]:
+def wanted(program: GlobalProgram, rank: int) -> list[Value | None]:  # noqa: PLR0911  (one of each kind)
     """What must stand in the output of a rank at the end; None where it does not matter."""
     ranks, whole = program.ranks, program.chunks
     block = whole // ranks

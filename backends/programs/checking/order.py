@@ -5,7 +5,7 @@ end of one step come before the start or the end of another:
 
     its block            the step before has ended
     flags                whoever is waited for has ended
-    messages             a receive starts after its send has started, and ends after it has ended: messages are
+    messages             a receive starts after its send has started, and ends after it has ended: they are
                          passed on piece by piece, in order
     room in the FIFO     a send ends after the receive `FIFO.messages` before it has ended, and starts after
                          the one before that has (with one part a message: after that one)
@@ -76,7 +76,7 @@ class Order:
         return bool(self._starts[second, column] > first)
 
     def clock(self, step: int) -> npt.NDArray[np.int32]:
-        """For each block of these ranks, one more than the last step that has ended before this one starts."""
+        """For each block of these ranks, one more than the last step that has ended before this starts."""
         return self._starts[step]  # type: ignore[no-any-return]
 
     def column(self, block: int) -> int:

@@ -5,9 +5,9 @@ take away what another waits for: whoever can go on still can later. So one run 
 far as possible decides it for all timings, and for all further loops of the program, too: what one loop
 leaves behind is nothing.
 
-A step of several chunks is cut into messages at run time, of as many chunks as fit a slot; small ones at large
-sizes. Those of the least chunks need the most room: whatever ends so ends with longer ones, too, as these take
-less slots and each may move when the last of its chunks did.
+A step of several chunks is cut into messages at run time, of as many chunks as fit a slot; small ones at
+large sizes. Those of the least chunks need the most room: whatever ends so ends with longer ones, too, as
+these take less slots and each may move when the last of its chunks did.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Progress:
     stuck: tuple[Waiting, ...]
 
     def trace(self) -> tuple[Waiting, ...]:
-        """The shortest circle of blocks that wait for each other, or the shortest way to one that cannot go on."""
+        """The shortest circle of blocks that wait for each other, or a block that nobody can help."""
         of_block = {waiting.block: waiting for waiting in self.stuck}
         best: list[Waiting] = []
         for waiting in self.stuck:

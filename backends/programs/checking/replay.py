@@ -1,7 +1,7 @@
 """A program run once with contributor sets, chunk by chunk, and every pair of accesses that nothing orders.
 
-Without races every execution moves the same values, so that one is enough. A race is two accesses of one cell,
-one of them a write, such that neither always comes first.
+Without races every execution moves the same values, so that one is enough. A race is two accesses of one
+cell, one of them a write, such that neither always comes first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Values:
         if found is None:
             one, other = self._values[first], self._values[second]
             result: Value | str | None
-            if first == UNDEFINED or second == UNDEFINED:
+            if UNDEFINED in {first, second}:
                 result = None
             elif isinstance(one, str) or isinstance(other, str):
                 result = one if isinstance(one, str) else other

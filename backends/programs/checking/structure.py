@@ -1,4 +1,4 @@
-"""What can be said of a program without running it: limits, ends of buffers, both ends of every connection."""
+"""What can be said of a program without running it: limits, ends of buffers, ends of connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from arborcast.backends.programs.checking.memory import sizes
 from arborcast.backends.programs.limits import Fifo, Limits, fifo_of
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Step
+from arborcast.backends.programs.program import GlobalProgram, ProgramError, Step, ThreadBlock
 
 Link: TypeAlias = tuple[int, int, int]
 """A connection: sender, receiver, channel."""
@@ -89,7 +89,7 @@ def flatten(program: GlobalProgram) -> Flat:
 
 
 def _posting(flat: Flat, base: list[int], posts: list[list[int]], step: Step, index: int) -> Iterator[int]:
-    """The steps whose flags a step waits for: of each block the first that posts, at the named one or later."""
+    """The steps whose flags a step waits for: of each block the first that posts, from the named one on."""
     for after in step.after:
         if after.block >= len(posts):
             flat.never[index] = f"waits for block {after.block}, which does not exist"
@@ -98,7 +98,7 @@ def _posting(flat: Flat, base: list[int], posts: list[list[int]], step: Step, in
         later = next((post for post in posts[after.block] if post >= named), None)
         if later is None:
             flat.never[index] = (
-                f"waits for step {after.step} of block {after.block}, and no step from there on posts (hasdep)"
+                f"waits for step {after.step} of block {after.block}, and none from there on posts (hasdep)"
             )
         else:
             yield later
@@ -110,37 +110,39 @@ def check_limits(program: GlobalProgram, limits: Limits) -> Iterator[str]:
         yield f"nchannels is {program.channels}, at most {limits.channels}"
     for rank, part in enumerate(program.parts):
         if len(part.blocks) > limits.blocks:
-            yield f"rank {rank}: {len(part.blocks)} thread blocks, RCCL has {limits.blocks} (Azure's executor more)"
+            yield f"rank {rank}: {len(part.blocks)} thread blocks, at most {limits.blocks} in RCCL"
         ends: Counter[tuple[str, int]] = Counter()
         for number, block in enumerate(part.blocks):
             where = f"rank {rank} block {number}"
-            if not 0 <= block.channel < program.channels and (
-                block.send is not None or block.receive is not None
-            ):
-                yield f"{where}: channel {block.channel}, only 0 to {program.channels - 1} (nchannels) are connected"
-            elif not 0 <= block.channel < limits.channels:
-                yield f"{where}: channel {block.channel}, the runtime has 0 to {limits.channels - 1}"
+            talks = block.send is not None or block.receive is not None
+            channels = min(limits.channels, program.channels) if talks else limits.channels
+            if not 0 <= block.channel < channels:
+                yield f"{where}: channel {block.channel}, there are 0 to {channels - 1} (nchannels)"
             for end, peer in (("send", block.send), ("receive", block.receive)):
                 if peer is None:
                     continue
                 if peer >= program.ranks:
                     yield f"{where}: {end} peer {peer}, there are {program.ranks} ranks"
                 ends[end, block.channel] += 1
-            for place, step in enumerate(block.operations):
-                assert isinstance(step, Step), "flattened before"
-                if step.code.sends and block.send is None:
-                    yield f"{where} step {place} ({step}): the block has no send peer"
-                if step.code.receives and block.receive is None:
-                    yield f"{where} step {place} ({step}): the block has no receive peer"
+            yield from _without_peer(block, where)
         for (end, channel), count in ends.items():
             if count > limits.peers:
                 yield f"rank {rank}: {count} blocks {end} on channel {channel}, at most {limits.peers}"
 
 
+def _without_peer(block: ThreadBlock, where: str) -> Iterator[str]:
+    for place, step in enumerate(block.operations):
+        assert isinstance(step, Step), "flattened before"
+        if step.code.sends and block.send is None:
+            yield f"{where} step {place} ({step}): the block has no send peer"
+        if step.code.receives and block.receive is None:
+            yield f"{where} step {place} ({step}): the block has no receive peer"
+
+
 def check_buffers(program: GlobalProgram) -> Iterator[str]:
     """Steps that reach beyond a buffer: of the call, or of what the file says."""
     if program.chunks % program.ranks and program.kind.value not in {"allreduce", "broadcast", "reduce"}:
-        yield f"{program.kind} among {program.ranks}: {program.chunks} chunks are no whole number for each rank"
+        yield f"{program.kind}: {program.chunks} chunks are no multiple of {program.ranks} ranks"
         return
     for rank, part in enumerate(program.parts):
         size = sizes(program, rank)
@@ -170,7 +172,7 @@ def check_shared(program: GlobalProgram) -> Iterator[str]:
         )
         for (end, peer, channel), count in ends.items():
             if count > 1:
-                yield f"rank {rank}: {count} blocks {end} rank {peer} on channel {channel}, which has one FIFO"
+                yield f"rank {rank}: {count} blocks {end} rank {peer} on channel {channel}, by one FIFO"
 
 
 def check_messages(flat: Flat) -> Iterator[str]:
@@ -181,10 +183,10 @@ def check_messages(flat: Flat) -> Iterator[str]:
         for number, (send, receive) in enumerate(zip(sends, receives, strict=False)):
             if flat.steps[send].count != flat.steps[receive].count:
                 yield (
-                    f"{named}: message {number} is sent as {flat.steps[send].count} chunks by {flat.name(send)} "
-                    f"and received as {flat.steps[receive].count} by {flat.name(receive)}"
+                    f"{named}: message {number} is sent as {flat.steps[send].count} chunks by "
+                    f"{flat.name(send)} and received as {flat.steps[receive].count} by {flat.name(receive)}"
                 )
                 break
         if len(sends) != len(receives):
             extra = flat.name(sends[len(receives)] if len(sends) > len(receives) else receives[len(sends)])
-            yield f"{named}: {len(sends)} messages sent, {len(receives)} received; first without other end: {extra}"
+            yield f"{named}: {len(sends)} messages sent, {len(receives)} received; unmatched from {extra} on"

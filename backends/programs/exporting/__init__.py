@@ -1,3 +1,5 @@
-"""Schedules as programs of thread blocks: `logical` (who does what to which chunks), `blocks` (in which block),
-`export` (the entry: units, channels, limits). What comes out is checked by `checking` before it is given away.
+"""Schedules as programs of thread blocks.
+
+`export` is the entry (units, channels, limits); `logical` says who does what to which chunks, `blocks` in
+which thread block. What comes out has passed `checking`.
 """

@@ -1,9 +1,8 @@
 """A schedule as a program that MSCCL executes, within all of its limits.
 
-Chunks of the program are the largest unit that all shares are whole multiples of, or so many as are asked for:
-then shares are rounded, and the rate of the rounded schedule is known. Pieces are not needed: the runtime goes
-through the program again and again, for as much of each chunk as fits a slot, and blocks do not wait for each
-other between two rounds.
+Chunks of the program are the largest unit that all shares are whole multiples of, or as many as are asked
+for: then shares are rounded. Pieces are not needed: the runtime goes through the program again and again, for
+as much of each chunk as fits a slot, and blocks do not wait for each other between two rounds.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def export_program(
         name: what the program is called.
 
     Raises:
-        ProgramError: MSCCL has no such collective, or the schedule does not fit; with the limit and by how much.
+        ProgramError: MSCCL has no such collective, or the schedule does not fit: which limit, by how much.
     """
     collective = schedule.collective
     _check_kind(schedule)
@@ -160,8 +159,8 @@ def _check_kind(schedule: AnySchedule) -> None:
 def _check_units(units: int, collective: Collective) -> None:
     if units > MSCCL.offset:
         raise ProgramError(
-            f"{collective.kind}: exact shares need {units} chunks, offsets go to {MSCCL.offset}; chunks= (--chunks) "
-            "rounds the shares to fewer"
+            f"{collective.kind}: {units} chunks, {units - MSCCL.offset} more than offsets go to "
+            f"({MSCCL.offset}); --chunks (chunks=) rounds the shares to fewer"
         )
 
 
@@ -211,7 +210,7 @@ def _beyond(program: GlobalProgram) -> Iterator[str]:
     for rank, part in enumerate(program.parts):
         steps = max((file_steps(block) for block in part.blocks), default=0)
         if steps > MSCCL.steps:
-            yield f"rank {rank} has a thread block of {steps} steps, {steps - MSCCL.steps} beyond {MSCCL.steps}"
+            yield f"rank {rank} has a block of {steps} steps, {steps - MSCCL.steps} beyond {MSCCL.steps}"
         if len(part.blocks) > MSCCL.blocks:
             blocks = len(part.blocks)
             yield f"rank {rank} has {blocks} thread blocks, {blocks - MSCCL.blocks} beyond {MSCCL.blocks}"
@@ -220,4 +219,4 @@ def _beyond(program: GlobalProgram) -> Iterator[str]:
             yield f"rank {rank} has {elements} elements, {elements - MSCCL.elements} beyond {MSCCL.elements}"
         scratch = part.scratch_chunks
         if scratch > MSCCL.offset:
-            yield f"rank {rank} needs {scratch} chunks of scratch, {scratch - MSCCL.offset} beyond {MSCCL.offset}"
+            yield f"rank {rank} needs {scratch} chunks of scratch, offsets go to {MSCCL.offset}"

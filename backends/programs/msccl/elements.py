@@ -1,7 +1,7 @@
 """The XML that MSCCL's own parser takes, and no more: elements, attributes in double quotes, comments.
 
-That parser is not an XML parser: it knows no entities, no DTD, no declaration, no single quotes, no tabs, and no
-line ends within an element. So neither does this, and nothing in a file can make it large.
+That parser is not an XML parser: it knows no entities, no DTD, no declaration, no single quotes, no tabs, and
+no line ends within an element. So neither does this, and nothing in a file can make it large.
 """
 
 from __future__ import annotations

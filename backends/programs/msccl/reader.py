@@ -88,7 +88,7 @@ class _Reader:
         missing = [name for name in _NEWER if algo.get(name) is None]
         if missing:
             self.notes.append(
-                f"algo: {', '.join(missing)} missing: the first MSCCL runs such a file, its executor and RCCL refuse it"
+                f"algo: {', '.join(missing)} missing: the first MSCCL runs it, executor and RCCL refuse it"
             )
         kind = self._kind_of(algo)
         ranks = _whole(algo, "ngpus", 1, 4096)
@@ -129,7 +129,7 @@ class _Reader:
         if kind is None or kind is Kind.CUSTOM:
             if self._kind is None:
                 raise ProgramError(
-                    f"algo: coll must be a collective that is known, got {shorten(name)}; --collective says what it is"
+                    f"coll must be a known collective, got {shorten(name)}; --collective says what it is"
                 )
             return self._kind
         if name != kind.value.replace("-", ""):
@@ -213,9 +213,7 @@ class _Reader:
             step_at = f"{where}, step {place}"
             said = _whole(element, "s", 0, 1 << 20, step_at)
             if said >= MSCCL.steps:
-                self._once(
-                    f"{where}: step {said}, MSCCL is built for {MSCCL.steps} (0 to {MSCCL.steps - 1}) by default"
-                )
+                self._once(f"{where}: step {said}, MSCCL is built for 0 to {MSCCL.steps - 1} by default")
             if said != place:
                 self._note(f"{where}: step {place} is numbered {said}, which MSCCL does not use")
             depends = (
@@ -229,7 +227,7 @@ class _Reader:
                 continue
             if step is not None and waits and after is None:
                 self._once(
-                    f"{step_at}: must have a dependency of its own, as a nop before it has; the parser refuses it"
+                    f"{step_at}: must have a dependency of its own, as a nop before it has one (refused)"
                 )
             waits = step is None
             lines.append(_Line(step, after, number))
@@ -259,7 +257,7 @@ class _Reader:
             for run in runs:
                 if len(run) > MSCCL.fused:
                     self._once(
-                        f"{where}: {len(run)} reductions into one place are fused, there is room for {MSCCL.fused}"
+                        f"{where}: {len(run)} reductions into one place are fused, room is for {MSCCL.fused}"
                     )
                 last = run[-1].step
                 for line in run:
@@ -270,7 +268,7 @@ class _Reader:
                         and line.step.count != last.count
                     ):
                         self._once(
-                            f"{where}: reductions of {line.step.count} and {last.count} chunks are fused as of {last.count}"
+                            f"{where}: reductions of {line.step.count} and {last.count} chunks are fused"
                         )
                     joined.append(line)
         return joined
