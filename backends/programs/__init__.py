@@ -5,7 +5,7 @@
     verdict = check_program(program)  # shares no code with the export
 
 `program` has the values that all of it speaks of. `limits` is what runtimes can hold, `exporting` makes
-programs of schedules, `msccl` reads and writes that runtime's files, `checking` proves a program right or shows
-why not, `interpreter` runs it on numpy arrays, `traffic` counts what it puts on links, `as_schedule` goes
-back, `folder` exports a table. No torch.
+programs of schedules, `msccl` reads and writes that runtime's files, `checking` proves a program right or
+shows why not, `interpreter` runs it on numpy arrays, `traffic` counts what it puts on links, `as_schedule`
+goes back, `folder` exports a table. No torch.
 """

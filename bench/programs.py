@@ -1,0 +1,300 @@
+"""Programs for other runtimes: are exports right, does the checker miss anything, and what of others' files?
+
+Three parts. *exports*: every machine of the catalog up to 16 ranks, each collective that MSCCL knows, at three
+sizes, in place and not: exported, written, read back, checked, and interpreted under random orders. *mutants*:
+right programs with one mistake each, by the checker and under 100 random orders. *files*: a folder of others'
+XML, by path; nothing of them is kept but the verdict. Results go to `bench/results/programs.json`.
+
+    python bench/programs.py                                   # exports and mutants, some twenty minutes
+    python bench/programs.py --only exports --machines dgx1
+    python bench/programs.py --only files --xml FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from arborcast import topologies
+from arborcast.backends.programs.checking.check import check_program
+from arborcast.backends.programs.exporting.export import export_program
+from arborcast.backends.programs.interpreter import interpret_all
+from arborcast.backends.programs.msccl.reader import read
+from arborcast.backends.programs.msccl.writer import COLLECTIVES, write
+from arborcast.backends.programs.program import GlobalProgram, Protocol
+from arborcast.bench.harness.document import Measure, Row, document, write_document
+from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.program_mutants import judge, mutants
+from arborcast.synth.api import approach
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.request import Request
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+
+RESULTS = Path(__file__).resolve().parent / "results" / "programs.json"
+PARTS = ("exports", "mutants", "files")
+MOST_RANKS = 16
+SHAPES = (
+    "ring:8",
+    "star:8",
+    "full:8",
+    "hypercube:4",
+    "torus:4x4",
+    "mesh:3x4",
+    "tpu-v5e:4x4",
+    "dragonfly:2x2x2",
+)
+SIZES = ((16 << 10, Protocol.LL), (1 << 20, Protocol.SIMPLE), (256 << 20, Protocol.SIMPLE))
+ORDERS_OF_EXPORTS = 10
+MUTATED = ("ring:3", "ring:4", "star:4", "full:4", "torus:3x3", "dgx1")
+MUTATED_KINDS = (
+    Kind.BROADCAST,
+    Kind.REDUCE,
+    Kind.ALLGATHER,
+    Kind.REDUCE_SCATTER,
+    Kind.ALLREDUCE,
+    Kind.ALLTOALL,
+)
+ORDERS_OF_MUTANTS = 100
+
+
+def machines() -> list[str]:
+    """Specs of the catalog up to 16 ranks, one of those whose links are the same, and small shapes."""
+    seen: dict[object, str] = {}
+    for entry in topologies.catalog():
+        try:
+            topology = topologies.load(entry.name)
+        except InputError:  # needs arguments: those shapes are named here
+            continue
+        if topology.ranks <= MOST_RANKS:
+            links = frozenset((link.src, link.dst, link.bandwidth) for link in topology.links)
+            seen.setdefault((topology.ranks, links), entry.name)
+    return [*seen.values(), *SHAPES]
+
+
+def exports(specs: Sequence[str], deadline_s: float) -> Iterator[Row]:
+    """A row for each machine, collective, size and way to call."""
+    for spec in specs:
+        topology = topologies.load(spec).forwarding
+        for kind in COLLECTIVES:
+            for size, protocol in SIZES:
+                schedule, why = _schedule(topology, kind, size, deadline_s)
+                for in_place in (True, False):
+                    row = {
+                        "part": "exports",
+                        "topology": spec,
+                        "collective": str(kind),
+                        "bytes": size,
+                        "in_place": in_place,
+                    }
+                    if schedule is None:
+                        yield {**row, "verdict": "no schedule", "why": why, "wrong": 0}
+                        continue
+                    yield {**row, **_exported(schedule, protocol, size, in_place=in_place)}
+        _say(f"{spec}: exported")
+
+
+def _schedule(topology: Topology, kind: Kind, size: int, deadline_s: float) -> tuple[Schedule | None, str]:
+    try:
+        asked = approach(topology, kind, "auto", Request(deadline_s=deadline_s), "explicit")
+        found = asked.answer() if size == SIZES[-1][0] else asked.selection().fastest(size)
+    except (InputError, InfeasibleError) as error:
+        return None, str(error)
+    except TimedOutError as error:
+        found = error.best
+        if found is None:
+            return None, str(error)
+    assert isinstance(found, Schedule), "asked for in explicit form"
+    return found, ""
+
+
+def _exported(schedule: Schedule, protocol: Protocol, size: int, *, in_place: bool) -> dict[str, Any]:
+    start = time.perf_counter()
+    try:
+        program = export_program(schedule, in_place=in_place, protocol=protocol, most_bytes=size)
+    except InputError as error:
+        return {"verdict": "does not fit", "why": str(error), "wrong": 0}
+    back = read(write(program), root=program.root)
+    assert back.parts == program.parts, "what is written is read back"
+    verdict = check_program(back)
+    seconds = time.perf_counter() - start
+    found = interpret_all(back, range(ORDERS_OF_EXPORTS), elements=4)
+    return {
+        "verdict": "correct" if verdict.correct else "not correct",
+        "why": "; ".join(verdict.errors) or found.hangs or "",
+        "wrong": found.wrong + (found.hangs is not None),
+        "method": schedule.method.name,
+        "chunks": program.chunks,
+        "steps": program.operation_count,
+        "thread_blocks": max(len(part.blocks) for part in program.parts),
+        "channels": program.channels,
+        "seconds": round(seconds, 3),
+    }
+
+
+def mutated(count: int, orders: int, seed: int) -> Iterator[Row]:
+    """A row for each mistake and program that is mutated."""
+    programs = list(_to_mutate())
+    each = -(-count // len(programs))
+    for spec, program in programs:
+        counts: dict[str, Counter[str]] = {}
+        for name, mutant in itertools.islice(mutants(program, seed), each):
+            outcome = judge(name, mutant, orders)
+            if outcome.rejected:
+                what = "rejected" if outcome.wrong else "rejected_never_wrong"
+                if not outcome.wrong:
+                    counts.setdefault(name, Counter())[
+                        f"never wrong: {', '.join(sorted(outcome.rejected))}"
+                    ] += 1
+            else:
+                what = "missed" if outcome.wrong else "equivalent"
+            counts.setdefault(name, Counter())[what] += 1
+        yield from (
+            {
+                "part": "mutants",
+                "topology": spec,
+                "collective": str(program.kind),
+                "protocol": str(program.protocol),
+                "in_place": program.in_place,
+                "mutation": name,
+                **{
+                    what: found[what] for what in ("rejected", "equivalent", "missed", "rejected_never_wrong")
+                },
+                "why_never_wrong": {what: n for what, n in found.items() if what.startswith("never wrong")},
+            }
+            for name, found in sorted(counts.items())
+        )
+
+
+def _to_mutate() -> Iterator[tuple[str, GlobalProgram]]:
+    for spec in MUTATED:
+        topology = topologies.load(spec)
+        for kind in MUTATED_KINDS:
+            schedule = approach(topology, kind, "auto", Request(), "explicit").answer()
+            for protocol in (Protocol.SIMPLE, Protocol.LL):
+                for in_place in (True, False):
+                    try:
+                        yield spec, export_program(schedule, in_place=in_place, protocol=protocol)
+                    except InputError:  # an alltoall in place may not fit
+                        continue
+
+
+def files(folder: Path) -> Iterator[Row]:
+    """A row for each XML file of MSCCL below a folder; equal files once."""
+    seen: set[str] = set()
+    for path in sorted(folder.rglob("*.xml")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if digest in seen:
+            continue
+        seen.add(digest)
+        row: dict[str, Any] = {"part": "files", "file": str(path.relative_to(folder)), "sha256": digest}
+        start = time.perf_counter()
+        try:
+            program = read(text, path.name)
+        except InputError as error:
+            yield {**row, "verdict": "refused", "why": str(error), "kinds": []}
+            continue
+        verdict = check_program(program, max_errors=3)
+        yield {
+            **row,
+            "collective": str(program.kind),
+            "ranks": program.ranks,
+            "protocol": str(program.protocol),
+            "steps": program.operation_count,
+            "verdict": "correct" if verdict.correct else "not correct",
+            "kinds": sorted(verdict.kinds),
+            "why": "; ".join(verdict.errors),
+            "notes": list(verdict.notes),
+            "seconds": round(time.perf_counter() - start, 3),
+        }
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Counts, a line for each part."""
+    told = []
+    for part in PARTS:
+        of_part = [row for row in rows if row["part"] == part]
+        if not of_part:
+            continue
+        if part == "mutants":
+            total = {
+                what: sum(row[what] for row in of_part)
+                for what in ("rejected", "equivalent", "missed", "rejected_never_wrong")
+            }
+        else:
+            total = dict(Counter(row["verdict"] for row in of_part))
+            if part == "exports":
+                total["wrong when interpreted"] = sum(row["wrong"] for row in of_part)
+        told.append(
+            f"{part}: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in total.items())
+        )
+    return told
+
+
+def main() -> None:
+    """Ask, print counts, write the results; parts that were not asked keep their rows."""
+    arguments = _arguments()
+    asked = arguments.only or [part for part in PARTS if part != "files" or arguments.xml is not None]
+    rows: list[Row] = []
+    for part in PARTS:
+        if part not in asked:
+            rows += _kept(arguments.json, part)
+        elif part == "exports":
+            rows += exports(arguments.machines or machines(), arguments.deadline)
+        elif part == "mutants":
+            rows += mutated(arguments.count, ORDERS_OF_MUTANTS, arguments.seed)
+        elif arguments.xml is None:
+            raise SystemExit("programs: files needs --xml FOLDER")
+        else:
+            rows += files(arguments.xml)
+    print("\n".join(summary(rows)))
+    keys = ("part", "topology", "collective", "bytes", "protocol", "in_place", "mutation", "file")
+    found = document(
+        "Are programs for other runtimes right, and does the checker miss anything?",
+        [{**dict.fromkeys(keys), **row} for row in rows],
+        keys=keys,
+        measures={"wrong": Measure("less"), "missed": Measure("less")},
+        units={
+            "wrong": "elements or hangs over ten random orders",
+            "missed": "mutants passed that 100 orders show wrong",
+        },
+        code=RUNTIME,
+    )
+    write_document(arguments.json, found)
+    print(f"written: {arguments.json}")
+
+
+def _kept(path: Path, part: str) -> list[Row]:
+    if not path.is_file():
+        return []
+    return [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["part"] == part]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
+    parser.add_argument("--machines", nargs="+", metavar="SPEC", help="these instead of the catalog's")
+    parser.add_argument("--count", type=int, default=10_000, help="mutants in all")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutants")
+    parser.add_argument("--xml", type=Path, metavar="FOLDER", help="with others' files")
+    parser.add_argument("--deadline", type=float, default=60, help="seconds for each schedule")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
+    return parser.parse_args()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
