@@ -6,8 +6,9 @@
 
 What is named here is public. A schedule passes `lowering` (one program per rank that cannot deadlock), then
 `dataflow` over `transport` inside the process group (`group`, whose `schedules` are found once), or
-`executors`. `measure` runs it on local processes, `probe` finds out what fabric there is. Importing this, and
-whatever needs no tensors, does not import torch.
+`executors`. `programs` writes schedules for other runtimes and checks anybody's files for them. `measure`
+runs schedules on local processes, `probe` finds out what fabric there is. Importing this, and whatever needs
+no tensors, does not import torch.
 """
 
 from __future__ import annotations
@@ -26,16 +27,28 @@ if TYPE_CHECKING:
     from arborcast.backends.measure.launch import RunError as RunError
     from arborcast.backends.measure.launch import run_schedule as run_schedule
     from arborcast.backends.options import Options as Options
+    from arborcast.backends.programs.as_schedule import as_schedule as as_schedule
+    from arborcast.backends.programs.checking.check import check_program as check_program
+    from arborcast.backends.programs.exporting.export import export_program as export_program
+    from arborcast.backends.programs.files import read_program as read_program
+    from arborcast.backends.programs.files import write_program as write_program
+    from arborcast.backends.programs.program import GlobalProgram as GlobalProgram
 
 _HOMES = {
     "ExecutionError": "arborcast.backends.errors",
+    "GlobalProgram": "arborcast.backends.programs.program",
     "Executor": "arborcast.backends.executors.torch_p2p",
     "Options": "arborcast.backends.options",
     "Program": "arborcast.backends.lowering.program",
     "Row": "arborcast.backends.measure.job",
     "RunError": "arborcast.backends.measure.launch",
     "SynthGroup": "arborcast.backends.group.process_group",
+    "as_schedule": "arborcast.backends.programs.as_schedule",
+    "check_program": "arborcast.backends.programs.checking.check",
+    "export_program": "arborcast.backends.programs.exporting.export",
     "lower": "arborcast.backends.lowering.lower",
+    "read_program": "arborcast.backends.programs.files",
+    "write_program": "arborcast.backends.programs.files",
     "run_schedule": "arborcast.backends.measure.launch",
 }
 

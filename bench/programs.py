@@ -1,9 +1,9 @@
-"""Programs for other runtimes: are exports right, does the checker miss anything, and what of others' files?
+"""Programs for other runtimes: whether exports are right, what the checker misses, how others' files fare.
 
-Three parts. *exports*: every machine of the catalog up to 16 ranks, each collective that MSCCL knows, at three
-sizes, in place and not: exported, written, read back, checked, and interpreted under random orders. *mutants*:
-right programs with one mistake each, by the checker and under 100 random orders. *files*: a folder of others'
-XML, by path; nothing of them is kept but the verdict. Results go to `bench/results/programs.json`.
+Three parts. *exports*: every machine of the catalog up to 16 ranks, each collective that MSCCL knows, at
+three sizes, in place and not: exported, written, read back, checked, interpreted under random orders.
+*mutants*: right programs with one mistake each, by the checker and under 100 random orders. *files*: a folder
+of others' XML, by path; nothing of them is kept but the verdict. Results go to `bench/results/programs.json`.
 
     python bench/programs.py                                   # exports and mutants, some twenty minutes
     python bench/programs.py --only exports --machines dgx1

@@ -91,10 +91,8 @@ def export(
             )
         _export_table(source, collective, root, span, output, deadline, as_json)
         return
-    from arborcast.backends.programs.exporting.export import export_program
-    from arborcast.backends.programs.msccl.writer import write
+    from arborcast import backends
     from arborcast.backends.programs.program import Protocol
-    from arborcast.synth.formats.atomic import write_atomically
 
     if root is not None:
         raise InputError(f"--root {root}: the schedule has its own")
@@ -104,7 +102,7 @@ def export(
     writable(output)
     with progress(f"exporting {source}", quiet=as_json):
         schedule = read_correct(Path(source))
-        program = export_program(
+        program = backends.export_program(
             schedule,
             in_place=not out_of_place,
             protocol=Protocol(protocol),
@@ -113,7 +111,7 @@ def export(
             least_bytes=0 if span is None else span[0],
             most_bytes=None if span is None else span[-1],
         )
-        write_atomically(output, write(program))
+        backends.write_program(program, output)
     if as_json:
         print_json({"file": text_of(output), **_facts(program)})
         return
@@ -131,12 +129,11 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Make a schedule of another runtime's program, to simulate, draw, compare and run it."""
-    from arborcast import synth, topologies
-    from arborcast.backends.programs.as_schedule import as_schedule
+    from arborcast import backends, synth, topologies
 
     writable(output)
     with progress(f"reading {file}", quiet=as_json):
-        schedule = as_schedule(read_program(file, collective, root), topologies.load(topology))
+        schedule = backends.as_schedule(read_program(file, collective, root), topologies.load(topology))
         synth.write_schedule(schedule, output)
     of_bound = share(schedule.rate, schedule.bound.rate)
     if as_json:
@@ -152,16 +149,15 @@ def import_(
 
 def read_program(file: Path, collective: str | None, root: int | None) -> GlobalProgram:
     """The program in a file of another runtime."""
-    from arborcast.backends.programs.msccl.reader import MAX_FILE_BYTES, read
+    from arborcast import backends
     from arborcast.synth.collective import NAMED_KINDS, Kind
-    from arborcast.synth.formats.reading import read_text, shorten_path
 
     kind = None
     if collective is not None:
         kind = Kind.named(collective)
         if kind not in NAMED_KINDS:
             raise InputError(f"--collective {collective}: must be one of {', '.join(NAMED_KINDS)}")
-    return read(read_text(file, max_bytes=MAX_FILE_BYTES), shorten_path(file), kind=kind, root=root)
+    return backends.read_program(file, kind=kind, root=root)
 
 
 def verify_program(
@@ -173,8 +169,7 @@ def verify_program(
     as_json: bool,
 ) -> None:
     """Check a program of another runtime, and say what it puts on a topology."""
-    from arborcast import topologies
-    from arborcast.backends.programs.checking.check import check_program
+    from arborcast import backends, topologies
     from arborcast.backends.programs.picture import draw_counterexample
     from arborcast.backends.programs.traffic import traffic
 
@@ -182,7 +177,7 @@ def verify_program(
     fabric = None if topology is None else topologies.load(topology)
     with progress(f"verifying {file}", quiet=as_json):
         program = read_program(file, collective, root)
-        verdict = check_program(program)
+        verdict = backends.check_program(program)
         found = None if fabric is None or not verdict.correct else traffic(program, verdict.messages, fabric)
     if picture is not None and verdict.trace:
         draw_counterexample(verdict, picture, title=f"{file.name}: {', '.join(sorted(verdict.kinds))}")

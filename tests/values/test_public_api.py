@@ -28,7 +28,8 @@ PUBLIC: dict[ModuleType, str] = {
     topologies: """
         Entry GPUS Machine Nic Parameter Rates catalog load load_machine""",
     backends: """
-        ExecutionError Executor Options Program Row RunError SynthGroup lower run_schedule""",
+        ExecutionError Executor GlobalProgram Options Program Row RunError SynthGroup as_schedule
+        check_program export_program lower read_program run_schedule write_program""",
     pipeline: """
         Action Comparison Divisible Layer LinkCosts Plan Prediction Profile Segment Stage Tie Timeline Trainer
         compare plan predict profile read_plan read_profile simulate trace write_plan write_profile""",

@@ -175,7 +175,8 @@ def _within_limits(
         found = next(_beyond(program), None)
         if found is None:
             return program
-        why = why if why and "thread blocks" in found else f"over {number} channels {found}"
+        if not why or "thread blocks" in why:
+            why = f"over {number} channels {found}"
     raise ProgramError(f"{draft.name}: does not fit MSCCL: {why}")
 
 

@@ -1,0 +1,185 @@
+"""The checker of programs, by drawings of what is right and of each thing that may be wrong."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from arborcast.backends.programs.checking.check import check_program
+from arborcast.backends.programs.exporting.export import export_program
+from arborcast.backends.programs.interpreter import interpret_all
+from arborcast.backends.programs.program import GlobalProgram, Protocol
+from arborcast.bench.program_mutants import judge, mutants
+from arborcast.synth import solve
+from arborcast.synth.collective import Kind
+from arborcast.topologies import load
+from tests.programs.drawn import drawn
+
+PAIR = """
+    0>1: s i0 !
+    0<1: r i0 @0.0
+    1<0: rrc i0 i0 !
+    1>0: s i0 @0.0
+"""
+RING = """
+    0>1<2: s i0; rrs i2; rrcs i1 i1; rcs i0; r i2
+    1>2<0: s i1; rrs i0; rrcs i2 i2; rcs i1; r i0
+    2>0<1: s i2; rrs i1; rrcs i0 i0; rcs i2; r i1
+"""
+TWO_INPUTS = """
+    0<1: rrc i0 i0 !
+    0<2: rrc i0 i0 {after} !
+    1>0: s i0
+    2>0: s i0
+"""
+
+
+@pytest.mark.parametrize("protocol", list(Protocol))
+@pytest.mark.parametrize(
+    "program",
+    [
+        drawn(PAIR),
+        drawn(RING, chunks=3),
+        drawn(TWO_INPUTS.format(after="@0.0"), Kind.REDUCE, root=0),
+        drawn(
+            "0>1: s i0:2\n0: cpy i0:2 o0:2\n0<1: r o2:2\n1>0: s i0:2\n1: cpy i0:2 o2:2\n1<0: r o0:2",
+            Kind.ALLGATHER, chunks=4, in_place=False, out_of_place=True,
+        ),
+        drawn("0>1: s i0:2\n0<1: r o2:2\n1>0: s i0:2\n1<0: r o0:2", Kind.ALLGATHER, chunks=4),
+        drawn(
+            "0>1: s i1\n0: cpy i0 o0\n0<1: r o1\n1>0: s i0\n1<0: r o0\n1: cpy i1 o1",
+            Kind.ALLTOALL, chunks=2, in_place=False, out_of_place=True,
+        ),
+        drawn("1>0: s i0\n0<1: r i0", Kind.BROADCAST, root=1),
+        drawn("0>1: s i1\n0<1: rrc i0 o0\n1>0: s i0\n1<0: rrc i1 o0", Kind.REDUCE_SCATTER, chunks=2),
+    ],
+    ids=lambda program: str(program.kind),
+)  # fmt: skip
+def test_right_programs_pass(program: GlobalProgram, protocol: Protocol) -> None:
+    program = replace(program, protocol=protocol)
+    assert check_program(program).errors == ()
+    assert interpret_all(program, range(20)).correct
+
+
+LATE = "1>0: s i0 @0.0"
+IN_TWO = {"chunks": 2}
+SEPARATE = {"in_place": False, "out_of_place": True}
+WRONG = {
+    # Without its dependency rank 1 sends what it may not have added to yet.
+    "race": (PAIR.replace(LATE, "1>0: s i0"), {}, "race", "nothing orders rank 1 block 0 step 0"),
+    "nobody posts": (PAIR.replace("rrc i0 i0 !", "rrc i0 i0"), {}, "deadlock", "none from there on posts"),
+    "not added": (PAIR.replace("rrc i0 i0", "r i0"), {}, "value", "is chunk 0 of rank 0"),
+    "added twice": (
+        "0>1: s i0; s i0 !\n0<1: r i0 @0.1\n1<0: rrc i0 i0; rrc i0 i0 !\n1>0: s i0 @0.1",
+        {},
+        "value",
+        "which overlap",
+    ),
+    "never received": (
+        "0>1: s i0; s i0 !\n0<1: r i0 @0.1\n1<0: rrc i0 i0 !\n1>0: s i0 @0.0",
+        {},
+        "message",
+        "2 messages sent, 1 received; unmatched from rank 0 block 0 step 1 (s i0) on",
+    ),
+    "of two lengths": (
+        "0>1: s i0:2 !\n0<1: r i0:2 @0.0\n1<0: rrc i0 i0; rrc i1 i1 !\n1>0: s i0:2 @0.1",
+        IN_TWO,
+        "message",
+        "is sent as 2 chunks",
+    ),
+    "beyond the buffer": (PAIR.replace(LATE, "1>0: s i1"), {}, "buffer", "i has 1 chunks in a call"),
+    "one FIFO for two": (
+        "0>1: s i0\n0>1: s i0\n1<0: r i0; r i0",
+        {},
+        "shared",
+        "2 blocks send to rank 1 on channel 0",
+    ),
+    "both wait": (
+        "0>1<1: r i0; s i0\n1>0<0: r i0; s i0",
+        {},
+        "deadlock",
+        "of rank 1 on channel 0; rank 1 block 0 step 0 (r i0) waits for a message of rank 0 on",
+    ),
+    "no such block": ("0>1: s i0 @7.0\n1<0: r i0", {}, "deadlock", "block 7, which does not exist"),
+    "writes input": (
+        "0>1: s i0\n0<1: r i0\n1<0: rrc i0 o0 !\n1>0: s o0 @0.0\n0: cpy i0 o0",
+        SEPARATE,
+        "race",
+        "both touch rank 0 i0",
+    ),
+    "channel too high": ("0>1#32: s i0\n1<0#32: r i0", {}, "limit", "channel 32, there are 0 to 31"),
+    "never chosen": (PAIR, {"in_place": False}, "fault", "it is never chosen"),
+    "overlaps itself": ("0: cpy i0:2 i1:2\n1: cpy i0 i0", {"chunks": 3}, "race", "reads what it writes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_programs_are_told_apart(name: str) -> None:
+    text, details, kind, message = WRONG[name]
+    verdict = check_program(drawn(text, **details))  # type: ignore[arg-type]
+    assert kind in verdict.kinds
+    assert any(message in error for error in verdict.errors), verdict.errors
+
+
+def exchange(messages: int) -> str:
+    """Two ranks that both send so many messages before they receive."""
+    sends = "; ".join(f"s i{at}" for at in range(messages))
+    receives = sends.replace("s i", "r o")
+    return f"0>1<1: {sends}; {receives}\n1>0<0: {sends}; {receives}"
+
+
+@pytest.mark.parametrize(("protocol", "depth"), [(Protocol.SIMPLE, 2), (Protocol.LL, 8), (Protocol.LL128, 8)])
+def test_a_fifo_holds_so_many_messages_and_no_more(protocol: Protocol, depth: int) -> None:
+    for messages, hangs in ((depth, False), (depth + 1, True)):
+        program = drawn(
+            exchange(messages), Kind.ALLTOALL, chunks=20, in_place=False, out_of_place=True, protocol=protocol
+        )  # fmt: skip
+        verdict = check_program(program)
+        assert ("deadlock" in verdict.kinds) is hangs
+        assert (interpret_all(program, range(3)).hangs is not None) is hangs
+    assert verdict.circle
+    assert [(wait.rank, wait.block) for wait in verdict.trace] == [(0, 0), (1, 0)]
+    assert f"which holds {depth} messages" in verdict.trace[0].text
+
+
+def test_chunks_of_a_step_share_a_message_where_the_largest_size_allows() -> None:
+    text = "0>1<1: s i0:8 !; r s0:8\n0: re s0:8 i0:8 @0.1\n1>0<0: s i0:8 !; r s0:8\n1: re s0:8 i0:8 @0.1"
+    text = text.replace("r s0:8", "r s0:8 !")
+    small = drawn(text, chunks=8, scratch=8, most_bytes=1 << 20)
+    assert check_program(small).correct
+    verdict = check_program(replace(small, most_bytes=None))
+    # Two messages of four chunks still fit: 2 MiB for four chunks of eight are 4 MiB.
+    assert "hangs above 4194304 bytes, where less than 4 chunks fit a message" in verdict.errors[0]
+
+
+def test_what_comes_round_piece_by_piece_overtakes_nothing_but_other_chunks() -> None:
+    # Rank 0 sends chunks 0 and 1, which come back through rank 1 while it may still be reading the second.
+    right = "0>1: s i0:2\n0<1: r i0:2\n1>0<0: rcs i0:2"
+    assert "race" not in check_program(drawn(right, Kind.BROADCAST, chunks=2, root=0)).kinds
+    shifted = right.replace("0<1: r i0:2", "0<1: r i1:2")
+    assert "race" in check_program(drawn(shifted, Kind.BROADCAST, chunks=3, root=0)).kinds
+
+
+def test_adding_steps_of_ll_read_before_their_message_comes() -> None:
+    # Rank 0 writes i0 and sends it on; that rank 1's answer comes later orders nothing for LL.
+    text = "0<1: r i0 !\n0>1: s i0 @0.0\n0<1#1: rrc i0 i0\n1>0: s i0\n1<0: r s0 !\n1>0#1: s i0 @1.0"
+    simple = drawn(text, Kind.BROADCAST, root=1, scratch=1)
+    assert "race" not in check_program(simple).kinds
+    assert "race" in check_program(replace(simple, protocol=Protocol.LL)).kinds
+
+
+@pytest.mark.parametrize(
+    ("count", "orders"), [(40, 8), pytest.param(1000, 50, marks=pytest.mark.long)], ids=["few", "many"]
+)
+def test_mutants_are_rejected_or_equivalent(count: int, orders: int) -> None:
+    rejected = 0
+    cases = (("ring:3", Kind.ALLREDUCE), ("ring:4", Kind.ALLGATHER), ("star:3", Kind.REDUCE_SCATTER))
+    for spec, kind in cases:
+        program = export_program(solve(load(spec), kind))
+        for name, mutant in itertools.islice(mutants(program, 1), count):
+            outcome = judge(name, mutant, orders)
+            assert not outcome.missed, name
+            rejected += bool(outcome.rejected)
+    assert rejected > len(cases) * count * 0.6

@@ -1,0 +1,104 @@
+"""`synth export`, `import`, and verify and run of programs: what they say, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from arborcast.backends.programs.msccl.reader import read
+from arborcast.backends.programs.msccl.writer import write
+from arborcast.synth import solve, write_schedule
+from arborcast.synth.collective import Kind
+from arborcast.topologies import load
+from tests.programs.drawn import drawn
+from tests.programs.test_checker import exchange
+from tests.support.commands import Command, refused
+
+
+@pytest.fixture
+def exported(tmp_path: Path, command: Command) -> Path:
+    write_schedule(solve(load("ring:4"), "allreduce"), tmp_path / "ring.json")
+    file = tmp_path / "ring.xml"
+    said = command("export", str(tmp_path / "ring.json"), "-o", str(file), "--sizes", "1KiB:1MiB")
+    assert (said.status, said.err) == (0, "")
+    assert f"{file}: allreduce among 4 ranks, in place: 4 chunks by Simple, 36 steps" in said.out
+    return file
+
+
+def test_a_schedule_goes_out_and_comes_back(exported: Path, command: Command) -> None:
+    verdict = command("verify", str(exported), "--topology", "ring:4", "--json").document
+    assert verdict["correct"] is True
+    assert (verdict["rate"], verdict["bound"]) == ("4/3", "4/3")
+    assert (verdict["least_bytes"], verdict["most_bytes"]) == (1024, 1 << 20)
+    assert "100 % of the proven bound" in command("verify", str(exported), "--topology", "ring:4").out
+    ran = command("run", str(exported), "--sizes", "1KiB", "--json").document
+    assert ran["correct"] is True
+    assert ran["rows"][0]["orders"] == 5
+    back = exported.with_suffix(".json")
+    assert command("import", str(exported), "--topology", "ring:4", "-o", str(back)).status == 0
+    assert command("verify", str(back), "--json").document["rate"] == "4/3"
+
+
+def test_a_hang_is_told_and_drawn(tmp_path: Path, command: Command) -> None:
+    program = drawn(exchange(3), Kind.ALLTOALL, chunks=20, in_place=False, out_of_place=True)
+    file, picture = tmp_path / "hang.xml", tmp_path / "hang.svg"
+    file.write_text(write(program))
+    said = command("verify", str(file), "--picture", str(picture))
+    assert (said.status, said.out) == (1, f"drawn {picture}\n")
+    assert "not correct: hangs, 2 blocks wait: rank 0 block 0 step 2 (s i2) waits for room" in said.err
+    assert said.err.count("\n") == 1
+    assert "<svg" in picture.read_text()
+    ran = command("run", str(file), "--sizes", "1KiB")
+    assert (ran.status, "2 of 2 blocks wait for ever" in ran.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('<!DOCTYPE a [<!ENTITY b "c">]><algo/>', "takes no DTD"),
+        ("<system version='1'/>", "takes no single quotes"),
+        ('<system version="1"/>', "must begin with an element algo, got 'system'"),
+        ("<" * 5000, "must be an element"),
+        ("<a>" * 5000, "must not be nested this deep"),
+    ],
+)
+def test_other_xml_is_refused(text: str, message: str, tmp_path: Path, command: Command) -> None:
+    file = tmp_path / "file.xml"
+    file.write_text(text)
+    for words in (("verify", str(file)), ("run", str(file))):
+        refused(command(*words), "file.xml: ", message)
+
+
+def test_a_table_becomes_a_folder_with_its_commands(tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "table"
+    said = command(
+        "export", "ring:3", "broadcast", "--root", "1", "-o", str(folder), "--sizes", "1KiB:1MiB", "--json"
+    )
+    files = [entry["file"] for entry in said.document["files"]]
+    assert sorted(path.name for path in (folder / "msccl-algorithms").iterdir()) == sorted(files)
+    ranges = []
+    for name in files:
+        program = read((folder / "msccl-algorithms" / name).read_text(), root=1)
+        assert (program.kind, program.ranks) == (Kind.BROADCAST, 3)
+        assert program.chunks & (program.chunks - 1) == 0  # so that usual sizes divide by them
+        if program.in_place:
+            ranges.append((program.least_bytes, program.most_bytes))
+    assert ranges[0][0] == 0 and ranges[-1][1] is None
+    assert all(
+        before[1] is not None and before[1] + 1 == after[0]
+        for before, after in zip(ranges, ranges[1:], strict=False)
+    )
+    readme = (folder / "README.md").read_text()
+    assert "mpirun -np 3 -x MSCCL_ALGO_DIR=$PWD/msccl-algorithms" in readme
+    assert "broadcast_perf" in readme and "Its root is rank 1" in readme
+
+
+def test_the_document_of_a_refusal_is_one_object(tmp_path: Path, command: Command) -> None:
+    file = tmp_path / "race.xml"
+    file.write_text(write(drawn("0>1: s i0\n0<1: r i0\n1<0: rrc i0 i0\n1>0: s i0")))
+    said = command("verify", str(file), "--json")
+    found = json.loads(said.out)
+    assert (said.status, found["correct"], found["kinds"]) == (1, False, ["race", "value"])
+    assert [wait["rank"] for wait in found["trace"]] == [0, 0]
