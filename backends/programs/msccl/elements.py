@@ -90,6 +90,8 @@ def _why(text: str, position: int) -> str:
     end = text.find(">", position)
     element = text[position : end + 1 if end >= 0 else len(text)]
     where = f"line {_line(text, position)}: "
+    if not element.startswith("<"):
+        return where + f"must be an element, got {shorten(element[:40])}"
     if element.startswith("<?"):
         return where + "MSCCL's parser takes no XML declaration"
     if element.startswith("<!"):
