@@ -128,7 +128,7 @@ def import_(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a schedule of another runtime's program, to simulate, draw, compare and run it."""
+    """Make a schedule of another runtime's program."""
     from arborcast import backends, synth, topologies
 
     writable(output)

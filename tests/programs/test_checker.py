@@ -170,6 +170,14 @@ def test_adding_steps_of_ll_read_before_their_message_comes() -> None:
     assert "race" in check_program(replace(simple, protocol=Protocol.LL)).kinds
 
 
+def test_steps_of_ll_pass_on_before_they_write() -> None:
+    # Rank 1 writes what it passes on; that its message comes back tells so with Simple alone.
+    text = "0>1: s i0\n1>0<0: rcs i0\n0<1: r s0 !\n0>1#1: s s0 @1.0\n1<0#1: r s0; cpy i0 s1"
+    simple = drawn(text, Kind.BROADCAST, root=0, scratch=2)
+    assert check_program(simple).correct
+    assert check_program(replace(simple, protocol=Protocol.LL)).kinds == {"race"}
+
+
 @pytest.mark.parametrize(
     ("count", "orders"), [(40, 8), pytest.param(1000, 50, marks=pytest.mark.long)], ids=["few", "many"]
 )

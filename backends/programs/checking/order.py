@@ -11,7 +11,8 @@ end of one step come before the start or the end of another:
                          the one before that has (with one part a message: after that one)
 
 Long messages give the least order; shorter ones of fewer chunks only add to it. With LL and LL128 a step that
-adds reads its source before the message is there, so that messages do not delay its start.
+adds reads its source before the message is there, so that messages do not delay its start; and one that
+passes on what it writes sends it first, so that its message does not tell that it has ended.
 """
 
 from __future__ import annotations
@@ -28,56 +29,54 @@ MOST_BYTES = 1 << 29
 
 
 class Order:
-    """Happens-before among the steps of one rank; for programs that come to their end.
+    """Happens-before among the steps of some ranks; for programs that come to their end."""
 
-    Attributes:
-        chain: of each step, the message that it passes on: the number of the send that began it, -1 for none.
-        place: how many ranks the message has passed before.
-    """
-
-    def __init__(self, flat: Flat, order: Iterable[int], ranks: range, *, by_messages: bool = True) -> None:
+    def __init__(self, flat: Flat, order: Iterable[int], ranks: range) -> None:
         """Work out the clocks of the steps in `order`, for the blocks of `ranks`."""
-        self._flat = flat
         blocks = [block for block, (rank, _) in enumerate(flat.blocks) if rank in ranks]
+        self._flat = flat
         self._column = {block: column for column, block in enumerate(blocks)}
-        width = max(1, len(blocks))
-        self._starts = np.zeros((len(flat.steps), width), dtype=np.int32)
-        ends = np.zeros((len(flat.steps), width), dtype=np.int32)
-        self.chain, self.place = _chains(flat)
-        sender, freed, long_freed = _partners(flat) if by_messages else ({}, {}, {})
-        maximum = np.maximum
+        self._starts = np.zeros((len(flat.steps), max(1, len(blocks))), dtype=np.int32)
+        self._ends = np.zeros_like(self._starts)
+        self._chain, self._place = _chains(flat)
+        sender, frees_end, frees_start = _partners(flat)
+        early = flat.fifo.parts == 1  # what LL and LL128 do before others would
         first = set(flat.first)
-        late = flat.fifo.parts == 1
         for step in order:
-            start, end = self._starts[step], ends[step]
+            start, end = self._starts[step], self._ends[step]
             if step not in first:
-                start[:] = ends[step - 1]
+                start[:] = self._ends[step - 1]
             for before in flat.waits[step]:
-                maximum(start, ends[before], out=start)
+                self._follow(start, before)
             send = sender.get(step)
-            if send is not None and not (late and flat.steps[step].code.reads):
-                maximum(start, self._starts[send], out=start)
-            receive = long_freed.get(step)
-            if receive is not None:
-                maximum(start, ends[receive], out=start)
+            if send is not None and not (early and flat.steps[step].code.reads):
+                np.maximum(start, self._starts[send], out=start)
+            if step in frees_start:
+                self._follow(start, frees_start[step])
             end[:] = start
             if send is not None:
-                maximum(end, ends[send], out=end)
-            receive = freed.get(step)
-            if receive is not None:
-                maximum(end, ends[receive], out=end)
+                self._follow(end, send, unfinished=early and flat.steps[send].code.writes)
+            if step in frees_end:
+                self._follow(end, frees_end[step])
             column = self._column.get(flat.block[step])
             if column is not None:
                 end[column] = step + 1
 
-    def before(self, first: int, second: int) -> bool:
-        """Whether a step of these ranks has always ended before another of the same rank starts."""
-        column = self._column[self._flat.block[first]]
-        return bool(self._starts[second, column] > first)
+    def _follow(self, clock: npt.NDArray[np.int32], step: int, *, unfinished: bool = False) -> None:
+        """Let a moment come after what comes before the end of a step; `unfinished`: not after that end."""
+        column = self._column.get(self._flat.block[step])
+        known = None if column is None or not unfinished else max(clock[column], self._starts[step, column])
+        np.maximum(clock, self._ends[step], out=clock)
+        if known is not None:
+            clock[column] = known
 
     def clock(self, step: int) -> npt.NDArray[np.int32]:
         """For each block of these ranks, one more than the last step that has ended before this starts."""
         return self._starts[step]  # type: ignore[no-any-return]
+
+    def passes(self, first: int, second: int) -> bool:
+        """Whether one message passes a step and later another, piece by piece."""
+        return self._chain[first] == self._chain[second] != -1 and self._place[first] < self._place[second]
 
     def column(self, block: int) -> int:
         """The column of a block in the clocks."""
@@ -100,7 +99,7 @@ def _partners(flat: Flat) -> tuple[dict[int, int], dict[int, int], dict[int, int
 
 
 def _chains(flat: Flat) -> tuple[list[int], list[int]]:
-    """For each step the message that it takes part in, and at which place of its way."""
+    """For each step its message, by the send that began it (-1: none), and how many steps it has passed."""
     sender, _, _ = _partners(flat)
     chain, place = [-1] * len(flat.steps), [0] * len(flat.steps)
     for index, step in enumerate(flat.steps):

@@ -186,7 +186,7 @@ class _Replay:
         flat, order = self._flat, self._orders(rank)
         start = self._buffers[rank].start
         block = flat.block
-        chain, place = order.chain, order.place
+        passes_on = flat.fifo.parts > 1  # whether what a step writes is there before the message goes on
         written: dict[int, tuple[int, int]] = {}
         read: dict[int, list[tuple[int, int]]] = {}
         seen: set[tuple[int, int]] = set()
@@ -207,18 +207,14 @@ class _Replay:
                 first = start[span.memory] + span.start
                 for offset in range(span.count):
                     cell = first + offset
-                    earlier = [written[cell]] if cell in written else []
+                    earlier = [(*written[cell], passes_on)] if cell in written else []
                     if writes:
-                        earlier += read.get(cell, ())
-                    for other, at in earlier:
+                        earlier += ((*access, True) for access in read.get(cell, ()))
+                    for other, at, before_sending in earlier:
                         if (
                             block[other] == block[index]
                             or clock[order.column(block[other])] > other
-                            or (
-                                chain[other] == chain[index] != -1
-                                and place[other] < place[index]
-                                and at <= offset
-                            )
+                            or (before_sending and at <= offset and order.passes(other, index))
                             or (other, index) in seen
                         ):
                             continue

@@ -166,6 +166,9 @@ class _Reader:
                 nodes = 1 + ranks + sum(1 + len(block) for block in element)
                 if nodes > MSCCL.elements:
                     self.faults.append(f"gpu {rank}: {nodes} elements, the parser keeps {MSCCL.elements}")
+        cells = sum(part.scratch_chunks for part in parts.values())
+        if cells > MAX_CELLS:
+            raise ProgramError(f"at most {MAX_CELLS} chunks of scratch on all ranks are read, got {cells}")
         missing = [rank for rank in range(ranks) if rank not in parts]
         if missing:
             raise ProgramError(f"ngpus is {ranks}, gpu {missing[0]} is missing")
