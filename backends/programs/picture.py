@@ -13,8 +13,10 @@ MOST_BOXES = 12
 """Steps of a counterexample that are drawn."""
 
 
-def draw_counterexample(verdict: ProgramVerdict, path: Path | str, *, title: str) -> None:
+def draw_counterexample(verdict: ProgramVerdict, path: Path | str, *, name: str) -> None:
     """Draw the trace of a verdict: a box for each step, an arrow to the one that it waits for.
+
+    `name` says of which program.
 
     Raises:
         InputError: there is nothing to draw, an unknown suffix, no matplotlib, or the file cannot be written.
@@ -59,5 +61,6 @@ def draw_counterexample(verdict: ProgramVerdict, path: Path | str, *, title: str
                 (1.0, len(boxes) - 1),
                 arrowprops={"arrowstyle": "->", "color": QUIET, "connectionstyle": "bar,fraction=-0.08"},
             )
-        note = f"{left} more steps are not drawn" if left else ""
-        headline(figure, title, note)
+        what = "Who waits for whom" if "deadlock" in verdict.kinds else "What nothing orders"
+        note = f"; {left} more steps are not drawn" if left else ""
+        headline(figure, what, f"{name}{note}")

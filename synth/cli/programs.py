@@ -180,7 +180,7 @@ def verify_program(
         verdict = backends.check_program(program)
         found = None if fabric is None or not verdict.correct else traffic(program, verdict.messages, fabric)
     if picture is not None and verdict.trace:
-        draw_counterexample(verdict, picture, title=f"{file.name}: {', '.join(sorted(verdict.kinds))}")
+        draw_counterexample(verdict, picture, name=file.name)
     if as_json:
         print_json(_verdict_document(program, verdict, found, picture if verdict.trace else None))
     elif verdict.correct:
