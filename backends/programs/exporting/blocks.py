@@ -39,7 +39,7 @@ class _Fused:
             and receive.source is not None
             and receive.used == [send]
             and receive.target is not None
-            and (receive.target.memory is Memory.SCRATCH or receive.replaced)
+            and (receive.target.memory is Memory.SCRATCH or receive.replaced == receive.target.count)
         )
 
 

@@ -48,7 +48,7 @@ class Action:
         after: actions of the rank that must be done before.
         origin: of a send, the receive that brought just what is sent, None where there is none.
         used: of a receive, actions that read what it wrote.
-        replaced: whether what it wrote is written over later by something else.
+        replaced: how many of the chunks that it wrote are written over later by something else.
     """
 
     rank: int
@@ -61,12 +61,12 @@ class Action:
     after: list[Action] = field(default_factory=list)
     origin: Action | None = None
     used: list[Action] = field(default_factory=list)
-    replaced: bool = False
+    replaced: int = 0
 
 
 @dataclass(slots=True)
 class _Place:
-    """Who touched a piece of memory last."""
+    """Who touched a chunk of memory last."""
 
     written: Action | None = None
     read: list[Action] = field(default_factory=list)
@@ -116,26 +116,31 @@ class Ranks:
 
     def _do(self, action: Action, reads: Span | None, writes: Span | None) -> None:
         after: dict[int, Action] = {}
-        if reads is not None:
-            place = self._place(action.rank, reads)
-            if place.written is not None:
-                after[id(place.written)] = place.written
-                place.written.used.append(action)
-                action.origin = place.written if action.sends else None
+        writers: dict[int | None, Action | None] = {}
+        for cell in self._cells(action.rank, reads):
+            place = self._places[cell]
+            writers[id(place.written)] = place.written
             place.read.append(action)
-        if writes is not None:
-            place = self._place(action.rank, writes)
-            for earlier in [*place.read, *([place.written] if place.written else [])]:
-                if earlier is not action:
+        for writer in writers.values():
+            if writer is not None:
+                after[id(writer)] = writer
+                writer.used.append(action)
+                action.origin = writer if action.sends and len(writers) == 1 else None
+        for cell in self._cells(action.rank, writes):
+            place = self._places[cell]
+            for earlier in (*place.read, place.written):
+                if earlier is not None and earlier is not action:
                     after[id(earlier)] = earlier
             if place.written is not None and reads is None:
-                place.written.replaced = True
-            place.written, place.read = action, []
+                place.written.replaced += 1
+            self._places[cell] = _Place(action)
         action.after = list(after.values())
         self.actions[action.rank].append(action)
 
-    def _place(self, rank: int, span: Span) -> _Place:
-        """By memory and start; in place, the output is where the input is."""
+    def _cells(self, rank: int, span: Span | None) -> Iterator[tuple[int, Memory, int]]:
+        """Memory by chunks; in place, the output is where the input is."""
+        if span is None:
+            return
         memory, start = span.memory, span.start
         if self._in_place and memory is Memory.OUTPUT:
             whole, block = self.layout.count, self.layout.block
@@ -148,7 +153,8 @@ class Ranks:
                     memory, start = Memory.INPUT, start + offset
                 case _ if start < whole:
                     memory = Memory.INPUT
-        return self._places[rank, memory, start]
+        for chunk in range(start, start + span.count):
+            yield rank, memory, chunk
 
     def _home(self, rank: int, piece: Piece) -> Span | None:
         key = rank, piece.number
