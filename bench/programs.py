@@ -142,37 +142,29 @@ def _exported(schedule: Schedule, protocol: Protocol, size: int, *, in_place: bo
 
 
 def mutated(count: int, orders: int, seed: int) -> Iterator[Row]:
-    """A row for each mistake and program that is mutated."""
+    """A row for each machine and mistake, over all collectives, protocols and ways to call."""
     programs = list(_to_mutate())
     each = -(-count // len(programs))
+    counts: dict[tuple[str, str], Counter[str]] = {}
     for spec, program in programs:
-        counts: dict[str, Counter[str]] = {}
         for name, mutant in itertools.islice(mutants(program, seed), each):
             outcome = judge(name, mutant, orders)
             if outcome.rejected:
                 what = "rejected" if outcome.wrong else "rejected_never_wrong"
-                if not outcome.wrong:
-                    counts.setdefault(name, Counter())[
-                        f"never wrong: {', '.join(sorted(outcome.rejected))}"
-                    ] += 1
             else:
                 what = "missed" if outcome.wrong else "equivalent"
-            counts.setdefault(name, Counter())[what] += 1
-        yield from (
-            {
-                "part": "mutants",
-                "topology": spec,
-                "collective": str(program.kind),
-                "protocol": str(program.protocol),
-                "in_place": program.in_place,
-                "mutation": name,
-                **{
-                    what: found[what] for what in ("rejected", "equivalent", "missed", "rejected_never_wrong")
-                },
-                "why_never_wrong": {what: n for what, n in found.items() if what.startswith("never wrong")},
-            }
-            for name, found in sorted(counts.items())
-        )
+            found = counts.setdefault((spec, name), Counter())
+            found[what] += 1
+            if what == "rejected_never_wrong":
+                found[f"never wrong: {', '.join(sorted(outcome.rejected))}"] += 1
+    for (spec, name), found in sorted(counts.items()):
+        yield {
+            "part": "mutants",
+            "topology": spec,
+            "mutation": name,
+            **{what: found[what] for what in ("rejected", "equivalent", "missed", "rejected_never_wrong")},
+            "why_never_wrong": sorted(what for what in found if what.startswith("never wrong")),
+        }
 
 
 def _to_mutate() -> Iterator[tuple[str, GlobalProgram]]:
@@ -258,7 +250,7 @@ def main() -> None:
         else:
             rows += files(arguments.xml)
     print("\n".join(summary(rows)))
-    keys = ("part", "topology", "collective", "bytes", "protocol", "in_place", "mutation", "file")
+    keys = ("part", "topology", "collective", "bytes", "in_place", "mutation", "file")
     found = document(
         "Are programs for other runtimes right, and does the checker miss anything?",
         [{**dict.fromkeys(keys), **row} for row in rows],
