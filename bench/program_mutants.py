@@ -163,12 +163,11 @@ def _offset(step: Step, program: GlobalProgram, chance: random.Random) -> Step |
 
 def _count(step: Step, program: GlobalProgram, chance: random.Random) -> Step | None:
     count = max(1, step.count + chance.choice((-1, 1)))
-    ends = {
-        name: replace(span, count=count)
-        for name, span in (("source", step.source), ("target", step.target))
-        if span is not None
-    }
-    return replace(step, **ends)
+
+    def longer(span: Span | None) -> Span | None:
+        return None if span is None else replace(span, count=count)
+
+    return replace(step, source=longer(step.source), target=longer(step.target))
 
 
 def _memory(step: Step, program: GlobalProgram, chance: random.Random) -> Step | None:

@@ -36,6 +36,7 @@ from arborcast.bench.program_mutants import judge, mutants
 from arborcast.synth.api import approach
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
@@ -104,6 +105,7 @@ def exports(specs: Sequence[str], deadline_s: float) -> Iterator[Row]:
 
 
 def _schedule(topology: Topology, kind: Kind, size: int, deadline_s: float) -> tuple[Schedule | None, str]:
+    found: AnySchedule | None
     try:
         asked = approach(topology, kind, "auto", Request(deadline_s=deadline_s), "explicit")
         found = asked.answer() if size == SIZES[-1][0] else asked.selection().fastest(size)

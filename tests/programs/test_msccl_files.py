@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.msccl.reader import read
@@ -116,3 +118,27 @@ def test_fused_reductions_have_room_for_sixteen() -> None:
     steps = "; ".join(f"re s{at} i0" for at in range(17))
     program = read(write(drawn(f"0: {steps}\n1: cpy i0 i0", scratch=17)))
     assert program.faults == ("gpu 0, tb 0: 17 reductions into one place are fused, room is for 16",)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_damaged_files_are_refused_or_judged(data: st.DataObject) -> None:
+    text = write(
+        drawn(
+            "0>1<1: s i0; rrc i1 s0 !; re s0 o0\n1>0<0: rrs i0; cpy i0 o0\n1: cpy i1 o1 @0.1",
+            chunks=2,
+            scratch=1,
+        )
+    )
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        what = data.draw(
+            st.sampled_from(["", "9", "-1", "0", '"', "<", "s", "\n", "\t", "rrcs", "&", "\u2603"])
+        )
+        text = text[:at] + what + text[at + data.draw(st.integers(0, 2)) :]
+    try:
+        program = read(text)
+    except ProgramError as error:
+        assert "\n" not in str(error)
+        return
+    check_program(program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 
@@ -73,7 +74,7 @@ class _Check:
             tuple(self._notes),
             self._trace,
             self._circle,
-            _messages(program),
+            _messages(program, flat),
         )
 
     def _run(self, flat: Flat) -> None:
@@ -158,12 +159,9 @@ def _pair(flat: Flat, race: Race) -> tuple[Wait, ...]:
     )
 
 
-def _messages(program: GlobalProgram) -> dict[tuple[int, int], Fraction]:
+def _messages(program: GlobalProgram, flat: Flat) -> dict[tuple[int, int], Fraction]:
     """The share of the buffer that each rank sends to each other."""
-    chunks: dict[tuple[int, int], int] = {}
-    for rank, part in enumerate(program.parts):
-        for block in part.blocks:
-            if block.send is not None:
-                count = sum(step.count for step in block.operations if step.code.sends)  # type: ignore[union-attr]
-                chunks[rank, block.send] = chunks.get((rank, block.send), 0) + count
+    chunks: Counter[tuple[int, int]] = Counter()
+    for (src, dst, _), sends in flat.sends.items():
+        chunks[src, dst] += sum(flat.steps[step].count for step in sends)
     return {pair: Fraction(count, program.chunks) for pair, count in chunks.items() if count}
