@@ -43,7 +43,10 @@ def collective_of(program: GlobalProgram, topology: Topology) -> Collective:
 
 
 def traffic(
-    program: GlobalProgram, messages: Mapping[tuple[int, int], Fraction], topology: Topology
+    program: GlobalProgram,
+    messages: Mapping[tuple[int, int], Fraction],
+    topology: Topology,
+    bound: Bound | None = None,
 ) -> Traffic:
     """Where the messages of a program go; each takes a shortest way through switches.
 
@@ -51,6 +54,7 @@ def traffic(
         program: which one.
         messages: the share of the buffer from rank to rank, as the checker counts it.
         topology: of as many ranks.
+        bound: of the collective there, where it is known already.
 
     Raises:
         ProgramError: another number of ranks, or ranks that exchange messages and have no way to each other.
@@ -65,7 +69,8 @@ def traffic(
             loads[hop] = loads.get(hop, Fraction(0)) + share
     fullest = max(loads, key=lambda hop: loads[hop] / topology.bandwidth[hop], default=None)
     rate = Fraction(0) if fullest is None else topology.bandwidth[fullest] / loads[fullest]
-    return Traffic(loads, rate, fullest, synth.bound(topology, collective.kind, root=collective.root or 0))
+    limit = bound or synth.bound(topology, collective.kind, root=collective.root or 0)
+    return Traffic(loads, rate, fullest, limit)
 
 
 def routes(topology: Topology, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Vertex, ...]]:

@@ -93,6 +93,7 @@ def export(
         return
     from arborcast import backends
     from arborcast.backends.programs.program import Protocol
+    from arborcast.backends.programs.traffic import traffic
 
     if root is not None:
         raise InputError(f"--root {root}: the schedule has its own")
@@ -111,11 +112,19 @@ def export(
             least_bytes=0 if span is None else span[0],
             most_bytes=None if span is None else span[-1],
         )
+        found = traffic(program, backends.check_program(program).messages, schedule.topology, schedule.bound)
         backends.write_program(program, output)
     if as_json:
-        print_json({"file": text_of(output), **_facts(program)})
+        print_json({"file": text_of(output), **_facts(program), "rate": str(found.rate)})
         return
-    print_lines([f"{output}: {_words(program)}", f"  {_served(program)}"])
+    print_lines([f"{output}: {_words(program)}", f"  {_served(program)}", _rate_line(found)])
+    if found.rate < schedule.rate:
+        print_lines(
+            [
+                f"  the schedule reaches {gigabytes(schedule.rate)}; the program's shares are rounded, or it "
+                "cannot say which way messages take"
+            ]
+        )
 
 
 def import_(

@@ -25,6 +25,7 @@ def exported(tmp_path: Path, command: Command) -> Path:
     said = command("export", str(tmp_path / "ring.json"), "-o", str(file), "--sizes", "1KiB:1MiB")
     assert (said.status, said.err) == (0, "")
     assert f"{file}: allreduce among 4 ranks, in place: 4 chunks by Simple, 36 steps" in said.out
+    assert "rate  4/3 GB/s (1.333) by the fullest link, 100 % of the proven bound" in said.out
     return file
 
 
