@@ -54,6 +54,7 @@ bench: install
 	$(BIN)/python bench/fragments.py
 	$(BIN)/python bench/sweeps.py
 	$(BIN)/python bench/aggregation.py
+	$(BIN)/python bench/programs.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/loopback.py
 	# Status 2: this machine cannot emulate links, and the line says why. The next two need them, too.
