@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from arborcast.backends.programs.limits import fifo_of
+from arborcast.backends.programs.limits import chunks_together, fifo_of
 from arborcast.backends.programs.program import (
     Code,
     GlobalProgram,
@@ -299,8 +299,16 @@ def interpret_all(program: GlobalProgram, seeds: Sequence[int], *, elements: int
     for seed in seeds:
         for in_place in (True, False):
             if program.in_place if in_place else program.out_of_place:
-                loops = 1 + seed % 2
-                result = interpret(program, in_place=in_place, seed=seed, elements=elements, loops=loops)
+                # A chunk that does not fit a slot is gone through in several loops.
+                together = chunks_together(program)
+                result = interpret(
+                    program,
+                    in_place=in_place,
+                    seed=seed,
+                    elements=elements,
+                    loops=1 + seed % 2 if together == 1 else 1,
+                    together=together,
+                )
                 if not result.correct:
                     return result
     return result

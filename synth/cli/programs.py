@@ -210,6 +210,7 @@ def verify_program(
 def run_program(file: Path, sizes: str, orders: int, as_json: bool) -> None:
     """Interpret a program on whole numbers under random orders of its thread blocks."""
     from arborcast.backends.programs.interpreter import interpret
+    from arborcast.backends.programs.limits import chunks_together
     from arborcast.synth.formats.sizes import size_range
 
     program = read_program(file, None, None)
@@ -223,8 +224,10 @@ def run_program(file: Path, sizes: str, orders: int, as_json: bool) -> None:
                     f"{elements * program.chunks * program.ranks}"
                 )
             ways = [way for way, can in ((True, program.in_place), (False, program.out_of_place)) if can]
+            together = chunks_together(program, 8 * elements * program.chunks)
+            loops = 2 if together == 1 else 1
             found = [
-                interpret(program, in_place=way, seed=seed, elements=elements, loops=1 + seed % 2)
+                interpret(program, in_place=way, seed=seed, elements=elements, loops=loops, together=together)
                 for way in ways
                 for seed in range(orders)
             ]

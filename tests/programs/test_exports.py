@@ -58,6 +58,14 @@ def _check_export(topology: Topology, kind: Kind, protocol: Protocol, in_place: 
     assert again.rate == schedule.rate or len({transfer.via for transfer in schedule.transfers}) > 1
 
 
+def test_in_place_nothing_is_written_over_what_is_still_to_be_sent() -> None:
+    schedule = synth.solve(load("mesh:1x4"), "alltoall")
+    assert schedule.steps > 1  # so that blocks come in before all have gone out
+    program = export_program(schedule)
+    assert program.in_place
+    assert interpret_all(program, range(10)).correct
+
+
 def test_an_export_is_drawn() -> None:
     program = export_program(synth.solve(load("ring:3"), "broadcast", max_trees=1))
     drawn = [

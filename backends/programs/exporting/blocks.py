@@ -166,7 +166,7 @@ def _step(fused: _Fused, after: tuple[After, ...], posts: bool, scratch: _Scratc
         assert send is not None, "a step does something"
         return Step(Code.SEND, scratch.span(send.source), None, after, posts)
     if receive.peer is None:
-        return Step(Code.COPY, receive.source, receive.target, after, posts)
+        return Step(Code.COPY, scratch.span(receive.source), receive.target, after, posts)
     source = scratch.span(receive.source)
     if fused.forwards_only:
         return Step(Code.RECEIVE_REDUCE_SEND, source, None, after, posts)

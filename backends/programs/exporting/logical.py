@@ -88,6 +88,8 @@ class Ranks:
         self._homes: dict[tuple[int, int], Span | None] = {}
         self._places: dict[tuple[int, Memory, int], _Place] = defaultdict(_Place)
         self._copy(most)
+        self._late: list[tuple[int, Piece, Span, Span]] = []
+        self._given_until = self._last_sends() if in_place and self._kind is Kind.ALLTOALL else {}
         in_order = sorted(enumerate(schedule.transfers), key=lambda pair: (pair[1].step, pair[0]))
         for _, group in groupby(in_order, key=lambda pair: pair[1].step):
             transfers = [transfer for _, transfer in group]
@@ -97,6 +99,8 @@ class Ranks:
             for transfer in transfers:
                 for piece in self.pieces[transfer.chunk]:
                     self._receive(transfer.dst, transfer.src, transfer.step, piece, transfer.reduce)
+        for rank, piece, source, target in self._late:
+            self._do(Action(rank, piece, schedule.steps, None, False, source, target), source, target)
 
     def _send(self, rank: int, peer: int, step: int, piece: Piece) -> None:
         home = self._home(rank, piece)
@@ -110,9 +114,27 @@ class Ranks:
         own = Span(Memory.SCRATCH, _OWN_PLACE + piece.number, piece.stop - piece.start)
         stays = home is not None and home.memory is not Memory.INPUT
         target = home if stays and home is not None else final or own
+        if any(self._given_until.get(cell, -1) > step for cell in self._cells(rank, target)):
+            # What is given there is sent later.
+            self._late.append((rank, piece, own, target))
+            target = own
         action = Action(rank, piece, step, peer, False, source, target)
         self._do(action, reads=source, writes=target)
         self._homes[rank, piece.number] = target
+
+    @property
+    def _kind(self) -> Kind:
+        return self._schedule.collective.kind
+
+    def _last_sends(self) -> dict[tuple[int, Memory, int], int]:
+        """The step in which each chunk of an input is sent for the last time."""
+        last: dict[tuple[int, Memory, int], int] = {}
+        for transfer in self._schedule.transfers:
+            if transfer.src == self._schedule.chunks[transfer.chunk].owner:
+                for piece in self.pieces[transfer.chunk]:
+                    for cell in self._cells(transfer.src, self._home(transfer.src, piece)):
+                        last[cell] = max(last.get(cell, -1), transfer.step)
+        return last
 
     def _do(self, action: Action, reads: Span | None, writes: Span | None) -> None:
         after: dict[int, Action] = {}
@@ -145,7 +167,7 @@ class Ranks:
         if self._in_place and memory is Memory.OUTPUT:
             whole, block = self.layout.count, self.layout.block
             offset = self._schedule.collective.ranks.index(rank) * block
-            match self._schedule.collective.kind:
+            match self._kind:
                 case Kind.ALLGATHER | Kind.GATHER:
                     if offset <= start < offset + block:
                         memory, start = Memory.INPUT, start - offset
