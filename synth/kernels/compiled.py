@@ -129,9 +129,7 @@ class Kernel(Generic[Parameters, Result]):
         if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
             return True
         if _state.depth:
-            return (
-                True  # what a plain kernel calls may be given lists, which have types only in compiled code
-            )
+            return True  # it may be given lists, which have types only in compiled code
         if _state.compiles or _state.plain_s > PLAIN_S:
             return False
         return _elements(arguments) <= SMALL
@@ -141,9 +139,10 @@ class Kernel(Generic[Parameters, Result]):
         if self._compiled is None:
             folder = kernel_folder()
             import numba
+            from numba.extending import typeof_impl
 
-            from arborcast.synth.kernels import nested  # noqa: F401 (kernels may call kernels)
-
+            if Kernel not in typeof_impl.registry:
+                typeof_impl.register(Kernel)(_type_of_compiled)  # kernels may call kernels
             _state.compiles = True
             compiled: Any = numba.njit(cache=folder is not None)(self.function)
             if folder is not None:
@@ -156,6 +155,12 @@ def _elements(values: tuple[object, ...]) -> int:
     """Of all arrays, in tuples too."""
     arrays = sum(it.size for it in values if isinstance(it, np.ndarray))
     return arrays + sum(_elements(it) for it in values if isinstance(it, tuple))
+
+
+def _type_of_compiled(value: Kernel[..., Any], context: object) -> object:
+    import numba
+
+    return numba.typeof(value.compiled())  # type: ignore[no-untyped-call]
 
 
 def kernel(function: Callable[Parameters, Result]) -> Kernel[Parameters, Result]:
