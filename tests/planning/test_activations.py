@@ -92,7 +92,7 @@ def replayed_bytes(profile, units, samples, microbatches):
 
 
 @given(models(), st.integers(1, 3), st.integers(1, 4), st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_a_replay_of_the_passes_holds_as_much(profile, samples, in_flight, data):
     units = data.draw(st.sampled_from(list(every_choice(0, profile.depth, Menu(True, 1.0)))))
     start = data.draw(st.integers(0, len(units) - 1))
@@ -109,7 +109,7 @@ def test_a_replay_of_the_passes_holds_as_much(profile, samples, in_flight, data)
     st.integers(1, 5),
     st.data(),
 )
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_the_choice_is_that_of_brute_force(profile, menu, share, in_flight, data):
     start = data.draw(st.integers(0, profile.depth - 1))
     end = data.draw(st.integers(start + 1, profile.depth))

@@ -133,7 +133,7 @@ def test_published_values_are_those_of_brute_force(topology, profile, microbatch
     st.sampled_from([Menu(True), Menu(False, 0.5), Menu(True, 2.0)]),
     st.data(),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_values_with_choices_by_layer_are_those_of_brute_force(
     topology, profile, order, microbatches, menu, data
 ):

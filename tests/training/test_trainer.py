@@ -101,7 +101,6 @@ PLANS = {
     "1-3": plan_of([1, 3], "1f1b", microbatches=2),
     "3-1, recomputed": plan_of([3, 1], "pe", microbatches=2, recompute=True),
     "1-2-1, by layer": by_layer(plan_of([1, 2, 1]), "rko"),
-    "two stages, by layer": by_layer(plan_of([1, 1], "pe", microbatches=5), "or+k"),
     "interleaved, by layer": by_layer(around([1, 1], "interleaved", depth=LAYERS), "or+ko"),
     "interleaved": around([1, 1], "interleaved", depth=LAYERS),
     "interleaved on four, ragged": around([1, 1, 1, 1], "interleaved", depth=LAYERS, microbatches=5),
