@@ -24,7 +24,7 @@ PUBLIC: dict[ModuleType, str] = {
         TimedOutError Timing Topology Verdict bound pareto read_collective read_schedule repair simulate solve
         sweep verify without write_schedule""",
     groups: """
-        GroupSchedule GroupSchedules JointCertificate JointVerdict Level solve_groups verify_groups""",
+        GroupSchedule GroupSchedules JointCertificate JointVerdict Level along solve_groups verify_groups""",
     topologies: """
         Entry GPUS Machine Nic Parameter Rates catalog load load_machine""",
     backends: """
