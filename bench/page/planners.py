@@ -15,6 +15,7 @@ from arborcast.bench.page.parts import (
     Section,
     Strong,
     Table,
+    Tone,
     all_rows,
     cell,
     columns,
@@ -67,7 +68,7 @@ def gains_table(document: Document) -> Table:
             told = "tie" if abs(row.gain - 1) <= LEVEL else times(row.gain)
             left = row.data_parallel_us / row.floor_us
             beyond = f" of {times(left)}" if left > 0 else ""
-            tone = "ours" if row.gain > 1 + LEVEL else "bad" if row.gain < 1 - LEVEL else "quiet"
+            tone: Tone = "ours" if row.gain > 1 + LEVEL else "bad" if row.gain < 1 - LEVEL else "quiet"
             return Cell(f"{told}{beyond}", row.gain, tone)
 
         return shown

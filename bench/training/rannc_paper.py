@@ -164,7 +164,7 @@ def _tall(topology: Topology) -> Iterator[dict[str, Any]]:
         "batch": TALL_BATCH,
         "parameters": parameters(profile),
     }
-    limited = {"batch": TALL_BATCH, "memory_bytes": LIMIT_BYTES}
+    limited: dict[str, Any] = {"batch": TALL_BATCH, "memory_bytes": LIMIT_BYTES}
     methods: Mapping[str, Callable[[int], Plan]] = {
         "rannc": lambda m: rannc(profile, network, microbatches=m, **limited),
         "arborcast": lambda m: over_hosts(profile, network, TALL_BATCH),

@@ -151,13 +151,13 @@ def compare_profile(
 
     found[PIPELINE] = _best(pipeline, profile, network, batch, counts)
     found[FREE] = _best(ours, profile, network, batch, counts)
-    case = {
+    case: dict[str, Any] = {
         "testbed": testbed.name,
         "model": profile.model,
         "batch": batch,
         "floor_us": floor_us(profile, batch, testbed.topology.ranks),
     }
-    rows = [
+    rows: list[dict[str, Any]] = [
         case | {"method": method} | _columns(found[method], profile, network, batch)
         for method in (SPP, *(name for name in METHODS if name != SPP), PIPELINE, FREE)
     ]

@@ -331,7 +331,7 @@ class _Space:
                     least_us = float(busy.max() + (costs.forward.one + costs.forth.one).sum())
                     plan = plan_of(question, partition, self.network, self.profile)
                     found.append((_rounded(least_us), count, plan))
-        shapes = {}  # device orders aside, of which the better one comes first
+        shapes: dict[object, Plan] = {}  # device orders aside, of which the better one comes first
         for _, count, plan in sorted(found, key=lambda it: it[:2]):
             replicas = tuple(stage.replicas for stage in plan.stages)
             if shapes.setdefault((plan.cuts, replicas, count), plan) is plan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +25,9 @@ from arborcast.synth.cli.options import (
 )
 from arborcast.synth.cli.plan_description import describe_plan, figures, plan_document
 from arborcast.synth.errors import InputError
+
+if TYPE_CHECKING:
+    from arborcast.pipeline.planning.planner import PlanWishes
 
 Model = Annotated[
     str,
@@ -110,6 +113,18 @@ def plan(
     for path in (output, picture, trace, profile_output):
         writable(path)
     on = load_fabric(fabric)
+    wishes: PlanWishes = {
+        "batch": batch,
+        "microbatches": microbatches,
+        "order": order,
+        "recompute": recompute,
+        "offload_gbps": offload,
+        "max_in_flight": max_in_flight,
+        "keep_ties_together": keep_ties,
+        "stages": stages,
+    }
+    if memory is not None:
+        wishes["memory_bytes"] = parse_size(memory)
     watch = Stopwatch()
     with progress(f"planning {model} on {on.topology.name}", quiet=as_json):
         made, *trained_on = _called(model) if ".py:" in model else (model,)
@@ -120,15 +135,7 @@ def plan(
             device=device,
             name=model,
             methods=EVERY if method == "all" else (method,),
-            batch=batch,
-            microbatches=microbatches,
-            order=order,
-            recompute=recompute,
-            offload_gbps=offload,
-            max_in_flight=max_in_flight,
-            keep_ties_together=keep_ties,
-            stages=stages,
-            **({} if memory is None else {"memory_bytes": parse_size(memory)}),
+            **wishes,
         )
     best, predicted = found.best.runnable()
     document = plan_document(found, watch.seconds, output)
@@ -139,7 +146,8 @@ def plan(
     if profile_output is not None:
         write_profile(found.profile, profile_output)
     if picture is not None:
-        draw_plan(best, found.profile, predicted, picture, batch=found.batch, memory_bytes=found.memory_bytes)
+        limit = found.memory_bytes if isinstance(found.memory_bytes, int) else None
+        draw_plan(best, found.profile, predicted, picture, batch=found.batch, memory_bytes=limit)
     if trace is not None:
         write_chrome_trace({"predicted": predicted.timeline}, trace)
     if as_json:
