@@ -17,6 +17,7 @@ from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import COLLECTIVES, file_steps, write
 from arborcast.backends.programs.program import ProgramError, Protocol
 from arborcast.synth.collective import Kind
+from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.support.strategies import topologies
@@ -59,10 +60,15 @@ def _check_export(topology: Topology, kind: Kind, protocol: Protocol, in_place: 
 
 
 def test_in_place_nothing_is_written_over_what_is_still_to_be_sent() -> None:
-    schedule = synth.solve(load("mesh:1x4"), "alltoall")
-    assert schedule.steps > 1  # so that blocks come in before all have gone out
+    pair = load("full:2")
+    collective = synth.Collective.on(pair, "alltoall")
+    chunks = [Chunk(Fraction(1, 2), 0, 1), Chunk(Fraction(1, 2), 1, 0)]
+    transfers = [Transfer(0, 0, 1, 0), Transfer(1, 1, 0, 1)]  # one after the other
+    bound = synth.bound(pair, "alltoall")
+    schedule = synth.Schedule.build(pair, collective, Method("drawn"), bound, chunks, transfers)
     program = export_program(schedule)
-    assert program.in_place
+    drawn = [[str(step) for block in part.blocks for step in block.operations] for part in program.parts]
+    assert drawn == [["s i1", "r o1"], ["r s0", "s i0", "cpy s0 -> o0"]]
     assert interpret_all(program, range(10)).correct
 
 
