@@ -1,12 +1,12 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Thirteen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+Fourteen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
 models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside the
 others (plans), where they gain (gains), RaNNC's experiments planned (rannc), the sweeps of the Divisible
 paper (divisible), the planner's own time (planner), a training step on emulated links (testbed), what orders
 leave of the bubble (bubbles), our steps beside those of torch's own schedules and DDP (runtimes), accuracy
 over time with and without waiting for updates (convergence), what limits of memory cost by what becomes of
-results (activations).
+results (activations), what ranks hold of a model made on "meta" (memory).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -305,6 +305,29 @@ def activations(quick: bool) -> dict[str, Any]:
     )
 
 
+def memory(quick: bool) -> dict[str, Any]:
+    """The memory of ranks, beside what their plan says."""
+    from arborcast.bench.training.memory_use import SETTINGS, SMALL, memory_rows
+
+    settings = SMALL if quick else SETTINGS
+    return document(
+        "Does a rank need as much memory as its plan says?",
+        [row for setting in settings for row in memory_rows(setting)],
+        keys=("model", "order", "stage"),
+        measures={"ratio": Measure("less"), "live_bytes": Measure("less")},
+        units={
+            "live_bytes": "behind torch's tensors, at most, from before the trainer is made to after 3 steps",
+            "predicted_bytes": "by the plan; the rest of the columns are its parts",
+            "ratio": "of the two",
+            "resident_bytes": "by which the process's resident memory grew at most: with what gloo, the C "
+            "library and kernels keep",
+        },
+        packages=(*TORCH, "transformers"),
+        code=TRAINING,
+        limit=1.1,
+    )
+
+
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "curves": curves,
     "models": models,
@@ -319,6 +342,7 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "runtimes": runtimes,
     "convergence": convergence,
     "activations": activations,
+    "memory": memory,
 }
 
 

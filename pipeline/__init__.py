@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from arborcast.pipeline.costs.links import LinkCosts as LinkCosts
     from arborcast.pipeline.costs.measured import profile as profile
     from arborcast.pipeline.model.divisible import Divisible as Divisible
+    from arborcast.pipeline.model.meta import initialise as initialise
+    from arborcast.pipeline.model.meta import on_meta as on_meta
     from arborcast.pipeline.model.traced import trace as trace
     from arborcast.pipeline.order.actions import Action as Action
     from arborcast.pipeline.planning.comparison import Comparison as Comparison
@@ -53,6 +55,8 @@ _HOMES = {
     "Timeline": "arborcast.pipeline.simulation.timeline",
     "Trainer": "arborcast.pipeline.trainer",
     "compare": "arborcast.pipeline.planning.comparison",
+    "initialise": "arborcast.pipeline.model.meta",
+    "on_meta": "arborcast.pipeline.model.meta",
     "plan": "arborcast.pipeline.planning.planner",
     "predict": "arborcast.pipeline.planning.prediction",
     "profile": "arborcast.pipeline.costs.measured",

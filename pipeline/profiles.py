@@ -32,6 +32,13 @@ class Layer:
         weights_us: the part of `backward_us` that computes gradients of parameters, and so can wait where
             an order splits backward passes. None where nobody measured it: then half of it, as of a product
             of matrices, in a layer with gradients, and nothing in one without.
+        working_bytes: what a pass needs besides `saved_bytes`, at the fullest moment: results that are not
+            kept, gradients on their way.
+        working_fixed_bytes: the part of it that does not shrink with fewer samples: gradients of parameters
+            before they are added.
+        update_bytes: what the optimizer needs besides its state while it steps; one parameter at a time.
+        passing_bytes: the part of `saved_bytes` that is input which no operator keeps, of this layer or the
+            one before: it stays only where a stage begins with this layer.
     """
 
     name: str
@@ -45,6 +52,10 @@ class Layer:
     forward_fixed_us: float = 0.0
     backward_fixed_us: float = 0.0
     weights_us: float | None = None
+    working_bytes: int = 0
+    working_fixed_bytes: int = 0
+    update_bytes: int = 0
+    passing_bytes: int = 0
 
     @property
     def weights_share(self) -> float:
@@ -110,6 +121,8 @@ class Profile:
                 ("forward_fixed_us", "forward_us"),
                 ("backward_fixed_us", "backward_us"),
                 ("weights_us", "backward_us"),
+                ("working_fixed_bytes", "working_bytes"),
+                ("passing_bytes", "saved_bytes"),
             ):
                 some, total = getattr(layer, part), getattr(layer, whole)
                 if some is not None and some > total:
@@ -151,7 +164,32 @@ class Profile:
 
     def saved_bytes(self, start: int, end: int, samples: float) -> float:
         """Bytes that a forward pass of the layers [start, end) keeps for its backward pass."""
-        return sum(it.saved_bytes for it in self.layers[start:end]) * samples / self.samples
+        passing = sum(it.passing_bytes for it in self.layers[start + 1 : end])
+        return (sum(it.saved_bytes for it in self.layers[start:end]) - passing) * samples / self.samples
+
+    def working_bytes(self, start: int, end: int, samples: float) -> float:
+        """Bytes beyond `saved_bytes` of a microbatch's passes through the layers [start, end).
+
+        While a layer goes back, what those behind it had saved is gone.
+        """
+        share, kept, most = samples / self.samples, 0.0, 0.0
+        for index in range(start, end):
+            it, kept = self.layers[index], self.saved_bytes(start, index + 1, samples)
+            rest = it.working_bytes - it.working_fixed_bytes
+            most = max(most, kept + it.working_fixed_bytes + rest * share)
+        return max(most - kept, 0.0)
+
+    def update_bytes(self, start: int, end: int) -> int:
+        """Bytes that an update needs besides the optimizer's state, where these layers are a stage.
+
+        Of parameters that other stages share, gradients are copied to be summed.
+        """
+        shared = sum(
+            2 * it.size_bytes
+            for it in self.ties
+            if 0 < sum(start <= layer < end for layer in it.layers) < len(it.layers)
+        )
+        return max(shared, *(it.update_bytes for it in self.layers[start:end]))
 
     def parameter_bytes(self, start: int, end: int) -> int:
         """Bytes of parameters and buffers of the layers [start, end), shared ones once."""

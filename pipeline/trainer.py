@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -50,7 +51,7 @@ from arborcast.pipeline.run.recorder import NullRecorder, Recorder
 from arborcast.pipeline.run.sharded import AXES, Prepare, column, prepared
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.run.update import OptimizerOf, Update, check_optimizer
-from arborcast.pipeline.run.weights import broadcast, joined
+from arborcast.pipeline.run.weights import Weights, broadcast, give_values, joined
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
@@ -91,7 +92,8 @@ class Trainer:
             often is), then for one microbatch in 17. A check calls it two or three times more, at some five
             times its cost. Not for a function that draws random numbers.
         seed: of the random numbers of passes (dropout): every step, microbatch, replica and stage draws its
-            own, the same ones whenever a training with this plan and seed is repeated.
+            own, the same ones whenever a training with this plan and seed is repeated. Also of the first
+            values of a model on "meta", which do not depend on the plan (`pipeline.initialise`).
         batch_norm: normalises each microbatch (over all replicas). Running statistics change with each
             ("microbatch"), or once a batch by the mean and variance over all of it ("deferred").
         accumulate: how many batches an update is for. The mean of their losses counts ("sum": the sum;
@@ -112,6 +114,10 @@ class Trainer:
         start_timeout_s: the same at the start, where some ranks may have to find their schedules first.
         device: "cpu".
         record: whether `timeline` has something to tell.
+        weights: where values come from: a safetensors file, a folder of them, or one of
+            torch.distributed.checkpoint, of which every rank reads what it holds; or what gives a module of a
+            model on "meta" its first values in place, called as by `nn.Module.apply`. None for the values
+            that there are, and for first ones by `reset_parameters` (and transformers' `_init_weights`).
 
     Attributes:
         plan: as given.
@@ -120,6 +126,7 @@ class Trainer:
 
     Raises:
         PlanError: the plan does not fit the model, the job or the topology.
+        CheckpointError: `weights` are not of this model, or cannot be read; on all ranks.
         InputError: another argument breaks a rule.
     """
 
@@ -147,6 +154,7 @@ class Trainer:
         start_timeout_s: float = 600.0,
         device: str = "cpu",
         record: bool = False,
+        weights: Weights | None = None,
     ) -> None:
         _check(
             plan, loss_reduction, accumulate, clip_norm, min(timeout_s, start_timeout_s), device, precision
@@ -178,6 +186,7 @@ class Trainer:
         self._assignments = Assignment.all_of(self._column, self._rank)
         held = " and ".join(str(it.stage) for it in self._assignments)
         self._name = f"rank {self._rank}" + (f" (stage {held})" if held else "")
+        self._weights = weights
         self._loss_fn, self._loss_reduction, self._check_loss = loss_fn, loss_reduction, check_loss
         self._seed, self._batch_norm = seed, batch_norm
         self._accumulate, self._clip_norm = accumulate, clip_norm
@@ -195,7 +204,6 @@ class Trainer:
         self._kept: tuple[nn.Module, Any, float | None] | None = None
         self._waiting: tuple[nn.Module, OptimizerOf] | None = None
         self._parts: tuple[StepExecutor, Update, Any, Layered] | None = None
-        self._shapes: dict[str, tuple[int, ...]] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._frozen = ""
         self._trained: dict[str, bool] = {}  # by name, where `prepare` made parameters
@@ -326,7 +334,7 @@ class Trainer:
                     raise refusal
                 signature = self._agreed(model, heard, said)
                 if changed:
-                    update.check_complete()
+                    update.check_complete("parameters must be frozen or unfrozen")
         if batch is None:
             assert signature.inputs is not None, "somebody was given some"
             batch = Batch.of(told(signature.inputs), targets, model.sample_dims(0), self._column)
@@ -442,7 +450,7 @@ class Trainer:
             return executor.gather_outputs()
 
     def state_dict(self, average: nn.Module | None = None) -> dict[str, Tensor]:
-        """Of the whole model, on every rank; every rank calls it.
+        """Of the whole model, in the memory of every rank; every rank calls it. `save` takes no more.
 
         Args:
             average: another module with the entries of `module`, such as the `module` of torch's
@@ -460,39 +468,66 @@ class Trainer:
         Raises:
             CheckpointError: an entry is missing or has another shape; on all ranks, and nothing is changed.
         """
-        module = self._ready()[2]
-        checkpoints.check_state(self._shapes, state)
+        _, _, module, model = self._ready()
+        whole = model.divide(0, model.depth).state_dict()
+        checkpoints.check_state(
+            {name: tuple(it.shape) for name, it in whole.items() if isinstance(it, Tensor)}, state
+        )
         if self._assignments:
             checkpoints.load_state(module, state)
 
-    def optimizer_state_dict(self) -> checkpoints.OptimizerState:
-        """Of the whole model's parameters by name, on every rank; every rank calls it.
+    def save(self, folder: Path | str) -> None:
+        """Write a checkpoint of all that a training goes on from; every rank calls it and writes its part.
 
-        With it what else a training goes on from: `steps` so far, which dropout depends on, and for float16
-        the `scaler`, as `torch.amp.GradScaler` has it.
-        """
-        update = self._ready()[1]
-        self._faults.refuse()
-        with self._faults.all_or_nothing(lambda: "gathering the optimizer's state"):
-            state = checkpoints.gather_optimizer_state(
-                update.optimizer, update.parameters, self._groups.job, self.plan
-            )
-        return state | {"scaler": self._precision.state_dict(), "steps": self._steps}
+        It is one of torch.distributed.checkpoint: `model` by the model's own names, `optimizer` as
+        `get_optimizer_state_dict` flattens it, `trainer` with the number of steps and float16's scale. It
+        loads into a trainer with any plan, and by torch's own functions into serial training. It is whole
+        before it has its name.
 
-    def load_optimizer_state_dict(self, state: checkpoints.OptimizerState) -> None:
-        """Take the optimizer's state for the whole model; every rank calls it.
-
-        Where it has no `scaler` or `steps` (of serial training, or of an older checkpoint), those stay.
+        Args:
+            folder: new, or a checkpoint, which is replaced; on a file system that all ranks share.
 
         Raises:
-            CheckpointError: a parameter is missing, or its options do not fit.
+            CheckpointError: it cannot be written; on all ranks, which may go on.
+            InputError: some batches of an update are still to come.
         """
-        update = self._ready()[1]
-        if state.get("scaler"):
-            self._precision.load_state_dict(state["scaler"])
-        self._steps = state.get("steps", self._steps)
-        if update.optimizer is not None:
-            checkpoints.load_optimizer_state(update.optimizer, update.parameters, state)
+        _, update, module, _ = self._ready()
+        self._faults.refuse()
+        update.check_complete("a checkpoint must be written")
+
+        def entries() -> dict[str, Any]:
+            return {
+                "model": checkpoints.model_entries(module) if self._assignments else {},
+                "optimizer": checkpoints.optimizer_entries(update.optimizer, update.parameters),
+                "trainer": {"steps": self._steps, "scaler": self._precision.state_dict()},
+            }
+
+        with self._faults.all_or_nothing(lambda: f"saving {folder}", forgives=True):
+            checkpoints.write(folder, entries, self._groups.job)
+
+    def load(self, folder: Path | str) -> None:
+        """Go on from a checkpoint of a trainer with any plan, or of serial training; every rank calls it.
+
+        Without `trainer` in it (of serial training), the number of steps and the scale stay.
+
+        Raises:
+            CheckpointError: it cannot be read, is of another model, or options of the optimizer do not fit;
+                on all ranks. Nothing is changed, unless a file breaks while it is read: then the trainer is
+                of no more use.
+        """
+        _, update, module, model = self._ready()
+        self._faults.refuse()
+        job, whole = self._groups.job, model.divide(0, model.depth)
+        with self._faults.all_or_nothing(lambda: f"reading {folder}", forgives=True):
+            loading = checkpoints.together(
+                job,
+                lambda: checkpoints.Loading(folder, whole, module, update.optimizer, update.parameters),
+            )
+        with self._faults.all_or_nothing(lambda: f"loading {folder}"):
+            going = checkpoints.together(job, loading.load)
+            self._steps = going.get("steps", self._steps)
+            if going.get("scale") is not None:
+                self._precision.load_state_dict(going)
 
     # ------------------------------------------------------------------ beginning and end
 
@@ -549,9 +584,6 @@ class Trainer:
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
         """This rank's part of the model, with the same weights as its replicas."""
         whole = model.divide(0, model.depth)
-        self._shapes = {
-            name: tuple(it.shape) for name, it in whole.state_dict().items() if isinstance(it, Tensor)
-        }
         self._parameters = dict(whole.named_parameters(remove_duplicate=False))
         self._frozen = _frozen(self._parameters)
         ties = TieGroups(self.plan, model.ties, self._groups.make)
@@ -560,6 +592,7 @@ class Trainer:
                 "prepare: must not share layers whose parameters several stages use, got "
                 f"{' '.join(sorted(ties.holders))}"
             )
+        self._fill(model)
         parts = []
         for assignment in self._assignments:
             mine = self._column.stages[assignment.stage]
@@ -632,6 +665,15 @@ class Trainer:
         """The ranks that hold what this one holds, or share it; itself without work."""
         mine = self.plan.worker_of(self._rank)
         return (self._rank,) if mine is None else self.plan.workers[mine].ranks
+
+    def _fill(self, model: Layered) -> None:
+        """Give the stages of this rank the values that they do not have yet."""
+        stages = [self.plan.stages[it.stage] for it in self._assignments]
+        ranges = [(it.start, it.end) for it in stages]
+        with self._faults.all_or_nothing(lambda: "giving the stage its weights", forgives=True):
+            checkpoints.together(
+                self._groups.job, lambda: give_values(model, ranges, self._weights, self._seed)
+            )
 
     def _ready(self) -> tuple[StepExecutor, Update, Any, Layered]:
         if self._parts is None:

@@ -93,6 +93,7 @@ _VERDICTS: Mapping[str, Callable[[Document], list[Verdict]]] = {
     "in_network": _column("met"),
     "loopback": _column("met"),
     "pipeline_curves": _at_most("loss_difference", limit="limit"),
+    "pipeline_memory": _at_most("ratio", limit="limit"),
     "pipeline_prediction": _at_most("error", limit="target"),
     "pipeline_planner": _at_most("seconds", limit="target_s"),
 }
@@ -103,6 +104,7 @@ TITLES: Mapping[str, str] = {
     "in_network": "switches that add",
     "loopback": "one machine",
     "pipeline_curves": "equality of training",
+    "pipeline_memory": "memory of ranks",
     "pipeline_prediction": "predicted steps",
     "pipeline_planner": "planning",
 }

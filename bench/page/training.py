@@ -307,6 +307,47 @@ _STEPS = columns(
 )
 
 
+def _memory(document: Document) -> Iterator[Part]:
+    limit, rows = number(document.get("limit")), document.rows
+    above = rows[rows["ratio"] > limit]
+    yield text(
+        "Of what its plan says, a rank holds between ",
+        Strong(percent(rows["ratio"].min())),
+        " and ",
+        Strong(percent(rows["ratio"].max())),
+        f" at most; {plural(len(above), 'rank')} of {len(rows)} above {percent(limit)}.",
+        tone="bad" if len(above) else "",
+    )
+    yield memory_table(document)
+    yield all_rows(_MEMORY, rows)
+
+
+def memory_table(document: Document) -> Table:
+    """A line per training, with its stages in order."""
+    limit = number(document.get("limit"))
+    return lines(
+        ("model", "order", ">predicted, stage by stage", ">held", ">largest ratio"),
+        (
+            (
+                str(model),
+                str(order),
+                *(Cell(" ".join(map(megabytes, alike[it]))) for it in ("predicted_bytes", "live_bytes")),
+                missed(percent, alike["ratio"].max(), alike["ratio"].max() > limit, mark="too much"),
+            )
+            for (model, order), alike in groups(document.rows, "model", "order")
+        ),
+    )
+
+
+megabytes = scaled("MB", 1e6)
+_MEMORY = columns(
+    "model | order | >stage | >layers | >ratio | >predicted: predicted_bytes | >held: live_bytes | "
+    ">resident: resident_bytes | >parameters: parameters_bytes | >gradients: gradients_bytes | "
+    ">optimizer: optimizer_bytes | >activations: activations_bytes | >messages: boundary_bytes | "
+    ">operators: working_bytes"
+)
+
+
 SECTIONS = (
     Section(
         "pipeline_curves",
@@ -329,6 +370,18 @@ SECTIONS = (
         "trained on padded batches in uneven microbatches beside the model itself, with the same weights.",
         _models,
         ("Models of libraries cut in 2 and in 4 stages beside serial training", models_table),
+    ),
+    Section(
+        "pipeline_memory",
+        "memory",
+        "Does a rank need as much memory as its plan says?",
+        "measured on local processes",
+        COMMAND + "memory",
+        'A GPT-2 built on "meta", of which every rank makes its own stage: the memory behind torch\'s '
+        "tensors at the fullest moment of three steps with AdamW, beside what the plan says without "
+        "allocating anything.",
+        _memory,
+        ("Memory of ranks that make their stages of a model on meta", memory_table),
     ),
     Section(
         "pipeline_prediction",

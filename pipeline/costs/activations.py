@@ -6,7 +6,8 @@
 
 A stage is a list of segments, each a run of layers that are treated alike. Kept and offloaded layers count
 one at a time; the layers of a recomputed segment are repeated together (one checkpoint). With a_l the bytes
-that autograd keeps of layer l, its input i_l included, a unit (a layer, or a recomputed segment [l, m)) has
+that autograd keeps of layer l, its input i_l included where anybody keeps it, a unit (a layer, or a
+recomputed segment [l, m)) has
 
                kept of each microbatch     besides, while its own backward pass runs
     keep       a_l                         0
@@ -31,6 +32,7 @@ et al. 2021 (NeurIPS, "Efficient combination of rematerialization and offloading
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -82,10 +84,12 @@ class Held:
     Attributes:
         kept: of each microbatch between its passes.
         peak: of one microbatch while it goes forward or back, at the fullest moment.
+        working: what operators need besides, then or at another moment.
     """
 
     kept: int
     peak: int
+    working: int = 0
 
     def with_in_flight(self, microbatches: int) -> int:
         """Of so many microbatches at the fullest moment."""
@@ -120,12 +124,16 @@ def held(profile: Profile, segments: Sequence[Segment], share: int) -> Held:
         share: samples of a microbatch that the rank works on.
     """
     kept = peak = before = 0
+    most = 0.0
     for it in units(segments):
         each, besides = unit_bytes(profile, it, first=it.start == segments[0].start)
         kept += each
-        peak = max(peak, kept + besides + before)
+        now = kept + besides + before
+        peak = max(peak, now)
+        most = max(most, now * share / profile.samples + profile.working_bytes(it.start, it.end, share))
         before = besides if it.treatment is Treatment.OFFLOAD else 0
-    return Held(*(-(-it * share // profile.samples) for it in (kept, peak)))
+    working = max(most - peak * share / profile.samples, 0.0)
+    return Held(*(-(-it * share // profile.samples) for it in (kept, peak)), math.ceil(working))
 
 
 def unit_bytes(profile: Profile, unit: Segment, *, first: bool) -> tuple[int, int]:
@@ -136,7 +144,10 @@ def unit_bytes(profile: Profile, unit: Segment, *, first: bool) -> tuple[int, in
         unit: a layer, or a recomputed segment.
         first: whether it takes the stage's input, which stays.
     """
-    saved = sum(it.saved_bytes for it in profile.layers[unit.start : unit.end])
+    layers = profile.layers[unit.start : unit.end]
+    saved = sum(it.saved_bytes for it in layers) - sum(it.passing_bytes for it in layers[1:])
+    if not first and unit.treatment is not Treatment.RECOMPUTE:
+        saved -= layers[0].passing_bytes  # nobody keeps it
     taken = profile.layers[unit.start - 1].output_bytes if unit.start else 0  # the batch is there anyway
     if unit.treatment is Treatment.KEEP:
         return saved, 0

@@ -75,12 +75,14 @@ def analyse(
     """
     walk = layer_pass.begin(name, model, example, loss_fn)
     layers: list[Layer] = []
+    stayed: tuple[bool, ...] = ()
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = tuple(_fake(value) for value in walk.inputs)
         targets = tuple(_fake(target) for target in walk.targets)
         for index in range(walk.model.depth):
             try:
-                cost, values = _analysed(walk, index, values, targets, device, optimizer)
+                cost, result = _analysed(walk, index, values, targets, device, optimizer, stayed)
+                values, stayed = result.outputs, result.stayed
             except ProfileError:
                 raise
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -101,8 +103,9 @@ def _analysed(
     targets: Sequence[Tensor],
     device: Device,
     optimizer: OptimizerFactory | None,
-) -> tuple[Layer, tuple[Tensor, ...]]:
-    """The costs of a layer, and what it hands to the next."""
+    stayed: Sequence[bool],
+) -> tuple[Layer, PassCosts]:
+    """The costs of a layer, and of a pass, with what it hands to the next."""
     layer = walk.model.divide(index, index + 1)
     owned: dict[str, Tensor] = {
         key: _fake(it) for key, it in (*layer.named_parameters(), *layer.named_buffers())
@@ -117,14 +120,21 @@ def _analysed(
     def run(samples: int) -> PassCosts:
         meters = (OperatorMeter(device), OperatorMeter(device))
         dims = walk.model.sample_dims(index)
-        fewer = first_samples(values, dims, samples), first_samples(targets, (0,), samples)
-        return layer_pass.run_pass(walk, index, call, fewer[0], meters, owned.values(), fewer[1])
+        fewer = (
+            first_samples(values, dims, samples, walk.samples),
+            first_samples(targets, (0,), samples, walk.samples),
+        )
+        return layer_pass.run_pass(
+            walk, index, call, fewer[0], meters, owned.values(), fewer[1], stayed_before=stayed
+        )
 
     passes = {samples: run(samples) for samples in {walk.samples, walk.fewer} - {0}}
     forward = {samples: it.forward_us for samples, it in passes.items()}
     backward = {samples: it.backward_us for samples, it in passes.items()}
     result = passes[walk.samples]
-    return walk.cost(index, layer, result, forward, backward, optimizer), result.outputs
+    fewer = passes[walk.fewer].working_bytes if walk.fewer else 0
+    cost = walk.cost(index, layer, result, forward, backward, optimizer, fewer_working_bytes=fewer)
+    return cost, result
 
 
 class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from arborcast.pipeline.costs.live import LiveBytes
 from arborcast.pipeline.errors import ProfileError, first_line
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.model.split import Second, SplitBackward
@@ -86,6 +87,7 @@ class Walk:
         backward_us: Mapping[int, float],
         optimizer: OptimizerFactory | None,
         weights_share: float | None = None,
+        fewer_working_bytes: int = 0,
     ) -> Layer:
         """The costs of a layer.
 
@@ -97,14 +99,15 @@ class Walk:
             backward_us: of the backward pass, by samples.
             optimizer: of its parameters.
             weights_share: of a backward pass, the part that gradients of parameters take; None for the rule.
+            fewer_working_bytes: of a pass with fewer samples.
 
         Raises:
             ProfileError: the optimizer fails.
         """
-        state_bytes = 0
+        state_bytes = update_bytes = 0
         if optimizer is not None:
             try:
-                state_bytes = optimizer_bytes(optimizer, layer.parameters())
+                state_bytes, update_bytes = optimizer_bytes(optimizer, layer.parameters())
             except Exception as error:  # an optimizer may raise anything
                 raise ProfileError(
                     f"{self.where(index)}: its optimizer must take a step with gradients of zero, got "
@@ -114,11 +117,12 @@ class Walk:
             _fixed_part(self.samples, times[self.samples], self.fewer, times.get(self.fewer, 0.0))
             for times in (forward_us, backward_us)
         ]
+        working = result.working_bytes
         return Layer(
             name=self.model.layer_names[index],
             forward_us=forward_us[self.samples],
             backward_us=backward_us[self.samples],
-            output_bytes=size_bytes(result.outputs),
+            output_bytes=result.output_bytes,
             saved_bytes=result.saved_bytes,
             parameter_bytes=size_bytes((*layer.parameters(), *layer.buffers())),
             gradient_bytes=size_bytes(it for it in layer.parameters() if it.requires_grad),
@@ -126,6 +130,10 @@ class Walk:
             forward_fixed_us=fixed[0],
             backward_fixed_us=fixed[1],
             weights_us=None if weights_share is None else weights_share * backward_us[self.samples],
+            working_bytes=working,
+            passing_bytes=result.passing_bytes,
+            working_fixed_bytes=int(_fixed_part(self.samples, working, self.fewer, fewer_working_bytes)),
+            update_bytes=update_bytes,
         )
 
 
@@ -134,18 +142,26 @@ class PassCosts:
     """What one pass through a layer took and made.
 
     Attributes:
-        outputs: of the layer, without gradients but with `requires_grad` as they came.
+        outputs: of the layer, without gradients but with `requires_grad` as they came; of the last one none.
+        output_bytes: of all outputs.
         forward_us: of the forward pass.
         backward_us: of the backward pass.
         saved_bytes: of the memory that autograd keeps and of the layer's inputs, each counted once, without
             parameters, and without what the layer hands on: the next layer counts that as its input. So
             the sum over a stage counts nothing twice; it is too much by inputs that no operator keeps.
+        working_bytes: the most that lived at once during both passes, inputs included, less `saved_bytes`.
+        passing_bytes: of inputs that neither this layer's operators nor those before keep.
+        stayed: of each output, whether some operator keeps it.
     """
 
     outputs: tuple[Tensor, ...]
+    output_bytes: int
     forward_us: float
     backward_us: float
     saved_bytes: int
+    working_bytes: int
+    passing_bytes: int
+    stayed: tuple[bool, ...]
 
 
 def begin(
@@ -200,8 +216,8 @@ def begin(
     if at is not None:
         if not 1 <= at <= samples:
             raise ProfileError(f"profile {name}: at must be in 1..{samples}, the samples given, got {at}")
-        inputs = first_samples(inputs, dims, at)
-        targets = first_samples(targets, (0,), at)
+        inputs = first_samples(inputs, dims, at, samples)
+        targets = first_samples(targets, (0,), at, samples)
         samples = at
     return Walk(name, layered, inputs, targets, loss_fn, samples, samples // 2 if fixed else 0)
 
@@ -257,18 +273,24 @@ def tensors_of(values: Any, what: str) -> tuple[Tensor, ...]:
     return several
 
 
-def first_samples(values: Sequence[Tensor], dims: Sequence[int], samples: int) -> tuple[Tensor, ...]:
+def first_samples(
+    values: Sequence[Tensor], dims: Sequence[int], samples: int, whole: int
+) -> tuple[Tensor, ...]:
     """The first so many samples of every tensor; `requires_grad` as it was.
 
     Args:
         values: the tensors.
-        dims: the dimension of each that counts samples; the last one for all further tensors.
+        dims: the dimension of each that counts samples, of several rows each where tokens lie in it too; the
+            last one for all further tensors.
         samples: how many.
+        whole: how many there are.
     """
-    return tuple(
-        value.detach().narrow(dims[min(place, len(dims) - 1)], 0, samples).requires_grad_(value.requires_grad)
-        for place, value in enumerate(values)
-    )
+
+    def first(value: Tensor, dim: int) -> Tensor:
+        rows = value.shape[dim] // whole
+        return value.detach().narrow(dim, 0, samples * rows).requires_grad_(value.requires_grad)
+
+    return tuple(first(value, dims[min(place, len(dims) - 1)]) for place, value in enumerate(values))
 
 
 def run_pass(
@@ -281,6 +303,7 @@ def run_pass(
     targets: Sequence[Tensor] = (),
     watched: bool = True,
     halves: tuple[SplitBackward, Meter] | None = None,
+    stayed_before: Sequence[bool] = (),
 ) -> PassCosts:
     """Run a layer forward and backward, the last one with the loss.
 
@@ -295,12 +318,16 @@ def run_pass(
         watched: whether to find `saved_bytes`, which costs time; 0 if not.
         halves: splits the backward pass, so that the second meter takes its first half only, and this one
             the other; None for a whole one.
+        stayed_before: of each of the values, whether an operator before keeps it.
     """
     last = index == walk.model.depth - 1
     # Copies, outside the meters: layers that work in place may not change a leaf, nor the next run's input.
     given = [value.detach().requires_grad_(value.requires_grad).clone() for value in values]
     watch: AbstractContextManager[list[Tensor]] = _saved() if watched else nullcontext([])
-    with watch as saved, meters[0]:
+    memory = given[0].untyped_storage().device.type  # "meta" of fake tensors
+    live = LiveBytes(memory)
+    seen: AbstractContextManager[Any] = live if watched else nullcontext()
+    with seen, watch as saved, meters[0]:
         made = call(*given)
         # What the model returns may be put together in any way; between layers tensors cross.
         several = flatten(made)[0] if last else made
@@ -310,12 +337,22 @@ def run_pass(
             wanted = targets[0] if len(targets) == 1 else tuple(targets)
             ends = tensors_of(walk.loss_fn(made, wanted), f"{walk.where(index)}: the loss")
     kept = {storage_key(it): it.untyped_storage().nbytes() for it in (*given, *saved)} if watched else {}
+    taken = {storage_key(it): it.untyped_storage().nbytes() for it in given}
+    stays = {storage_key(it) for it in saved}
+    stays |= {storage_key(it) for it, stayed in zip(given, stayed_before, strict=False) if stayed}
+    passing = sum(size for key, size in taken.items() if key in kept and key not in stays)
+    stayed = tuple(storage_key(it) in stays for it in outputs)
     for tensor in (*owned, *(() if last else outputs)):
         kept.pop(storage_key(tensor), None)  # outputs: the next layer counts them as its input
     trained = [end for end in ends if end.requires_grad]
-    gradients = [torch.ones_like(end) for end in trained]
+    size, plain = size_bytes(outputs), ()
+    if not last:
+        plain = tuple(it.detach().requires_grad_(it.requires_grad) for it in outputs)
+    del made, several, outputs, ends, saved[:]  # as in training, where only autograd keeps them
     later: Second = []
-    with meters[1]:
+    with seen:
+        gradients = [torch.ones_like(end) for end in trained]
+    with seen, meters[1]:
         if trained and halves is None:
             torch.autograd.backward(trained, gradients)
         elif trained and halves is not None:
@@ -323,8 +360,12 @@ def run_pass(
     if halves is not None:
         with halves[1]:
             SplitBackward.second(later)
-    plain = tuple(it.detach().requires_grad_(it.requires_grad) for it in outputs)
-    return PassCosts(plain, meters[0].us, meters[1].us, sum(kept.values()))
+    saved_bytes = sum(kept.values())
+    working = max(sum(taken.values()) + live.peak - saved_bytes, 0) if watched else 0
+    passing = min(passing, saved_bytes)
+    return PassCosts(
+        plain, size, meters[0].us, meters[1].us, saved_bytes, working, passing_bytes=passing, stayed=stayed
+    )
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:
@@ -332,17 +373,23 @@ def size_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(it.numel() * it.element_size() for it in tensors)
 
 
-def optimizer_bytes(factory: OptimizerFactory, parameters: Iterable[Tensor]) -> int:
-    """What the optimizer keeps for parameters of these shapes, found by one step with gradients of zero."""
+def optimizer_bytes(factory: OptimizerFactory, parameters: Iterable[Tensor]) -> tuple[int, int]:
+    """What the optimizer keeps for parameters of these shapes, and what it needs besides while it steps.
+
+    Found by two steps with gradients of zero.
+    """
     stand_ins = [nn.Parameter(torch.zeros_like(it)) for it in parameters if it.requires_grad]
     if not stand_ins:
-        return 0
+        return 0, 0
     for parameter in stand_ins:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = factory(stand_ins)
     optimizer.step()
+    with LiveBytes(stand_ins[0].untyped_storage().device.type) as live:
+        optimizer.step()
     states = (it for state in optimizer.state.values() for it in state.values() if isinstance(it, Tensor))
-    return sum({storage_key(it): it.untyped_storage().nbytes() for it in states}.values())
+    kept = sum({storage_key(it): it.untyped_storage().nbytes() for it in states}.values())
+    return kept, live.peak
 
 
 def finish(walk: Walk, layers: Sequence[Layer], source: str) -> Profile:

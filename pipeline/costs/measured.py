@@ -26,6 +26,7 @@ from arborcast.pipeline.costs.layer_pass import (
 )
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.meta import allocate, tensors_on_meta
 from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.profiles import Layer, Profile
 
@@ -50,7 +51,7 @@ def profile(
     `torch.autograd.graph.saved_tensors_hooks` are not seen.
 
     Args:
-        model: any module; one that is not `Layered` is traced first.
+        model: any module, on "meta" too; one that is not `Layered` is traced first.
         example: the model's inputs, a tensor or a tuple of tensors; with `loss_fn`, the pair (inputs,
             targets). Samples are counted along dimension 0, in the inputs where the model says.
         loss_fn: called with the model's output and the targets; its time and memory go to the last layer.
@@ -73,13 +74,15 @@ def profile(
     walk = layer_pass.begin(name, model, example, loss_fn, at, fixed)
     home = walk.inputs[0].device if device is None else torch.device(device)
     values, layers = walk.inputs, []
+    stayed: tuple[bool, ...] = ()
     accelerators = [] if home.type == "cpu" else [home]
     with torch.random.fork_rng(accelerators, device_type=home.type if accelerators else "cuda"):
         for index in range(walk.model.depth):
             try:
-                layer = copy.deepcopy(walk.model.divide(index, index + 1)).to(home)
-                bench = _Bench(walk, index, layer, tuple(value.to(home) for value in values))
-                cost, values = _measured(bench, repeats, warmups, optimizer)
+                layer = _with_values(copy.deepcopy(walk.model.divide(index, index + 1))).to(home)
+                bench = _Bench(walk, index, layer, tuple(value.to(home) for value in values), stayed)
+                cost, result = _measured(bench, repeats, warmups, optimizer)
+                values, stayed = result.outputs, result.stayed
             except ProfileError:
                 raise
             except Exception as error:  # a layer may raise anything
@@ -98,12 +101,14 @@ class _Bench:
         index: of the layer.
         layer: the copy.
         values: that cross the boundary before it.
+        stayed: of each of them, whether an operator before keeps it.
     """
 
     walk: Walk
     index: int
     layer: nn.Module
     values: tuple[Tensor, ...]
+    stayed: tuple[bool, ...]
 
     def run(
         self, samples: int, watched: bool = False, halves: tuple[SplitBackward, _Clock] | None = None
@@ -112,8 +117,9 @@ class _Bench:
         values, targets = self.values, self.walk.targets
         home = values[0].device
         if samples < self.walk.samples:
-            values = first_samples(values, self.walk.model.sample_dims(self.index), samples)
-            targets = first_samples(targets, (0,), samples)
+            whole = self.walk.samples
+            values = first_samples(values, self.walk.model.sample_dims(self.index), samples, whole)
+            targets = first_samples(targets, (0,), samples, whole)
         return layer_pass.run_pass(
             self.walk,
             self.index,
@@ -124,6 +130,7 @@ class _Bench:
             targets=tuple(target.to(home) for target in targets),
             watched=watched,
             halves=halves,
+            stayed_before=self.stayed,
         )
 
 
@@ -148,15 +155,23 @@ class _Clock:
             torch.accelerator.synchronize(self._device)
 
 
+def _with_values(layer: nn.Module) -> nn.Module:
+    """One of a model on "meta" with small numbers, so that it runs; the model stays as it is."""
+    for tensor in allocate(layer, tensors_on_meta(layer)).values():
+        nn.init.normal_(tensor, std=0.02) if tensor.is_floating_point() else nn.init.zeros_(tensor)
+    return layer
+
+
 def _measured(
     bench: _Bench, repeats: int, warmups: int, optimizer: OptimizerFactory | None
-) -> tuple[Layer, tuple[Tensor, ...]]:
-    """The costs of a layer, and what it hands to the next."""
+) -> tuple[Layer, PassCosts]:
+    """The costs of a layer, and of a pass, with what it hands to the next."""
     walk, layer = bench.walk, bench.layer
     for parameter in layer.parameters():
         # As in training after the first microbatch: gradients are added, not stored.
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     first = bench.run(walk.samples, watched=True)
+    fewer = bench.run(walk.fewer, watched=True).working_bytes if walk.fewer else 0
     sizes = [walk.samples, *([walk.fewer] if walk.fewer else [])]
     runs: dict[int, list[PassCosts]] = {size: [] for size in sizes}
     split = SplitBackward(layer.parameters())
@@ -174,4 +189,5 @@ def _measured(
     forward = {size: median(it.forward_us for it in taken) for size, taken in runs.items()}
     backward = {size: median(it.backward_us for it in taken) for size, taken in runs.items()}
     share = median(shares) if shares else None
-    return walk.cost(bench.index, layer, first, forward, backward, optimizer, share), first.outputs
+    cost = walk.cost(bench.index, layer, first, forward, backward, optimizer, share, fewer)
+    return cost, first

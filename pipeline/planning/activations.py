@@ -170,13 +170,16 @@ class _Steps:
             else sum(copy_us(profile, it, (start, end), samples, menu.offload_gbps))
             for it in layers
         ]
-        saved = np.array([profile.layers[it].saved_bytes for it in layers], dtype=float)
+        keeps = [
+            unit_bytes(profile, Segment(it, it + 1, Treatment.KEEP), first=it == start)[0] for it in layers
+        ]
+        saved = np.array(keeps, dtype=float)
         again = np.array(self._forward) if menu.recompute else np.full(len(saved), np.inf)
         costs = np.minimum(again, self._copies)
         frees = np.isfinite(costs) & (saved > 0)
         order = [it for it in _by_ratio(costs, saved) if frees[it]]
         # By layer: what all from it on would keep; freeing the first so many bytes of it takes so long.
-        sums = [0, *accumulate(profile.layers[it].saved_bytes for it in layers)]
+        sums = [0, *accumulate(keeps)]
         self._all = [sums[-1] - it for it in sums]
         self._freeing: list[tuple[list[float], list[float]]] = []
         for layer in range(len(saved) + 1):

@@ -39,6 +39,8 @@ class Memory:
         activations: kept for the backward passes, at the fullest moment.
         boundary: of messages: the stage's input and the gradient of its output, posted ahead; its output
             and the gradient of its input, on their way.
+        working: of operators while they run, at the fullest moment, beyond all these: of a pass, or of the
+            update, when there are no activations and no messages.
     """
 
     parameters: int
@@ -46,11 +48,13 @@ class Memory:
     optimizer: int
     activations: int
     boundary: int
+    working: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.boundary
+        lasting = self.parameters + self.gradients + self.optimizer
+        return lasting + self.activations + self.boundary + self.working
 
 
 def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Memory:
@@ -86,6 +90,7 @@ def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Mem
         activations=max(one[it].activations - kept[it] for it in own_stages)
         + peak_in_flight_of(plan.passes[number], kept.__getitem__),
         boundary=sum(it.boundary for it in one.values()),
+        working=max(it.working for it in one.values()),
     )
 
 
@@ -102,12 +107,15 @@ def range_memory(profile: Profile, segments: Segments, share: int, in_flight: in
     inputs, outputs = (
         math.ceil(profile.output_bytes(cut, share)) if 0 < cut < profile.depth else 0 for cut in (start, end)
     )
+    found = held(profile, segments, share)
+    activations, boundary = found.with_in_flight(in_flight), 2 * (inputs + outputs)
     return Memory(
         parameters=profile.parameter_bytes(start, end),
         gradients=profile.gradient_bytes(start, end),
         optimizer=profile.optimizer_bytes(start, end),
-        activations=held(profile, segments, share).with_in_flight(in_flight),
-        boundary=2 * (inputs + outputs),
+        activations=activations,
+        boundary=boundary,
+        working=max(found.working, profile.update_bytes(start, end) - activations - boundary),
     )
 
 
@@ -272,5 +280,6 @@ def _parts(memory: Memory) -> str:
         "optimizer": memory.optimizer,
         "activations": memory.activations,
         "messages": memory.boundary,
+        "working": memory.working,
     }
     return ", ".join(f"{name} {readable(size)}" for name, size in parts.items() if size)

@@ -266,13 +266,14 @@ class _MemoryFit:
 
     def missing(self, behind: int) -> Integers:
         """Bytes beyond the limit, with so many stages behind; negative where there is room."""
-        need = self.needs.fixed + self.in_flight(behind) * self.needs.each
+        need = np.maximum(self.needs.fixed + self.in_flight(behind) * self.needs.each, self.needs.update)
         missing: Integers = need[:-1, :, self.size] - self.limit
         return missing
 
     def most_in_flight(self) -> Integers:
         """How many microbatches there is room for; less than 1 where there is none for any."""
         left = self.limit - self.needs.fixed[:-1, :, self.size]
+        left = np.where(self.needs.update[:-1, :, self.size] > self.limit, -1, left)
         each = self.needs.each[:-1, :, self.size]
         most: Integers = np.where(left < 0, 0, left // np.maximum(each, 1))
         return np.where((each == 0) & (left >= 0), self.question.microbatches, most)
@@ -359,6 +360,7 @@ class Needs:
         fixed: weights, gradients, optimizer, messages, and what is there once for all microbatches, by
             [start, end, replicas - 1].
         each: what every microbatch in flight adds.
+        update: what the update needs, when none is.
     """
 
     def __init__(self, layers: LayerTables, question: PartitionProblem, ranks: int) -> None:
@@ -368,7 +370,10 @@ class Needs:
         crossing = np.ceil(layers.crossing_bytes[:, None] * share / samples).astype(np.int64)
         inputs, outputs = crossing[:, None, :], crossing[None, :, :]
         saved = np.ceil(layers.saved_bytes[:, :, None] * share / samples).astype(np.int64)
-        self.fixed: Integers = layers.fixed_bytes[:, :, None] + 2 * (inputs + outputs)
+        working = np.stack([layers.working_bytes(int(it)) for it in share], axis=-1)
+        self.fixed: Integers = layers.fixed_bytes[:, :, None] + 2 * (inputs + outputs) + working
+        update = layers.fixed_bytes + layers.update_bytes
+        self.update: Integers = np.broadcast_to(update[:, :, None], self.fixed.shape)
         self.each: Integers = saved
         if question.recompute:
             self.fixed = self.fixed + np.maximum(saved - inputs, 0)

@@ -39,6 +39,10 @@ class LayerShape(TypedDict):
     forward_fixed_us: NotRequired[Time]
     backward_fixed_us: NotRequired[Time]
     weights_us: NotRequired[Time]
+    working_bytes: NotRequired[Bytes]
+    working_fixed_bytes: NotRequired[Bytes]
+    update_bytes: NotRequired[Bytes]
+    passing_bytes: NotRequired[Bytes]
 
 
 @MAPPING

@@ -85,7 +85,40 @@ class LayerTables:
     @cached_property
     def saved_bytes(self) -> Integers:
         """Kept for the backward pass, with all samples of the profile."""
-        return self._sum("saved_bytes")
+        passing = np.array([*(layer.passing_bytes for layer in self.profile.layers), 0])
+        saved: Integers = self._sum("saved_bytes") - self._sum("passing_bytes") + passing[:, None]
+        return saved
+
+    @cached_property
+    def update_bytes(self) -> Integers:
+        """As `Profile.update_bytes`; of nothing nothing."""
+        places = np.arange(self.profile.depth + 1)
+        found = self._most(np.array([[it.update_bytes for it in self.profile.layers]]))
+        shared = np.zeros_like(found)
+        for tie in self.profile.ties:
+            before = np.searchsorted(tie.layers, places)
+            inside = before[None, :] - before[:, None]
+            shared += 2 * tie.size_bytes * ((inside > 0) & (inside < len(tie.layers)))
+        most: Integers = np.maximum(found, shared)
+        return most
+
+    def working_bytes(self, samples: int) -> Integers:
+        """As `Profile.working_bytes`, rounded up."""
+        share = samples / self.profile.samples
+        kept = self.saved_bytes * share
+        working = np.array([it.working_bytes for it in self.profile.layers])
+        fixed = np.array([it.working_fixed_bytes for it in self.profile.layers])
+        most = self._most(kept[:, 1:] + fixed + (working - fixed) * share)
+        return np.ceil(np.maximum(most - kept, 0)).astype(np.int64)
+
+    def _most(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The largest over the layers [start, end) of values by start and layer, of nothing 0."""
+        depth = self.profile.depth
+        found = np.zeros((depth + 1, depth + 1), dtype=values.dtype)
+        own = np.broadcast_to(values, (depth + 1, depth)) if len(values) == 1 else values
+        inside = np.arange(depth)[None, :] >= np.arange(depth + 1)[:, None]
+        found[:, 1:] = np.maximum.accumulate(np.where(inside, own, 0), axis=1)
+        return found
 
     @cached_property
     def crossing_bytes(self) -> Integers:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from arborcast.pipeline.errors import PartitionError, first_line
 from arborcast.pipeline.model.layered import Layered, in_mode
+from arborcast.pipeline.model.meta import stand_ins
 from arborcast.pipeline.run.batches import described, spread_dims
 
 KEPT_SHAPES = 32
@@ -84,9 +85,9 @@ class FakeStage:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._start, self._end = start, end
         self._dims = {cut: model.sample_dims(cut) for cut in {0, start, end} - {model.depth}}
-        with FakeCopyMode(self._mode):
-            self._before = copy.deepcopy(model.divide(0, start)) if start > 0 else None
-            self._stage = copy.deepcopy(model.divide(start, end))
+        parts = (model.divide(0, start) if start > 0 else None, model.divide(start, end))
+        with stand_ins(parts, self._mode), FakeCopyMode(self._mode):
+            self._before, self._stage = copy.deepcopy(parts[0]), copy.deepcopy(parts[1])
         for module in (self._before, self._stage):
             _forget_counts(module)
         self._known: dict[tuple[object, bool], Boundaries] = {}

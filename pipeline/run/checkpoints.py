@@ -1,30 +1,32 @@
 """From the stages of a pipeline to the whole model and back: what a checkpoint holds.
 
 Everything is keyed by the names that parameters have in the whole model, so that a checkpoint of one
-division loads into any other, and into serial training. Not part of a step: memory and time are plain.
+division loads into any other, and into serial training: a folder of torch.distributed.checkpoint, to which
+every rank writes its part, and of which every rank reads what it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from arborcast.pipeline.errors import CheckpointError
 from arborcast.pipeline.run.sharded import full, like
+from arborcast.pipeline.run.stored import CheckpointFolder, cause_of
 from arborcast.pipeline.stages import Plan
-from arborcast.synth.formats.atomic import replacing
+from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import shorten_path
 
-OptimizerState: TypeAlias = dict[str, Any]
-"""`{"state": {name: {key: value}}, "groups": [{"names": [name], "options": {key: value}}],
-"shapes": {name: [size]}}`, and what the trainer adds."""
-
-_FORMAT = "arborcast training checkpoint 1"
+Result = TypeVar("Result")
 
 
 def gather_state(
@@ -85,10 +87,106 @@ def check_state(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tenso
             )
 
 
-def optimizer_state(
+# ---------------------------------------------------------------------- folders, every rank its part
+
+
+def write(folder: Path | str, entries: Callable[[], Mapping[str, Any]], group: dist.ProcessGroup) -> None:
+    """Write a checkpoint, whole or not at all: beside the folder first, then under its name.
+
+    Every rank of the group calls it, and writes what it alone has or its part of what several have.
+
+    Args:
+        folder: new, or a checkpoint, which is replaced. The ranks must share the file system that it is on.
+        entries: gives what this rank has: tensors, numbers, strings, None and tuples, in dictionaries.
+        group: of the ranks.
+
+    Raises:
+        CheckpointError: some rank cannot write, or has nothing that can be written; on all ranks.
+    """
+    where, target = shorten_path(folder), Path(folder).resolve()
+    draft = target.with_name(f".{target.name}.part")
+    is_first = dist.get_rank(group) == 0
+
+    def begin() -> dict[str, Any]:
+        if is_first:
+            _begin(where, target, draft)
+        return dict(entries())
+
+    try:
+        state = together(group, begin)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(draft), process_group=group)
+        together(group, lambda: _replace(where, target, draft) if is_first else None)
+    except CheckpointException as error:
+        raise CheckpointError(f"{where}: cannot be written: {cause_of(error)}") from error
+    finally:
+        if is_first:  # nobody else: it could be what was just renamed
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def together(group: dist.ProcessGroup, call: Callable[[], Result]) -> Result:
+    """What a call gives, once no rank of the group has raised; every rank comes here.
+
+    Raises:
+        InputError: of the first rank that raised one; on all ranks.
+    """
+    fault: InputError | None = None
+    try:
+        result = call()
+    except InputError as error:
+        fault = error
+    heard: list[InputError | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(heard, None if fault is None else type(fault)(str(fault)), group=group)
+    first = next((it for it in heard if it is not None), None)
+    if first is not None:
+        raise first from fault
+    return result
+
+
+def _begin(where: str, target: Path, draft: Path) -> None:
+    if target.exists() and not (target / ".metadata").is_file():
+        raise CheckpointError(f"{where}: must be a new folder or a checkpoint, got something else")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"{where}: cannot be written: {error.strerror or error}") from error
+
+
+def _replace(where: str, target: Path, draft: Path) -> None:
+    """Put the new one in the place of an old one, which lies beside it for a moment."""
+    old = target.with_name(f".{target.name}.old")
+    try:
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        draft.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"{where}: cannot be written: {error.strerror or error}") from error
+
+
+def model_entries(module: nn.Module) -> dict[str, Tensor]:
+    """The state of a module.
+
+    Raises:
+        CheckpointError: an entry is no tensor.
+    """
+    state = module.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"checkpoint: entry {name} of the model must be a tensor")
+    return dict(state)
+
+
+def optimizer_entries(
     optimizer: torch.optim.Optimizer | None, names: Mapping[str, nn.Parameter]
-) -> OptimizerState:
-    """The state of one optimizer by the names of its parameters: of a stage, or in serial training.
+) -> dict[str, Any]:
+    """An optimizer's state and options by parameter, as torch flattens them.
+
+    Such as `state.h.0.weight.exp_avg` and `param_groups.h.0.weight.lr`: what `get_optimizer_state_dict` with
+    `flatten_optimizer_state_dict=True` gives, so that entries of all stages together are those of the model.
 
     Args:
         optimizer: None where there is nothing to train.
@@ -98,134 +196,139 @@ def optimizer_state(
         CheckpointError: the optimizer has a parameter without a name.
     """
     if optimizer is None:
-        return {"state": {}, "groups": [], "shapes": {}}
-    packed = optimizer.state_dict()
-    by_place = _names_by_place(optimizer, names)
-    return {
-        "state": {
-            by_place[place]: {key: _copied(value) for key, value in values.items()}
-            for place, values in packed["state"].items()
-        },
-        "groups": [
-            {
-                "names": [by_place[place] for place in group["params"]],
-                "options": {key: value for key, value in group.items() if key != "params"},
-            }
-            for group in packed["param_groups"]
-        ],
-        "shapes": {name: list(names[name].shape) for name in by_place},
+        return {}
+    packed, by_place = optimizer.state_dict(), _names_by_place(optimizer, names)
+    state = {
+        f"state.{by_place[place]}.{key}": value
+        for place, values in packed["state"].items()
+        for key, value in values.items()
     }
-
-
-def gather_optimizer_state(
-    optimizer: torch.optim.Optimizer | None,
-    names: Mapping[str, nn.Parameter],
-    group: dist.ProcessGroup | None,
-    plan: Plan,
-) -> OptimizerState:
-    """The state of all stages' optimizers on every rank, on the CPU; all ranks of the group call it.
-
-    Args:
-        optimizer: of this rank's stage; None on a rank without work or without anything to train.
-        names: as for `optimizer_state`; empty on a rank without work.
-        group: of all ranks of the job; None for the default group.
-        plan: whose stages' first ranks send.
-
-    Raises:
-        CheckpointError: an optimizer has a parameter without a name; on all ranks.
-    """
-    try:
-        mine: OptimizerState | str = optimizer_state(optimizer, names)
-    except CheckpointError as error:  # all ranks must hear of it, or they would wait for this one
-        mine = str(error)
-    whole: OptimizerState = optimizer_state(None, {})
-    for state in _of_every_stage(mine, plan, group):
-        if isinstance(state, str):
-            raise CheckpointError(state)
-        whole["state"] = state["state"] | whole["state"]
-        _add_groups(whole["groups"], state["groups"], known=set(whole["shapes"]))
-        whole["shapes"] = state["shapes"] | whole["shapes"]
-    return whole
-
-
-def load_optimizer_state(
-    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], state: OptimizerState
-) -> None:
-    """Let an optimizer go on where those of another division, or the serial one, stopped.
-
-    Args:
-        optimizer: whose parameters get their state, and whose groups get their options (lr, ...).
-        names: as for `optimizer_state`.
-        state: of the whole model.
-
-    Raises:
-        CheckpointError: a parameter is missing or has another shape, or the parameters of one group had
-            different options.
-    """
-    by_place = _names_by_place(optimizer, names)
-    options = {name: group["options"] for group in state["groups"] for name in group["names"]}
-    for name in by_place:
-        if name not in options:
-            raise CheckpointError(f"checkpoint: must hold {name} of the optimizer, got {len(options)} others")
-        shape, saved = tuple(names[name].shape), tuple(state["shapes"][name])
-        if shape != saved:
-            raise CheckpointError(f"checkpoint: {name} must have shape {shape} of the model, got {saved}")
-    groups = []
-    for index, group in enumerate(optimizer.state_dict()["param_groups"]):
-        members = [by_place[place] for place in group["params"]]
-        different = next((it for it in members if not _equal(options[it], options[members[0]])), None)
-        if different is not None:
-            raise CheckpointError(
-                f"checkpoint: all parameters of group {index} of the optimizer must have had the same "
-                f"options, got others for {members[0]} than for {different}"
-            )
-        kept = options[members[0]] if members else {k: v for k, v in group.items() if k != "params"}
-        groups.append(kept | {"params": group["params"]})
-    # Copies: torch keeps tensors of the right type as they are, and steps would change the checkpoint.
-    places = {
-        place: {key: like(_copied(value), names[name]) for key, value in state["state"][name].items()}
-        for place, name in enumerate(by_place)
-        if name in state["state"]
+    options = {
+        f"param_groups.{by_place[place]}.{key}": value
+        for group in packed["param_groups"]
+        for place in group["params"]
+        for key, value in group.items()
+        if key != "params"
     }
-    optimizer.load_state_dict({"state": places, "param_groups": groups})
+    return state | options
 
 
-def save(path: Path | str, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint, whole or not at all; one rank does it.
+class OptimizerPart:
+    """What a folder holds of an optimizer, for the parameters of one rank.
 
     Args:
-        path: of the file, which is replaced.
-        state: of tensors, numbers, strings and None in dictionaries, lists and tuples.
+        files: the folder.
+        optimizer: that is to go on.
+        names: as for `optimizer_entries`.
 
     Raises:
-        CheckpointError: it holds something else, which could not be read safely.
-        InputError: the file cannot be written.
+        CheckpointError: a parameter is missing, or those of one group had different options; nothing is
+            changed.
     """
-    plain = _plain(state, "state")
-    with replacing(path) as file:
-        torch.save({"format": _FORMAT, "state": plain}, file)
+
+    def __init__(
+        self, files: CheckpointFolder, optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Read and check the options."""
+        self._files, self._optimizer, self._parameters = files, optimizer, names
+        self._names = _names_by_place(optimizer, names)
+        wanted = set(self._names)
+        self._state = _by_name(files.shapes, "optimizer.state.", wanted)
+        said = _by_name((*files.others, *files.shapes), "optimizer.param_groups.", wanted)
+        for name in self._names:
+            if name not in said:
+                raise CheckpointError(f"{files.where}: must hold {name} of the optimizer, got no such entry")
+        keys = [key for own in said.values() for key in own.values()]
+        found: dict[str, Any] = {key: _empty(files, key) for key in keys if key in files.shapes}
+        files.read(found)
+        found |= files.read_others(key for key in keys if key in files.others)
+        options = {name: {it: found[key] for it, key in own.items()} for name, own in said.items()}
+        self._groups = []
+        for index, group in enumerate(optimizer.state_dict()["param_groups"]):
+            members = [self._names[place] for place in group["params"]]
+            different = next((it for it in members if not _equal(options[it], options[members[0]])), None)
+            if different is not None:
+                raise CheckpointError(
+                    f"{files.where}: all parameters of group {index} of the optimizer must have had the same "
+                    f"options, got others for {members[0]} than for {different}"
+                )
+            kept = options[members[0]] if members else {k: v for k, v in group.items() if k != "params"}
+            self._groups.append(kept | {"params": group["params"]})
+
+    def load(self) -> None:
+        """Let the optimizer go on from there; what it has of the right shape is written over."""
+        before = self._optimizer.state_dict()["state"]
+        tensors: dict[str, Tensor] = {}
+        state: dict[int, dict[str, Tensor]] = {}
+        for place, name in enumerate(self._names):
+            parameter = self._parameters[name]
+            for part, key in self._state.get(name, {}).items():
+                old = before.get(place, {}).get(part)
+                shape, dtype = self._files.shapes[key], self._files.dtypes[key]
+                if isinstance(old, Tensor) and (tuple(old.shape), old.dtype) == (shape, dtype):
+                    tensors[key] = old
+                elif shape == tuple(parameter.shape):  # of which a rank may hold a part
+                    tensors[key] = torch.empty_like(parameter.detach(), dtype=dtype)
+                else:
+                    tensors[key] = _empty(self._files, key)
+                state.setdefault(place, {})[part] = tensors[key]
+        self._files.read(tensors)
+        self._optimizer.load_state_dict({"state": state, "param_groups": self._groups})
 
 
-def load(path: Path | str) -> dict[str, Any]:
-    """What was saved, on the CPU; nothing in the file is executed.
+class Loading:
+    """A checkpoint that fits, before anything of it is loaded.
+
+    Args:
+        folder: of torch.distributed.checkpoint.
+        whole: the model, whose every entry must be there.
+        module: what this rank holds of it.
+        optimizer: None where there is nothing to train.
+        names: as for `optimizer_entries`.
 
     Raises:
-        CheckpointError: the file cannot be read or is no checkpoint of ours.
+        CheckpointError: it cannot be read, or does not fit.
     """
-    where = shorten_path(path)
-    rule = f"{where}: must be a checkpoint that this package saved, got another file or a part of one"
-    try:
-        file = Path(path).open("rb")  # noqa: SIM115 (what fails here is told apart from what torch finds)
-    except OSError as error:
-        raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from error
-    with file:
-        try:
-            read = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch documents none: OSError, RuntimeError, UnpicklingError were seen
-            raise CheckpointError(rule) from error
-    if not isinstance(read, dict) or read.get("format") != _FORMAT or not isinstance(read.get("state"), dict):
-        raise CheckpointError(rule)
-    return dict(read["state"])
+
+    def __init__(
+        self,
+        folder: Path | str,
+        whole: nn.Module,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        names: Mapping[str, nn.Parameter],
+    ) -> None:
+        """Check all that can be known without reading values."""
+        self._files = files = CheckpointFolder(folder)
+        state = {name: it for name, it in whole.state_dict().items() if isinstance(it, Tensor)}
+        keys = files.keys_of(
+            {name: [name] for name in state}, {k: tuple(it.shape) for k, it in state.items()}
+        )
+        # Several names of one tensor stand for the same values.
+        self._tensors = {keys[name]: it for name, it in module.state_dict().items() if name in keys}
+        self._optimizer = None if optimizer is None else OptimizerPart(files, optimizer, names)
+
+    def load(self) -> dict[str, Any]:
+        """Put the values where they belong; what `trainer` has of numbers."""
+        self._files.read(self._tensors)
+        if self._optimizer is not None:
+            self._optimizer.load()
+        keys = [key for key in self._files.others if key.startswith("trainer.")]
+        return {key.rpartition(".")[2]: it for key, it in self._files.read_others(keys).items()}
+
+
+def _by_name(keys: Iterable[str], prefix: str, wanted: Set[str]) -> dict[str, dict[str, str]]:
+    """Keys by parameter and by the last part, which has no dot; names of parameters may have some."""
+    found: dict[str, dict[str, str]] = {}
+    for key in keys:
+        name, _, last = key.removeprefix(prefix).rpartition(".")
+        if key.startswith(prefix) and name in wanted:
+            found.setdefault(name, {})[last] = key
+    return found
+
+
+def _empty(files: CheckpointFolder, key: str) -> Tensor:
+    return torch.empty(files.shapes[key], dtype=files.dtypes[key])
 
 
 def _of_every_stage(mine: Any, plan: Plan, group: dist.ProcessGroup | None) -> list[Any]:
@@ -256,23 +359,6 @@ def _on_cpu(tensor: Tensor) -> Tensor:
     return full(tensor.detach()).to("cpu", copy=True)
 
 
-def _copied(value: Any) -> Any:
-    return _on_cpu(value) if isinstance(value, Tensor) else value
-
-
-def _add_groups(groups: list[dict[str, Any]], more: list[dict[str, Any]], known: set[str]) -> None:
-    """Join groups of another stage to those with the same options."""
-    for group in more:
-        names = [name for name in group["names"] if name not in known]
-        if not names:
-            continue
-        same = next((it for it in groups if _equal(it["options"], group["options"])), None)
-        if same is None:
-            groups.append({"names": names, "options": group["options"]})
-        else:
-            same["names"] = same["names"] + names
-
-
 def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether options are the same, tensors among them by value."""
     return one.keys() == other.keys() and all(
@@ -280,27 +366,4 @@ def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         if isinstance(value, Tensor) or isinstance(other[key], Tensor)
         else value == other[key]
         for key, value in one.items()
-    )
-
-
-def _plain(value: Any, where: str) -> Any:
-    """A copy in containers that are read safely; tensors without what lies around them in their storage."""
-    if isinstance(value, Tensor):
-        return _on_cpu(value)
-    if value is None:
-        return None
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)  # numpy's numbers, say, are floats that could not be read safely
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, (str, int)):
-                raise CheckpointError(f"checkpoint: keys of {where} must be names or numbers, got {key!r}")
-        return {key: _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        entries = [_plain(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
-        return entries if isinstance(value, list) else tuple(entries)
-    raise CheckpointError(
-        f"checkpoint: {where} must be a tensor, a number, a string, None or a container of them, "
-        f"got {type(value).__name__}"
     )

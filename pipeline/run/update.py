@@ -86,16 +86,19 @@ class Update:
             self._sums.wait()
         self._ties.synchronise(self.parameters, self._buffer)
 
-    def check_complete(self) -> None:
-        """Refuse to change what is trained while gradients of several batches are adding up.
+    def check_complete(self, what: str) -> None:
+        """Refuse what cannot be done while gradients of several batches are adding up.
+
+        Args:
+            what: that is, as "parameters must be frozen or unfrozen".
 
         Raises:
             InputError: some batches of an update are still to come.
         """
         if self._batches:
             raise InputError(
-                "trainer: parameters must be frozen or unfrozen between updates, got a change after "
-                f"{self._batches} of the {self._accumulate} batches of one"
+                f"trainer: {what} between updates, got it after {self._batches} of the {self._accumulate} "
+                "batches of one"
             )
 
     def retrain(self) -> None:

@@ -8,13 +8,18 @@ import functools
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import arborcast.pipeline.costs.layer_pass
 import arborcast.pipeline.costs.measured
+from arborcast.pipeline.costs.analytic import analyse
+from arborcast.pipeline.costs.devices import device_named
+from arborcast.pipeline.costs.live import LiveBytes
 from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.model.meta import on_meta
 from arborcast.pipeline.model.traced import trace
 from arborcast.pipeline.profiles import Tie
 
@@ -87,6 +92,77 @@ def test_what_is_kept_is_counted_once():
     found = profile(Divisible(nn.Linear(4, 4), Twice()), torch.randn(5, 4), repeats=1)
     # input 5 x 4 once, though its view is kept twice, and the result of exp, 5 x 2
     assert found.layers[1].saved_bytes == 4 * (5 * 4 + 5 * 2)
+
+
+def test_memory_is_followed_until_it_is_let_go_of():
+    before = torch.zeros(500)
+    with LiveBytes() as live:
+        whole = torch.zeros(1000)
+        part = whole[10:]
+        before.add_(1)  # made before: not seen
+        assert live.now == 4000
+        del whole
+        assert live.now == 4000
+        doubled = part * 2
+        del part, doubled
+        assert (live.now, live.peak) == (0, 4000 + 4 * 990)
+    with FakeTensorMode(), LiveBytes("meta") as live:
+        values = torch.zeros(1000, requires_grad=True)
+        values.exp().sum().backward()
+        assert (live.now, live.peak) == (8000, 3 * 4000 + 2 * 4)  # exp, its gradient; the sum, and its
+
+
+class Wide(nn.Module):
+    """Keeps nothing, and needs ten times its input for a moment, backward twice."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.expand(10, *values.shape).neg().mean(0)
+
+
+def test_what_passes_need_besides_what_is_kept():
+    model = Divisible(
+        nn.Linear(4, 4, bias=False), Wide(), nn.ReLU(), nn.Linear(4, 4, bias=False), nn.Flatten()
+    )
+    found = analyse(model, torch.randn(6, 4), device_named("v100"), optimizer=torch.optim.Adam)
+    one = 4 * 6 * 4
+    first, wide, relu, last, flat = found.layers
+    # backward: its result and the gradient of that, which becomes ten, and the ten gradients of neg
+    assert wide.working_bytes == (1 + 1 + 10 + 10) * one
+    assert wide.working_fixed_bytes == 0
+    assert last.working_fixed_bytes == 4 * 4 * 4  # the weight's gradient, before it is added
+    assert last.update_bytes == 2 * 4 * 4 * 4  # two temporaries of Adam
+    assert [it.update_bytes for it in (wide, relu, flat)] == [0, 0, 0]
+    # What the linear layer gives is kept by nobody; what the ReLU gives, by itself and by the next one.
+    assert [it.passing_bytes for it in found.layers] == [0, one, one, 0, one]
+    assert found.saved_bytes(0, 5, 6) == sum(it.saved_bytes for it in found.layers) - 3 * one
+    assert found.saved_bytes(1, 3, 6) == wide.saved_bytes + relu.saved_bytes - one  # a stage keeps its input
+    assert found.working_bytes(0, 3, 6) == first.saved_bytes + wide.working_bytes - found.saved_bytes(0, 3, 6)
+    assert found.update_bytes(0, 2) == first.update_bytes == last.update_bytes
+
+
+def test_values_of_several_rows_a_sample_are_narrowed():
+    class Rows(nn.Module):
+        def __init__(self, flat: bool) -> None:
+            super().__init__()
+            self.flat = flat
+
+        def forward(self, values: Tensor) -> Tensor:
+            return values.flatten(0, 1) if self.flat else values.view(-1, 3, 4)
+
+    found = profile(Divisible(Rows(True), nn.Linear(4, 4), Rows(False)), torch.randn(6, 3, 4), repeats=1)
+    assert [it.output_bytes for it in found.layers] == [6 * 3 * 4 * 4] * 3
+
+
+def test_a_model_without_values_is_measured_layer_by_layer():
+    def made():
+        return Divisible(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    with on_meta():
+        model = made()
+    found, expected = (profile(it, torch.randn(6, 4), repeats=1) for it in (model, made()))
+    assert all(it.is_meta for it in model.parameters())
+    for ours, theirs in zip(found.layers, expected.layers, strict=True):
+        assert (ours.saved_bytes, ours.parameter_bytes) == (theirs.saved_bytes, theirs.parameter_bytes)
 
 
 def test_frozen_parameters_have_no_gradient_and_need_no_backward():

@@ -25,7 +25,21 @@ def profiles(draw: Callable, max_layers: int = 4, samples: int = 8) -> Profile:
         forward, backward = draw(st.integers(0, 1000)), draw(st.integers(0, 1000))
         sizes = [draw(st.sampled_from([0, 1, 1000])) * draw(st.integers(1, 1000)) for _ in range(5)]
         fixed = draw(st.sampled_from([0.0, 0.5]))
-        layers.append(Layer(f"layer{index}", forward, backward, *sizes, *(fixed * forward, fixed * backward)))  # type: ignore[call-arg]
+        working, update = (draw(st.sampled_from([0, 8, 8000])) * draw(st.integers(1, 1000)) for _ in range(2))
+        layers.append(
+            Layer(
+                f"layer{index}",
+                forward,
+                backward,
+                *sizes,  # type: ignore[arg-type]
+                forward_fixed_us=fixed * forward,
+                backward_fixed_us=fixed * backward,
+                working_bytes=working,
+                working_fixed_bytes=int(fixed * working),
+                update_bytes=update,
+                passing_bytes=int(fixed * sizes[1]),
+            )
+        )
     tied = draw(st.lists(st.integers(0, len(layers) - 1), max_size=3, unique=True))
     ties = [] if len(tied) < 2 else [Tie("weight", 0, tuple(sorted(tied)))]
     return Profile("drawn", samples, tuple(layers), tuple(ties))

@@ -17,7 +17,7 @@ from arborcast.pipeline.model.traced import trace  # noqa: E402
 from arborcast.pipeline.run.batches import said_differently, said_of, told, words_of  # noqa: E402
 from arborcast.pipeline.stages import Plan  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks, store_path  # noqa: E402
 from tests.support.training_cases import (  # noqa: E402
     CLASSES,
     FEATURES,
@@ -322,8 +322,7 @@ def in_a_loop(rank: int, size: int, plans: Sequence[Plan], whole: bool) -> Any:
             schedule = None if mine is None else rates(mine)
             ema = averaged(trainer.module)
             if saved:
-                trainer.load_state_dict(saved["weights"])
-                trainer.load_optimizer_state_dict(saved["optimizer"])
+                trainer.load(store_path().with_name("stopped"))
                 feed.load_state_dict(saved["feed"])
                 if schedule is not None:
                     schedule.load_state_dict(saved["schedule"])
@@ -341,9 +340,9 @@ def in_a_loop(rank: int, size: int, plans: Sequence[Plan], whole: bool) -> Any:
                 else:
                     continue
                 break
+            trainer.save(store_path().with_name("stopped"))
             saved = {
                 "weights": trainer.state_dict(),
-                "optimizer": trainer.optimizer_state_dict(),
                 "feed": feed.state_dict(),
                 "schedule": schedule.state_dict() if schedule is not None else saved.get("schedule"),
                 "average": trainer.state_dict(ema.module),

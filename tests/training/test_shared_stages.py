@@ -20,7 +20,7 @@ from arborcast.pipeline.stages import Plan  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.groups import along, solve_groups  # noqa: E402
 from arborcast.synth.groups.folder import write_groups  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks, store_path  # noqa: E402
 from tests.support.training_cases import (  # noqa: E402
     CLASSES,
     FEATURES,
@@ -99,16 +99,17 @@ def shared(rank: int, size: int, name: str) -> dict[str, Any]:
     plan, prepare, tensor_ranks, options, _ = CASES[name]
     options = {"collectives": "gloo", "prepare": prepare, "tensor_ranks": tensor_ranks} | options
     make_optimizer, losses = options.pop("optimizer", momentum), list[float]()
-    state, optimizer, sizes, norm, served = {}, {}, {}, None, {}
+    state, sizes, norm, served = {}, {}, None, {}
+    folder = store_path().with_name("half")
     for half in (GIVEN[:2], GIVEN[2:]):
         with Trainer(blocks(), plan, cross_entropy, make_optimizer, **options) as trainer:
             if state:
-                trainer.load_state_dict(state)
-                trainer.load_optimizer_state_dict(optimizer)
+                trainer.load(folder)
             for inputs, targets in half:
                 mine = inputs if trainer.needs_inputs else None, targets if trainer.needs_targets else None
                 losses.append(trainer.step(*mine))
-            state, optimizer = trainer.state_dict(), trainer.optimizer_state_dict()
+            trainer.save(folder)
+            state = trainer.state_dict()
             norm = trainer.gradient_norm
             sizes = {
                 key: it.to_local().numel()

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from arborcast.pipeline.run import boundary, executor, gradients  # noqa: E402
 from arborcast.pipeline.stages import Plan, overlaps, shares  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks, store_path  # noqa: E402
 from tests.support.training_cases import (  # noqa: E402
     LAYERS,
     Curve,
@@ -337,16 +338,21 @@ def moved(before: Plan, after: Plan) -> dict[str, Any]:
     given = batches(6)
     with Trainer(network(), before, cross_entropy, momentum, collectives="gloo") as first:
         losses = [first.step(*batch) for batch in given[:3]]
-        state, optimizer = first.state_dict(), first.optimizer_state_dict()
+        state = first.state_dict()
+        first.save(folder(before.order))
     with Trainer(network(5), after, cross_entropy, momentum, collectives="gloo") as second:
-        second.load_state_dict(state)
-        second.load_optimizer_state_dict(optimizer)
+        second.load(folder(before.order))
         losses += [second.step(*batch) for batch in given[3:]]
         weights = {name: value.numpy().copy() for name, value in second.state_dict().items()}
     model = network(7)
     model.load_state_dict(state)
     loss = cross_entropy(model(given[3][0]), given[3][1]).item()
     return {"curve": Curve(losses, {}, weights), "serial": loss}
+
+
+def folder(name: str) -> Path:
+    """Of a checkpoint, the same on all ranks."""
+    return store_path().with_name(name)
 
 
 def evaluated(rank: int, size: int) -> list[tuple[float, float, bool]]:
@@ -426,16 +432,15 @@ def moved_with_state_from_the_start(rank: int, size: int) -> Curve:
     """An optimizer of the whole model, whose state goes on to another plan."""
     given = batches(4)
     losses: list[float] = []
-    weights, state = network().state_dict(), None
     for plan in (plan_of([1, 1, 1]), plan_of([2, 1])):
         model = network()
         optimizer = adagrad(model.parameters())
         with Trainer(model, plan, cross_entropy, optimizer, collectives="gloo") as trainer:
-            trainer.load_state_dict(weights)
-            if state is not None:
-                trainer.load_optimizer_state_dict(state)
+            if losses:
+                trainer.load(folder("adagrad"))
             losses += [trainer.step(*batch) for batch in given[len(losses) :][:2]]
-            weights, state = trainer.state_dict(), trainer.optimizer_state_dict()
+            trainer.save(folder("adagrad"))
+            weights = trainer.state_dict()
     return Curve(losses, {}, {name: value.numpy().copy() for name, value in weights.items()})
 
 

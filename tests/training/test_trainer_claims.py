@@ -21,7 +21,7 @@ from arborcast.pipeline.run.losses import Losses, check_reduction  # noqa: E402
 from arborcast.pipeline.run.precision import Precision  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks, store_path  # noqa: E402
 from tests.support.training_cases import (  # noqa: E402
     CLASSES,
     FEATURES,
@@ -474,7 +474,7 @@ def test_parameters_are_frozen_and_unfrozen_as_serially() -> None:
             f"and {batch} 2.weight 2.bias on rank 1"
         )
         assert each["within"] == (
-            "InputError: trainer: parameters must be frozen or unfrozen between updates, got a change after "
+            "InputError: trainer: parameters must be frozen or unfrozen between updates, got it after "
             "1 of the 2 batches of one"
         )
         assert each["alone"].startswith(f"TrainingError: rank {rank}"), each["alone"]
@@ -484,40 +484,42 @@ def test_parameters_are_frozen_and_unfrozen_as_serially() -> None:
 # Resuming ----------------------------------------------------------------------------------------------
 
 
-def resumed(rank: int, size: int) -> tuple[list[float], dict[str, Any], Any]:
+def resumed(rank: int, size: int) -> tuple[list[float], list[float]]:
     """The second training goes on from the scale, which an overflow halves and two good steps double."""
     given, plan = batches(5, sizes=(13,)), plan_of([1, 1], depth=4)
+    folder, scales = store_path().with_name("scaled"), []
 
-    def started() -> Trainer:
+    def started() -> tuple[Trainer, Precision]:
         torch.manual_seed(0)
         model = Divisible(nn.Linear(FEATURES, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, CLASSES))
         precision = Precision("float16", init_scale=2.0**22, growth_interval=2)
-        return Trainer(model, plan, cross_entropy, momentum, precision=precision, collectives="gloo")
+        made = Trainer(model, plan, cross_entropy, momentum, precision=precision, collectives="gloo")
+        return made, precision
 
-    with started() as trainer:
+    trainer, precision = started()
+    with trainer:
         straight = [trainer.step(*batch) for batch in given]
-        scale = trainer.optimizer_state_dict()["scaler"]["scale"]
-    with started() as trainer:
+        scales.append(precision.current_scale)
+    trainer, precision = started()
+    with trainer:
         losses = [trainer.step(*batch) for batch in given[:3]]
-        weights, state = trainer.state_dict(), trainer.optimizer_state_dict()
-    with started() as trainer:
-        trainer.load_state_dict(weights)
-        trainer.load_optimizer_state_dict(state)
+        trainer.save(folder)
+        scales.append(precision.current_scale)
+    trainer, precision = started()
+    with trainer:
+        trainer.load(folder)
+        scales.append(precision.current_scale)
         losses += [trainer.step(*batch) for batch in given[3:]]
         assert losses == straight
-        assert trainer.optimizer_state_dict()["scaler"]["scale"] == scale
-    with started() as trainer:  # a checkpoint of before there were scales in them
-        trainer.load_optimizer_state_dict({k: v for k, v in state.items() if k not in ("scaler", "steps")})
-        untouched = trainer.optimizer_state_dict()
-    return losses, {"before": state["scaler"], "after": scale}, untouched["scaler"]
+        scales.append(precision.current_scale)
+    return losses, scales
 
 
 def test_scale_and_dropout_go_on_from_a_checkpoint() -> None:
-    for losses, scales, untouched in run_ranks(2, resumed):
+    for losses, (straight, before, loaded, after) in run_ranks(2, resumed):
         assert len(losses) == 5
-        assert scales["before"]["scale"] == 2.0**19  # after three steps, each skipped
-        assert scales["after"] == 2.0**18  # after a fourth, and one that was not
-        assert untouched["scale"] == 2.0**22
+        assert before == loaded == 2.0**19  # after three steps, each skipped
+        assert after == straight == 2.0**18  # after a fourth, and one that was not
 
 
 # Batch norm ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from arborcast.pipeline.errors import BatchError  # noqa: E402
@@ -17,7 +18,7 @@ from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
 from arborcast.pipeline.run.batches import Batch  # noqa: E402
 from arborcast.pipeline.run.losses import Losses  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks, store_path  # noqa: E402
 from tests.support.training_cases import (  # noqa: E402
     Curve,
     Unmodified,
@@ -77,18 +78,21 @@ def other_arguments(rank: int, size: int) -> str:
 def no_weights_yet(rank: int, size: int) -> list[str]:
     """Before the first step of an unmodified model; the last rank has no work."""
     with make(Unmodified(), plan_of([1, 1], depth=4)) as trainer:
-        return [said(trainer.state_dict), said(lambda: trainer.load_state_dict({}))]
+        return [said(trainer.state_dict), said(lambda: trainer.load("c"))]
 
 
 def half_a_checkpoint(rank: int, size: int) -> tuple[str, bool, float]:
     """It lacks what the second stage needs; the first one must not take its part."""
+    folder = store_path().with_name("half")
     with make(network(), plan_of([1, 1])) as trainer:
-        state = {name: value * 2 for name, value in network().state_dict().items() if name != "7.bias"}
-        before = trainer.state_dict()
-        error = said(lambda: trainer.load_state_dict(state))
+        if rank == 0:
+            state = {name: value * 2 for name, value in network().state_dict().items() if name != "7.bias"}
+            dcp.save({"model": state}, checkpoint_id=folder, no_dist=True)
+        before = trainer.state_dict()  # which the other rank waits for
+        error = said(lambda: trainer.load(folder))
         after = trainer.state_dict()
         same = all(torch.equal(before[name], after[name]) for name in before)
-        return error, same, trainer.step(*batches(1)[0])
+        return error.replace(str(folder), "half"), same, trainer.step(*batches(1)[0])
 
 
 class Buffers(nn.Module):
@@ -189,7 +193,7 @@ def test_checkpoints_are_taken_by_all_ranks_or_none(found: list[dict[str, Any]])
                 "InputError: trainer: a model that is not Layered is traced in the first step, got none yet"
             )
         error, unchanged, loss = each["half_a_checkpoint"]
-        assert error == "CheckpointError: checkpoint: must hold 7.bias of the model, got 7 others"
+        assert error == "CheckpointError: half: must hold 7.bias of the model, got 7 others"
         assert unchanged
         assert loss == pytest.approx(serial(network, batches(1)).losses[0], abs=1e-6)
 

@@ -4,29 +4,38 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 
 from arborcast.pipeline.errors import CheckpointError  # noqa: E402
 from arborcast.pipeline.run import checkpoints  # noqa: E402
+from arborcast.pipeline.run.stored import CheckpointFolder  # noqa: E402
 from arborcast.pipeline.stages import Plan  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
 from tests.support.packed import pack, unpack  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 
 RANKS_IMPORT = ("torch._dynamo",)
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage")
+
 THREE = Plan([(0, 1, (2,)), (1, 3, (0, 3)), (3, 4, (1,))], microbatches=1)
 TWO = Plan([(0, 2, (3, 1)), (2, 4, (0,))], microbatches=1)  # rank 2 has no work
 OPTIMIZERS = ("adam", "sgd", "adamw groups", "schedule")
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def network() -> nn.Sequential:
@@ -38,7 +47,6 @@ def network() -> nn.Sequential:
         head=nn.Linear(4, 3, bias=False),
     )
     model = nn.Sequential(layers)
-    model.head.weight = nn.Parameter(model.head.weight.detach())
     model.middle.bias.requires_grad_(False)
     return model
 
@@ -52,7 +60,7 @@ def optimizer_of(kind: str, named: Iterable[tuple[str, nn.Parameter]]) -> torch.
     members = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     plain = [parameter for _, parameter in members]
     if kind == "adam":
-        return torch.optim.Adam(plain, lr=0.05)
+        return torch.optim.Adam(plain, lr=torch.tensor(0.05))
     if kind == "sgd":
         return torch.optim.SGD(plain, lr=0.05, momentum=0.9, nesterov=True)
     if kind == "schedule":
@@ -78,51 +86,54 @@ def advance(kind: str, module: nn.Module, optimizer: torch.optim.Optimizer, step
             group["lr"] = 0.1 / (step + 1)
 
 
-def run_stages(plan: Plan, kind: str, state: dict[str, Any] | None, step: int) -> dict[str, Any]:
-    """One step in this division, from a checkpoint (None: from the beginning); a checkpoint."""
+def run_stages(plan: Plan, kind: str, before: str, step: int, after: str) -> None:
+    """One step in this division, from a checkpoint to the next."""
     index = plan.worker_of(dist.get_rank())
     if index is None:
-        return {
-            "model": checkpoints.gather_state(None, None, plan),
-            "optimizer": checkpoints.gather_optimizer_state(None, {}, None, plan),
-        }
+        checkpoints.write(after, lambda: {}, dist.group.WORLD)
+        return
     stage = plan.stages[index]
     module = division(stage.start, stage.end)
     names = dict(module.named_parameters())
     optimizer = optimizer_of(kind, names.items())
-    if state is not None:
-        checkpoints.load_state(module, state["model"])
-        checkpoints.load_optimizer_state(optimizer, names, state["optimizer"])
+    checkpoints.Loading(before, network(), module, optimizer, names).load()
     advance(kind, module, optimizer, step)
-    return {
-        "model": checkpoints.gather_state(module.state_dict(), dist.group.WORLD, plan),
-        "optimizer": checkpoints.gather_optimizer_state(optimizer, names, dist.group.WORLD, plan),
-    }
+
+    def entries() -> dict[str, Any]:
+        own = checkpoints.optimizer_entries(optimizer, names)
+        return {"model": checkpoints.model_entries(module), "optimizer": own}
+
+    checkpoints.write(after, entries, dist.group.WORLD)
 
 
-def run_serially(kind: str, steps: Iterable[int], state: dict[str, Any] | None = None) -> dict[str, Any]:
+def serially(
+    kind: str, steps: Iterable[int], before: str | None = None, *, by_torch: bool = False
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """From a checkpoint, which torch's own functions read where every parameter has a state."""
     model = network()
-    names = dict(model.named_parameters())
-    optimizer = optimizer_of(kind, names.items())
-    if state is not None:
-        model.load_state_dict(state["model"])
-        checkpoints.load_optimizer_state(optimizer, names, state["optimizer"])
+    optimizer = optimizer_of(kind, model.named_parameters())
+    if before is not None and by_torch:
+        state, own = get_state_dict(model, optimizer, options=FLAT)
+        dcp.load({"model": state, "optimizer": own}, checkpoint_id=before)
+        set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=own, options=FLAT)
+    elif before is not None:
+        checkpoints.Loading(before, model, model, optimizer, dict(model.named_parameters())).load()
     for step in steps:
         advance(kind, model, optimizer, step)
-    return {"model": model.state_dict(), "optimizer": checkpoints.optimizer_state(optimizer, names)}
+    model.zero_grad()
+    return model, optimizer
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """State and options, by name."""
+    return model.state_dict() | checkpoints.optimizer_entries(optimizer, dict(model.named_parameters()))
 
 
 def divided(rank: int, size: int, folder: str) -> bytes:
-    """Serial, three stages, two stages, three stages, one step in each; errors that all ranks must raise."""
-    results: dict[str, Any] = {}
+    """Three stages, two stages, three stages, one step in each; errors that all ranks must raise."""
     for kind in OPTIMIZERS:
-        if rank == 0:
-            checkpoints.save(f"{folder}/{kind}", run_serially(kind, [0]))
-        dist.barrier()
-        after_three = run_stages(THREE, kind, checkpoints.load(f"{folder}/{kind}"), 1)
-        after_two = run_stages(TWO, kind, after_three, 2)
-        results[kind] = [after_three, after_two, run_stages(THREE, kind, after_two, 3)]
-        results[f"{kind} fresh"] = run_stages(TWO, kind, None, 0)
+        for step, plan in enumerate((THREE, TWO, THREE), start=1):
+            run_stages(plan, kind, f"{folder}/{kind} {step - 1}", step, f"{folder}/{kind} {step}")
     messages = []
     whole = Plan([(0, 2, (1,)), (2, 4, (0,))], microbatches=1)
     entry: Any = {0: {"w": torch.ones(2)}, 1: {"w": torch.ones(3)}}.get(rank)
@@ -132,9 +143,13 @@ def divided(rank: int, size: int, folder: str) -> bytes:
             checkpoints.gather_state(state, None, whole)
         messages.append(str(caught.value))
     nameless = torch.optim.SGD([nn.Parameter(torch.ones(4, 2))], lr=1.0) if rank == 1 else None
-    with pytest.raises(CheckpointError) as caught:
-        checkpoints.gather_optimizer_state(nameless, {}, None, whole)
-    messages.append(str(caught.value))
+    Path(folder, "taken").mkdir(exist_ok=True)
+    for name, own in (("new", nameless), ("none/x", None), ("taken", None)):
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.write(
+                f"{folder}/{name}", partial(checkpoints.optimizer_entries, own, {}), dist.group.WORLD
+            )
+        messages.append(str(caught.value).replace(folder, ""))
     kinds = (torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.float64)
     odd = {str(kind): torch.ones(3, 2).to(kind).t() for kind in kinds} | {"none": torch.ones(0, 4)}
     odd["scalar"] = torch.tensor(3)
@@ -142,11 +157,11 @@ def divided(rank: int, size: int, folder: str) -> bytes:
     assert all(
         torch.equal(moved[name], value) and moved[name].dtype == value.dtype for name, value in odd.items()
     )
-    return pack((results, messages))
+    return pack(messages)
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two states hold the same, bit by bit; lists of groups and names in any order."""
+    """Whether two states hold the same, bit by bit."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):
@@ -156,70 +171,40 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def by_name(state: dict[str, Any]) -> dict[str, Any]:
-    """Options of an optimizer by name: the order of groups differs between divisions."""
-    options = {name: group["options"] for group in state["groups"] for name in group["names"]}
-    return {"state": state["state"], "options": options, "shapes": state["shapes"]}
-
-
 def test_every_division_goes_on_as_serial_training_does(tmp_path: Path) -> None:
-    for packed in run_ranks(4, divided, str(tmp_path)):
-        results, messages = unpack(packed)
-        for kind in OPTIMIZERS:
-            for steps, state in enumerate(results[kind], start=2):
-                want = run_serially(kind, range(steps))
-                assert list(state["model"]) == list(want["model"])
-                assert equal(state["model"], want["model"])
-                assert equal(by_name(state["optimizer"]), by_name(want["optimizer"]))
-            # And the last one back into serial training.
-            assert equal(
-                run_serially(kind, [4], results[kind][-1])["model"], run_serially(kind, range(5))["model"]
+    for kind in OPTIMIZERS:
+        model, optimizer = serially(kind, [0])
+        state, own = get_state_dict(model, optimizer, options=FLAT)
+        if kind == "adamw groups":  # what torch writes and what we write have the same keys
+            assert (
+                own.keys() == checkpoints.optimizer_entries(optimizer, dict(model.named_parameters())).keys()
             )
-            fresh = run_serially(kind, [0])
-            assert equal(results[f"{kind} fresh"]["model"], fresh["model"])
-            assert equal(by_name(results[f"{kind} fresh"]["optimizer"]), by_name(fresh["optimizer"]))
-        assert messages == [
-            "checkpoint: w must be the same on all stages, got (3,) torch.float32 and (2,) torch.float32",
-            "checkpoint: entry odd of the model must be a tensor",
-            "optimizer: parameter 0 of shape (4, 2) must have a name in the model, got none",
-        ]
+        dcp.save({"model": state, "optimizer": own}, checkpoint_id=tmp_path / f"{kind} 0")
+    found = [unpack(it) for it in run_ranks(4, divided, str(tmp_path))]
+    assert found[1:] == found[:-1]
+    assert found[0] == [
+        "checkpoint: w must be the same on all stages, got (3,) torch.float32 and (2,) torch.float32",
+        "checkpoint: entry odd of the model must be a tensor",
+        "optimizer: parameter 0 of shape (4, 2) must have a name in the model, got none",
+        "/none/x: cannot be written: No such file or directory",
+        "/taken: must be a new folder or a checkpoint, got something else",
+    ]
+    for kind in OPTIMIZERS:
+        for step in (1, 2, 3):
+            found = everything(*serially(kind, [], f"{tmp_path}/{kind} {step}", by_torch=step == 3))
+            assert equal(found, everything(*serially(kind, range(step + 1)))), (kind, step)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    parts = {path.name[:3] for path in (tmp_path / "adam 3").glob("*.distcp")}
+    assert parts == {"__0", "__1", "__2", "__3"}  # both replicas of the middle write
 
 
 def test_steps_are_what_the_momentum_says() -> None:
     # What the test above relies on: the state that is carried matters.
     for kind in OPTIMIZERS:
-        first = run_serially(kind, [0])
-        first["optimizer"] = run_serially(kind, [])["optimizer"]
-        assert not equal(run_serially(kind, [1], first)["model"], run_serially(kind, [0, 1])["model"])
-
-
-def test_a_file_holds_what_was_saved_and_no_more(tmp_path: Path) -> None:
-    large = torch.zeros(100_000)
-    state = {
-        "step": 3,
-        "part": large[:2],
-        "scaler": {},
-        "list": [1.5, None, ("a", True)],
-        "size": large.shape,
-        7: OrderedDict(a=1),
-    }
-    checkpoints.save(tmp_path / "c.pt", state)
-    read = checkpoints.load(tmp_path / "c.pt")
-    assert equal(read, dict(state))
-    assert (tmp_path / "c.pt").stat().st_size < 10_000
-    checkpoints.save(tmp_path / "c.pt", state | {"step": numpy.float64(2.5)})
-    assert checkpoints.load(tmp_path / "c.pt")["step"] == 2.5
-    checkpoints.save(tmp_path / "c.pt", state)
-    with pytest.raises(CheckpointError, match=r"state\['step'\] must be a tensor, a number, .* got object"):
-        checkpoints.save(tmp_path / "c.pt", {"step": object()})
-    with pytest.raises(
-        CheckpointError, match=r"keys of state\['step'\] must be names or numbers, got \(1, 2\)"
-    ):
-        checkpoints.save(tmp_path / "c.pt", {"step": {(1, 2): 3}})
-    assert equal(checkpoints.load(tmp_path / "c.pt"), dict(state))  # still there
-    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
-    with pytest.raises(InputError, match="cannot be written: No such file or directory"):
-        checkpoints.save(tmp_path / "none" / "c.pt", {})
+        model, _ = serially(kind, [0])
+        without = optimizer_of(kind, model.named_parameters())
+        advance(kind, model, without, 1)
+        assert not equal(model.state_dict(), serially(kind, [0, 1])[0].state_dict())
 
 
 class Trap:
@@ -229,66 +214,75 @@ class Trap:
         return (pytest.fail, ("code of the file was run",))
 
 
-@pytest.mark.parametrize("content", ["empty", "text", "truncated", "trap", "other", "old", "folder"])
-def test_files_that_are_no_checkpoints(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "c.pt"
-    checkpoints.save(path, {"model": {"w": torch.ones(1000)}})
-    match content:
+BROKEN = {
+    "missing": r"c: must be a folder of torch.distributed.checkpoint, got FileNotFoundError",
+    "empty": r"c: must be a folder of torch.distributed.checkpoint, got EOFError",
+    "trap": r"got UnpicklingError: it names \S+, which no description of tensors does",
+    "trap within": r"c: must be a folder of torch.distributed.checkpoint, got UnpicklingError",
+    "truncated": r"c/__0_0.distcp: must have \d+ bytes, got \d+",
+    "lost": r"c/__0_0.distcp: must have \d+ bytes, got no such file",
+    "garbled": r"c: must be a folder of torch.distributed.checkpoint, got ",
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_folders_that_are_no_checkpoints(tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "c"
+    content = {"model": {"w": torch.ones(1000)}, "step": Trap() if way == "trap within" else 3}
+    dcp.save(content, checkpoint_id=folder)
+    described, data = folder / ".metadata", folder / "__0_0.distcp"
+    match way:
+        case "missing":
+            described.unlink()
         case "empty":
-            path.write_bytes(b"")
-        case "text":
-            path.write_text("not a checkpoint")
-        case "truncated":
-            path.write_bytes(path.read_bytes()[:-200])
+            described.write_bytes(b"")
         case "trap":
-            torch.save(Trap(), path)
-        case "other":
-            torch.save({"model": {}}, path)
-        case "old":
-            torch.save(network().state_dict(), path, _use_new_zipfile_serialization=False)
-        case "folder":
-            path = tmp_path
-    rule = (
-        "cannot be read: Is a directory"
-        if content == "folder"
-        else "must be a checkpoint that this package saved"
-    )
-    with pytest.raises(CheckpointError, match=rule) as caught:
-        checkpoints.load(path)
-    assert "\n" not in str(caught.value) and str(caught.value).startswith(str(path))
+            import pickle
+
+            described.write_bytes(pickle.dumps(Trap()))
+        case "truncated":
+            data.write_bytes(data.read_bytes()[:-200])
+        case "lost":
+            data.unlink()
+        case "garbled":
+            data.write_bytes(b"x" * data.stat().st_size)
+    with pytest.raises(CheckpointError, match=BROKEN[way]) as caught:
+        files = CheckpointFolder(folder)
+        files.read({"model.w": torch.zeros(1000)})
+        files.read_others(["step"])
+    assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"c\.pt: cannot be read: No such file or directory"):
-        checkpoints.load(tmp_path / "c.pt")
+def written(folder: Path, kind: str = "adam") -> Path:
+    model, optimizer = serially(kind, [0])
+    state, own = get_state_dict(model, optimizer, options=FLAT)
+    dcp.save({"model": state, "optimizer": own}, checkpoint_id=folder)
+    return folder
 
 
-def test_checkpoints_of_another_model() -> None:
-    state = run_serially("adam", [0])
+def test_checkpoints_of_another_model(tmp_path: Path) -> None:
+    folder = written(tmp_path / "c")
     other = nn.Sequential(OrderedDict(embed=nn.Linear(2, 4)))
     with pytest.raises(
-        CheckpointError, match=r"embed.weight must have shape \(4, 2\) of the model, got \(4, 3\)"
+        CheckpointError, match=r"c: embed.weight must have shape \(4, 2\) of the model, got \(4, 3\)"
     ):
-        checkpoints.load_state(other, state["model"])
-    with pytest.raises(CheckpointError, match=r"must hold 0\.weight of the model, got 10 others"):
-        checkpoints.load_state(nn.Sequential(nn.Linear(2, 4)), state["model"])
-    optimizer = torch.optim.Adam(other.parameters())
-    with pytest.raises(
-        CheckpointError, match=r"embed.weight must have shape \(4, 2\) of the model, got \(4, 3\)"
-    ):
-        checkpoints.load_optimizer_state(optimizer, dict(other.named_parameters()), state["optimizer"])
-    with pytest.raises(CheckpointError, match=r"must hold new\.weight of the optimizer, got 6 others"):
-        names = {f"new.{name.split('.')[1]}": parameter for name, parameter in other.named_parameters()}
-        checkpoints.load_optimizer_state(optimizer, names, state["optimizer"])
+        checkpoints.Loading(folder, other, other, None, {})
+    with pytest.raises(CheckpointError, match=r"c: must hold 0\.weight of the model, got \d+ others"):
+        checkpoints.Loading(folder, nn.Sequential(nn.Linear(2, 4)), other, None, {})
+    model = network()
+    names = dict(model.named_parameters())
+    all_of_them = torch.optim.Adam(model.parameters())
+    with pytest.raises(CheckpointError, match=r"c: must hold middle\.bias of the optimizer, got no such"):
+        checkpoints.Loading(folder, model, model, all_of_them, names)
     with pytest.raises(CheckpointError, match=r"parameter 1 of shape \(4,\) must have a name in the model"):
-        checkpoints.optimizer_state(optimizer, {"embed.weight": other.embed.weight})
+        checkpoints.optimizer_entries(all_of_them, {"embed.weight": model.embed.weight})
 
 
-def test_groups_must_have_had_equal_options() -> None:
-    state = run_serially("adamw groups", [0])
+def test_groups_must_have_had_equal_options(tmp_path: Path) -> None:
+    folder = written(tmp_path / "c", "adamw groups")
     model = network()
     one = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], amsgrad=True)
     with pytest.raises(
         CheckpointError, match="all parameters of group 0 of the optimizer must have had the same"
     ):
-        checkpoints.load_optimizer_state(one, dict(model.named_parameters()), state["optimizer"])
+        checkpoints.Loading(folder, model, model, one, dict(model.named_parameters()))

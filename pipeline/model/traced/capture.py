@@ -17,10 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.layered import in_mode
+from arborcast.pipeline.model.meta import stand_ins
 from arborcast.pipeline.model.structure import Structure, flatten
 from arborcast.pipeline.model.traced.failures import tracing_error
 
@@ -184,7 +187,8 @@ def capture(
 
     simplifying = root.register_forward_hook(simplify)
     try:
-        with in_mode(root, training), torch.enable_grad(), _quiet() as said:
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        with stand_ins([model], fake), in_mode(root, training), torch.enable_grad(), _quiet() as said:
             shapes = _shapes(root, args, kwargs)
             program = torch.export.export(root, args, kwargs, dynamic_shapes=shapes, strict=strict)
     except Exception as error:  # torch raises dozens of classes, most of them private
