@@ -167,17 +167,26 @@ class Profile:
         passing = sum(it.passing_bytes for it in self.layers[start + 1 : end])
         return (sum(it.saved_bytes for it in self.layers[start:end]) - passing) * samples / self.samples
 
-    def working_bytes(self, start: int, end: int, samples: float) -> float:
+    def working_bytes(self, start: int, end: int, share: int) -> int:
         """Bytes beyond `saved_bytes` of a microbatch's passes through the layers [start, end).
 
         While a layer goes back, what those behind it had saved is gone.
+
+        Args:
+            start: the first layer.
+            end: the layer behind the last one.
+            share: samples of a pass.
+
+        Returns:
+            As many bytes as all samples of the profile would need, so that `share` of them need theirs.
         """
-        share, kept, most = samples / self.samples, 0.0, 0.0
+        kept = most = 0
         for index in range(start, end):
-            it, kept = self.layers[index], self.saved_bytes(start, index + 1, samples)
-            rest = it.working_bytes - it.working_fixed_bytes
-            most = max(most, kept + it.working_fixed_bytes + rest * share)
-        return max(most - kept, 0.0)
+            it = self.layers[index]
+            kept += it.saved_bytes - (it.passing_bytes if index > start else 0)
+            fixed = -(-it.working_fixed_bytes * self.samples // share)
+            most = max(most, kept + it.working_bytes - it.working_fixed_bytes + fixed)
+        return max(most - kept, 0)
 
     def update_bytes(self, start: int, end: int) -> int:
         """Bytes that an update needs besides the optimizer's state, where these layers are a stage.

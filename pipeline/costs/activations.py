@@ -32,7 +32,6 @@ et al. 2021 (NeurIPS, "Efficient combination of rematerialization and offloading
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -84,7 +83,7 @@ class Held:
     Attributes:
         kept: of each microbatch between its passes.
         peak: of one microbatch while it goes forward or back, at the fullest moment.
-        working: what operators need besides, then or at another moment.
+        working: the part of it that operators need while they run.
     """
 
     kept: int
@@ -123,17 +122,15 @@ def held(profile: Profile, segments: Sequence[Segment], share: int) -> Held:
         segments: of the stage.
         share: samples of a microbatch that the rank works on.
     """
-    kept = peak = before = 0
-    most = 0.0
+    kept = peak = most = before = 0
     for it in units(segments):
         each, besides = unit_bytes(profile, it, first=it.start == segments[0].start)
         kept += each
         now = kept + besides + before
-        peak = max(peak, now)
-        most = max(most, now * share / profile.samples + profile.working_bytes(it.start, it.end, share))
+        most, peak = max(most, now), max(peak, now + profile.working_bytes(it.start, it.end, share))
         before = besides if it.treatment is Treatment.OFFLOAD else 0
-    working = max(most - peak * share / profile.samples, 0.0)
-    return Held(*(-(-it * share // profile.samples) for it in (kept, peak)), math.ceil(working))
+    sizes = [-(-it * share // profile.samples) for it in (kept, peak, most)]
+    return Held(sizes[0], sizes[1], sizes[1] - sizes[2])
 
 
 def unit_bytes(profile: Profile, unit: Segment, *, first: bool) -> tuple[int, int]:

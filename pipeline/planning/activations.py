@@ -115,7 +115,7 @@ def least_choice(profile: Profile, start: int, end: int, menu: Menu, room: Room)
         return Choice(whole, 0.0)
     if room.limit < 0:
         return None
-    steps = _Steps(profile, start, end, menu, room.samples)
+    steps = _Steps(profile, start, end, menu, room)
     number = count()
     # (least time, -layer, number, time, kept, peak, bytes of an offloaded layer before, units)
     queue: list[tuple[float, int, int, float, int, int, int, Units]] = []
@@ -159,8 +159,9 @@ def _listed(made: Units) -> list[Segment]:
 class _Steps:
     """What a stage may do next behind each layer, and what the layers behind add at least."""
 
-    def __init__(self, profile: Profile, start: int, end: int, menu: Menu, samples: float) -> None:
-        self.profile, self.menu = profile, menu
+    def __init__(self, profile: Profile, start: int, end: int, menu: Menu, room: Room) -> None:
+        self.profile, self.menu, self.share = profile, menu, room.share
+        samples = room.samples
         self.start, self.end = start, end
         layers = range(start, end)
         self._forward = [profile.forward_us(it, it + 1, samples) for it in layers]
@@ -202,19 +203,22 @@ class _Steps:
         return times[at - 1] + part * (times[at] - times[at - 1])
 
     def _after(self, layer: int) -> Iterator[tuple[Segment, float, int, int, int]]:
-        """Units that begin at a layer: what each adds in time, `unit_bytes`, and what of it is copied."""
+        """Units that begin at a layer: time, `unit_bytes` with what operators need, and what is copied."""
         first = layer == self.start
         added = 0.0
         for end in range(layer + 1, self.end + 1) if self.menu.recompute else ():
             added += self._forward[end - 1 - self.start]
             unit = Segment(layer, end, Treatment.RECOMPUTE)
-            yield unit, added, *unit_bytes(self.profile, unit, first=first), 0
+            keeps, besides = unit_bytes(self.profile, unit, first=first)
+            yield unit, added, keeps, besides + self.profile.working_bytes(layer, end, self.share), 0
+        working = self.profile.working_bytes(layer, layer + 1, self.share)
         unit = Segment(layer, layer + 1, Treatment.KEEP)
-        yield unit, 0.0, *unit_bytes(self.profile, unit, first=first), 0
+        keeps, besides = unit_bytes(self.profile, unit, first=first)
+        yield unit, 0.0, keeps, besides + working, 0
         if self.menu.offload_gbps is not None:
             unit = Segment(layer, layer + 1, Treatment.OFFLOAD)
             stays, moved = unit_bytes(self.profile, unit, first=first)
-            yield unit, self._copies[layer - self.start], stays, moved, moved
+            yield unit, self._copies[layer - self.start], stays, moved + working, moved
 
 
 def _by_ratio(costs: Floats, frees: Floats) -> list[int]:
@@ -262,7 +266,7 @@ def least_memory(profile: Profile, start: int, end: int, menu: Menu, room: Room)
 
     Prefixes (P, max_j) that no other one is nowhere larger than are kept, layer by layer.
     """
-    steps = _Steps(profile, start, end, menu, room.samples)
+    steps = _Steps(profile, start, end, menu, room)
     known: list[list[tuple[tuple[int, int, int], Units]]] = [[] for _ in range(end - start + 1)]
     known[0] = [((0, 0, 0), None)]
     for layer in range(start, end):

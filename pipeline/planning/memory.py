@@ -108,7 +108,8 @@ def range_memory(profile: Profile, segments: Segments, share: int, in_flight: in
         math.ceil(profile.output_bytes(cut, share)) if 0 < cut < profile.depth else 0 for cut in (start, end)
     )
     found = held(profile, segments, share)
-    activations, boundary = found.with_in_flight(in_flight), 2 * (inputs + outputs)
+    activations = found.with_in_flight(in_flight) - found.working
+    boundary = 2 * (inputs + outputs)
     return Memory(
         parameters=profile.parameter_bytes(start, end),
         gradients=profile.gradient_bytes(start, end),

@@ -292,8 +292,15 @@ class _ByLayer:
         self.kinds = np.array([several[pair] for pair in pairs])
         self._several = list(several)
         # Bytes that are left for activations, by [start, end, kind].
-        fixed = self.fit.needs.fixed[:-1]
-        self._left = np.stack([limit - fixed[:, :, size - 1] for size, limit in several], axis=2)
+        needs = self.fit.needs
+        fixed, update = (needs.fixed - needs.working)[:-1], needs.update[:-1]
+        self._left = np.stack(
+            [
+                np.where(update[:, :, size - 1] > limit, -1, limit - fixed[:, :, size - 1])
+                for size, limit in several
+            ],
+            axis=2,
+        )
         self._tables: dict[int, Floats] = {}
         self._exact: dict[tuple[int, int, int, int], Segments] = {}
 
@@ -360,7 +367,8 @@ class Needs:
         fixed: weights, gradients, optimizer, messages, and what is there once for all microbatches, by
             [start, end, replicas - 1].
         each: what every microbatch in flight adds.
-        update: what the update needs, when none is.
+        working: the part of `fixed` that operators need where all results are kept.
+        update: what the update needs, when none is in flight.
     """
 
     def __init__(self, layers: LayerTables, question: PartitionProblem, ranks: int) -> None:
@@ -370,8 +378,8 @@ class Needs:
         crossing = np.ceil(layers.crossing_bytes[:, None] * share / samples).astype(np.int64)
         inputs, outputs = crossing[:, None, :], crossing[None, :, :]
         saved = np.ceil(layers.saved_bytes[:, :, None] * share / samples).astype(np.int64)
-        working = np.stack([layers.working_bytes(int(it)) for it in share], axis=-1)
-        self.fixed: Integers = layers.fixed_bytes[:, :, None] + 2 * (inputs + outputs) + working
+        self.working: Integers = np.stack([layers.working_bytes(int(it)) for it in share], axis=-1)
+        self.fixed: Integers = layers.fixed_bytes[:, :, None] + 2 * (inputs + outputs) + self.working
         update = layers.fixed_bytes + layers.update_bytes
         self.update: Integers = np.broadcast_to(update[:, :, None], self.fixed.shape)
         self.each: Integers = saved

@@ -102,14 +102,14 @@ class LayerTables:
         most: Integers = np.maximum(found, shared)
         return most
 
-    def working_bytes(self, samples: int) -> Integers:
-        """As `Profile.working_bytes`, rounded up."""
-        share = samples / self.profile.samples
-        kept = self.saved_bytes * share
-        working = np.array([it.working_bytes for it in self.profile.layers])
-        fixed = np.array([it.working_fixed_bytes for it in self.profile.layers])
-        most = self._most(kept[:, 1:] + fixed + (working - fixed) * share)
-        return np.ceil(np.maximum(most - kept, 0)).astype(np.int64)
+    def working_bytes(self, share: int) -> Integers:
+        """What operators need of so many samples, as `activations.held` says it."""
+        layers, samples = self.profile.layers, self.profile.samples
+        fixed = np.array([-(-it.working_fixed_bytes * samples // share) for it in layers])
+        rest = np.array([it.working_bytes - it.working_fixed_bytes for it in layers])
+        most = np.maximum(self._most(self.saved_bytes[:, 1:] + fixed + rest), self.saved_bytes)
+        working: Integers = -(-most * share // samples) + (-self.saved_bytes * share // samples)
+        return working
 
     def _most(self, values: NDArray[Any]) -> NDArray[Any]:
         """The largest over the layers [start, end) of values by start and layer, of nothing 0."""

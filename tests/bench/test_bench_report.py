@@ -56,6 +56,7 @@ HEADINGS = [
     "What do tensors on a device lose on their way through host memory?",
     "Is pipelined training equal to serial training?",
     "Which models train in stages, unmodified?",
+    "Does a rank need as much memory as its plan says?",
     "How far is the predicted time of a training step from the measured one?",
     "What do synthesized allreduces give a training step?",
     "How much of the bubble of 1F1B do other orders leave?",
