@@ -66,7 +66,7 @@ class Setting:
 
         from arborcast import pipeline
 
-        transformers.logging.set_verbosity_error()
+        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         config = transformers.GPT2Config(
             n_layer=self.blocks, n_embd=self.width, n_head=self.width // 64, vocab_size=self.words
         )

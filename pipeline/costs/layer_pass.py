@@ -345,9 +345,8 @@ def run_pass(
     for tensor in (*owned, *(() if last else outputs)):
         kept.pop(storage_key(tensor), None)  # outputs: the next layer counts them as its input
     trained = [end for end in ends if end.requires_grad]
-    size, plain = size_bytes(outputs), ()
-    if not last:
-        plain = tuple(it.detach().requires_grad_(it.requires_grad) for it in outputs)
+    size = size_bytes(outputs)
+    plain = tuple(it.detach().requires_grad_(it.requires_grad) for it in (() if last else outputs))
     del made, several, outputs, ends, saved[:]  # as in training, where only autograd keeps them
     later: Second = []
     with seen:

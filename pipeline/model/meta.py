@@ -39,15 +39,15 @@ def on_meta() -> Iterator[None]:
     """
     known = WeakIdKeyDictionary()
 
-    def move(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter:
+    def move(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
         if parameter.is_meta:
-            return parameter
+            return None  # as it is
         if parameter not in known:  # a tied one is registered more than once
             known[parameter] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         moved: nn.Parameter = known[parameter]
         return moved
 
-    hook = register_module_parameter_registration_hook(move)
+    hook = register_module_parameter_registration_hook(move)  # type: ignore[arg-type]  # as documented
     try:
         yield
     finally:
@@ -102,7 +102,7 @@ def allocate(model: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
         vars(real).update(vars(tensor))  # of the object, not of its values; swapped with these
         try:
             with _without_weak_references(model.get_submodule(name.rpartition(".")[0])):
-                swap_tensors(tensor, real)
+                swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise PartitionError(
                 f"model {type(model).__name__}: {name} on meta must be given memory, got {first_line(error)}"
