@@ -233,6 +233,10 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     ),
     in_gigabytes: "peak_MB",
     scaled("GB", 1e9): "limit_bytes memory_bytes",
+    scaled("MB", 1e6): (
+        "predicted_bytes live_bytes resident_bytes parameters_bytes gradients_bytes optimizer_bytes "
+        "activations_bytes boundary_bytes working_bytes"
+    ),
     scaled("billion", 1e9): "parameters",
 }
 """How figures are shown, by the names of their columns."""

@@ -39,7 +39,9 @@ FIGURES = tuple(
     copies_over_link cpu_saving cpu_seconds cpu_us data_parallel_us devices difference epoch_passes
     epochs_to_target equation_error equation_us error evaluation_difference file_bytes first_loss
     first_seconds floor_us fragments gain gradient_bytes gradient_difference group height joined last_loss
-    layers learning_rate legal_cuts limit_bytes limit_s load_seconds loss_difference mbit measured
+    layers learning_rate legal_cuts limit_bytes limit_s live_bytes load_seconds loss_difference mbit measured
+    predicted_bytes resident_bytes parameters_bytes gradients_bytes optimizer_bytes activations_bytes
+    boundary_bytes working_bytes stage
     memory_bytes microbatches nic_gbit optimum over_nccl over_nccl_mean over_nccl_most over_nccl_relays
     over_nccl_relays_mean over_nccl_relays_most over_ring paper_microbatches paper_speed_up parameters
     parts passes_to_target peak_MB pieces predicted_bubble predicted_us program_MB program_seconds ranks

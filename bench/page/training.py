@@ -315,7 +315,7 @@ def _memory(document: Document) -> Iterator[Part]:
         Strong(percent(rows["ratio"].min())),
         " and ",
         Strong(percent(rows["ratio"].max())),
-        f" at most; {plural(len(above), 'rank')} of {len(rows)} above {percent(limit)}.",
+        f" at most; {plural(len(above), 'rank')} of {len(rows)} above the limit.",
         tone="bad" if len(above) else "",
     )
     yield memory_table(document)

@@ -73,6 +73,7 @@ PIPELINE = [
     for part in (
         "curves",
         "models",
+        "memory",
         "prediction",
         "testbed",
         "runtimes",
@@ -224,8 +225,8 @@ def test_forestcoll_is_told_by_call_and_by_process_also_where_it_is_faster(resul
 
 
 def test_targets_of_all_benches_are_counted_and_missed_ones_named(results: Path) -> None:
-    others = ("scale_targets", "loopback", "pipeline_curves", "pipeline_prediction", "pipeline_planner")
-    for name in ("in_network", *others):
+    pipelines = [f"pipeline_{part}" for part in ("curves", "memory", "prediction", "planner")]
+    for name in ("in_network", "scale_targets", "loopback", *pipelines):
         (results / f"{name}.json").unlink()
     assert told(results)[3] == (
         "Of all benches together, 2 of 4 targets met, 1 missed, 1 not measured: emulated links 1 of 4."
@@ -320,6 +321,7 @@ FIGURES = [
     ("staging", "share_of_optimum", 0.4567, "45.7 %"),
     ("pipeline_curves", "loss_difference", 9.8e-8, "9.8e-8"),
     ("pipeline_models", "loss_difference", 9.9e-8, "9.9e-8"),
+    ("pipeline_memory", "ratio", 0.4567, "45.7 %"),
     ("pipeline_prediction", "predicted_us", 2_222_222.0, "2.22 s"),
     ("pipeline_testbed", "time_us", 765_432.0, "765 ms"),
     ("pipeline_plans", "time_us", 654_321.0, "654 ms"),

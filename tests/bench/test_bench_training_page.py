@@ -23,6 +23,7 @@ from arborcast.bench.page.words import count, tiny
 CANNED = Path(__file__).parents[1] / "canned_results"
 PARTS = (
     "curves",
+    "memory",
     "prediction",
     "testbed",
     "plans",
@@ -68,6 +69,18 @@ def edited(document: Document, edit: Callable[[dict[str, Any]], None]) -> Docume
 
 
 # ------------------------------------------------------------------------------------------ what ran
+
+
+def test_memory_beyond_what_the_plan_says_is_told(documents: dict[str, Document]) -> None:
+    words = said(documents["memory"])
+    assert (
+        "Of what its plan says, a rank holds between 102.0 % and 125.0 % at most; 1 rank of 3 above the "
+        "limit." in words
+    )
+    assert lines(training.memory_table(documents["memory"])) == [
+        "| GPT-2, 8 blocks of 128 | 1f1b | 39.0 MB 21.8 MB | 39.8 MB 22.4 MB | 102.7 % |",
+        "| GPT-2, 8 blocks of 128 | gpipe | 16.0 MB | 20.0 MB | 125.0 % (too much) |",
+    ]
 
 
 def test_losses_beyond_the_limit_are_told(documents: dict[str, Document]) -> None:
