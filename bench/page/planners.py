@@ -90,6 +90,8 @@ _GAINS = columns(
 # ---------------------------------------------------------------------------------- RaNNC's experiments
 
 NAMES = {"rannc": "RaNNC", "megatron": "Megatron-LM", "data-parallel": "data parallel", "arborcast": "ours"}
+SHORT = NAMES | {"megatron": "Megatron", "data-parallel": "data par."}
+"""At the end of a curve, where there is little room."""
 
 
 def _rannc(document: Document) -> Iterator[Part]:
@@ -225,7 +227,7 @@ def _way(row: Row) -> str:
 def _over_layers(what: str, rows: pd.DataFrame) -> Picture:
     curves = []
     for (method, _, asked), alike in groups(rows, "method", "parts", "asked"):
-        name = NAMES.get(method, method) + (f", m {count(asked)}" if asked > 0 else "")
+        name = SHORT.get(method, method) + (f" m {count(asked)}" if asked > 0 else "")
         curve = points(alike, "layers", "samples_per_second")
         curves.append(
             Line(name, curve, "ours" if method == "arborcast" else "base", dashed=method == "megatron")
