@@ -42,12 +42,16 @@ class Protocol(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The chunks `start .. start + count - 1` of a buffer, of another rank where `rank` says so."""
+    """The chunks `start .. start + count - 1` of a buffer, of another rank where `rank` says so.
+
+    With `packets` the data stand there with flags beside them, in twice the room: who reads them waits for them.
+    """
 
     memory: Memory
     start: int
     count: int = 1
     rank: int | None = None
+    packets: bool = False
 
     def __str__(self) -> str:
         """As messages show it."""
@@ -140,24 +144,46 @@ class Step:
 class Move:
     """A one-sided operation: every target becomes the sum of all sources (of the one, where there is one).
 
-    Local spans and those of other ranks may mix: put, get, copy, reduce and the fused forms are this.
+    Local spans and those of other ranks may mix: put, get, copy, reduce and the fused forms are this, and what a
+    switch adds and multicasts, where the spans of all ranks of its group stand.
 
     Attributes:
         sources: all of one count.
         targets: all of that count.
-        channel: the connection that carries it, by its place in the block's `connections`; None if local.
-        packets: whether flags travel with the data, so that who reads it waits for it by itself.
+        channel: the connection whose proxy does it, by its place in the block's `connections`; None where the
+            threads of the block do it.
+        thread: of the block, which hands it to the proxy.
+        switch: whether a switch adds the sources or multicasts to the targets.
     """
 
     sources: tuple[Span, ...]
     targets: tuple[Span, ...]
     channel: int | None = None
-    packets: bool = False
+    thread: int = 0
+    switch: bool = False
+
+    @property
+    def packets(self) -> bool:
+        """Whether packets are read or written."""
+        return any(span.packets for span in (*self.sources, *self.targets))
+
+    @property
+    def count(self) -> int:
+        """Chunks that it handles."""
+        return self.sources[0].count
+
+    def __str__(self) -> str:
+        """As messages show it."""
+        return f"{' + '.join(map(str, self.sources))} -> {', '.join(map(str, self.targets))}"
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Tell the other ends of connections of the block that all before is done; each counts its signals."""
+    """Tell the other ends of connections of the block that all before is done; each counts its signals.
+
+    The first thread signals on the first connection and so on: what other threads of the block did before counts
+    where they have synchronized since. A relaxed signal says that the call has begun, and nothing of memory.
+    """
 
     channels: tuple[int, ...]
     relaxed: bool = False
@@ -165,10 +191,31 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for the next signal on each of these connections."""
+    """Wait for the next signal on each of these connections, the first thread for the first one and so on."""
 
     channels: tuple[int, ...]
     relaxed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Wait until all that proxies were told to do on these connections is done, the first thread for the first."""
+
+    channels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Take one from each of these semaphores of the rank as soon as there is one."""
+
+    semaphores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Add one to each of these semaphores of the rank."""
+
+    semaphores: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +231,7 @@ class Synchronize:
     """The threads of the block wait for each other; without it one-sided operations do not order memory."""
 
 
-Operation: TypeAlias = Step | Move | Signal | Wait | Barrier | Synchronize
+Operation: TypeAlias = Step | Move | Signal | Wait | Flush | Acquire | Release | Barrier | Synchronize
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +264,13 @@ class ThreadBlock:
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """What one rank executes, and how many chunks the program says that its buffers have."""
+    """What one rank executes, how many chunks the program says that its buffers have, and its semaphores' values."""
 
     blocks: tuple[ThreadBlock, ...]
     input_chunks: int
     output_chunks: int
     scratch_chunks: int = 0
+    semaphores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -241,6 +289,7 @@ class GlobalProgram:
         least_bytes: the smallest whole buffer that it is for.
         most_bytes: the largest, None for no limit.
         channels: how many are set up.
+        double_scratch: whether every other call has another half of the scratch.
         faults: why its runtime would refuse or break on the file that it was read from, one line each.
         notes: what the runtime passes over in silence in that file, one line each.
     """
@@ -256,6 +305,7 @@ class GlobalProgram:
     least_bytes: int = 0
     most_bytes: int | None = None
     channels: int = 1
+    double_scratch: bool = False
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -263,6 +313,16 @@ class GlobalProgram:
     def ranks(self) -> int:
         """How many take part."""
         return len(self.parts)
+
+    @cached_property
+    def one_sided(self) -> bool:
+        """Whether blocks write memory of other ranks instead of sending messages."""
+        return any(
+            not isinstance(operation, Step)
+            for part in self.parts
+            for block in part.blocks
+            for operation in block.operations
+        )
 
     @cached_property
     def operation_count(self) -> int:

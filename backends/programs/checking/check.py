@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 
+from arborcast.backends.programs.checking.one_sided import check_one_sided
 from arborcast.backends.programs.checking.order import Order, ranks_at_a_time
 from arborcast.backends.programs.checking.progress import Progress, run
 from arborcast.backends.programs.checking.replay import Race, replay
@@ -30,7 +31,7 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
     others are checked as the program says that it serves them.
 
     Args:
-        program: two-sided.
+        program: two-sided, or one-sided, for which see `one_sided`.
         limits: of the runtime.
         max_errors: how many objections to spell out.
 
@@ -39,6 +40,8 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
 
     Takes time that grows with steps times blocks of a rank, and with chunks.
     """
+    if program.one_sided:
+        return check_one_sided(program, max_errors=max_errors)
     return _Check(program, limits, max_errors).verdict()
 
 

@@ -1,0 +1,216 @@
+"""The check of one-sided programs: what can be said without running them, then their execution with clocks.
+
+Several calls in a row are looked at, as nothing but the program itself keeps the ranks together: a rank may be in
+the next call, or not yet in this one, when another writes its memory. With two halves of scratch that takes
+three calls, else two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import TypeAlias
+
+from arborcast.backends.programs.checking.memory import sizes
+from arborcast.backends.programs.checking.one_sided_run import Execution, Outcome
+from arborcast.backends.programs.checking.verdict import ProgramVerdict, Wait as TraceLine
+from arborcast.backends.programs.program import (
+    Acquire,
+    Barrier,
+    GlobalProgram,
+    Memory,
+    Move,
+    Protocol,
+    Release,
+    Signal,
+    Span,
+    Step,
+    ThreadBlock,
+    Wait,
+)
+
+Place: TypeAlias = tuple[int, int, int]
+"""Rank, block, operation."""
+
+
+def check_one_sided(program: GlobalProgram, *, max_errors: int = 20) -> ProgramVerdict:
+    """Whether every execution of a one-sided program does what the collective asks, call after call.
+
+    Args:
+        program: of moves, signals, waits, semaphores and barriers.
+        max_errors: how many objections to spell out.
+
+    Returns:
+        The verdict. Its kinds are fault, buffer, message (signals or semaphores that do not come out even),
+        shared, deadlock, race, call (right by itself, not when calls follow each other) and value.
+
+    Takes time that grows with operations times thread blocks of all ranks, and with chunks.
+    """
+    found: list[tuple[str, str]] = [("fault", line) for line in program.faults]
+    if not program.in_place and not program.out_of_place:
+        found.append(("fault", "neither for calls in place nor for others: it is never chosen"))
+    found += [("buffer", line) for line in _beyond_buffers(program)]
+    found += [("message", line) for line in _uneven(program)]
+    found += [("shared", line) for line in _shared(program)]
+    trace: tuple[TraceLine, ...] = ()
+    if not {kind for kind, _ in found} & {"buffer", "shared"}:
+        for in_place in (True, False):
+            if program.in_place if in_place else program.out_of_place:
+                outcome = Execution(program, in_place=in_place).run()
+                found += _of(outcome, "in place" if in_place else "out of place")
+                trace = trace or outcome.trace
+    errors = tuple(line for _, line in found[:max_errors])
+    if len(found) > max_errors:
+        errors += (f"and {len(found) - max_errors} more",)
+    kinds = frozenset(kind for kind, _ in found)
+    return ProgramVerdict(errors, kinds, program.notes, trace, _traffic(program))
+
+
+def _of(outcome: Outcome, mode: str) -> Iterator[tuple[str, str]]:
+    for kind, lines in (
+        ("deadlock", outcome.stuck),
+        ("race", outcome.races),
+        ("call", outcome.early),
+        ("value", outcome.wrong),
+    ):
+        for line in lines:
+            yield kind, f"{mode}: {line}"
+
+
+def _blocks(program: GlobalProgram) -> Iterator[tuple[int, int, ThreadBlock]]:
+    for rank, part in enumerate(program.parts):
+        for number, block in enumerate(part.blocks):
+            yield rank, number, block
+
+
+def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:
+    """Moves that reach beyond a buffer, and packets where they have no room."""
+    if program.chunks % program.ranks and program.kind.value not in {"allreduce", "broadcast", "reduce"}:
+        yield f"{program.kind} among {program.ranks}: {program.chunks} chunks are no whole number for each rank"
+        return
+    size = [sizes(program, rank) for rank in range(program.ranks)]
+    plain: list[int] = [0] * program.ranks
+    packets: list[int | None] = [None] * program.ranks
+    for rank, number, block in _blocks(program):
+        for place, operation in enumerate(block.operations):
+            if isinstance(operation, Step):
+                yield f"rank {rank} block {number} operation {place}: {operation} is two-sided"
+            if not isinstance(operation, Move):
+                continue
+            where = f"rank {rank} block {number} operation {place} ({operation})"
+            for span in (*operation.sources, *operation.targets):
+                owner = rank if span.rank is None else span.rank
+                if not 0 <= owner < program.ranks:
+                    yield f"{where}: there are {program.ranks} ranks"
+                elif span.count < 1 or span.count != operation.count:
+                    yield f"{where}: {span} has not the {operation.count} chunks of the first source"
+                elif span.start < 0 or span.start + span.count > size[owner][span.memory]:
+                    yield f"{where}: {span.memory} has {size[owner][span.memory]} chunks in a call"
+                elif span.packets:
+                    if span.memory is not Memory.SCRATCH or program.protocol is Protocol.SIMPLE:
+                        yield f"{where}: packets take twice the room, which only scratch of protocol LL has"
+                    first = packets[owner]
+                    packets[owner] = span.start if first is None else min(first, span.start)
+                elif span.memory is Memory.SCRATCH:
+                    plain[owner] = max(plain[owner], span.start + span.count)
+    for rank, (last, first) in enumerate(zip(plain, packets, strict=True)):
+        if first is not None and last > 2 * first:
+            yield (
+                f"rank {rank}: data in scratch reach to chunk {last - 1}, where packets from chunk {first} on "
+                f"have their room, which begins at chunk {2 * first}"
+            )
+
+
+def _uneven(program: GlobalProgram) -> Iterator[str]:
+    """Signals without waits or the other way round, and semaphores that end otherwise than they began."""
+    sent: Counter[tuple[int, int, str, int]] = Counter()
+    awaited: Counter[tuple[int, int, str, int]] = Counter()
+    released: Counter[tuple[int, int]] = Counter()
+    acquired: Counter[tuple[int, int]] = Counter()
+    for rank, _, block in _blocks(program):
+        for operation in block.operations:
+            if isinstance(operation, (Signal, Wait)):
+                for channel in operation.channels:
+                    end = block.connections[channel]
+                    if isinstance(operation, Signal):
+                        sent[rank, end.peer, end.kind, end.number] += 1
+                    else:
+                        awaited[end.peer, rank, end.kind, end.number] += 1
+            elif isinstance(operation, (Acquire, Release)):
+                count = acquired if isinstance(operation, Acquire) else released
+                count.update((rank, semaphore) for semaphore in operation.semaphores)
+    for key in sorted(sent.keys() | awaited.keys()):
+        if sent[key] != awaited[key]:
+            source, target, kind, number = key
+            yield (
+                f"rank {source} to rank {target}, {kind} channel {number}: {sent[key]} signals, {awaited[key]} waits; "
+                "counts go on from call to call"
+            )
+    for key in sorted(released.keys() | acquired.keys()):
+        if released[key] != acquired[key]:
+            yield (
+                f"rank {key[0]}: semaphore {key[1]} is released {released[key]} times and acquired {acquired[key]} "
+                "times; its value goes on from call to call"
+            )
+
+
+def _shared(program: GlobalProgram) -> Iterator[str]:
+    """What several blocks wait for, so that it depends on timing who gets it; barriers that are not for all."""
+    waiters: dict[tuple[int, int, str, int], set[int]] = {}
+    acquirers: dict[tuple[int, int], set[int]] = {}
+    at_barrier: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for rank, number, block in _blocks(program):
+        for place, operation in enumerate(block.operations):
+            if isinstance(operation, Wait):
+                for channel in operation.channels:
+                    end = block.connections[channel]
+                    waiters.setdefault((rank, end.peer, end.kind, end.number), set()).add(number)
+            elif isinstance(operation, (Acquire, Release)):
+                known = len(program.parts[rank].semaphores)
+                for semaphore in operation.semaphores:
+                    if not 0 <= semaphore < known:
+                        yield f"rank {rank} block {number} operation {place}: semaphore {semaphore}, there are {known}"
+                    elif isinstance(operation, Acquire):
+                        acquirers.setdefault((rank, semaphore), set()).add(number)
+            elif isinstance(operation, Barrier):
+                at_barrier.setdefault((rank, operation.number), {}).setdefault(number, []).append(
+                    operation.blocks
+                )
+    for (rank, peer, kind, channel), blocks in waiters.items():
+        if len(blocks) > 1:
+            yield f"rank {rank}: blocks {_some(blocks)} wait on {kind} channel {channel} to rank {peer}, which counts once"
+    for (rank, semaphore), blocks in acquirers.items():
+        if len(blocks) > 1:
+            yield f"rank {rank}: blocks {_some(blocks)} acquire semaphore {semaphore}; who gets it depends on timing"
+    for (rank, barrier), uses in at_barrier.items():
+        counts = {count for blocks in uses.values() for count in blocks}
+        if counts != {len(uses)} or len({len(blocks) for blocks in uses.values()}) > 1:
+            yield (
+                f"rank {rank}: barrier {barrier} is for {_some(counts)} blocks, and blocks {_some(uses)} come "
+                f"{_some(len(blocks) for blocks in uses.values())} times"
+            )
+
+
+def _some(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(numbers))[:8]))
+
+
+def _traffic(program: GlobalProgram) -> dict[tuple[int, int], Fraction]:
+    """The share of the buffer that passes from each rank to each other; what switches do is not counted."""
+    chunks: Counter[tuple[int, int]] = Counter()
+
+    def owner(rank: int, span: Span) -> int:
+        return rank if span.rank is None else span.rank
+
+    for rank, _, block in _blocks(program):
+        for operation in block.operations:
+            if not isinstance(operation, Move) or operation.switch:
+                continue
+            for source in operation.sources:
+                if owner(rank, source) != rank:
+                    chunks[owner(rank, source), rank] += source.count
+            for target in operation.targets:
+                if owner(rank, target) != rank:
+                    chunks[rank, owner(rank, target)] += target.count
+    return {pair: Fraction(count, program.chunks) for pair, count in chunks.items()}

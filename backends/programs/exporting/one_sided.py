@@ -1,0 +1,525 @@
+"""A schedule as a program of puts and signals, within the limits of MSCCL++'s executor.
+
+It begins with the two-sided steps that `blocks` makes, one block per connection or pair of connections:
+
+    s    put, signal                  r    wait                        each put goes where its data are wanted, or
+    rrc  wait, add                    rcs  wait, put, signal           into scratch of its own at the receiver
+    rrs  wait, add and put, signal    cpy  copy
+
+Nothing flows back within a call: every message has its own place. That its receiver has begun the call, every
+sender waits for once. Dependencies between blocks become semaphores. Blocks of too many operations go on in
+another block, over connections of its own.
+
+With packets (LL) data and flag are one: messages pass through scratch, and there are no signals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from arborcast.backends.lowering.layout import blocks_in
+from arborcast.backends.programs.checking.check import check_program
+from arborcast.backends.programs.exporting.blocks import thread_blocks
+from arborcast.backends.programs.exporting.export import MOST_TRANSFERS, rounded
+from arborcast.backends.programs.exporting.logical import Action, Ranks
+from arborcast.backends.programs.mscclpp import limits
+from arborcast.backends.programs.program import (
+    Acquire,
+    Code,
+    Connection,
+    Flush,
+    GlobalProgram,
+    Memory,
+    Move,
+    Operation,
+    ProgramError,
+    Protocol,
+    RankPart,
+    Release,
+    Signal,
+    Span,
+    Step,
+    Synchronize,
+    ThreadBlock,
+    Wait,
+)
+from arborcast.synth.collective import Kind
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.schedule import Schedule
+
+KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
+"""Those whose buffers are the same on all ranks: MSCCL++ divides by their chunks."""
+
+MOST_CHUNKS = 1 << 20
+_MOST_CHANNELS = 32
+_AROUND = 7  # operations of a block besides those of its steps, at most
+
+Seat: TypeAlias = tuple[int, int]
+"""A block of the two-sided program, and which of the blocks that it is cut into."""
+
+Place: TypeAlias = tuple[int, int, int]
+"""Rank, block of the two-sided program, step."""
+
+
+def export_one_sided(
+    schedule: AnySchedule,
+    *,
+    in_place: bool = True,
+    protocol: Protocol = Protocol.SIMPLE,
+    chunks: int | None = None,
+    channels: int | None = None,
+    ranks_per_host: int | None = None,
+    least_bytes: int = 0,
+    most_bytes: int | None = None,
+    name: str | None = None,
+) -> GlobalProgram:
+    """The program of a schedule as puts and signals, checked.
+
+    Args:
+        schedule: a correct one, in either form.
+        in_place: for calls whose output is over their input, or for those with two buffers; a program each.
+        protocol: Simple for large messages, LL for small ones.
+        chunks: of the whole buffer, to which shares are rounded; None for the least number that is exact.
+        channels: over how many thread blocks a connection is dealt at most; None for the most that fit.
+        ranks_per_host: ranks of different hosts write through proxies (port channels); None for one host.
+        least_bytes: the smallest buffer that the plan is for.
+        most_bytes: the largest; None for no limit.
+        name: what the program is called.
+
+    Raises:
+        ProgramError: MSCCL++ has no such collective, or the schedule does not fit; with the limit and by how much.
+    """
+    collective = schedule.collective
+    _check(schedule, protocol, ranks_per_host)
+    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+    exact = math.lcm(blocks_in(collective), *(chunk.share.denominator for chunk in explicit.chunks))
+    if chunks is not None and chunks % exact:
+        explicit = rounded(explicit, chunks)
+    units = chunks or exact
+    if units > MOST_CHUNKS:
+        raise ProgramError(
+            f"{collective.kind}: exact shares need {units} chunks, more than {MOST_CHUNKS}; chunks= (--chunks) rounds "
+            "the shares to fewer"
+        )
+    draft = GlobalProgram(
+        name=name or f"{explicit.topology.name}-{collective.kind}-{explicit.method.name}",
+        kind=collective.kind,
+        root=collective.root,
+        chunks=units,
+        parts=(),
+        protocol=protocol,
+        in_place=in_place,
+        out_of_place=not in_place,
+        least_bytes=least_bytes,
+        most_bytes=most_bytes,
+        double_scratch=protocol is not Protocol.SIMPLE,
+    )
+    ranks = Ranks(explicit, units, units, in_place=in_place)
+    why = ""
+    for ways in _ways(protocol):
+        program = _within_limits(draft, ranks, explicit, channels, ranks_per_host, ways)
+        verdict = check_program(program, max_errors=1)
+        if verdict.correct:
+            return program
+        why = why or verdict.errors[0]
+    raise ProgramError(f"{draft.name}: cannot be run by MSCCL++ as it is: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """What is tried in turn, the cheapest first.
+
+    Attributes:
+        direct: messages that nobody adds to go to where they are wanted, not to scratch first.
+        flush: blocks wait for their proxies after each message, not after the last one alone.
+        greet: senders wait until their receivers have begun the call.
+    """
+
+    direct: bool
+    flush: bool
+    greet: bool
+
+
+def _ways(protocol: Protocol) -> list[_Ways]:
+    if protocol is Protocol.SIMPLE:
+        return [_Ways(True, False, True), _Ways(False, False, True), _Ways(False, True, True)]
+    return [_Ways(False, False, False), _Ways(False, False, True)]
+
+
+def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None) -> None:
+    collective, topology = schedule.collective, schedule.topology
+    if collective.kind not in KINDS:
+        raise ProgramError(
+            f"{collective.kind}: MSCCL++ plans do {', '.join(KINDS)}; each rank needs both buffers"
+        )
+    if collective.ranks != tuple(range(topology.ranks)):
+        raise ProgramError(f"{collective.kind}: all ranks take part in MSCCL++'s plans, in their order")
+    if schedule.uses_switches:
+        raise ProgramError(
+            "transfers that end at switches are exported by NVLS alone; solve with --no-in-network"
+        )
+    if schedule.transfer_count > MOST_TRANSFERS:
+        raise ProgramError(f"at most {MOST_TRANSFERS} transfers are exported, got {schedule.transfer_count}")
+    if protocol is Protocol.LL128:
+        raise ProgramError("MSCCL++ has protocols Simple and LL, got LL128")
+    if ranks_per_host is not None and ranks_per_host < 1:
+        raise ProgramError(f"ranks per host must be at least 1, got {ranks_per_host}")
+    if protocol is Protocol.LL and ranks_per_host is not None and ranks_per_host < topology.ranks:
+        raise ProgramError("LL is exported for one host: the executor's packets through proxies go astray")
+
+
+def _within_limits(
+    draft: GlobalProgram,
+    ranks: Ranks,
+    schedule: Schedule,
+    channels: int | None,
+    ranks_per_host: int | None,
+    ways: _Ways,
+) -> GlobalProgram:
+    """Over as many channels as fit: more of them are more blocks."""
+    most = min(_MOST_CHANNELS, schedule.chunk_count, channels or _MOST_CHANNELS)
+    why = ""
+    for number in sorted({*range(1, min(most, 8) + 1), most * 3 // 4, most}, reverse=True):
+        if not number:
+            continue
+
+        def channel_of(action: Action, number: int = number) -> int:
+            return action.piece.chunk % number
+
+        two_sided = [thread_blocks(actions, channel_of, pair=True) for actions in ranks.actions]
+        program = _Translation(draft, two_sided, ranks, ranks_per_host, ways).program(number)
+        found = next(_beyond(program), None)
+        if found is None:
+            return program
+        why = why if why and "thread blocks" in found else f"over {number} channels {found}"
+    raise ProgramError(f"{draft.name}: does not fit MSCCL++: {why}")
+
+
+def _beyond(program: GlobalProgram) -> Iterator[str]:
+    """What does not fit, and by how much."""
+    for rank, part in enumerate(program.parts):
+        if len(part.blocks) > limits.BLOCKS:
+            over = len(part.blocks) - limits.BLOCKS
+            yield f"rank {rank} has {len(part.blocks)} thread blocks, {over} beyond {limits.BLOCKS}"
+        for block in part.blocks:
+            if len(block.operations) > limits.OPERATIONS:
+                over = len(block.operations) - limits.OPERATIONS
+                yield f"rank {rank} has a block of {len(block.operations)} operations, {over} beyond {limits.OPERATIONS}"
+            if len(block.connections) > limits.CHANNELS:
+                over = len(block.connections) - limits.CHANNELS
+                yield f"rank {rank} has a block of {len(block.connections)} connections, {over} beyond {limits.CHANNELS}"
+
+
+@dataclass(slots=True)
+class _Message:
+    """One message: the step at each end, where it lands, and the connection that it goes over."""
+
+    sender: Place
+    receiver: Place
+    lands: Span
+    last: bool = False
+    number: int = 0
+    kind: str = "memory"
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One block that comes out: operations, connections by their ends."""
+
+    ends: dict[Connection, None] = field(default_factory=dict)
+    arriving: dict[Connection, None] = field(default_factory=dict)
+    leaving: dict[Connection, None] = field(default_factory=dict)
+    body: list[Operation] = field(default_factory=list)
+    acquires: list[int] = field(default_factory=list)
+    releases: list[int] = field(default_factory=list)
+
+    def channel(self, end: Connection) -> int:
+        """Its place among the connections."""
+        self.ends.setdefault(end)
+        return list(self.ends).index(end)
+
+
+class _Translation:
+    def __init__(
+        self,
+        draft: GlobalProgram,
+        two_sided: list[tuple[tuple[ThreadBlock, ...], int]],
+        ranks: Ranks,
+        ranks_per_host: int | None,
+        ways: _Ways,
+    ) -> None:
+        self._draft = draft
+        self._ranks = ranks
+        self._ways = ways
+        self._per_host = ranks_per_host
+        self._packets = draft.protocol is not Protocol.SIMPLE
+        self._blocks = [blocks for blocks, _ in two_sided]
+        self._scratch = [scratch for _, scratch in two_sided]
+        self._made_room()
+        self._seat_of = {rank: self._cut(rank) for rank in range(len(self._blocks))}
+        self._sent: dict[Place, _Message] = {}
+        self._taken: dict[Place, _Message] = {}
+        self._slots = [(scratch + 1) // 2 if self._packets else scratch for scratch in self._scratch]
+        self._match()
+
+    def program(self, channels: int) -> GlobalProgram:
+        """All ranks."""
+        return replace(self._draft, parts=tuple(map(self._part, range(len(self._blocks)))), channels=channels)
+
+    def _steps(self, rank: int, block: int) -> list[Step]:
+        return [step for step in self._blocks[rank][block].operations if isinstance(step, Step)]
+
+    def _made_room(self) -> None:
+        """Of packets, sums that are only passed on need a place of their own: no operation makes them without."""
+        self._room: dict[Place, Span] = {}
+        if not self._packets:
+            return
+        for rank, blocks in enumerate(self._blocks):
+            for number in range(len(blocks)):
+                for at, step in enumerate(self._steps(rank, number)):
+                    if step.code is Code.RECEIVE_REDUCE_SEND:
+                        self._room[rank, number, at] = Span(Memory.SCRATCH, self._scratch[rank], step.count)
+                        self._scratch[rank] += step.count
+
+    def _cut(self, rank: int) -> list[list[int]]:
+        """Of each block, which of the blocks that it is cut into each step goes to."""
+        result = []
+        for number in range(len(self._blocks[rank])):
+            seats, seat, used = [], 0, _AROUND
+            for step in self._steps(rank, number):
+                cost = (
+                    2 * bool(step.after) + 2 + 4 * step.code.receives + 3 * step.code.sends + 2 * step.posts
+                )
+                if used + cost > limits.OPERATIONS:
+                    seat, used = seat + 1, _AROUND
+                used += cost
+                seats.append(seat)
+            result.append(seats)
+        return result
+
+    def _seat(self, place: Place) -> Seat:
+        rank, block, step = place
+        return block, self._seat_of[rank][block][step]
+
+    def _match(self) -> None:
+        """Sends with their receives, in order; where messages land; connections, one for each two blocks."""
+        sends: dict[tuple[int, int, int], list[Place]] = defaultdict(list)
+        receives: dict[tuple[int, int, int], list[Place]] = defaultdict(list)
+        for rank, blocks in enumerate(self._blocks):
+            for number, block in enumerate(blocks):
+                for at, step in enumerate(self._steps(rank, number)):
+                    if step.code.sends and block.send is not None:
+                        sends[rank, block.send, block.channel].append((rank, number, at))
+                    if step.code.receives and block.receive is not None:
+                        receives[block.receive, rank, block.channel].append((rank, number, at))
+        numbers: dict[tuple[int, int, str], int] = defaultdict(int)
+        of_pair: dict[tuple[int, Seat, int, Seat], int] = {}
+        latest: dict[tuple[int, Seat, int, Seat], _Message] = {}
+        for link in sorted(sends):
+            for sender, receiver in zip(sends[link], receives[link], strict=True):
+                message = _Message(sender, receiver, self._landing(receiver))
+                message.kind = self._kind(sender[0], receiver[0])
+                key = sender[0], self._seat(sender), receiver[0], self._seat(receiver)
+                pair = min(sender[0], receiver[0]), max(sender[0], receiver[0]), message.kind
+                if key not in of_pair:
+                    of_pair[key] = numbers[pair]
+                    numbers[pair] += 1
+                message.number = of_pair[key]
+                latest[key] = message
+                self._sent[sender] = self._taken[receiver] = message
+        for message in latest.values():
+            message.last = True
+
+    def _kind(self, rank: int, peer: int) -> str:
+        if self._per_host is None or rank // self._per_host == peer // self._per_host:
+            return "memory"
+        return "port"
+
+    def _landing(self, receiver: Place) -> Span:
+        rank, block, at = receiver
+        step = self._steps(rank, block)[at]
+        if self._ways.direct and not step.code.reads:
+            assert step.target is not None, "a step that does not add writes"
+            return replace(step.target, rank=rank)
+        start = self._slots[rank]
+        self._slots[rank] += step.count
+        return Span(Memory.SCRATCH, start, step.count, rank, self._packets)
+
+    def _part(self, rank: int) -> RankPart:
+        seats: dict[Seat, _Seat] = {}
+        for number, of_steps in enumerate(self._seat_of[rank]):
+            for seat in of_steps:
+                seats.setdefault((number, seat), _Seat())
+        semaphores = self._semaphores(rank, seats)
+        for number in range(len(self._blocks[rank])):
+            for at, step in enumerate(self._steps(rank, number)):
+                place = rank, number, at
+                self._step(step, place, seats[self._seat(place)], semaphores)
+        layout = self._ranks.layout
+        given, wanted = layout.input_elements(rank), layout.output_elements(rank)
+        if layout.in_place(rank):
+            given = wanted
+        if self._draft.kind in {Kind.BROADCAST, Kind.REDUCE}:
+            given = wanted = layout.count
+        return RankPart(
+            tuple(self._block(seat) for seat in seats.values()),
+            given,
+            wanted,
+            self._slots[rank],
+            (0,) * self._semaphore_count,
+        )
+
+    def _semaphores(self, rank: int, seats: dict[Seat, _Seat]) -> dict[tuple[Seat, Seat], int]:
+        """One for each two blocks of which one waits for the other; parts of a block follow each other."""
+        found: dict[tuple[Seat, Seat], int] = {}
+        self._releasing: dict[Place, list[int]] = defaultdict(list)
+        for number in range(len(self._blocks[rank])):
+            for at, step in enumerate(self._steps(rank, number)):
+                here = self._seat((rank, number, at))
+                for after in step.after:
+                    before = self._seat((rank, after.block, after.step))
+                    semaphore = found.setdefault((before, here), len(found))
+                    self._releasing[rank, after.block, after.step].append(semaphore)
+        for (number, part), seat in seats.items():
+            if part:
+                semaphore = len(found)
+                found[(number, part - 1), (number, part)] = semaphore
+                seat.acquires.append(semaphore)
+                seats[number, part - 1].releases.append(semaphore)
+        self._semaphore_count = len(found)
+        return found
+
+    def _step(self, step: Step, place: Place, seat: _Seat, semaphores: dict[tuple[Seat, Seat], int]) -> None:
+        body = seat.body
+        if step.after:
+            here = self._seat(place)
+            waits = [
+                semaphores[self._seat((place[0], after.block, after.step)), here] for after in step.after
+            ]
+            body += [Acquire(tuple(waits[at : at + 16])) for at in range(0, len(waits), 16)]
+            body.append(Synchronize())
+        come, go = self._taken.get(place), self._sent.get(place)
+        if come is not None:
+            end = Connection(come.sender[0], come.kind, come.number)
+            seat.arriving.setdefault(end)
+            if not self._packets:
+                body += [Wait((seat.channel(end),)), Synchronize()]
+        if go is not None:
+            seat.leaving.setdefault(Connection(go.receiver[0], go.kind, go.number))
+        if self._packets:
+            self._with_packets(step, place, body, come, go)
+        else:
+            self._plain(step, seat, come, go)
+        release = self._releasing.get(place)
+        if release:
+            if not isinstance(body[-1], Signal):
+                body.append(Synchronize())
+            body += [Release(tuple(release[at : at + 16])) for at in range(0, len(release), 16)]
+
+    def _plain(self, step: Step, seat: _Seat, come: _Message | None, go: _Message | None) -> None:
+        body = seat.body
+        source, target = step.source, step.target
+        landed = None if come is None else replace(come.lands, rank=None)
+        if step.code is Code.REDUCE:
+            assert source is not None and target is not None, "it has both"
+            body.append(Move((target, source), (target,)))
+            return
+        if step.code.reads and landed is not None:
+            assert source is not None, "it reads"
+            result, read = target or landed, (source, landed)
+        elif landed is not None:
+            assert target is not None, "it writes"
+            result, read = target, (landed,)
+        else:
+            assert source is not None, "it reads"
+            result, read = target or source, (source,)
+        local = () if read == (result,) else (result,)
+        if go is None:
+            if local:
+                body.append(Move(read, local))
+            return
+        far = go.lands
+        if go.kind == "port":
+            if local:
+                body += [Move(read, local), Synchronize()]
+            channel = seat.channel(Connection(go.receiver[0], go.kind, go.number))
+            body += [Move((result,), (far,), channel), Signal((channel,))]
+            if go.last or self._ways.flush:
+                body.append(Flush((channel,)))
+            return
+        if len(read) == 1 and local:  # nothing copies to two places at once
+            body.append(Move(read, local))
+            local = ()
+        body += [Move(read, (*local, far)), Synchronize()]
+        body.append(Signal((seat.channel(Connection(go.receiver[0], go.kind, go.number)),)))
+
+    def _with_packets(
+        self, step: Step, place: Place, body: list[Operation], come: _Message | None, go: _Message | None
+    ) -> None:
+        source, target = step.source, step.target
+        landed = None if come is None else replace(come.lands, rank=None)
+        far = () if go is None else (go.lands,)
+        if step.code is Code.REDUCE:
+            assert source is not None and target is not None, "it has both"
+            body.append(Move((target, source), (target,)))
+        elif landed is None:
+            assert source is not None, "it reads"
+            body.append(Move((source,), far or (target,) if target is not None or far else ()))
+        elif step.code.reads:
+            assert source is not None, "it reads"
+            result = target if target is not None else self._room[place]
+            body.append(Move((source, landed), (result, *far)))
+        else:
+            assert target is not None, "it writes"
+            if far:
+                body.append(Move((landed,), far))
+            body.append(Move((landed,), (target,)))
+        body.append(Synchronize())
+
+    def _block(self, seat: _Seat) -> ThreadBlock:
+        """Greetings, what the block before has to hand on, the steps."""
+        head: list[Operation] = []
+        if self._ways.greet:
+            for ends, make in ((seat.arriving, Signal), (seat.leaving, Wait)):
+                for kind in ("memory", "port"):
+                    chosen = [seat.channel(end) for end in ends if end.kind == kind]
+                    for at in range(0, len(chosen), limits.CHANNELS_OF_OPERATION):
+                        relaxed = kind == "memory"
+                        head.append(make(tuple(chosen[at : at + limits.CHANNELS_OF_OPERATION]), relaxed))
+        if seat.acquires:
+            head.append(Acquire(tuple(seat.acquires)))
+        if head:
+            head.append(Synchronize())
+        tail = [Synchronize(), Release(tuple(seat.releases))] if seat.releases else []
+        rows = [*head, *seat.body, *tail]
+        kept = [
+            operation
+            for at, operation in enumerate(rows)
+            if not isinstance(operation, Synchronize) or (at and not isinstance(rows[at - 1], Synchronize))
+        ]
+        while kept and isinstance(kept[-1], Synchronize):
+            kept.pop()
+        return _in_order(ThreadBlock(tuple(kept), connections=tuple(seat.ends)))
+
+
+def _in_order(block: ThreadBlock) -> ThreadBlock:
+    """Connections by memory before those by proxies, as plans list them."""
+    order = sorted(range(len(block.connections)), key=lambda at: (block.connections[at].kind, at))
+    number = {old: new for new, old in enumerate(order)}
+
+    def moved(operation: Operation) -> Operation:
+        if isinstance(operation, (Signal, Wait, Flush)):
+            return replace(operation, channels=tuple(number[channel] for channel in operation.channels))
+        if isinstance(operation, Move) and operation.channel is not None:
+            return replace(operation, channel=number[operation.channel])
+        return operation
+
+    return replace(
+        block,
+        operations=tuple(map(moved, block.operations)),
+        connections=tuple(block.connections[at] for at in order),
+    )

@@ -1,0 +1,6 @@
+"""MSCCL++'s execution plans: `reader` and `writer`, and the limits of its executor."""
+
+from arborcast.backends.programs.mscclpp.reader import MAX_FILE_BYTES, read
+from arborcast.backends.programs.mscclpp.writer import write
+
+__all__ = ["MAX_FILE_BYTES", "read", "write"]
