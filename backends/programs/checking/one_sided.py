@@ -43,7 +43,8 @@ def check_one_sided(program: GlobalProgram, *, max_errors: int = 20) -> ProgramV
 
     Returns:
         The verdict. Its kinds are fault, buffer, message (signals or semaphores that do not come out even),
-        shared, deadlock, race, call (right by itself, not when calls follow each other) and value.
+        shared, deadlock, race, call (right by itself, not when calls follow each other), relaxed (right if relaxed
+        signals were full ones) and value.
 
     Takes time that grows with operations times thread blocks of all ranks, and with chunks.
     """
@@ -57,8 +58,12 @@ def check_one_sided(program: GlobalProgram, *, max_errors: int = 20) -> ProgramV
     if not {kind for kind, _ in found} & {"buffer", "shared"}:
         for in_place in (True, False):
             if program.in_place if in_place else program.out_of_place:
+                mode = "in place" if in_place else "out of place"
                 outcome = Execution(program, in_place=in_place).run()
-                found += _of(outcome, "in place" if in_place else "out of place")
+                lines = list(_of(outcome, mode))
+                if lines and not list(_of(Execution(program, in_place=in_place, relaxed_orders=True).run(), mode)):
+                    lines = [("relaxed", f"{lines[0][1]}; signals are there, but relaxed ones order no memory")]
+                found += lines
                 trace = trace or outcome.trace
     errors = tuple(line for _, line in found[:max_errors])
     if len(found) > max_errors:

@@ -13,7 +13,7 @@ before what. A clock has a column for each *stream*: a thread block, the proxy o
     calls            all blocks of a rank end before its caller goes on, then the next call begins there
 
 Relaxed signals and packets carry no more than that their sender has begun the call, and what it knew then; and
-packets, that what their data was made of has been read.
+packets, that what their data were made of has been read, which the rank that gets them knows from its next call on.
 """
 
 from __future__ import annotations
@@ -96,8 +96,10 @@ class _Counting:
 class Execution:
     """All calls of a program, in place or not."""
 
-    def __init__(self, program: GlobalProgram, *, in_place: bool) -> None:
+    def __init__(self, program: GlobalProgram, *, in_place: bool, relaxed_orders: bool = False) -> None:
+        """Relaxed signals may be taken for full ones, to see whether that is all that is missing."""
         self._program = program
+        self._relaxed_orders = relaxed_orders
         self._in_place = in_place
         self._calls = 3 if program.double_scratch else 2
         self._blocks = [
@@ -134,6 +136,8 @@ class Execution:
         self._written: list[dict[int, Access]] = [{} for _ in scratch]
         self._read: list[dict[int, list[Access]]] = [{} for _ in scratch]
         self._packets: dict[tuple[int, int], tuple[int, Clocks, Reads]] = {}
+        self._reads_of_call: list[set[tuple[int, int, int, int]]] = [set() for _ in scratch]
+        self._reads_known: list[list[frozenset[tuple[int, int, int, int]]]] = [[] for _ in scratch]
         self._awaited: dict[tuple[int, int], list[Access]] = {}
         self._seen: set[tuple[int, int, int, int]] = set()
         self._now = np.zeros((len(self._blocks), 2, self._width), dtype=np.int32)
@@ -208,6 +212,7 @@ class Execution:
         for chunk, value in enumerate(given(self._program, rank)):
             self._cells[rank][layout.start[Memory.INPUT] + chunk] = self._values.number(value)
         done[stream] = self._call + 1
+        self._reads_known[rank].append(frozenset(self._reads_of_call[rank]))
         for number in range(len(self._program.parts[rank].blocks)):
             self._now[self._number[rank, number]][:] = done
             self._later[self._number[rank, number]].clear()
@@ -322,7 +327,7 @@ class Execution:
         if by != stream:
             np.maximum(self._by_proxy[by], clocks[_ALL], out=self._by_proxy[by])
             clocks[_ALL] = self._by_proxy[by]
-        if relaxed and by == stream:
+        if relaxed and by == stream and not self._relaxed_orders:
             clocks[_ALL] = clocks[_BEGUN]
         counting = self._counters[counter]
         counting.value += 1
@@ -345,7 +350,7 @@ class Execution:
                 sure = counting.taken - counting.initial - (everybody - counting.totals[by])
                 if sure > 0:
                     clocks = posts[min(sure, len(posts)) - 1]
-                    self._learn(stream, thread, clocks[_BEGUN if relaxed else _ALL], clocks[_BEGUN])
+                    self._learn(stream, thread, clocks[_BEGUN if relaxed and not self._relaxed_orders else _ALL], clocks[_BEGUN])
         return None
 
     def _barrier(self, stream: int, number: int, blocks: int) -> object | None:
@@ -410,13 +415,16 @@ class Execution:
             value, made_of = self._sum(access, clock, offset, move, sources)
             for (rank, cells), span in zip(targets, move.targets, strict=True):
                 cell = cells[offset]
+                if span.packets and self._packets.get((rank, cell), (-1,))[0] == self._call:
+                    if value != self._cells[rank][cell]:
+                        name = self._named(stream, self._place[stream])
+                        self._outcome.races.append(f"{name} writes other packets where there are some of this call")
+                    self._read[rank].setdefault(cell, []).append(access)  # whoever writes next must come after it
+                    continue
                 self._touch(rank, cell, access, clock, writes=True, made_of=made_of)
                 self._cells[rank][cell] = value
                 self._awaited.pop((rank, cell), None)
                 if span.packets:
-                    if self._packets.get((rank, cell), (-1,))[0] == self._call:
-                        name = self._named(stream, self._place[stream])
-                        self._outcome.races.append(f"{name} writes packets a second time in one call")
                     self._packets[rank, cell] = self._call, begun.copy(), made_of
                     self._wake((rank, cell))
 
@@ -432,6 +440,7 @@ class Execution:
             if awaits:
                 self._awaited.setdefault((rank, cell), []).append(access)
                 made_of |= self._packets[rank, cell][2]
+                self._reads_of_call[self._rank_of(access.stream)] |= self._packets[rank, cell][2]
             if move.packets:
                 made_of.add((rank, cell, access.stream, access.index))
             self._touch(
@@ -473,6 +482,7 @@ class Execution:
                 clock[other.stream] <= other.index
                 and not (own and access.sharing)
                 and (rank, cell, other.stream, other.index) not in made_of
+                and not self._was_read(rank, cell, other, clock)
             ):
                 self._unordered(rank, cell, other, access)
         if writes:
@@ -480,6 +490,15 @@ class Execution:
             read[cell] = []
         else:
             read.setdefault(cell, []).append(access)
+
+    def _was_read(self, rank: int, cell: int, other: Access, clock: Clocks) -> bool:
+        """Whether a read made a packet that somebody had got before a call began of which this clock knows."""
+        key = rank, cell, other.stream, other.index
+        begun = clock[self._callers :]
+        return any(calls and key in self._reads_known[of][calls - 1] for of, calls in enumerate(begun.tolist()))
+
+    def _rank_of(self, stream: int) -> int:
+        return self._blocks[stream][0]
 
     def _unordered(self, rank: int, cell: int, first: Access, second: Access) -> None:
         lengths = [self._length(access.stream) for access in (first, second)]
