@@ -1,0 +1,75 @@
+"""Schedules as Chakra traces, which ASTRA-sim runs in place of its own collectives: one file a rank.
+
+A file is messages of protobuf, each after its length: first `GlobalMetadata {version = 1}`, then for each send and
+receive a `Node {id = 1, name = 2, type = 3, data_deps = 5, attr = 10}`; types 5 and 6 are sends and receives; an
+attribute is `{name = 1, int32 = 7 | int64 = 9}`, and those are comm_src, comm_dst, comm_tag and comm_size (bytes).
+Of protobuf's wire format that takes numbers (kind 0, seven bits a byte, the least first) and what has a length
+(kind 2). Read in mlcommons/chakra, schema/protobuf/et_def.proto, and ASTRA-sim's CustomAlgorithm.cc.
+
+Its analytical backend has one rate for all links; slower ones get proportionally larger messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from arborcast.backends.programs.messages import messages_of, narrowest
+from arborcast.backends.programs.program import ProgramError
+from arborcast.synth.implicit_schedule import AnySchedule
+
+_SEND, _RECEIVE = 5, 6
+_NUMBER, _BYTES = 0, 2
+_INT32, _INT64 = 7, 9
+
+
+def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> list[bytes]:
+    """The file of each rank, for a whole buffer of so many bytes.
+
+    Raises:
+        ProgramError: too many messages.
+    """
+    if size_bytes < 1:
+        raise ProgramError(f"size must be at least 1 byte, got {size_bytes}")
+    explicit, messages = messages_of(schedule, pieces)
+    topology = explicit.topology
+    fastest = max((narrowest(topology, message) for message in messages), default=topology.bandwidth_unit)
+    rows: list[list[bytes]] = [[_field(1, b"0.0.4")] for _ in range(topology.ranks)]
+    for number, message in enumerate(messages):
+        size = math.ceil(message.share * size_bytes * fastest / narrowest(topology, message))
+        ends = (("comm_src", message.src), ("comm_dst", message.dst), ("comm_tag", number))
+        attributes = [_attribute(name, _INT32, value) for name, value in ends]
+        attributes.append(_attribute("comm_size", _INT64, size))
+        # A rank's nodes are numbered by message: it has one end of each.
+        rows[message.src].append(_node(number, _SEND, message.after, attributes))
+        rows[message.dst].append(_node(number, _RECEIVE, (), attributes))
+    return [b"".join(_varint(len(entry)) + entry for entry in row) for row in rows]
+
+
+def _node(number: int, kind: int, after: Iterable[int], attributes: Iterable[bytes]) -> bytes:
+    name = f"{'send' if kind == _SEND else 'receive'} {number}"
+    entry = _number(1, number) + _field(2, name.encode()) + _number(3, kind)
+    waits = b"".join(map(_varint, after))
+    return entry + (_field(5, waits) if waits else b"") + b"".join(_field(10, one) for one in attributes)
+
+
+def _attribute(name: str, kind: int, value: int) -> bytes:
+    return _field(1, name.encode()) + _number(kind, value)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3 | _NUMBER) + _varint(value)
+
+
+def _field(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | _BYTES) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the least first; the eighth says that more follow."""
+    row = bytearray()
+    while value > 0x7F:
+        row.append(value & 0x7F | 0x80)
+        value >>= 7
+    row.append(value)
+    return bytes(row)
