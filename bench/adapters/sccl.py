@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arborcast.backends.programs.sccl import NAMES, schedule_of
 from arborcast.bench.adapters.answer import (
     Algorithm,
     Answer,
@@ -24,27 +25,14 @@ from arborcast.bench.adapters.answer import (
     last_line,
 )
 from arborcast.bench.harness.processes import Finished, run
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
-from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology
 
 SUFFIX = ".msccl.json"
 
 DGX1_RANKS: tuple[int, ...] = (0, 2, 3, 1, 4, 6, 7, 5)
 """The numbers in the peer's own DGX1 of our ranks 0..7 (one of the four ways that keep all links)."""
-
-NAMES = {
-    "broadcast": "Broadcast",
-    "reduce": "Reduce",
-    "scatter": "Scatter",
-    "gather": "Gather",
-    "allgather": "Allgather",
-    "reduce-scatter": "ReduceScatter",
-    "allreduce": "Allreduce",
-    "alltoall": "Alltoall",
-}
-"""Our kinds of collective by the names of its command line."""
 
 
 @dataclass(frozen=True)
@@ -149,68 +137,11 @@ def read(found: Mapping[str, Any], question: Question) -> Algorithm:
         question: what was asked.
 
     Raises:
-        ValueError: an address that it does not explain.
+        ProgramError: an address that it does not explain.
     """
     ours = {theirs: rank for rank, theirs in enumerate(numbers_of(question.topology))}
-    parts = int(found["instance"]["chunks"])
-    chunks, index_of = _chunks(found["collective"]["chunks"], parts, ours, question)
-    rounds = [int(step["rounds"]) for step in found["steps"]]
-    reduces = question.collective.kind.reduces
-    transfers = []
-    for number, step in enumerate(found["steps"]):
-        for address, source, target in step["sends"]:
-            if address not in index_of:
-                raise ValueError(f"step {number}: no chunk of the collective has address {address}")
-            chunk = index_of[address]
-            if chunk is not None:
-                transfers.append(Transfer(chunk, ours[source], ours[target], number, reduces))
-    point = f"({parts},{len(rounds)},{sum(rounds)})"
-    method = Method("sccl", settings=(("point", point),))
-    schedule = Schedule.build(
-        question.topology, question.collective, method, question.bound, chunks, transfers, rounds
-    )
-    return Algorithm(point, schedule)
-
-
-def _chunks(
-    listed: Sequence[Mapping[str, Any]], parts: int, ours: Mapping[int, int], question: Question
-) -> tuple[list[Chunk], dict[int, int | None]]:
-    """Our chunks in order of its addresses, and which of them an address is.
-
-    Where contributions are added up, several of its chunks share an address. A block that stays where it is
-    has no chunk of ours: it may still be sent about where links are idle, to nobody's use, and that is left
-    out (its rounds count all the same).
-    """
-    blocks = question.collective.blocks()
-    chunks: list[Chunk] = []
-    index_of: dict[int, int | None] = {}
-    for address, before, after in _addresses(listed):
-        owner, target = _owner_and_target(question.collective.kind, before, after, ours)
-        block = question.collective.block_of(owner, target)
-        for part in range(parts):
-            index_of[address * parts + part] = len(chunks) if block in blocks else None
-            if block in blocks:
-                chunks.append(Chunk(blocks[block] / parts, owner, target))
-    return chunks, index_of
-
-
-def _addresses(listed: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, set[int], set[int]]]:
-    """Each address with the ranks that hold a part of it before and after."""
-    for address in sorted({int(chunk["addr"]) for chunk in listed}):
-        at_it = [chunk for chunk in listed if int(chunk["addr"]) == address]
-        yield address, {rank for c in at_it for rank in c["pre"]}, {rank for c in at_it for rank in c["post"]}
-
-
-def _owner_and_target(
-    kind: Kind, before: set[int], after: set[int], ours: Mapping[int, int]
-) -> tuple[int, int | None]:
-    """Whose data an address is (or where its sum goes), and the destination where it has a single one."""
-    one, many = (after, before) if kind.reduces else (before, after)
-    (owner,) = one
-    if kind in {Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL}:
-        (target,) = many
-        return ours[owner], ours[target]
-    return ours[owner], None
+    schedule = schedule_of(found, question.topology, question.collective, question.bound, ours)
+    return Algorithm(str(dict(schedule.method.settings)["point"]), schedule)
 
 
 def without_beaten(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
