@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from arborcast.backends.programs import mscclpp, nccl_graph, sccl
+from arborcast.backends.programs.as_schedule import as_schedule
 from arborcast.backends.programs.msccl import reader, writer
-from arborcast.backends.programs.program import GlobalProgram
-from arborcast.synth.collective import Kind
+from arborcast.backends.programs.program import GlobalProgram, ProgramError
+from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.reading import read_text, shorten_path
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+
+_MARKS = ('"gpus"', '"num_threads_per_block"', '"inplace"', '"msccl_type"')
+
+
+def holds_program(head: str) -> bool:
+    """Whether the beginning of a text is one of another runtime's file, not of a schedule of ours."""
+    text = head.lstrip()
+    return text.startswith("<") or (text.startswith("{") and any(mark in text for mark in _MARKS))
 
 
 def read_program(path: Path | str, *, kind: Kind | None = None, root: int | None = None) -> GlobalProgram:
-    """The program in a file: MSCCL's XML.
+    """The program in a file: MSCCL's XML or MSCCL++'s execution plan.
 
     Args:
         path: of the file.
@@ -22,15 +34,53 @@ def read_program(path: Path | str, *, kind: Kind | None = None, root: int | None
     Raises:
         InputError: it cannot be read, is too large, or holds no program that can be told.
     """
-    return reader.read(
-        read_text(path, max_bytes=reader.MAX_FILE_BYTES), shorten_path(path), kind=kind, root=root
-    )
+    text, place = read_text(path, max_bytes=reader.MAX_FILE_BYTES), shorten_path(path)
+    if _is_schedule(text):
+        raise ProgramError(f"{place}: holds a schedule, no program; `synth import` makes one of ours of it")
+    if text.lstrip().startswith("{"):
+        return mscclpp.read(text, place, kind=kind, root=root)
+    return reader.read(text, place, kind=kind, root=root)
+
+
+def holds_schedule(path: Path | str) -> bool:
+    """Whether a file has rings for NCCL, or steps of SCCL: no thread blocks, but what a schedule says.
+
+    Raises:
+        InputError: it cannot be read, or is too large.
+    """
+    return _is_schedule(read_text(path, max_bytes=reader.MAX_FILE_BYTES))
+
+
+def _is_schedule(text: str) -> bool:
+    return "<graphs" in text[:4096] or '"msccl_type"' in text[:4096]
+
+
+def read_as_schedule(
+    path: Path | str, topology: Topology | None, *, kind: Kind | None = None, root: int | None = None
+) -> Schedule:
+    """What a file of another runtime does on a topology: a program, rings for NCCL, or steps of SCCL.
+
+    SCCL's files bring a topology of their own, which is taken where there is no other.
+
+    Raises:
+        InputError: it cannot be read, or does not run on the topology.
+    """
+    text, place = read_text(path, max_bytes=reader.MAX_FILE_BYTES), shorten_path(path)
+    if '"msccl_type"' in text[:4096]:
+        return sccl.read(text, place, topology=topology)
+    if topology is None:
+        raise ProgramError(f"{place}: does not say what it runs on; name the topology (--topology)")
+    if "<graphs" in text[:4096]:
+        graphs = nccl_graph.read(text, place)
+        asked = Collective.on(topology, kind or Kind.ALLREDUCE, root=root or 0)
+        return nccl_graph.rings_as_schedule(graphs, topology, asked)
+    return as_schedule(read_program(path, kind=kind, root=root), topology)
 
 
 def write_program(program: GlobalProgram, path: Path | str) -> None:
-    """Write MSCCL's XML, whole or not at all.
+    """Write MSCCL's XML, or MSCCL++'s plan of a one-sided program, whole or not at all.
 
     Raises:
-        InputError: the file cannot be written, or MSCCL has no such collective or operations.
+        InputError: the file cannot be written, or the runtime has no such collective or operations.
     """
-    write_atomically(path, writer.write(program))
+    write_atomically(path, mscclpp.write(program) if program.one_sided else writer.write(program))

@@ -24,13 +24,15 @@ from arborcast.synth.errors import InputError, TimedOutError
 
 if TYPE_CHECKING:
     from arborcast.backends.programs.checking.verdict import ProgramVerdict
+    from arborcast.synth.collective import Kind
     from arborcast.backends.programs.program import GlobalProgram
     from arborcast.backends.programs.traffic import Traffic
     from arborcast.synth.selection import Choice
+    from arborcast.synth.topology import Topology
 
 _HEAD = 4096
 
-Target = Literal["msccl"]
+Target = Literal["msccl", "mscclpp", "nccl-graph", "sccl", "goal", "chakra"]
 ProtocolName = Literal["Simple", "LL", "LL128"]
 
 
@@ -38,9 +40,14 @@ def is_program(file: Path) -> bool:
     """Whether a file holds a program rather than a schedule; what cannot be read is left to others to say."""
     try:
         with file.open("rb") as opened:
-            return opened.read(_HEAD).lstrip().startswith(b"<")
+            head = opened.read(_HEAD).decode(errors="replace")
     except (OSError, ValueError):
         return False
+    if not head.lstrip().startswith(("<", "{")):
+        return False
+    from arborcast.backends.programs.files import holds_program
+
+    return holds_program(head)
 
 
 def export(
@@ -53,7 +60,14 @@ def export(
             help="a table: schedules for all --sizes, as a folder",
         ),
     ] = None,
-    to: Annotated[Target, option("--to", "for which runtime: msccl, its XML")] = "msccl",
+    to: Annotated[
+        Target,
+        option(
+            "--to",
+            "msccl: its XML; mscclpp: an execution plan; nccl-graph: rings and chains for stock NCCL; "
+            "sccl: msccl-tools' JSON; goal, chakra: LogGOPSim and ASTRA-sim",
+        ),
+    ] = "msccl",
     output: Annotated[Path, option("-o", "--output", "the file to write; of a table, the folder")] = ...,  # type: ignore[assignment]
     root: Root = None,
     protocol: Annotated[ProtocolName, option("--protocol", "LL for small messages")] = "Simple",
@@ -74,6 +88,10 @@ def export(
     sizes: Annotated[
         str | None, option("--sizes", "for which buffers, such as 1KiB:1MiB; of a table, those compared")
     ] = None,
+    ranks_per_host: Annotated[
+        int | None, number("--ranks-per-host", "mscclpp: ranks of several hosts write through proxies")
+    ] = None,
+    pieces: Annotated[int | None, number("--pieces", "goal, chakra: messages of a chunk")] = None,
     deadline: Deadline = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,31 +107,43 @@ def export(
             raise InputError(
                 "export of a table: --protocol, --chunks, --channels and --out-of-place are chosen"
             )
+        if to != "msccl" or ranks_per_host is not None or pieces is not None:
+            raise InputError(f"--to {to}: tables are exported for msccl")
         _export_table(source, collective, root, span, output, deadline, as_json)
         return
     from arborcast import backends
+    from arborcast.backends.programs.targets import Wishes, export_files
     from arborcast.backends.programs.program import Protocol
     from arborcast.backends.programs.traffic import traffic
 
     if root is not None:
         raise InputError(f"--root {root}: the schedule has its own")
-    for name, value in (("--chunks", chunks), ("--channels", channels)):
+    counts = (("--chunks", chunks), ("--channels", channels))
+    counts += (("--ranks-per-host", ranks_per_host), ("--pieces", pieces))
+    for name, value in counts:
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be at least 1")
     writable(output)
+    wishes = Wishes(
+        in_place=not out_of_place,
+        protocol=Protocol(protocol),
+        chunks=chunks,
+        channels=channels,
+        ranks_per_host=ranks_per_host,
+        least_bytes=0 if span is None else span[0],
+        most_bytes=None if span is None else span[-1],
+        pieces=pieces,
+    )
     with progress(f"exporting {source}", quiet=as_json):
         schedule = read_correct(Path(source))
-        program = backends.export_program(
-            schedule,
-            in_place=not out_of_place,
-            protocol=Protocol(protocol),
-            chunks=chunks,
-            channels=channels,
-            least_bytes=0 if span is None else span[0],
-            most_bytes=None if span is None else span[-1],
-        )
-        found = traffic(program, backends.check_program(program).messages, schedule.topology, schedule.bound)
-        backends.write_program(program, output)
+        said, program = export_files(schedule, to, output, wishes)
+    if program is None:
+        if as_json:
+            print_json({"file": text_of(output), "format": to, "said": said})
+        else:
+            print_lines([f"{output}: {said}"])
+        return
+    found = traffic(program, backends.check_program(program).messages, schedule.topology, schedule.bound)
     if as_json:
         print_json({"file": text_of(output), **_facts(program), "rate": str(found.rate)})
         return
@@ -138,11 +168,13 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Make a schedule of another runtime's program."""
-    from arborcast import backends, synth, topologies
+    from arborcast import synth, topologies
+    from arborcast.backends.programs.files import read_as_schedule
 
     writable(output)
     with progress(f"reading {file}", quiet=as_json):
-        schedule = backends.as_schedule(read_program(file, collective, root), topologies.load(topology))
+        kind = _kind(collective)
+        schedule = read_as_schedule(file, topologies.load(topology), kind=kind, root=root)
         synth.write_schedule(schedule, output)
     of_bound = share(schedule.rate, schedule.bound.rate)
     if as_json:
@@ -159,14 +191,19 @@ def import_(
 def read_program(file: Path, collective: str | None, root: int | None) -> GlobalProgram:
     """The program in a file of another runtime."""
     from arborcast import backends
+
+    return backends.read_program(file, kind=_kind(collective), root=root)
+
+
+def _kind(collective: str | None) -> Kind | None:
     from arborcast.synth.collective import NAMED_KINDS, Kind
 
-    kind = None
-    if collective is not None:
-        kind = Kind.named(collective)
-        if kind not in NAMED_KINDS:
-            raise InputError(f"--collective {collective}: must be one of {', '.join(NAMED_KINDS)}")
-    return backends.read_program(file, kind=kind, root=root)
+    if collective is None:
+        return None
+    kind = Kind.named(collective)
+    if kind not in NAMED_KINDS:
+        raise InputError(f"--collective {collective}: must be one of {', '.join(NAMED_KINDS)}")
+    return kind
 
 
 def verify_program(
@@ -179,11 +216,15 @@ def verify_program(
 ) -> None:
     """Check a program of another runtime, and say what it puts on a topology."""
     from arborcast import backends, topologies
+    from arborcast.backends.programs.files import holds_schedule
     from arborcast.backends.programs.picture import draw_counterexample
     from arborcast.backends.programs.traffic import traffic
 
     writable(picture)
     fabric = None if topology is None else topologies.load(topology)
+    if holds_schedule(file):
+        _verify_schedule(file, collective, root, fabric, as_json)
+        return
     with progress(f"verifying {file}", quiet=as_json):
         program = read_program(file, collective, root)
         verdict = backends.check_program(program)
@@ -207,10 +248,33 @@ def verify_program(
         raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
 
 
+def _verify_schedule(
+    file: Path, collective: str | None, root: int | None, fabric: Topology | None, as_json: bool
+) -> None:
+    """Check rings for NCCL or steps of SCCL by the verifier of schedules."""
+    from arborcast import synth
+    from arborcast.backends.programs.files import read_as_schedule
+
+    with progress(f"verifying {file}", quiet=as_json):
+        schedule = read_as_schedule(file, fabric, kind=_kind(collective), root=root)
+        verdict = synth.verify(schedule)
+    kind = schedule.collective.kind
+    if as_json:
+        facts = {"collective": str(kind), "rate": str(schedule.rate), "bound": str(schedule.bound.rate)}
+        print_json({"correct": verdict.correct, "errors": list(verdict.errors), **facts})
+    elif verdict.correct:
+        of_bound = share(schedule.rate, schedule.bound.rate)
+        rate = gigabytes(schedule.rate)
+        print_lines([f"{file}: correct", f"  {kind}  {rate}, {of_bound} of the proven bound"])
+    if not verdict.correct:
+        raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
+
+
 def run_program(file: Path, sizes: str, orders: int, as_json: bool) -> None:
     """Interpret a program on whole numbers under random orders of its thread blocks."""
     from arborcast.backends.programs.interpreter import interpret
     from arborcast.backends.programs.limits import chunks_together
+    from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
     from arborcast.synth.formats.sizes import size_range
 
     program = read_program(file, None, None)
@@ -227,7 +291,11 @@ def run_program(file: Path, sizes: str, orders: int, as_json: bool) -> None:
             together = chunks_together(program, 8 * elements * program.chunks)
             loops = 2 if together == 1 else 1
             found = [
-                interpret(program, in_place=way, seed=seed, elements=elements, loops=loops, together=together)
+                interpret_one_sided(program, in_place=way, seed=seed, elements=elements)
+                if program.one_sided
+                else interpret(
+                    program, in_place=way, seed=seed, elements=elements, loops=loops, together=together
+                )
                 for way in ways
                 for seed in range(orders)
             ]
@@ -343,7 +411,7 @@ def _verdict_document(
 ) -> Json:
     return {
         "correct": verdict.correct,
-        "format": "msccl",
+        "format": "mscclpp" if program.one_sided else "msccl",
         **_facts(program),
         "errors": list(verdict.errors),
         "kinds": sorted(verdict.kinds),
