@@ -55,21 +55,27 @@ def check_one_sided(program: GlobalProgram, *, max_errors: int = 20) -> ProgramV
     found += [("message", line) for line in _uneven(program)]
     found += [("shared", line) for line in _shared(program)]
     trace: tuple[TraceLine, ...] = ()
+    circle = False
     if not {kind for kind, _ in found} & {"buffer", "shared"}:
         for in_place in (True, False):
             if program.in_place if in_place else program.out_of_place:
                 mode = "in place" if in_place else "out of place"
                 outcome = Execution(program, in_place=in_place).run()
                 lines = list(_of(outcome, mode))
-                if lines and not list(_of(Execution(program, in_place=in_place, relaxed_orders=True).run(), mode)):
-                    lines = [("relaxed", f"{lines[0][1]}; signals are there, but relaxed ones order no memory")]
+                if lines and not list(
+                    _of(Execution(program, in_place=in_place, relaxed_orders=True).run(), mode)
+                ):
+                    lines = [
+                        ("relaxed", f"{lines[0][1]}; signals are there, but relaxed ones order no memory")
+                    ]
                 found += lines
-                trace = trace or outcome.trace
+                if not trace:
+                    trace, circle = outcome.trace, outcome.circle
     errors = tuple(line for _, line in found[:max_errors])
     if len(found) > max_errors:
         errors += (f"and {len(found) - max_errors} more",)
     kinds = frozenset(kind for kind, _ in found)
-    return ProgramVerdict(errors, kinds, program.notes, trace, _traffic(program))
+    return ProgramVerdict(errors, kinds, program.notes, trace, circle, _traffic(program))
 
 
 def _of(outcome: Outcome, mode: str) -> Iterator[tuple[str, str]]:

@@ -73,13 +73,14 @@ class Access:
 
 @dataclass
 class Outcome:
-    """What was found: one line each, and a trace of the first."""
+    """What was found: one line each, and a trace of the first, which may be a circle."""
 
     stuck: list[str] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     trace: tuple[TraceLine, ...] = ()
+    circle: bool = False
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Execution:
         self._now = np.zeros((len(self._blocks), 2, self._width), dtype=np.int32)
         self._later: list[dict[int, Clocks]] = [{} for _ in self._blocks]
         self._by_proxy = {stream: np.zeros(self._width, dtype=np.int32) for stream in self._proxy.values()}
-        self._orders: dict[int, list[tuple[int, int]]] = {stream: [] for stream in self._by_proxy}
+        self._orders: dict[int, list[tuple[int, int, int]]] = {stream: [] for stream in self._by_proxy}
         self._done = [np.zeros(self._width, dtype=np.int32) for _ in scratch]
         self._counters: dict[Counter, _Counting] = {}
         self._count()
@@ -269,6 +270,7 @@ class Execution:
         if stuck:
             trace = Progress((), tuple(stuck)).trace()
             texts = [f"{self._named(waiting.block, waiting.step)} {waiting.reason}" for waiting in trace]
+            self._outcome.circle = trace[-1].on == trace[0].block
             self._outcome.stuck.append(
                 f"{self._in_call()}hangs, {len(stuck)} blocks wait: {'; '.join(texts)}"
             )
@@ -350,7 +352,12 @@ class Execution:
                 sure = counting.taken - counting.initial - (everybody - counting.totals[by])
                 if sure > 0:
                     clocks = posts[min(sure, len(posts)) - 1]
-                    self._learn(stream, thread, clocks[_BEGUN if relaxed and not self._relaxed_orders else _ALL], clocks[_BEGUN])
+                    self._learn(
+                        stream,
+                        thread,
+                        clocks[_BEGUN if relaxed and not self._relaxed_orders else _ALL],
+                        clocks[_BEGUN],
+                    )
         return None
 
     def _barrier(self, stream: int, number: int, blocks: int) -> object | None:
@@ -391,7 +398,7 @@ class Execution:
             np.maximum(clock, self._knows(stream, move.thread)[_ALL], out=clock)
             np.maximum(clock, begun, out=clock)
             index, sharing = len(self._orders[by]), ""
-            self._orders[by].append((stream, self._place[stream]))
+            self._orders[by].append((stream, self._place[stream], self._call))
         if begun is not self._now[stream][_BEGUN]:
             self._learn(stream, _EVERYBODY, begun, begun)
         self._access(by, index, sharing, clock, move, stream, begun)
@@ -418,8 +425,12 @@ class Execution:
                 if span.packets and self._packets.get((rank, cell), (-1,))[0] == self._call:
                     if value != self._cells[rank][cell]:
                         name = self._named(stream, self._place[stream])
-                        self._outcome.races.append(f"{name} writes other packets where there are some of this call")
-                    self._read[rank].setdefault(cell, []).append(access)  # whoever writes next must come after it
+                        self._outcome.races.append(
+                            f"{name} writes other packets where there are some of this call"
+                        )
+                    self._read[rank].setdefault(cell, []).append(
+                        access
+                    )  # whoever writes next must come after it
                     continue
                 self._touch(rank, cell, access, clock, writes=True, made_of=made_of)
                 self._cells[rank][cell] = value
@@ -495,37 +506,41 @@ class Execution:
         """Whether a read made a packet that somebody had got before a call began of which this clock knows."""
         key = rank, cell, other.stream, other.index
         begun = clock[self._callers :]
-        return any(calls and key in self._reads_known[of][calls - 1] for of, calls in enumerate(begun.tolist()))
+        return any(
+            calls and key in self._reads_known[of][calls - 1] for of, calls in enumerate(begun.tolist())
+        )
 
     def _rank_of(self, stream: int) -> int:
         return self._blocks[stream][0]
 
     def _unordered(self, rank: int, cell: int, first: Access, second: Access) -> None:
-        lengths = [self._length(access.stream) for access in (first, second)]
-        calls = [
-            access.index // max(1, length) for access, length in zip((first, second), lengths, strict=True)
-        ]
-        key = first.stream, first.index % lengths[0], second.stream, second.index % lengths[1]
+        """Two accesses of a cell that nothing orders; said once for each two operations."""
+        one, other = self._given_by(first), self._given_by(second)
+        key = *one[:2], *other[:2]
         if key in self._seen:
             return
         self._seen.add(key)
-        crosses = calls[0] != calls[1] or max(first.stream, second.stream) >= self._callers
+        of_callers = max(first.stream, second.stream) >= self._callers
         text = f"nothing orders {self._name(first, 'before its call')} and {self._name(second, 'after its call')}"
-        if crosses and max(first.stream, second.stream) < self._callers:
-            text += ", of the next call" if calls[1] == calls[0] + 1 else ", of the call after the next"
-        (self._outcome.early if crosses else self._outcome.races).append(
-            f"{text}: both touch {self._cell(rank, cell)}"
-        )
+        if one[2] != other[2] and not of_callers:
+            text += ", of the next call" if other[2] == one[2] + 1 else ", of the call after the next"
+        text += f": both touch {self._cell(rank, cell)}"
+        (self._outcome.early if of_callers or one[2] != other[2] else self._outcome.races).append(text)
         if not self._outcome.trace:
             self._outcome.trace = tuple(
-                TraceLine(
-                    *self._blocks[access.stream],
-                    access.index % self._length(access.stream),
-                    self._name(access),
-                )
-                for access in (first, second)
-                if access.stream < len(self._blocks)
+                TraceLine(*self._blocks[stream], place, self._name(access))
+                for access, (stream, place, _) in ((first, one), (second, other))
+                if access.stream < self._callers
             )
+
+    def _given_by(self, access: Access) -> tuple[int, int, int]:
+        """The block, the place in it, and the call of the operation that did an access or told a proxy to."""
+        if access.stream >= self._callers:
+            return access.stream, 0, access.index
+        if access.stream >= len(self._blocks):
+            return self._orders[access.stream][access.index]
+        call, place = divmod(access.index, len(self._operations[access.stream]))
+        return access.stream, place, call
 
     # ---- where and who
 
@@ -556,18 +571,11 @@ class Execution:
     def _index(self, stream: int) -> int:
         return self._call * len(self._operations[stream]) + self._place[stream]
 
-    def _length(self, stream: int) -> int:
-        """Operations of a stream in one call."""
-        if stream < len(self._blocks):
-            return max(1, len(self._operations[stream]))
-        return 1 if stream >= self._callers else max(1, len(self._orders[stream]))
-
     def _name(self, access: Access, when: str = "") -> str:
         if access.stream >= self._callers:
             return f"the caller of rank {access.stream - self._callers} {when}"
-        if access.stream >= len(self._blocks):
-            return f"{self._named(*self._orders[access.stream][access.index])} by its proxy"
-        return self._named(access.stream, access.index % len(self._operations[access.stream]))
+        stream, place, _ = self._given_by(access)
+        return self._named(stream, place) + (" by its proxy" if access.stream >= len(self._blocks) else "")
 
     def _named(self, stream: int, place: int) -> str:
         rank, block = self._blocks[stream]

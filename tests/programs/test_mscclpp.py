@@ -1,0 +1,293 @@
+"""MSCCL++'s plans: written and read back, what the runtime passes over in silence, what is refused; exports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth
+from arborcast.backends.programs.checking.check import check_program
+from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
+from arborcast.backends.programs.mscclpp import limits, read, write
+from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
+from arborcast.backends.programs.program import (
+    Flush,
+    GlobalProgram,
+    Memory,
+    Move,
+    ProgramError,
+    Protocol,
+    Signal,
+    Span,
+)
+from arborcast.synth.collective import Kind
+from arborcast.synth.topology import Topology
+from arborcast.topologies import load
+from tests.support.strategies import topologies
+
+
+def block(*operations: dict[str, Any], kind: str = "memory") -> dict[str, Any]:
+    """One thread block with one channel and one remote buffer."""
+    return {
+        "id": 0,
+        "ops": list(operations),
+        "channels": [{"channel_type": kind, "channel_ids": [0]}],
+        "remote_buffer_refs": [{"access_channel_type": kind, "remote_buffer_ids": [0]}],
+    }
+
+
+def near(memory: str, index: int, size: int = 1) -> dict[str, Any]:
+    return {"type": memory, "index": index, "size": size}
+
+
+def far(index: int, size: int = 1) -> dict[str, Any]:
+    return {"buffer_id": 0, "index": index, "size": size}
+
+
+def move(name: str, source: dict[str, Any], target: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "src_buff": [source], "dst_buff": [target], **more}
+
+
+BY_MEMORY = {"channel_type": "memory", "channel_ids": [0]}
+NOP = {"name": "nop"}
+
+
+def pair(rank: int) -> dict[str, Any]:
+    """A rank of the allgather of a pair: greet, put, signal, wait."""
+    greet = [{"name": "rlxsignal", **BY_MEMORY}, {"name": "rlxwait", **BY_MEMORY}, NOP]
+    moves = [
+        move("copy", near("i", 0), near("o", rank)),
+        move("put", near("i", 0), far(rank), channel_type="memory"),
+    ]
+    return {
+        "id": rank,
+        "input_chunks": 1,
+        "output_chunks": 2,
+        "scratch_chunks": 0,
+        "semaphores": [],
+        "channels": [{"channel_type": "memory", "connected_to": [1 - rank]}],
+        "remote_buffers": [{"rank": 1 - rank, "type": "o", "access_channel_types": ["memory"]}],
+        "threadblocks": [
+            block(*greet, *moves, NOP, {"name": "signal", **BY_MEMORY}, {"name": "wait", **BY_MEMORY})
+        ],
+    }
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    """The allgather of a pair, which is right."""
+    base = {
+        "name": "pair",
+        "collective": "allgather",
+        "protocol": "Simple",
+        "inplace": False,
+        "gpus": [pair(0), pair(1)],
+    }
+    return {**base, **changes}
+
+
+def operations(rank: int, document: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = document["gpus"][rank]["threadblocks"][0]["ops"]
+    return found
+
+
+def test_a_plan_drawn_by_hand_is_right() -> None:
+    program = read(json.dumps(plan()))
+    assert check_program(program).errors == ()
+    assert read(write(program)) == replace(program, faults=(), notes=())
+    put = program.parts[1].blocks[0].operations[4]
+    assert put == Move((Span(Memory.INPUT, 0),), (Span(Memory.OUTPUT, 1, 1, 0),))
+
+
+def changed(**operation: Any) -> GlobalProgram:
+    """The plan with another put on rank 0."""
+    document = plan()
+    operations(0, document)[4] = {**operations(0, document)[4], **operation}
+    return read(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        ({"name": "pws"}, "signals nothing on memory channels"),
+        ({"channel_type": "none"}, "does nothing with channel_type none"),
+        ({"shape": 3}, "'shape' passed over by the runtime"),
+        ({"name": "flush"}, "flushes nothing"),
+        ({"dst_buff": [far(0), far(1)]}, "others begin at 0"),
+        ({"name": "copy", "dst_buff": [near("o", 0), near("o", 1)]}, "only the first"),
+        ({"name": "re", "reduce_op": "max", "dst_buff": [near("o", 0)]}, "the runtime adds"),
+        (
+            {"name": "get", "src_buff": [far(1)], "dst_buff": [near("o", 0)]},
+            "exchanges where source and target begin",
+        ),
+    ],
+)
+def test_what_the_runtime_passes_over_is_named(operation: dict[str, Any], said: str) -> None:
+    assert any(said in note for note in changed(**operation).notes)
+
+
+def test_a_get_is_read_as_the_runtime_does_it() -> None:
+    program = changed(name="get", src_buff=[far(1)], dst_buff=[near("o", 0)])
+    assert program.parts[0].blocks[0].operations[4] == Move(
+        (Span(Memory.OUTPUT, 0, 1, 1),), (Span(Memory.OUTPUT, 1),)
+    )
+
+
+def test_groups_of_blocks_and_pipelines_become_whole_chunks() -> None:
+    program = changed(tbg_info={"tb_id": 1, "tbg_size": 2})
+    assert program.chunks == 4
+    assert program.parts[0].blocks[0].operations[4] == Move(
+        (Span(Memory.INPUT, 1),), (Span(Memory.OUTPUT, 1, 1, 1),)
+    )
+    assert "value" in check_program(program).kinds  # nobody puts the other half
+    document = plan()
+    for rank in (0, 1):
+        row = operations(rank, document)
+        row[4] = {"name": "pipeline", "iter_context": {"unit_size": 1024, "num_chunks": 1}, "ops": [row[4]]}
+    assert check_program(read(json.dumps(document), iterations=3)).errors == ()
+
+
+def test_a_put_by_proxy_becomes_three_operations() -> None:
+    document = plan()
+    gpu = document["gpus"][0]
+    gpu["channels"][0]["channel_type"] = "port"
+    gpu["remote_buffers"][0]["access_channel_types"] = ["port"]
+    gpu["threadblocks"] = [
+        block(move("pwsf", near("i", 0), far(0), channel_type="port", channel_ids=[0]), kind="port")
+    ]
+    found = read(json.dumps(document)).parts[0].blocks[0].operations
+    assert found == (
+        Move((Span(Memory.INPUT, 0),), (Span(Memory.OUTPUT, 0, 1, 1),), 0),
+        Signal((0,)),
+        Flush((0,)),
+    )
+
+
+FAULTS = [
+    (lambda document: operations(0, document).extend([NOP] * 60), "68 operations, the executor takes 64"),
+    (lambda document: document["gpus"][1].update(output_chunks=3), "output_chunks is 3, allgather of 2 chunks has 2"),
+    (lambda document: document.update(num_threads_per_block=2048), "num_threads_per_block is 2048"),
+    (lambda document: operations(0, document)[1].update(channel_ids=[0] * 9), "more than 8 channels"),
+    (lambda document: operations(0, document).append({"name": "barrier", "barrier_id": 16, "num_threadblocks": 1}),
+     "barrier 16, the executor has 16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), FAULTS)
+def test_what_breaks_the_runtime_is_a_fault(change: Any, said: str) -> None:
+    document = plan()
+    change(document)
+    verdict = check_program(read(json.dumps(document)))
+    assert "fault" in verdict.kinds
+    assert any(said in error for error in verdict.errors)
+
+
+REFUSED = [
+    ("[1]", "plan: must be an object"),
+    ("{", "plan: "),
+    (json.dumps(plan(collective="sendrecv")), "collective 'sendrecv' is none of"),
+    (json.dumps(plan(gpus=[pair(0)])), "gpus must be at least 2, got 1"),
+    (json.dumps(plan(gpus=[pair(1), pair(0)])), "entry 0 has id 1"),
+    (
+        json.dumps(plan(gpus=[{**pair(0), "output_chunks": 1 << 40}, pair(1)])),
+        "must be a whole number from 0 to",
+    ),
+    (
+        json.dumps(plan(gpus=[{**pair(0), "threadblocks": [block({"name": "teleport"})]}, pair(1)])),
+        "there is no operation",
+    ),
+    (
+        json.dumps(plan(gpus=[{**pair(0), "channels": [{"channel_type": "wave"}]}, pair(1)])),
+        "must be memory, port or switch",
+    ),
+    (json.dumps(plan(inplace=1)), "inplace must be true or false, got 1"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), REFUSED)
+def test_what_is_no_plan_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(ProgramError) as refusal:
+        read(text)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damaged_plans_are_refused_or_judged(data: st.DataObject) -> None:
+    text = write(read(json.dumps(plan())))
+    at = data.draw(st.integers(0, len(text) - 1))
+    damaged = text[:at] + data.draw(st.sampled_from(["", "0", "9", "-", '"', "[", "{}"])) + text[at + 1 :]
+    try:
+        program = read(damaged)
+    except ProgramError:
+        return
+    check_program(program)
+
+
+def _check_export(
+    topology: Topology,
+    kind: Kind,
+    protocol: Protocol,
+    in_place: bool,
+    hosts: int | None = None,
+    orders: int = 2,
+) -> None:
+    program = export_one_sided(
+        synth.solve(topology, kind), in_place=in_place, protocol=protocol, ranks_per_host=hosts
+    )
+    back = read(write(program))
+    assert back == replace(program, channels=1)
+    assert check_program(back).errors == ()
+    for part in program.parts:
+        assert len(part.blocks) <= limits.BLOCKS
+        assert all(len(row.operations) <= limits.OPERATIONS for row in part.blocks)
+    for seed in range(orders):
+        assert interpret_one_sided(back, in_place=in_place, seed=seed).correct
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exports_move_every_element_where_it_belongs(kind: Kind) -> None:
+    _check_export(load("ring:4"), kind, Protocol.SIMPLE, in_place=True, hosts=2)
+    _check_export(load("star:3"), kind, Protocol.LL, in_place=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "spec", ["dgx1", "ring:8", "hypercube:3", "full:8", "dgx-a100", "torus:2x4", "mi300x"]
+)
+def test_exports_of_machines_are_right(spec: str, kind: Kind) -> None:
+    topology = load(spec)
+    for in_place in (True, False):
+        _check_export(topology, kind, Protocol.SIMPLE, in_place)
+        _check_export(topology, kind, Protocol.LL, in_place)
+        _check_export(topology, kind, Protocol.SIMPLE, in_place, hosts=4)
+
+
+@pytest.mark.long
+@settings(max_examples=60, deadline=None)
+@given(
+    topologies(max_ranks=5, max_bandwidth=3),
+    st.sampled_from(KINDS),
+    st.sampled_from([Protocol.SIMPLE, Protocol.LL]),
+    st.booleans(),
+)
+def test_exports_from_any_fabric_are_right(
+    topology: Topology, kind: Kind, protocol: Protocol, in_place: bool
+) -> None:
+    _check_export(topology, kind, protocol, in_place)
+
+
+def test_what_has_no_plan_is_refused() -> None:
+    ring = load("ring:4")
+    with pytest.raises(ProgramError, match="gather: MSCCL\\+\\+ plans do broadcast"):
+        export_one_sided(synth.solve(ring, "gather"))
+    with pytest.raises(ProgramError, match="has protocols Simple and LL"):
+        export_one_sided(synth.solve(ring, "allgather"), protocol=Protocol.LL128)
+    with pytest.raises(ProgramError, match="LL is exported for one host"):
+        export_one_sided(synth.solve(ring, "allgather"), protocol=Protocol.LL, ranks_per_host=2)

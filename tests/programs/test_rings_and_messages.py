@@ -1,0 +1,256 @@
+"""NCCL's graph files, GOAL, Chakra traces and SCCL's JSON: what stands in them, what is read back, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth
+from arborcast.backends.programs import chakra, goal, nccl_graph, sccl
+from arborcast.backends.programs.program import ProgramError
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
+from tests.support.strategies import topologies
+
+# The two rings of a ring, one each way: of 4 GB/s out and in per rank, 2 each.
+DRAWN = """<graphs version="1">
+  <graph id="0" pattern="4" crossnic="0" nchannels="2" speedintra="1" speedinter="1" latencyinter="0" typeintra="NVL" typeinter="PIX" samechannels="1">
+    <channel><gpu dev="0" rank="0"/><gpu dev="2" rank="2"/><gpu dev="1" rank="1"/></channel>
+    <channel><gpu dev="0" rank="0"/><gpu dev="1" rank="1"/><gpu dev="2" rank="2"/></channel>
+  </graph>
+  <graph id="1" pattern="3" crossnic="0" nchannels="2" speedintra="1" speedinter="1" latencyinter="0" typeintra="NVL" typeinter="PIX" samechannels="1">
+    <channel><gpu dev="0" rank="0"/><gpu dev="2" rank="2"/><gpu dev="1" rank="1"/></channel>
+    <channel><gpu dev="0" rank="0"/><gpu dev="1" rank="1"/><gpu dev="2" rank="2"/></channel>
+  </graph>
+</graphs>
+"""  # noqa: E501  (as NCCL's parser wants it: no line ends within an element)
+
+
+def line(ranks: int) -> Topology:
+    """Ranks side by side, 1 GB/s each way."""
+    cables = [(rank, rank + 1) for rank in range(ranks - 1)]
+    return Topology.build(
+        "line", ranks, [Link(*ends, Fraction(1)) for pair in cables for ends in (pair, pair[::-1])]
+    )
+
+
+def test_rings_are_written_as_drawn() -> None:
+    graphs = nccl_graph.export_graphs(synth.solve(load("ring:3"), "allreduce", method="multiring"))
+    assert nccl_graph.write(graphs) == DRAWN
+    assert nccl_graph.read(DRAWN) == graphs
+
+
+@pytest.mark.parametrize("kind", TREE_KINDS)
+def test_rings_come_back_at_the_same_rate(kind: Kind) -> None:
+    for spec in ("ring:4", "dgx1"):
+        schedule = synth.solve(load(spec), kind, method="multiring")
+        graphs = nccl_graph.read(nccl_graph.write(nccl_graph.export_graphs(schedule)))
+        again = nccl_graph.rings_as_schedule(graphs, schedule.topology, schedule.collective)
+        assert synth.verify(again).correct
+        assert again.rate == schedule.rate
+
+
+def test_faster_rings_get_several_channels() -> None:
+    graphs = nccl_graph.export_graphs(synth.solve(load("dgx-a100"), "allreduce", method="multiring"))
+    assert len(set(graphs.rings)) == 1
+    assert (len(graphs.rings), graphs.speed) == (10, 30)  # of 300 GB/s
+
+
+def test_what_is_no_ring_is_refused() -> None:
+    with pytest.raises(ProgramError, match="chunk 0: forks or joins at rank 0"):
+        nccl_graph.export_graphs(synth.solve(load("ring:4"), "allgather"))
+    with pytest.raises(ProgramError, match="alltoall: NCCL runs it by sends"):
+        nccl_graph.export_graphs(synth.solve(load("ring:4"), "alltoall"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('version="1"', 'version="2"', "version must be 1, got '2'"),
+        ('nchannels="2"', 'nchannels="3"', "nchannels is 3, there are 2"),
+        ('nchannels="2"', 'nchannels="65"', "65 channels, NCCL has arrays for 64"),
+        ('rank="2"', 'rank="1"', "must have each of ranks 0 to 2 once, got 0-1-1"),
+        (' rank="2"', "", "has no rank"),
+        ("NVL", "WIRE", "typeintra must be one of LOC, NVL"),
+        ('id="0"', 'id="3"', "graph 0, the rings, is missing"),
+        ("<channel>", '<channel><net dev="0"/>', "has network interfaces"),
+        ("<graphs", "<!DOCTYPE a><graphs", "takes no DTD"),
+    ],
+)
+def test_files_that_nccl_refuses_or_breaks_on_are_refused(old: str, new: str, said: str) -> None:
+    with pytest.raises(ProgramError) as refusal:
+        nccl_graph.read(DRAWN.replace(old, new, 1))
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_nccl_passes_over_is_named() -> None:
+    (note,) = nccl_graph.read(DRAWN.replace('nchannels="2"', 'nchannels="1"', 1)).notes[:1]
+    assert note == "graph 0: nchannels is 1; the other 1 channels are passed over"
+
+
+def test_goal_of_a_chain_is_as_drawn() -> None:
+    text = goal.write(synth.solve(line(3), "broadcast"), 1000, pieces=2)
+    assert (
+        text.splitlines()[2:]
+        == """num_ranks 3
+rank 0 {
+s0: send 500b to 1 tag 0 cpu 0 nic 0
+s1: send 500b to 1 tag 1 cpu 0 nic 0
+}
+rank 1 {
+r0: recv 500b from 0 tag 0 cpu 0 nic 0
+r1: recv 500b from 0 tag 1 cpu 0 nic 0
+s2: send 500b to 2 tag 2 cpu 1 nic 1
+s2 requires r0
+s3: send 500b to 2 tag 3 cpu 1 nic 1
+s3 requires r1
+}
+rank 2 {
+r2: recv 500b from 1 tag 2 cpu 1 nic 1
+r3: recv 500b from 1 tag 3 cpu 1 nic 1
+}""".splitlines()
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(topologies(max_ranks=5, max_bandwidth=3), st.sampled_from(TREE_KINDS))
+def test_links_have_numbers_of_their_own_and_messages_two_ends(topology: Topology, kind: Kind) -> None:
+    text = goal.write(synth.solve(topology, kind), 1 << 20)
+    links: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
+    ends: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    rank = -1
+    for line in text.splitlines():
+        if line.startswith("rank "):
+            rank = int(line.split()[1])
+        found = re.search(r": (send|recv) (\d+)b \w+ (\d+) tag (\d+) cpu (\d+) nic \5$", line)
+        if found:
+            name, size, peer, tag, number = found[1], *map(int, found.groups()[1:])
+            links[rank, number].add((name, peer))
+            ends[(tag, size, *((rank, peer) if name == "send" else (peer, rank)))].append(name)
+    if not topology.switches:
+        assert all(len(uses) == 1 for uses in links.values())
+    assert all(sorted(names) == ["recv", "send"] for names in ends.values())
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while data[at] & 0x80:
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | data[at] << shift, at + 1
+
+
+def fields(data: bytes) -> list[tuple[int, Any]]:
+    """The fields of a message of protobuf: numbers, and what has a length."""
+    at, found = 0, []
+    while at < len(data):
+        tag, at = varint(data, at)
+        value, at = varint(data, at)
+        if tag & 7 == 2:
+            found.append((tag >> 3, data[at : at + value]))
+            at += value
+        else:
+            found.append((tag >> 3, value))
+    return found
+
+
+def test_chakra_traces_are_messages_of_protobuf() -> None:
+    files = chakra.write(synth.solve(line(3), "broadcast"), 1000, pieces=2)
+    nodes = []
+    at = 0
+    while at < len(files[1]):
+        length, at = varint(files[1], at)
+        nodes.append(fields(files[1][at : at + length]))
+        at += length
+    assert nodes[0] == [(1, b"0.0.4")]
+    assert [dict(node)[3] for node in nodes[1:]] == [6, 6, 5, 5]  # receives, then sends
+    assert [dict(node)[1] for node in nodes[1:]] == [0, 1, 2, 3]
+    assert dict(nodes[4])[5] == b"\x01"  # the second send waits for the second receive
+    said = {dict(fields(value))[1]: fields(value)[1] for number, value in nodes[4] if number == 10}
+    assert said == {b"comm_src": (7, 1), b"comm_dst": (7, 2), b"comm_tag": (7, 3), b"comm_size": (9, 500)}
+
+
+@settings(max_examples=8, deadline=None)
+@given(topologies(max_ranks=4, max_bandwidth=2), st.sampled_from(sorted(sccl.NAMES)))
+def test_steps_of_sccl_come_back_and_do_their_job(topology: Topology, kind: Kind) -> None:
+    schedule = synth.solve(topology, kind)
+    if topology.switches:
+        with pytest.raises(ProgramError, match="without switches"):
+            sccl.write(schedule)
+        return
+    text = sccl.write(schedule)
+    _replay(json.loads(text))
+    again = sccl.read(text, topology=topology)
+    assert synth.verify(again).correct
+    assert again.collective == schedule.collective
+    assert {hop: Fraction(load) for hop, load in again.load.items()} == dict(schedule.load)
+
+
+def _replay(found: dict[str, Any]) -> None:
+    """As msccl-tools judges a file: who holds a chunk passes it on, links have room for the sends of their rounds."""
+    parts = found["instance"]["chunks"]
+    chunks = [
+        (set(chunk["pre"]), set(chunk["post"]), chunk["addr"] * parts + part)
+        for chunk in found["collective"]["chunks"]
+        for part in range(parts)
+    ]
+    held = [set(before) for before, _, _ in chunks]
+    for step in found["steps"]:
+        now = [set(ranks) for ranks in held]
+        loads: dict[tuple[int, int], int] = defaultdict(int)
+        for address, source, target in step["sends"]:
+            loads[target, source] += 1
+            for ranks, before, (_, _, at) in zip(now, held, chunks, strict=True):
+                if at == address and source in before:
+                    ranks.add(target)
+        held = now
+        assert all(
+            load <= step["rounds"] * found["topology"]["links"][to][at] for (to, at), load in loads.items()
+        )
+    assert all(after <= ranks for ranks, (_, after, _) in zip(held, chunks, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"msccl_type": "topology"}, "msccl_type must be algorithm, got 'topology'"),
+        (
+            {"collective": {"name": "Sum(n=2)", "nodes": 2, "chunks": []}},
+            "name must begin with one of Broadcast",
+        ),
+        (
+            {"collective": {"name": "Allgather(n=2)", "nodes": 2, "chunks": []}},
+            "its chunks are not those of allgather",
+        ),
+        ({"steps": [{"rounds": 0, "sends": []}]}, "rounds must be a whole number from 1"),
+        ({"steps": [{"rounds": 1, "sends": [[0, 1]]}]}, "a send must be [address, from, to]"),
+        ({"steps": [{"rounds": 1, "sends": [[7, 0, 1]]}]}, "no chunk of the collective has address 7"),
+        ({"topology": {"switches": [[]], "links": []}}, "has switches, which SCCL knows as limits alone"),
+    ],
+)
+def test_files_that_are_not_sccls_are_refused(change: dict[str, Any], said: str) -> None:
+    document = {**json.loads(sccl.write(synth.solve(line(2), "allgather"))), **change}
+    with pytest.raises(ProgramError) as refusal:
+        sccl.read(json.dumps(document))
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_messages_of_one_chunk_follow_each_other() -> None:
+    schedule = synth.solve(load("ring:4"), Collective.on(load("ring:4"), "broadcast"), method="ring")
+    times = [transfer.step for transfer in schedule.transfers]
+    assert all(one <= other for one, other in pairwise(times))
+    with pytest.raises(ProgramError, match="size must be at least 1 byte, got 0"):
+        goal.write(schedule, 0)
+    with pytest.raises(ProgramError, match="pieces must be at least 1, got 0"):
+        chakra.write(schedule, 8, pieces=0)
