@@ -1,7 +1,8 @@
 """Right one-sided programs with one thing wrong, as `program_mutants` has them of two-sided ones.
 
-An operation dropped, doubled or moved; a signal or a wait on another channel, or relaxed; a move from or to another
-place, memory or rank, of another count; one end of a sum left out; another semaphore, or another initial value.
+An operation dropped, doubled or moved; a signal or a wait on another channel, or relaxed; a move from or to
+another place, memory or rank, of another count; one end of a sum left out; another semaphore, or another
+initial value.
 """
 
 from __future__ import annotations

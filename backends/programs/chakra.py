@@ -1,10 +1,11 @@
 """Schedules as Chakra traces, which ASTRA-sim runs in place of its own collectives: one file a rank.
 
-A file is messages of protobuf, each after its length: first `GlobalMetadata {version = 1}`, then for each send and
-receive a `Node {id = 1, name = 2, type = 3, data_deps = 5, attr = 10}`; types 5 and 6 are sends and receives; an
-attribute is `{name = 1, int32 = 7 | int64 = 9}`, and those are comm_src, comm_dst, comm_tag and comm_size (bytes).
-Of protobuf's wire format that takes numbers (kind 0, seven bits a byte, the least first) and what has a length
-(kind 2). Read in mlcommons/chakra, schema/protobuf/et_def.proto, and ASTRA-sim's CustomAlgorithm.cc.
+A file is messages of protobuf, each after its length: first `GlobalMetadata {version = 1}`, then for each
+send and receive a `Node {id = 1, name = 2, type = 3, data_deps = 5, attr = 10}`; types 5 and 6 are sends
+and receives; an attribute is `{name = 1, int32 = 7 | int64 = 9}`, and those are comm_src, comm_dst,
+comm_tag and comm_size (bytes). Of protobuf's wire format that takes numbers (kind 0, seven bits a byte, the
+least first) and what has a length (kind 2). Read in mlcommons/chakra, schema/protobuf/et_def.proto, and
+ASTRA-sim's CustomAlgorithm.cc.
 
 Its analytical backend has one rate for all links; slower ones get proportionally larger messages.
 """

@@ -1,10 +1,10 @@
 """Schedules as GOAL, the text that LogGOPSim and ATLAHS simulate after their own text-to-binary tool.
 
-Each directed link has a number that no other link at either of its ends has; sends and receives name it as their
-cpu and nic, so that links serve their messages one after the other and beside each other. Slower links than the
-fastest get proportionally larger messages. With o = g = 0, L the latency and S above every message, links between
-ranks are timed exactly. Of ways through switches only the first and the last link are, and messages of different
-ranks that share a link between switches do not wait for each other.
+Each directed link has a number that no other link at either of its ends has; sends and receives name it as
+their cpu and nic, so that links serve their messages one after the other and beside each other. Slower
+links than the fastest get proportionally larger messages. With o = g = 0, L the latency and S above every
+message, links between ranks are timed exactly. Of ways through switches only the first and the last link
+are, and messages of different ranks that share a link between switches do not wait for each other.
 """
 
 from __future__ import annotations

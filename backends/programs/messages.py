@@ -1,7 +1,7 @@
 """A schedule as messages for simulators: what each rank sends and receives, and what must have come before.
 
-Chunks are cut in pieces, each a message of its own. A piece is sent on once all that its sender is to have of it by
-then has arrived; nothing else waits for anything.
+Chunks are cut in pieces, each a message of its own. A piece is sent on once all that its sender is to have
+of it by then has arrived; nothing else waits for anything.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
@@ -74,7 +75,7 @@ def messages_of(schedule: AnySchedule, pieces: int) -> tuple[Schedule, list[Mess
 def narrowest(topology: Topology, message: Message) -> Fraction:
     """GB/s of the narrowest link that a message passes."""
     way = (message.src, *message.via, message.dst)
-    return min(topology.bandwidth[hop] for hop in zip(way, way[1:], strict=False))
+    return min(topology.bandwidth[hop] for hop in pairwise(way))
 
 
 def one_latency(topology: Topology, explicit: Schedule) -> Fraction:

@@ -1,9 +1,10 @@
 """Rings and chains for stock NCCL on one host: the file that NCCL_GRAPH_FILE names.
 
-NCCL deals every call in equal parts to its channels, each a ring (graph 0) and a chain (graph 1, its "tree" on one
-host), and takes as many channels as both graphs have. So a schedule can be exported where its chunks travel along
-Hamiltonian cycles, or up and down Hamiltonian paths, in shares that are whole multiples of one. The other graph is
-cut from, or closed to, the same orders. Ranks are those of the communicator, one process with one GPU each.
+NCCL deals every call in equal parts to its channels, each a ring (graph 0) and a chain (graph 1, its "tree"
+on one host), and takes as many channels as both graphs have. So a schedule can be exported where its chunks
+travel along Hamiltonian cycles, or up and down Hamiltonian paths, in shares that are whole multiples of
+one. The other graph is cut from, or closed to, the same orders. Ranks are those of the communicator, one
+process with one GPU each.
 
 Read in NCCL 2.30.7 (5067397): src/graph/search.cc, xml.cc, connect.cc, src/init.cc.
 """
@@ -20,6 +21,7 @@ from fractions import Fraction
 from arborcast.backends.programs.msccl.elements import Element, parse
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.api import bound
+from arborcast.synth.baselines.hamiltonian import Ring
 from arborcast.synth.baselines.paths import switch_paths
 from arborcast.synth.baselines.rings import ring_schedule
 from arborcast.synth.collective import TREE_KINDS, Collective
@@ -39,7 +41,7 @@ MOST_CHANNELS_WRITTEN = 32
 """NCCL doubles the channels; beyond 32 only some of them would be."""
 
 CHANNEL_SPEED = 30
-"""GB/s that one channel, a thread block, moves at most in NCCL's own searches on most GPUs; faster rings get several."""
+"""GB/s of one channel at most, as in NCCL's own searches on most GPUs; faster rings get several."""
 
 _RING, _CHAIN = 0, 1
 _PATTERNS = {_RING: 4, _CHAIN: 3}
@@ -115,7 +117,8 @@ def export_graphs(schedule: AnySchedule) -> NcclGraphs:
     channels = sum(int(weight / unit) for weight in weights.values())
     if channels > MOST_CHANNELS_WRITTEN:
         raise ProgramError(
-            f"{len(weights)} orders in shares that are multiples of {unit} take {channels} channels of equal shares, "
+            f"{len(weights)} orders in shares that are multiples of {unit} take {channels} "
+            "channels of equal shares, "
             f"{channels - MOST_CHANNELS_WRITTEN} beyond {MOST_CHANNELS_WRITTEN}"
         )
     rows = tuple(order for order, weight in weights.items() for _ in range(int(weight / unit)))
@@ -180,7 +183,8 @@ def write(graphs: NcclGraphs) -> str:
         speed = f"{float(graphs.speed):.6g}"
         lines.append(
             f'  <graph id="{number}" pattern="{_PATTERNS[number]}" crossnic="0" nchannels="{len(rows)}" '
-            f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" typeintra="NVL" typeinter="PIX" samechannels="1">'
+            f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" '
+            'typeintra="NVL" typeinter="PIX" samechannels="1">'
         )
         for row in rows:
             gpus = "".join(f'<gpu dev="{rank:x}" rank="{rank}"/>' for rank in row)
@@ -201,7 +205,7 @@ def read(text: str, place: str = "graphs") -> NcclGraphs:
         raise ProgramError(f"{place}: {error}") from error
 
 
-def _read(top: Element) -> NcclGraphs:
+def _read(top: Element) -> NcclGraphs:  # noqa: PLR0912  (one rule a branch)
     notes: list[str] = []
     if top.tag != "graphs":
         raise ProgramError(f"must begin with an element graphs, got {shorten(top.tag)}")
@@ -220,7 +224,8 @@ def _read(top: Element) -> NcclGraphs:
         for name in ("typeintra", "typeinter"):
             if graph.get(name) not in _TYPES:
                 raise ProgramError(
-                    f"graph {number}: {name} must be one of {', '.join(_TYPES)}, got {shorten(graph.get(name))}"
+                    f"graph {number}: {name} must be one of {', '.join(_TYPES)}, got "
+                    f"{shorten(graph.get(name))}"
                 )
         if number not in _PATTERNS:
             notes.append(f"graph {number} is neither the rings' nor the chains', and was not looked at")
@@ -238,7 +243,8 @@ def _read(top: Element) -> NcclGraphs:
     rings, chains = found[_RING], found.get(_CHAIN, ())
     if not chains:
         notes.append(
-            "graph 1, the chains, is missing: NCCL searches for its own, and uses no more channels than both have"
+            "graph 1, the chains, is missing: NCCL searches for its own, and uses no more "
+            "channels than both have"
         )
     elif len(chains) != len(rings):
         least = min(len(chains), len(rings))
@@ -247,11 +253,11 @@ def _read(top: Element) -> NcclGraphs:
 
 
 def _rows(graph: Element, number: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
-    rows = []
+    rows: list[tuple[int, ...]] = []
     for channel in graph:
         if channel.tag != "channel":
             notes.append(f"graph {number}: element {shorten(channel.tag)} is taken for a channel")
-        row = []
+        row: list[int] = []
         for at, entry in enumerate(channel):
             where = f"graph {number} channel {len(rows)}"
             if entry.tag == "net":
@@ -260,7 +266,8 @@ def _rows(graph: Element, number: int, notes: list[str]) -> tuple[tuple[int, ...
                 raise ProgramError(f"{where}: entry {at} must be a gpu with dev, got {shorten(entry.tag)}")
             if entry.get("rank") is None:
                 raise ProgramError(
-                    f"{where}: gpu {shorten(entry.get('dev'))} has no rank; which one it is depends on the machine"
+                    f"{where}: gpu {shorten(entry.get('dev'))} has no rank; which one it is "
+                    "depends on the machine"
                 )
             row.append(_whole(entry, "rank", 4096))
         rows.append(tuple(row))
@@ -271,17 +278,19 @@ def _rows(graph: Element, number: int, notes: list[str]) -> tuple[tuple[int, ...
         )
     if said > len(rows):
         raise ProgramError(
-            f"graph {number}: nchannels is {said}, there are {len(rows)}; NCCL takes what it finds in memory for others"
+            f"graph {number}: nchannels is {said}, there are {len(rows)}; NCCL takes what it "
+            "finds in memory for others"
         )
     if said < len(rows):
         notes.append(
             f"graph {number}: nchannels is {said}; the other {len(rows) - said} channels are passed over"
         )
     size = max((len(row) for row in rows), default=0)
-    for at, row in enumerate(rows):
-        if sorted(row) != list(range(size)):
+    for at, order in enumerate(rows):
+        if sorted(order) != list(range(size)):
             raise ProgramError(
-                f"graph {number} channel {at}: must have each of ranks 0 to {size - 1} once, got {_shown(row)}"
+                f"graph {number} channel {at}: must have each of ranks 0 to {size - 1} once, got "
+                f"{_shown(order)}"
             )
     if size < 2:
         raise ProgramError(f"graph {number}: needs channels of at least 2 ranks")
@@ -292,7 +301,8 @@ def rings_as_schedule(graphs: NcclGraphs, topology: Topology, collective: Collec
     """What NCCL's ring algorithm does on these rings, as a schedule: to verify, simulate and draw.
 
     Raises:
-        ProgramError: other ranks than the topology's, no way between neighbours, or a collective that has no rings.
+        ProgramError: other ranks than the topology's, no way between neighbours, or a collective that has
+            no rings.
     """
     if collective.kind not in TREE_KINDS:
         raise ProgramError(f"{collective.kind}: NCCL runs it by sends, not by rings")
@@ -303,7 +313,7 @@ def rings_as_schedule(graphs: NcclGraphs, topology: Topology, collective: Collec
     counts: dict[tuple[int, ...], int] = defaultdict(int)
     for ring in graphs.rings:
         counts[ring] += 1
-    rows = []
+    rows: list[tuple[Ring, int]] = []
     for ring, count in counts.items():
         edges = list(zip(ring, (*ring[1:], ring[0]), strict=True))
         for edge in edges:

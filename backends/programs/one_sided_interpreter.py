@@ -1,8 +1,8 @@
 """Runs a one-sided program on numpy arrays as MSCCL++'s device code would, in random orders, call after call.
 
-A thread block is a few threads, each of which goes through all operations with elements of its own; proxies,
-which do what they are told at any time later; ranks, which begin their next call once they have ended one. Who
-goes on is drawn anew at each access, or some are slow for long. Shares no code with the checker.
+A thread block is a few threads, each of which goes through all operations with elements of its own; proxies
+do what they are told at any time later; ranks begin their next call once they have ended one. Who goes on is
+drawn anew at each access, or some are slow for long. Shares no code with the checker.
 """
 
 from __future__ import annotations
@@ -144,8 +144,10 @@ class _Machine:
             ended = [0]
             for number in range(len(blocks)):
                 arrived = [0] * THREADS
-                self._new += [self._thread(rank, number, call, thread, arrived, ended) for thread in range(THREADS)]
-            yield lambda ended=ended, all_=len(blocks) * THREADS: ended[0] == all_  # type: ignore[misc]
+                for thread in range(THREADS):
+                    self._new.append(self._thread(rank, number, call, thread, arrived, ended))
+            everybody = len(blocks) * THREADS
+            yield lambda ended=ended, everybody=everybody: ended[0] == everybody  # type: ignore[misc]
             expected = self._expected(rank, call)
             if expected is not None:
                 self._wrong += int(np.count_nonzero(memory[Memory.OUTPUT] != expected))
@@ -180,12 +182,13 @@ class _Machine:
         }
 
     def _data(self, rank: int, call: int, shape: tuple[int, ...]) -> Array:
-        return np.random.default_rng((self._seed, rank, call + self._calls + 2)).integers(-(1 << 40), 1 << 40, shape)
+        source = np.random.default_rng((self._seed, rank, call + self._calls + 2))
+        return source.integers(-(1 << 40), 1 << 40, shape)
 
     def _given(self, rank: int, call: int) -> Array:
         return self._data(rank, call, (self._layout[rank][0], self._elements))
 
-    def _expected(self, rank: int, call: int) -> Array | None:
+    def _expected(self, rank: int, call: int) -> Array | None:  # noqa: PLR0911  (a table of cases)
         program, root = self._program, self._program.root or 0
         given = [self._given(other, call) for other in range(program.ranks)]
         block = program.chunks // program.ranks
@@ -210,7 +213,9 @@ class _Machine:
 
     # ---- thread blocks
 
-    def _thread(self, rank: int, number: int, call: int, thread: int, arrived: list[int], ended: list[int]) -> Task:
+    def _thread(  # noqa: PLR0912  (a table of cases)
+        self, rank: int, number: int, call: int, thread: int, arrived: list[int], ended: list[int]
+    ) -> Task:
         block = self._program.parts[rank].blocks[number]
         ends = block.connections
 
@@ -252,7 +257,9 @@ class _Machine:
                     proxy.tell(lambda move=operation: self._copy(rank, call, move))  # type: ignore[misc]
         ended[0] += 1
 
-    def _control(self, rank: int, end: Connection, operation: Signal | Wait | Flush) -> Callable[[], bool] | None:
+    def _control(
+        self, rank: int, end: Connection, operation: Signal | Wait | Flush
+    ) -> Callable[[], bool] | None:
         """A signal, a wait or a flush of one thread; what it waits for."""
         if isinstance(operation, Wait):
             key = (end.peer, rank, end.kind, end.number)

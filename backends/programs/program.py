@@ -44,7 +44,8 @@ class Protocol(StrEnum):
 class Span:
     """The chunks `start .. start + count - 1` of a buffer, of another rank where `rank` says so.
 
-    With `packets` the data stand there with flags beside them, in twice the room: who reads them waits for them.
+    With `packets` the data stand there with flags beside them, in twice the room: who reads them waits for
+    them.
     """
 
     memory: Memory
@@ -144,8 +145,8 @@ class Step:
 class Move:
     """A one-sided operation: every target becomes the sum of all sources (of the one, where there is one).
 
-    Local spans and those of other ranks may mix: put, get, copy, reduce and the fused forms are this, and what a
-    switch adds and multicasts, where the spans of all ranks of its group stand.
+    Local spans and those of other ranks may mix: put, get, copy, reduce and the fused forms are this, and
+    what a switch adds and multicasts, where the spans of all ranks of its group stand.
 
     Attributes:
         sources: all of one count.
@@ -181,8 +182,9 @@ class Move:
 class Signal:
     """Tell the other ends of connections of the block that all before is done; each counts its signals.
 
-    The first thread signals on the first connection and so on: what other threads of the block did before counts
-    where they have synchronized since. A relaxed signal says that the call has begun, and nothing of memory.
+    The first thread signals on the first connection and so on: what other threads of the block did before
+    counts where they have synchronized since. A relaxed signal says that the call has begun, and nothing of
+    memory.
     """
 
     channels: tuple[int, ...]
@@ -199,7 +201,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Wait until all that proxies were told to do on these connections is done, the first thread for the first."""
+    """Wait until proxies did all they were told on these connections, the first thread for the first."""
 
     channels: tuple[int, ...]
 
@@ -264,7 +266,7 @@ class ThreadBlock:
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """What one rank executes, how many chunks the program says that its buffers have, and its semaphores' values."""
+    """What one rank executes, the chunks of its buffers by the program, its semaphores' first values."""
 
     blocks: tuple[ThreadBlock, ...]
     input_chunks: int

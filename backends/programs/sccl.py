@@ -1,12 +1,12 @@
-"""SCCL's JSON: schedules in steps and rounds, which msccl-tools checks by itself (`check_implements`) and ncclizes.
+"""SCCL's JSON: schedules in steps and rounds, which msccl-tools checks by itself and ncclizes.
 
     {"msccl_type": "algorithm", "steps": [{"rounds": 1, "sends": [[address, from, to], ...]}, ...],
      "collective": {"chunks": [{"pre": [ranks], "post": [ranks], "addr": address}, ...], ...},
      "instance": {"chunks": parts of each address, ...}, "topology": {"links": [[...]], "switches": []}, ...}
 
-An address stands for what is to be at one place of the buffer: contributions that are added up share it. Links
-have a row for each receiver and a column for each sender, in chunks per round. Read in microsoft/msccl-tools:
-msccl/serialization.py, algorithm.py, collectives.py, topologies/topology.py.
+An address stands for what is to be at one place of the buffer: contributions that are added up share it.
+Links have a row for each receiver and a column for each sender, in chunks per round. Read in
+microsoft/msccl-tools: msccl/serialization.py, algorithm.py, collectives.py, topologies/topology.py.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def write(schedule: AnySchedule) -> str:
         links[link.dst][link.src] = capacity
     steps = _steps(explicit, address_of, links)
     before_and_after = _maps(listed, int(parts))
-    name = f"{NAMES[collective.kind]}(n={topology.ranks}{'' if collective.root is None else f',root={collective.root}'})"
+    root = "" if collective.root is None else f",root={collective.root}"
+    name = f"{NAMES[collective.kind]}(n={topology.ranks}{root})"
     document = {
         "msccl_type": "algorithm",
         "name": f"{name}-{topology.name}-{explicit.method.name}",
@@ -222,10 +223,12 @@ def read(text: str, place: str = "algorithm", *, topology: Topology | None = Non
     Args:
         text: the JSON.
         place: what errors begin with.
-        topology: on which it is to run; None for the file's own, whose links have as many GB/s as chunks per round.
+        topology: on which it is to run; None for the file's own, whose links have as many GB/s as chunks
+            per round.
 
     Raises:
-        ProgramError: not such a file, switches without a topology, or sends of what it does not explain; one line.
+        ProgramError: not such a file, switches without a topology, or sends of what it does not explain;
+            one line.
             Whether the schedule is right is for the verifier to say.
     """
     try:
@@ -271,8 +274,8 @@ def schedule_of(
 ) -> Schedule:
     """The schedule of a document, its rounds as they are; whether it does its job is for the verifier to say.
 
-    A block that stays where it is has no chunk of ours: it may still be sent about where links are idle, to nobody's
-    use, and that is left out (its rounds count all the same).
+    A block that stays where it is has no chunk of ours: it may still be sent about where links are idle, to
+    nobody's use, and that is left out (its rounds count all the same).
 
     Args:
         found: the document; of its parts `instance`, `collective` and `steps` are looked at.

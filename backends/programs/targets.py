@@ -66,7 +66,7 @@ NAMES = {
 def export_files(
     schedule: AnySchedule, target: str, path: Path, wishes: Wishes
 ) -> tuple[str, GlobalProgram | None]:
-    """Write a schedule for msccl, mscclpp, nccl-graph, goal, chakra or sccl; what was written, in words, and the program.
+    """Write a schedule for one of these; what was written, in words where it is no program.
 
     Raises:
         ProgramError: the target does not know a wish, or the schedule does not fit it.

@@ -24,9 +24,9 @@ from arborcast.synth.errors import InputError, TimedOutError
 
 if TYPE_CHECKING:
     from arborcast.backends.programs.checking.verdict import ProgramVerdict
-    from arborcast.synth.collective import Kind
     from arborcast.backends.programs.program import GlobalProgram
     from arborcast.backends.programs.traffic import Traffic
+    from arborcast.synth.collective import Kind
     from arborcast.synth.selection import Choice
     from arborcast.synth.topology import Topology
 
@@ -112,15 +112,18 @@ def export(
         _export_table(source, collective, root, span, output, deadline, as_json)
         return
     from arborcast import backends
-    from arborcast.backends.programs.targets import Wishes, export_files
     from arborcast.backends.programs.program import Protocol
+    from arborcast.backends.programs.targets import Wishes, export_files
     from arborcast.backends.programs.traffic import traffic
 
     if root is not None:
         raise InputError(f"--root {root}: the schedule has its own")
-    counts = (("--chunks", chunks), ("--channels", channels))
-    counts += (("--ranks-per-host", ranks_per_host), ("--pieces", pieces))
-    for name, value in counts:
+    for name, value in (
+        ("--chunks", chunks),
+        ("--channels", channels),
+        ("--ranks-per-host", ranks_per_host),
+        ("--pieces", pieces),
+    ):
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be at least 1")
     writable(output)

@@ -3,8 +3,9 @@
     0: cpy i0 -> o0; nop; put i0 -> o0@1; nop; sig 1; wait 1; nop
     1: rwait 0; nop; add i0 + s0 -> o0, s1@0; nop; sig 0
 
-`@1` is memory of rank 1, `p` behind a chunk means packets, `:2` two chunks. `rsig` and `rwait` are relaxed; `proxy`
-moves through the port channel to the first target's rank, `psig`, `pwait` and `flush` are on that channel.
+`@1` is memory of rank 1, `p` behind a chunk means packets, `:2` two chunks. `rsig` and `rwait` are relaxed;
+`proxy` moves through the port channel to the first target's rank, `psig`, `pwait` and `flush` are on that
+channel.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def drawn(
     )
 
 
-def _operation(text: str, ends: list[Connection]) -> Operation:
+def _operation(text: str, ends: list[Connection]) -> Operation:  # noqa: PLR0911  (a table)
     name, _, rest = text.partition(" ")
 
     def channel(peer: str, kind: str = "memory") -> int:

@@ -1,4 +1,4 @@
-"""MSCCL++'s plans: written and read back, what the runtime passes over in silence, what is refused; exports."""
+"""MSCCL++'s plans: written, read back, what the runtime passes over, what is refused; exports."""
 
 from __future__ import annotations
 
@@ -167,13 +167,14 @@ def test_a_put_by_proxy_becomes_three_operations() -> None:
     )
 
 
+SEVENTEENTH = {"name": "barrier", "barrier_id": 16, "num_threadblocks": 1}
+
 FAULTS = [
     (lambda document: operations(0, document).extend([NOP] * 60), "68 operations, the executor takes 64"),
-    (lambda document: document["gpus"][1].update(output_chunks=3), "output_chunks is 3, allgather of 2 chunks has 2"),
+    (lambda document: document["gpus"][1].update(output_chunks=3), "output_chunks is 3, allgather of 2"),
     (lambda document: document.update(num_threads_per_block=2048), "num_threads_per_block is 2048"),
     (lambda document: operations(0, document)[1].update(channel_ids=[0] * 9), "more than 8 channels"),
-    (lambda document: operations(0, document).append({"name": "barrier", "barrier_id": 16, "num_threadblocks": 1}),
-     "barrier 16, the executor has 16"),
+    (lambda document: operations(0, document).append(SEVENTEENTH), "barrier 16, the executor has 16"),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""NCCL's graph files, GOAL, Chakra traces and SCCL's JSON: what stands in them, what is read back, what is refused."""
+"""NCCL's graph files, GOAL, Chakra traces and SCCL's JSON: written, read back, refused."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_steps_of_sccl_come_back_and_do_their_job(topology: Topology, kind: Kind
 
 
 def _replay(found: dict[str, Any]) -> None:
-    """As msccl-tools judges a file: who holds a chunk passes it on, links have room for the sends of their rounds."""
+    """As msccl-tools judges a file: who holds a chunk passes it on, links have room in their rounds."""
     parts = found["instance"]["chunks"]
     chunks = [
         (set(chunk["pre"]), set(chunk["post"]), chunk["addr"] * parts + part)

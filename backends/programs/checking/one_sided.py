@@ -1,8 +1,8 @@
 """The check of one-sided programs: what can be said without running them, then their execution with clocks.
 
-Several calls in a row are looked at, as nothing but the program itself keeps the ranks together: a rank may be in
-the next call, or not yet in this one, when another writes its memory. With two halves of scratch that takes
-three calls, else two.
+Several calls in a row are looked at, as nothing but the program itself keeps the ranks together: a rank may
+be in the next call, or not yet in this one, when another writes its memory. With two halves of scratch that
+takes three calls, else two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from arborcast.backends.programs.checking.memory import sizes
 from arborcast.backends.programs.checking.one_sided_run import Execution, Outcome
-from arborcast.backends.programs.checking.verdict import ProgramVerdict, Wait as TraceLine
+from arborcast.backends.programs.checking.verdict import ProgramVerdict
+from arborcast.backends.programs.checking.verdict import Wait as TraceLine
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -43,8 +44,8 @@ def check_one_sided(program: GlobalProgram, *, max_errors: int = 20) -> ProgramV
 
     Returns:
         The verdict. Its kinds are fault, buffer, message (signals or semaphores that do not come out even),
-        shared, deadlock, race, call (right by itself, not when calls follow each other), relaxed (right if relaxed
-        signals were full ones) and value.
+        shared, deadlock, race, call (right by itself, not when calls follow each other), relaxed (right if
+        relaxed signals were full ones) and value.
 
     Takes time that grows with operations times thread blocks of all ranks, and with chunks.
     """
@@ -95,10 +96,11 @@ def _blocks(program: GlobalProgram) -> Iterator[tuple[int, int, ThreadBlock]]:
             yield rank, number, block
 
 
-def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:
+def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pass, one rule a branch)
     """Moves that reach beyond a buffer, and packets where they have no room."""
     if program.chunks % program.ranks and program.kind.value not in {"allreduce", "broadcast", "reduce"}:
-        yield f"{program.kind} among {program.ranks}: {program.chunks} chunks are no whole number for each rank"
+        among = f"{program.kind} among {program.ranks}"
+        yield f"{among}: {program.chunks} chunks are no whole number for each rank"
         return
     size = [sizes(program, rank) for rank in range(program.ranks)]
     plain: list[int] = [0] * program.ranks
@@ -128,7 +130,8 @@ def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:
     for rank, (last, first) in enumerate(zip(plain, packets, strict=True)):
         if first is not None and last > 2 * first:
             yield (
-                f"rank {rank}: data in scratch reach to chunk {last - 1}, where packets from chunk {first} on "
+                f"rank {rank}: data in scratch reach to chunk {last - 1}, where packets from "
+                f"chunk {first} on "
                 f"have their room, which begins at chunk {2 * first}"
             )
 
@@ -155,19 +158,21 @@ def _uneven(program: GlobalProgram) -> Iterator[str]:
         if sent[key] != awaited[key]:
             source, target, kind, number = key
             yield (
-                f"rank {source} to rank {target}, {kind} channel {number}: {sent[key]} signals, {awaited[key]} waits; "
+                f"rank {source} to rank {target}, {kind} channel {number}: {sent[key]} signals, "
+                f"{awaited[key]} waits; "
                 "counts go on from call to call"
             )
-    for key in sorted(released.keys() | acquired.keys()):
-        if released[key] != acquired[key]:
+    for at in sorted(released.keys() | acquired.keys()):
+        if released[at] != acquired[at]:
             yield (
-                f"rank {key[0]}: semaphore {key[1]} is released {released[key]} times and acquired {acquired[key]} "
+                f"rank {at[0]}: semaphore {at[1]} is released {released[at]} times and "
+                f"acquired {acquired[at]} "
                 "times; its value goes on from call to call"
             )
 
 
-def _shared(program: GlobalProgram) -> Iterator[str]:
-    """What several blocks wait for, so that it depends on timing who gets it; barriers that are not for all."""
+def _shared(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pass, one rule a branch)
+    """What several blocks wait for, so that timing says who gets it; barriers that are not for all."""
     waiters: dict[tuple[int, int, str, int], set[int]] = {}
     acquirers: dict[tuple[int, int], set[int]] = {}
     at_barrier: dict[tuple[int, int], dict[int, list[int]]] = {}
@@ -181,7 +186,8 @@ def _shared(program: GlobalProgram) -> Iterator[str]:
                 known = len(program.parts[rank].semaphores)
                 for semaphore in operation.semaphores:
                     if not 0 <= semaphore < known:
-                        yield f"rank {rank} block {number} operation {place}: semaphore {semaphore}, there are {known}"
+                        where = f"rank {rank} block {number} operation {place}"
+                        yield f"{where}: semaphore {semaphore}, there are {known}"
                     elif isinstance(operation, Acquire):
                         acquirers.setdefault((rank, semaphore), set()).add(number)
             elif isinstance(operation, Barrier):
@@ -190,15 +196,18 @@ def _shared(program: GlobalProgram) -> Iterator[str]:
                 )
     for (rank, peer, kind, channel), blocks in waiters.items():
         if len(blocks) > 1:
-            yield f"rank {rank}: blocks {_some(blocks)} wait on {kind} channel {channel} to rank {peer}, which counts once"
+            named = f"{kind} channel {channel} to rank {peer}"
+            yield f"rank {rank}: blocks {_some(blocks)} wait on {named}, which counts once"
     for (rank, semaphore), blocks in acquirers.items():
         if len(blocks) > 1:
-            yield f"rank {rank}: blocks {_some(blocks)} acquire semaphore {semaphore}; who gets it depends on timing"
+            named = f"blocks {_some(blocks)} acquire semaphore {semaphore}"
+            yield f"rank {rank}: {named}; who gets it depends on timing"
     for (rank, barrier), uses in at_barrier.items():
         counts = {count for blocks in uses.values() for count in blocks}
         if counts != {len(uses)} or len({len(blocks) for blocks in uses.values()}) > 1:
             yield (
-                f"rank {rank}: barrier {barrier} is for {_some(counts)} blocks, and blocks {_some(uses)} come "
+                f"rank {rank}: barrier {barrier} is for {_some(counts)} blocks, and blocks "
+                f"{_some(uses)} come "
                 f"{_some(len(blocks) for blocks in uses.values())} times"
             )
 

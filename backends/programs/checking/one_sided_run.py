@@ -1,19 +1,21 @@
 """One-sided programs run once, call after call, with a clock at everything that touches memory.
 
-Who waits for signals, semaphores, barriers or packets can go on at any time once it can go on at all. So one run in
-which everybody goes on as far as possible decides whether calls end, and the clocks say for all runs what comes
-before what. A clock has a column for each *stream*: a thread block, the proxy of a connection, the caller of a rank.
+Who waits for signals, semaphores, barriers or packets can go on at any time once it can go on at all. So
+one run in which everybody goes on as far as possible decides whether calls end, and the clocks say for all
+runs what comes before what. A clock has a column for each *stream*: a thread block, the proxy of a
+connection, the caller of a rank.
 
     program order    a block's threads pass its operations each for themselves: what others did counts after
                      `Synchronize`, a barrier or the end of the call; each thread's own elements, at once
     signals          a wait comes after the signals that must have been sent for its count to be reached
-    semaphores       so do acquires after releases
-    proxies          do what they are told on one connection in order, signals included; a flush waits for them
-    packets          a read comes after the write of the packet, and that thread knows nothing else
-    calls            all blocks of a rank end before its caller goes on, then the next call begins there
+    semaphores       so do acquires after releases proxies          do what they are told on one connection
+    in order, signals included; a flush waits for them packets          a read comes after the write of the
+    packet, and that thread knows nothing else calls            all blocks of a rank end before its caller
+    goes on, then the next call begins there
 
-Relaxed signals and packets carry no more than that their sender has begun the call, and what it knew then; and
-packets, that what their data were made of has been read, which the rank that gets them knows from its next call on.
+Relaxed signals and packets carry no more than that their sender has begun the call, and what it knew then;
+and packets, that what their data were made of has been read, which the rank that gets them knows from its
+next call on.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +51,9 @@ MOST_CELLS = 1 << 29
 """Of all clocks that are kept."""
 
 Clocks: TypeAlias = npt.NDArray[np.int32]
-"""Two rows, a column for each stream: what has ended before, and what of that is known to whoever only begins."""
+"""Two rows, a column for each stream: what has ended before, and what is known of that by who only begins."""
 
-Counter: TypeAlias = tuple[object, ...]
+Counter: TypeAlias = tuple[Any, ...]
 """A connection in one direction, or a semaphore."""
 
 Reads: TypeAlias = frozenset[tuple[int, int, int, int]]
@@ -63,7 +65,7 @@ _EVERYBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who touched a cell: stream, number of its operation, place within the span, and how elements fall to threads."""
+    """Who touched a cell: stream, number of its operation, place in the span, how threads share elements."""
 
     stream: int
     index: int
@@ -85,7 +87,7 @@ class Outcome:
 
 @dataclass
 class _Counting:
-    """A counter: what it began with, who adds how often a call, and in this call, what they knew when they did."""
+    """A counter: its first value, who adds how often a call, and what they knew when they did so in it."""
 
     initial: int = 0
     totals: dict[int, int] = field(default_factory=dict)
@@ -192,12 +194,12 @@ class Execution:
 
     def _poster(self, stream: int, counter: Counter) -> int:
         if len(counter) > 2 and counter[2] == "port":
-            return self._proxy[counter[0], counter[1], counter[3]]  # type: ignore[index]
+            return self._proxy[counter[0], counter[1], counter[3]]
         return stream
 
     def _counter(self, rank: int, counter: Counter) -> _Counting:
         if counter not in self._counters:
-            initial = self._program.parts[rank].semaphores[counter[1]] if len(counter) == 2 else 0  # type: ignore[index]
+            initial = self._program.parts[rank].semaphores[counter[1]] if len(counter) == 2 else 0
             self._counters[counter] = _Counting(initial, value=initial)
         return self._counters[counter]
 
@@ -311,7 +313,7 @@ class Execution:
         now[_ALL][stream] = self._call * len(self._operations[stream]) + place
 
     def _learn(self, stream: int, thread: int, ended: Clocks, begun: Clocks | None) -> None:
-        """One thread, or all, each for its elements, know something that others learn when they synchronize."""
+        """One thread, or each for its elements, knows what others learn when they synchronize."""
         known = self._later[stream].get(thread)
         if known is None:
             known = self._later[stream][thread] = np.zeros((2, self._width), dtype=np.int32)
@@ -321,7 +323,8 @@ class Execution:
 
     def _knows(self, stream: int, thread: int) -> Clocks:
         now, later = self._now[stream], self._later[stream].get(thread)
-        return now.copy() if later is None else np.maximum(now, later)
+        known: Clocks = now.copy() if later is None else np.maximum(now, later)
+        return known
 
     def _post(self, stream: int, thread: int, counter: Counter, relaxed: bool) -> None:
         clocks = self._knows(stream, thread)
@@ -503,7 +506,7 @@ class Execution:
             read.setdefault(cell, []).append(access)
 
     def _was_read(self, rank: int, cell: int, other: Access, clock: Clocks) -> bool:
-        """Whether a read made a packet that somebody had got before a call began of which this clock knows."""
+        """Whether a packet made of a read was there before a call began of which this clock knows."""
         key = rank, cell, other.stream, other.index
         begun = clock[self._callers :]
         return any(
@@ -521,7 +524,8 @@ class Execution:
             return
         self._seen.add(key)
         of_callers = max(first.stream, second.stream) >= self._callers
-        text = f"nothing orders {self._name(first, 'before its call')} and {self._name(second, 'after its call')}"
+        named = self._name(first, "before its call"), self._name(second, "after its call")
+        text = f"nothing orders {named[0]} and {named[1]}"
         if one[2] != other[2] and not of_callers:
             text += ", of the next call" if other[2] == one[2] + 1 else ", of the call after the next"
         text += f": both touch {self._cell(rank, cell)}"

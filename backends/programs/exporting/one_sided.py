@@ -2,9 +2,9 @@
 
 It begins with the two-sided steps that `blocks` makes, one block per connection or pair of connections:
 
-    s    put, signal                  r    wait                        each put goes where its data are wanted, or
-    rrc  wait, add                    rcs  wait, put, signal           into scratch of its own at the receiver
-    rrs  wait, add and put, signal    cpy  copy
+    s    put, signal                  r    wait                        each put goes where its data are
+    wanted, or rrc  wait, add                    rcs  wait, put, signal           into scratch of its own at
+    the receiver rrs  wait, add and put, signal    cpy  copy
 
 Nothing flows back within a call: every message has its own place. That its receiver has begun the call, every
 sender waits for once. Dependencies between blocks become semaphores. Blocks of too many operations go on in
@@ -91,7 +91,8 @@ def export_one_sided(
         name: what the program is called.
 
     Raises:
-        ProgramError: MSCCL++ has no such collective, or the schedule does not fit; with the limit and by how much.
+        ProgramError: MSCCL++ has no such collective, or the schedule does not fit; with the limit and by
+            how much.
     """
     collective = schedule.collective
     _check(schedule, protocol, ranks_per_host)
@@ -102,7 +103,8 @@ def export_one_sided(
     units = chunks or exact
     if units > MOST_CHUNKS:
         raise ProgramError(
-            f"{collective.kind}: exact shares need {units} chunks, more than {MOST_CHUNKS}; chunks= (--chunks) rounds "
+            f"{collective.kind}: exact shares need {units} chunks, more than {MOST_CHUNKS}; "
+            "chunks= (--chunks) rounds "
             "the shares to fewer"
         )
     draft = GlobalProgram(
@@ -208,10 +210,12 @@ def _beyond(program: GlobalProgram) -> Iterator[str]:
         for block in part.blocks:
             if len(block.operations) > limits.OPERATIONS:
                 over = len(block.operations) - limits.OPERATIONS
-                yield f"rank {rank} has a block of {len(block.operations)} operations, {over} beyond {limits.OPERATIONS}"
+                held = f"rank {rank} has a block of {len(block.operations)} operations"
+                yield f"{held}, {over} beyond {limits.OPERATIONS}"
             if len(block.connections) > limits.CHANNELS:
                 over = len(block.connections) - limits.CHANNELS
-                yield f"rank {rank} has a block of {len(block.connections)} connections, {over} beyond {limits.CHANNELS}"
+                held = f"rank {rank} has a block of {len(block.connections)} connections"
+                yield f"{held}, {over} beyond {limits.CHANNELS}"
 
 
 @dataclass(slots=True)
@@ -274,7 +278,7 @@ class _Translation:
         return [step for step in self._blocks[rank][block].operations if isinstance(step, Step)]
 
     def _made_room(self) -> None:
-        """Of packets, sums that are only passed on need a place of their own: no operation makes them without."""
+        """Sums of packets that are only passed on need a place: no operation makes them without."""
         self._room: dict[Place, Span] = {}
         if not self._packets:
             return
@@ -428,6 +432,8 @@ class _Translation:
             assert source is not None and target is not None, "it has both"
             body.append(Move((target, source), (target,)))
             return
+        read: tuple[Span, ...]
+        local: tuple[Span, ...]
         if step.code.reads and landed is not None:
             assert source is not None, "it reads"
             result, read = target or landed, (source, landed)
@@ -468,7 +474,7 @@ class _Translation:
             body.append(Move((target, source), (target,)))
         elif landed is None:
             assert source is not None, "it reads"
-            body.append(Move((source,), far or (target,) if target is not None or far else ()))
+            body.append(Move((source,), far or (target or source,)))
         elif step.code.reads:
             assert source is not None, "it reads"
             result = target if target is not None else self._room[place]
@@ -494,8 +500,8 @@ class _Translation:
             head.append(Acquire(tuple(seat.acquires)))
         if head:
             head.append(Synchronize())
-        tail = [Synchronize(), Release(tuple(seat.releases))] if seat.releases else []
-        rows = [*head, *seat.body, *tail]
+        tail: list[Operation] = [Synchronize(), Release(tuple(seat.releases))] if seat.releases else []
+        rows: list[Operation] = [*head, *seat.body, *tail]
         kept = [
             operation
             for at, operation in enumerate(rows)

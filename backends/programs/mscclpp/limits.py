@@ -1,7 +1,7 @@
 """What MSCCL++'s executor can hold; of these its parser checks none, and its host code the operations alone.
 
-Read in microsoft/mscclpp 1f5f065 (after v0.10.0): src/core/include/execution_common.hpp, execution_kernel.hpp,
-src/core/executor/execution_plan.cc, executor.cc.
+Read in microsoft/mscclpp 1f5f065 (after v0.10.0): src/core/include/execution_common.hpp,
+execution_kernel.hpp, src/core/executor/execution_plan.cc, executor.cc.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ OPERATIONS = 64
 """Of a thread block, those within pipelines included."""
 
 BLOCKS = 64
-"""Thread blocks of a rank that we count on to be resident at once, as they wait for each other: GPUs have from 80
+"""Thread blocks of a rank that we count on to be resident at once, as they wait for each other: GPUs have
+from 80
 multiprocessors on, each for one block of 1024 threads. The executor has no limit of its own."""
 
 CHANNELS = 16

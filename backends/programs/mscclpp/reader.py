@@ -1,8 +1,8 @@
-"""MSCCL++'s execution plan (JSON) to a program: what its device code does with a plan, not what the plan may mean.
+"""MSCCL++'s execution plan (JSON) to a program: what its device code does with it, not what it may mean.
 
-Where fields contradict each other, operations become what the runtime does with them, and a note says so; what it
-breaks on becomes a fault. Thread block groups and pipelines are resolved: chunks are cut so small that each part is
-whole chunks, and pipelines are gone through a fixed number of times.
+Where fields contradict each other, operations become what the runtime does with them, and a note says so;
+what it breaks on becomes a fault. Thread block groups and pipelines are resolved: chunks are cut so small
+that each part is whole chunks, and pipelines are gone through a fixed number of times.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ _PLAN = {
     "buffer_alignment", "min_message_size", "max_message_size", "num_threads_per_block",
 }  # fmt: skip
 _GPU = {
-    "id", "input_chunks", "output_chunks", "scratch_chunks", "threadblocks", "channels", "remote_buffers", "semaphores",
+    "id", "input_chunks", "output_chunks", "scratch_chunks",
+    "threadblocks", "channels", "remote_buffers", "semaphores",
 }  # fmt: skip
 _BLOCK = {"id", "ops", "channels", "remote_buffer_refs"}
 _OPERATION = {
-    "name", "channel_type", "channel_ids", "src_buff", "dst_buff", "barrier_id", "num_threadblocks", "semaphore_ids",
-    "tbg_info", "iter_context", "ops", "reduce_op",
+    "name", "channel_type", "channel_ids", "src_buff", "dst_buff", "barrier_id", "num_threadblocks",
+    "semaphore_ids", "tbg_info", "iter_context", "ops", "reduce_op",
 }  # fmt: skip
 
 _SIGNALS = {"signal", "rlxsignal"}
@@ -170,7 +171,8 @@ class _Plan:
         found = kind or Kind.named(name)
         if found is None or found is Kind.CUSTOM:
             raise ProgramError(
-                f"plan: collective {shorten(name)} is none of {', '.join(NAMED_KINDS)}; name the one it does (--collective)"
+                f"plan: collective {shorten(name)} is none of {', '.join(NAMED_KINDS)}; name the "
+                "one it does (--collective)"
             )
         return found
 
@@ -187,8 +189,8 @@ class _Plan:
         parts = {1}
         for gpu in self._gpus:
             for block in _list(gpu, "threadblocks", "gpu", 4096):
-                for operation in _list(_object(block, "threadblock"), "ops", "threadblock", MAX_OPERATIONS):
-                    operation = _object(operation, "op")
+                for one in _list(_object(block, "threadblock"), "ops", "threadblock", MAX_OPERATIONS):
+                    operation = _object(one, "op")
                     if "tbg_info" in operation:
                         parts.add(
                             _number(
@@ -217,7 +219,8 @@ class _Plan:
             )
         if _flag(self._plan, "reuse_resources", "plan", default=False):
             self.note(
-                f"plan: reuses {limits.SCRATCH_BYTES >> 20} MiB of scratch; judged for sizes at which that is enough"
+                f"plan: reuses {limits.SCRATCH_BYTES >> 20} MiB of scratch; judged for sizes at "
+                "which that is enough"
             )
 
     def _check_chunks(self, program: GlobalProgram) -> None:
@@ -229,8 +232,10 @@ class _Plan:
                     self.fault(f"rank {rank}: {name} is 0, by which the runtime divides")
                 elif said != size[memory]:
                     self.fault(
-                        f"rank {rank}: {name} is {said // self.finer}, {program.kind} of {program.chunks // self.finer} "
-                        f"chunks has {size[memory] // self.finer}: sizes of chunks differ, or chunks end elsewhere"
+                        f"rank {rank}: {name} is {said // self.finer}, {program.kind} of "
+                        f"{program.chunks // self.finer} "
+                        f"chunks has {size[memory] // self.finer}: sizes of chunks differ, or "
+                        "chunks end elsewhere"
                     )
 
 
@@ -258,7 +263,8 @@ class _Rank:
             blocks.append(_Block(self, place, _object(block, f"{where} threadblock")).block())
         if len(blocks) > limits.BLOCKS:
             self.plan.note(
-                f"rank {self.rank}: {len(blocks)} thread blocks must be resident at once; not every GPU has room for them"
+                f"rank {self.rank}: {len(blocks)} thread blocks must be resident at once; not "
+                "every GPU has room for them"
             )
         semaphores = tuple(
             _number(_object(entry, "semaphore"), "init_value", f"{where} semaphores", 0, _MAX_NUMBER)
@@ -275,8 +281,8 @@ class _Rank:
     def _read_channels(self, ranks: int) -> None:
         where = f"rank {self.rank} channels"
         numbers: Counter[tuple[str, int]] = Counter()
-        for entry in _list(self._gpu, "channels", f"rank {self.rank}", 4096):
-            entry = _object(entry, where)
+        for one in _list(self._gpu, "channels", f"rank {self.rank}", 4096):
+            entry = _object(one, where)
             kind = _text(entry, "channel_type", where)
             if kind == "switch":
                 memory = _memory(entry.get("buffer_type"), f"{where}: buffer_type of a switch channel")
@@ -298,8 +304,8 @@ class _Rank:
 
     def _read_buffers(self, ranks: int) -> None:
         where = f"rank {self.rank} remote_buffers"
-        for entry in _list(self._gpu, "remote_buffers", f"rank {self.rank}", 4096):
-            entry = _object(entry, where)
+        for one in _list(self._gpu, "remote_buffers", f"rank {self.rank}", 4096):
+            entry = _object(one, where)
             kinds = tuple(map(str, _list(entry, "access_channel_types", where, 8)))
             memory = _memory(entry.get("type"), f"{where}: type")
             self.buffers.append((_number(entry, "rank", where, 0, ranks - 1), memory, kinds))
@@ -326,19 +332,19 @@ class _Block:
         operations: list[Operation] = []
         entries = _list(self._entry, "ops", self._where, MAX_OPERATIONS)
         count = 0
-        for place, entry in enumerate(entries):
-            entry = _object(entry, self._where)
+        for place, one in enumerate(entries):
+            entry = _object(one, self._where)
             where = f"{self._where} op {place}"
             count += 1
             if entry.get("name") == "pipeline":
-                inner = [_object(one, where) for one in _list(entry, "ops", where, MAX_OPERATIONS)]
+                inner = [_object(each, where) for each in _list(entry, "ops", where, MAX_OPERATIONS)]
                 count += len(inner)
                 context = _object(entry.get("iter_context"), f"{where}: iter_context")
                 chunks = _number(context, "num_chunks", where, 1, MAX_CELLS)
                 _number(context, "unit_size", where, 1, _MAX_NUMBER)
                 for iteration in range(self._plan.iterations):
-                    for at, one in enumerate(inner):
-                        operations += self._operations(one, f"{where}.{at}", (iteration, chunks))
+                    for at, each in enumerate(inner):
+                        operations += self._operations(each, f"{where}.{at}", (iteration, chunks))
             else:
                 operations += self._operations(entry, where, None)
             if len(operations) > MAX_OPERATIONS:
@@ -350,8 +356,8 @@ class _Block:
         return ThreadBlock(tuple(operations), connections=tuple(ends))
 
     def _read_channels(self) -> None:
-        for entry in _list(self._entry, "channels", self._where, 4096):
-            entry = _object(entry, self._where)
+        for one in _list(self._entry, "channels", self._where, 4096):
+            entry = _object(one, self._where)
             kind = _text(entry, "channel_type", self._where)
             if kind not in self._channels:
                 raise ProgramError(
@@ -366,12 +372,13 @@ class _Block:
                 self._channels[kind].append(number)
             if len(self._channels[kind]) > limits.CHANNELS:
                 self._plan.fault(
-                    f"{self._where}: {len(self._channels[kind])} {kind} channels, the executor has room for {limits.CHANNELS}"
+                    f"{self._where}: {len(self._channels[kind])} {kind} channels, the executor "
+                    f"has room for {limits.CHANNELS}"
                 )
 
     def _read_buffers(self) -> None:
-        for entry in _list(self._entry, "remote_buffer_refs", self._where, 4096, default=True):
-            entry = _object(entry, self._where)
+        for one in _list(self._entry, "remote_buffer_refs", self._where, 4096, default=True):
+            entry = _object(one, self._where)
             kind = _text(entry, "access_channel_type", self._where)
             if kind not in self._buffers:
                 self._plan.note(f"{self._where}: remote buffers by {shorten(kind)} are passed over")
@@ -379,17 +386,20 @@ class _Block:
             for number in _numbers(entry, "remote_buffer_ids", self._where, _MAX_NUMBER):
                 if number >= len(self._rank.buffers):
                     raise ProgramError(
-                        f"{self._where}: remote buffer {number}, rank {self._rank.rank} has {len(self._rank.buffers)}"
+                        f"{self._where}: remote buffer {number}, rank {self._rank.rank} has "
+                        f"{len(self._rank.buffers)}"
                     )
                 owner, memory, kinds = self._rank.buffers[number]
                 if kind not in kinds:
                     self._plan.fault(
-                        f"{self._where}: remote buffer {number} is not declared for {kind}; the runtime takes another one"
+                        f"{self._where}: remote buffer {number} is not declared for {kind}; the "
+                        "runtime takes another one"
                     )
                 self._buffers[kind].append((owner, memory))
             if len(self._buffers[kind]) > limits.CHANNELS:
                 self._plan.fault(
-                    f"{self._where}: {len(self._buffers[kind])} remote buffers, the executor has room for {limits.CHANNELS}"
+                    f"{self._where}: {len(self._buffers[kind])} remote buffers, the executor has "
+                    f"room for {limits.CHANNELS}"
                 )
 
     def _operations(self, entry: Entry, where: str, part: tuple[int, int] | None) -> Iterator[Operation]:
@@ -499,7 +509,7 @@ class _Block:
         if len(sources) > 1 or len(targets) > 1:
             self._plan.note(f"{where}: only the first of src_buff and dst_buff are looked at")
 
-    def _puts(
+    def _puts(  # noqa: PLR0912  (a rule a branch)
         self,
         name: str,
         kind: str,
@@ -516,7 +526,8 @@ class _Block:
         channels = self._connections("port", entry, where) if kind == "port" else ()
         if kind == "port" and len(channels) < len(targets):
             self._plan.fault(
-                f"{where}: {len(channels)} channel_ids for {len(targets)} buffers; others use the first channel"
+                f"{where}: {len(channels)} channel_ids for {len(targets)} buffers; others use the "
+                "first channel"
             )
             channels += (channels or (0,)) * len(targets)
         if name == "ppkt" and kind == "port":
@@ -529,7 +540,8 @@ class _Block:
             source = sources[0] if name == "rppkt" else sources[at] if at < len(sources) else None
             if source is None:
                 self._plan.note(
-                    f"{where}: src_buff has {len(sources)} entries, dst_buff {len(targets)}; others begin at 0"
+                    f"{where}: src_buff has {len(sources)} entries, dst_buff {len(targets)}; "
+                    "others begin at 0"
                 )
                 source = {**sources[0], "index": 0, "size": 0}
                 if not of_targets:
@@ -637,7 +649,7 @@ class _Block:
 
 
 class _Cut:
-    """Entries of src_buff and dst_buff to spans, cut to the part of a block of a group, or of an iteration."""
+    """Entries of src_buff and dst_buff to spans, cut to the part of a block of a group or of an iteration."""
 
     def __init__(
         self,
@@ -708,7 +720,8 @@ class _Cut:
         chunks = self._part[1]
         if size < chunks:
             self._block.plan.fault(
-                f"{self._where}: {size} of the {chunks} chunks of its pipeline; later iterations run beyond its end"
+                f"{self._where}: {size} of the {chunks} chunks of its pipeline; later iterations "
+                "run beyond its end"
             )
         elif size > chunks:
             self._block.plan.note(f"{self._where}: {size} chunks, of which the pipeline handles {chunks}")

@@ -1,6 +1,7 @@
-"""A one-sided program as MSCCL++'s execution plan (JSON), with none of the operations that its executor does wrongly.
+"""A one-sided program as MSCCL++'s execution plan (JSON), by operations that its executor does rightly.
 
-Those are `flush` (it flushes nothing), `get` of different places (it exchanges them) and packets through proxies.
+Others are `flush` (it flushes nothing), `get` of different places (it exchanges them) and packets through
+proxies.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ class _Block:
         return {"buffer_id": number, "index": span.start, "size": span.count}
 
 
-def _name(move: Move) -> str:  # noqa: PLR0911, PLR0912  (a table of cases)
+def _name(move: Move) -> str:  # noqa: PLR0911  (a table of cases)
     """The operation that does a move by the threads of a block."""
     first, *more = move.sources
     near = [span for span in move.targets if span.rank is None]
@@ -294,7 +295,7 @@ def _local(span: Span) -> Entry:
     return {"type": span.memory, "index": span.start, "size": span.count}
 
 
-def _place(row: list[Any], value: Any) -> int:  # noqa: ANN401
+def _place(row: list[Any], value: Any) -> int:
     """Where a value stands in a list, at its end where it is new."""
     if value not in row:
         row.append(value)
