@@ -1,13 +1,15 @@
 """Programs for other runtimes: whether exports are right, what the checker misses, how others' files fare.
 
-Three parts. *exports*: every machine of the catalog up to 16 ranks, each collective that MSCCL knows, at
-three sizes, in place and not: exported, written, read back, checked, interpreted under random orders.
-*mutants*: right programs with one mistake each, by the checker and under 100 random orders. *files*: a folder
-of others' XML, by path; nothing of them is kept but the verdict. Results go to `bench/results/programs.json`.
+Three parts, for MSCCL's XML and MSCCL++'s plans. *exports*: every machine of the catalog up to 16 ranks, each
+collective that the runtime knows, at three sizes, in place and not: exported, written, read back, checked,
+interpreted under random orders. *mutants*: right programs with one mistake each, by the checker and under 100
+random orders. *files*: a folder of others' files, by path; nothing of them is kept but the verdict. Results
+go to `bench/results/programs.json`.
 
     python bench/programs.py                                   # exports and mutants, some twenty minutes
     python bench/programs.py --only exports --machines dgx1
     python bench/programs.py --only files --xml FOLDER
+    python bench/programs.py --runtimes mscclpp
 """
 
 from __future__ import annotations
@@ -24,15 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from arborcast import topologies
+from arborcast.backends.programs import mscclpp
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.export import export_program
-from arborcast.backends.programs.interpreter import interpret_all
+from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
+from arborcast.backends.programs.interpreter import Interpretation, interpret_all
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import COLLECTIVES, write
+from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
 from arborcast.backends.programs.program import GlobalProgram, Protocol
+from arborcast.bench import one_sided_mutants, program_mutants
 from arborcast.bench.harness.document import Measure, Row, document, write_document
 from arborcast.bench.harness.provenance import RUNTIME
-from arborcast.bench.program_mutants import judge, mutants
 from arborcast.synth.api import approach
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
@@ -43,6 +48,7 @@ from arborcast.synth.topology import Topology
 
 RESULTS = Path(__file__).resolve().parent / "results" / "programs.json"
 PARTS = ("exports", "mutants", "files")
+RUNTIMES = ("msccl", "mscclpp")
 MOST_RANKS = 16
 SHAPES = (
     "ring:8",
@@ -82,16 +88,19 @@ def machines() -> list[str]:
     return [*seen.values(), *SHAPES]
 
 
-def exports(specs: Sequence[str], deadline_s: float) -> Iterator[Row]:
-    """A row for each machine, collective, size and way to call."""
+def exports(specs: Sequence[str], deadline_s: float, runtimes: Sequence[str]) -> Iterator[Row]:
+    """A row for each machine, collective, size, runtime and way to call."""
     for spec in specs:
         topology = topologies.load(spec).forwarding
         for kind in COLLECTIVES:
             for size, protocol in SIZES:
                 schedule, why = _schedule(topology, kind, size, deadline_s)
-                for in_place in (True, False):
+                for runtime, in_place in itertools.product(runtimes, (True, False)):
+                    if runtime == "mscclpp" and kind not in KINDS:
+                        continue
                     row = {
                         "part": "exports",
+                        "runtime": runtime,
                         "topology": spec,
                         "collective": str(kind),
                         "bytes": size,
@@ -100,7 +109,7 @@ def exports(specs: Sequence[str], deadline_s: float) -> Iterator[Row]:
                     if schedule is None:
                         yield {**row, "verdict": "no schedule", "why": why, "wrong": 0}
                         continue
-                    yield {**row, **_exported(schedule, protocol, size, in_place=in_place)}
+                    yield {**row, **_exported(runtime, schedule, protocol, size, in_place=in_place)}
         _say(f"{spec}: exported")
 
 
@@ -119,17 +128,23 @@ def _schedule(topology: Topology, kind: Kind, size: int, deadline_s: float) -> t
     return found, ""
 
 
-def _exported(schedule: Schedule, protocol: Protocol, size: int, *, in_place: bool) -> dict[str, Any]:
+def _exported(
+    runtime: str, schedule: Schedule, protocol: Protocol, size: int, *, in_place: bool
+) -> dict[str, Any]:
     start = time.perf_counter()
+    export = export_program if runtime == "msccl" else export_one_sided
     try:
-        program = export_program(schedule, in_place=in_place, protocol=protocol, most_bytes=size)
+        program = export(schedule, in_place=in_place, protocol=protocol, most_bytes=size)
     except InputError as error:
         return {"verdict": "does not fit", "why": str(error), "wrong": 0}
-    back = read(write(program), root=program.root)
+    if runtime == "msccl":
+        back = read(write(program), root=program.root)
+    else:
+        back = mscclpp.read(mscclpp.write(program), root=program.root)
     assert back.parts == program.parts, "what is written is read back"
     verdict = check_program(back)
     seconds = time.perf_counter() - start
-    found = interpret_all(back, range(ORDERS_OF_EXPORTS), elements=4)
+    found = _interpreted(back)
     return {
         "verdict": "correct" if verdict.correct else "not correct",
         "why": "; ".join(verdict.errors) or found.hangs or "",
@@ -143,14 +158,26 @@ def _exported(schedule: Schedule, protocol: Protocol, size: int, *, in_place: bo
     }
 
 
-def mutated(count: int, orders: int, seed: int) -> Iterator[Row]:
+def _interpreted(program: GlobalProgram) -> Interpretation:
+    if not program.one_sided:
+        return interpret_all(program, range(ORDERS_OF_EXPORTS), elements=4)
+    found = Interpretation(0)
+    for seed in range(ORDERS_OF_EXPORTS):
+        found = interpret_one_sided(program, in_place=program.in_place, seed=seed, calls=2)
+        if not found.correct:
+            break
+    return found
+
+
+def mutated(count: int, orders: int, seed: int, runtime: str) -> Iterator[Row]:
     """A row for each machine and mistake, over all collectives, protocols and ways to call."""
-    programs = list(_to_mutate())
+    programs = list(_to_mutate(runtime))
     each = -(-count // len(programs))
     counts: dict[tuple[str, str], Counter[str]] = {}
+    of = program_mutants if runtime == "msccl" else one_sided_mutants
     for spec, program in programs:
-        for name, mutant in itertools.islice(mutants(program, seed), each):
-            outcome = judge(name, mutant, orders)
+        for name, mutant in itertools.islice(of.mutants(program, seed), each):
+            outcome = of.judge(name, mutant, orders)
             if outcome.rejected:
                 what = "rejected" if outcome.wrong else "rejected_never_wrong"
             else:
@@ -162,6 +189,7 @@ def mutated(count: int, orders: int, seed: int) -> Iterator[Row]:
     for (spec, name), found in sorted(counts.items()):
         yield {
             "part": "mutants",
+            "runtime": runtime,
             "topology": spec,
             "mutation": name,
             **{what: found[what] for what in ("rejected", "equivalent", "missed", "rejected_never_wrong")},
@@ -169,7 +197,8 @@ def mutated(count: int, orders: int, seed: int) -> Iterator[Row]:
         }
 
 
-def _to_mutate() -> Iterator[tuple[str, GlobalProgram]]:
+def _to_mutate(runtime: str) -> Iterator[tuple[str, GlobalProgram]]:
+    export = export_program if runtime == "msccl" else export_one_sided
     for spec in MUTATED:
         topology = topologies.load(spec)
         for kind in MUTATED_KINDS:
@@ -177,24 +206,30 @@ def _to_mutate() -> Iterator[tuple[str, GlobalProgram]]:
             for protocol in (Protocol.SIMPLE, Protocol.LL):
                 for in_place in (True, False):
                     try:
-                        yield spec, export_program(schedule, in_place=in_place, protocol=protocol)
+                        yield spec, export(schedule, in_place=in_place, protocol=protocol)
                     except InputError:  # an alltoall in place may not fit
                         continue
 
 
-def files(folder: Path) -> Iterator[Row]:
-    """A row for each XML file of MSCCL below a folder; equal files once."""
+def files(folder: Path, runtime: str) -> Iterator[Row]:
+    """A row for each XML file of MSCCL, or plan of MSCCL++, below a folder; equal files once."""
     seen: set[str] = set()
-    for path in sorted(folder.rglob("*.xml")):
+    read_it = read if runtime == "msccl" else mscclpp.read
+    for path in sorted(folder.rglob("*.xml" if runtime == "msccl" else "*.json")):
         text = path.read_text(encoding="utf-8", errors="replace")
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         if digest in seen:
             continue
         seen.add(digest)
-        row: dict[str, Any] = {"part": "files", "file": str(path.relative_to(folder)), "sha256": digest}
+        row: dict[str, Any] = {
+            "part": "files",
+            "runtime": runtime,
+            "file": str(path.relative_to(folder)),
+            "sha256": digest,
+        }
         start = time.perf_counter()
         try:
-            program = read(text, path.name)
+            program = read_it(text, path.name)
         except InputError as error:
             yield {**row, "verdict": "refused", "why": str(error), "kinds": []}
             continue
@@ -216,8 +251,8 @@ def files(folder: Path) -> Iterator[Row]:
 def summary(rows: Sequence[Row]) -> list[str]:
     """Counts, a line for each part."""
     told = []
-    for part in PARTS:
-        of_part = [row for row in rows if row["part"] == part]
+    for runtime, part in itertools.product(RUNTIMES, PARTS):
+        of_part = [row for row in rows if (row["runtime"], row["part"]) == (runtime, part)]
         if not of_part:
             continue
         if part == "mutants":
@@ -230,7 +265,8 @@ def summary(rows: Sequence[Row]) -> list[str]:
             if part == "exports":
                 total["wrong when interpreted"] = sum(row["wrong"] for row in of_part)
         told.append(
-            f"{part}: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in total.items())
+            f"{runtime}, {part}: "
+            + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in total.items())
         )
     return told
 
@@ -241,18 +277,20 @@ def main() -> None:
     asked = arguments.only or [part for part in PARTS if part != "files" or arguments.xml is not None]
     rows: list[Row] = []
     for part in PARTS:
-        if part not in asked:
-            rows += _kept(arguments.json, part)
-        elif part == "exports":
-            rows += exports(arguments.machines or machines(), arguments.deadline)
-        elif part == "mutants":
-            rows += mutated(arguments.count, ORDERS_OF_MUTANTS, arguments.seed)
-        elif arguments.xml is None:
+        runtimes = arguments.runtimes if part in asked else []
+        rows += _kept(arguments.json, part, [runtime for runtime in RUNTIMES if runtime not in runtimes])
+        if part == "exports" and runtimes:
+            rows += exports(arguments.machines or machines(), arguments.deadline, runtimes)
+        elif part == "files" and runtimes and arguments.xml is None:
             raise SystemExit("programs: files needs --xml FOLDER")
         else:
-            rows += files(arguments.xml)
+            for runtime in runtimes:
+                if part == "mutants":
+                    rows += mutated(arguments.count, ORDERS_OF_MUTANTS, arguments.seed, runtime)
+                else:
+                    rows += files(arguments.xml, runtime)
     print("\n".join(summary(rows)))
-    keys = ("part", "topology", "collective", "bytes", "in_place", "mutation", "file")
+    keys = ("part", "runtime", "topology", "collective", "bytes", "in_place", "mutation", "file")
     found = document(
         "Are programs for other runtimes right, and does the checker miss anything?",
         [{**dict.fromkeys(keys), **row} for row in rows],
@@ -268,15 +306,17 @@ def main() -> None:
     print(f"written: {arguments.json}")
 
 
-def _kept(path: Path, part: str) -> list[Row]:
+def _kept(path: Path, part: str, runtimes: Sequence[str]) -> list[Row]:
     if not path.is_file():
         return []
-    return [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["part"] == part]
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if row["part"] == part and row["runtime"] in runtimes]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=RUNTIMES, help="these formats")
     parser.add_argument("--machines", nargs="+", metavar="SPEC", help="these instead of the catalog's")
     parser.add_argument("--count", type=int, default=10_000, help="mutants in all")
     parser.add_argument("--seed", type=int, default=0, help="of the mutants")

@@ -101,3 +101,53 @@ def test_the_document_of_a_refusal_is_one_object(tmp_path: Path, command: Comman
     found = json.loads(said.out)
     assert (said.status, found["correct"], found["kinds"]) == (1, False, ["race"])
     assert [wait["rank"] for wait in found["trace"]] == [0, 0]
+
+
+def test_plans_of_mscclpp_go_out_and_are_judged(tmp_path: Path, command: Command) -> None:
+    schedule, plan = tmp_path / "ring.json", tmp_path / "plan.json"
+    write_schedule(solve(load("ring:4"), "allreduce", method="multiring"), schedule)
+    said = command("export", str(schedule), "--to", "mscclpp", "--ranks-per-host", "2", "-o", str(plan))
+    assert (said.status, said.err) == (0, "")
+    assert "4/3 GB/s (1.333) by the fullest link, 100 % of the proven bound" in said.out
+    assert command("verify", str(plan), "--json").document["format"] == "mscclpp"
+    assert command("run", str(plan), "--sizes", "1KiB", "--json").document["correct"] is True
+    document = json.loads(plan.read_text())
+    blocks = document["gpus"][0]["threadblocks"]
+    blocks[0]["ops"] = [op for op in blocks[0]["ops"] if "signal" not in op["name"] and op["name"] != "pws"]
+    plan.write_text(json.dumps(document))
+    said = command("verify", str(plan))
+    assert said.status == 1
+    assert "signals" in said.err
+
+
+def test_rings_and_steps_go_out_and_come_back(tmp_path: Path, command: Command) -> None:
+    schedule = tmp_path / "ring.json"
+    write_schedule(solve(load("ring:4"), "allreduce", method="multiring"), schedule)
+    for target, said, rate in (
+        ("nccl-graph", "2 orders of the ranks, 2 channels", "4/3"),
+        ("sccl", "steps and rounds", "4/3"),
+    ):
+        file, back = tmp_path / target, tmp_path / f"{target}.json"
+        out = command("export", str(schedule), "--to", target, "-o", str(file))
+        assert (out.status, out.out) == (0, f"{file}: {said}\n")
+        assert command("verify", str(file), "--topology", "ring:4", "--json").document["rate"] == rate
+        assert command("import", str(file), "--topology", "ring:4", "-o", str(back)).status == 0
+        assert command("verify", str(back), "--json").document["rate"] == rate
+    refused(command("verify", str(tmp_path / "nccl-graph")), "name the topology (--topology)")
+
+
+def test_simulators_are_given_one_size(tmp_path: Path, command: Command) -> None:
+    schedule, file = tmp_path / "ring.json", tmp_path / "ring.goal"
+    write_schedule(solve(load("ring:4"), "allreduce"), schedule)
+    refused(command("export", str(schedule), "--to", "goal", "-o", str(file)), "name it (--sizes)")
+    said = command("export", str(schedule), "--to", "goal", "--sizes", "1MiB", "-o", str(file))
+    assert said.out == f"{file}: o = g = O = 0, L = 0 ns, G = 1 ns a byte, S > 262144\n"
+    assert file.read_text().startswith("// ring:4 allreduce, 1048576 bytes\n")
+    traces = tmp_path / "ring"
+    said = command(
+        "export", str(schedule), "--to", "chakra", "--sizes", "1MiB", "--pieces", "2", "-o", str(traces)
+    )
+    assert said.status == 0
+    assert sorted(path.name for path in tmp_path.glob("*.et")) == [f"ring.{rank}.et" for rank in range(4)]
+    wrong = command("export", str(schedule), "--to", "sccl", "--protocol", "LL", "-o", str(file))
+    refused(wrong, "--protocol: is nothing that sccl knows")
