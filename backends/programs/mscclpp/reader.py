@@ -531,7 +531,7 @@ class _Block:
             )
             channels += (channels or (0,)) * len(targets)
         if name == "ppkt" and kind == "port":
-            self._plan.note(f"{where}: sends packets as they are, of the buffers of the executor's first plan")
+            self._plan.note(f"{where}: sends packets as they are, from the executor's first plan")
         packed = name == "rppkt" or (name == "ppkt" and kind == "port")
         for at, target in enumerate(targets):
             source = sources[0] if name == "rppkt" else sources[at] if at < len(sources) else None
