@@ -169,6 +169,35 @@ def test_a_put_by_proxy_becomes_three_operations() -> None:
 
 SEVENTEENTH = {"name": "barrier", "barrier_id": 16, "num_threadblocks": 1}
 
+
+def by_switch(name: str) -> dict[str, Any]:
+    """An allreduce of a pair, each half added and multicast by the switch; the last signals so named."""
+    gpus = []
+    for rank in (0, 1):
+        half = {"switch_channel_id": 0, "index": rank, "size": 1}
+        greet = [{"name": "signal", **BY_MEMORY}, {"name": "wait", **BY_MEMORY}, NOP]
+        end = [NOP, {"name": f"{name}signal", **BY_MEMORY}, {"name": f"{name}wait", **BY_MEMORY}]
+        row = block(*greet, move("glres", half, half, channel_type="switch"), *end)
+        row["channels"].append({"channel_type": "switch", "channel_ids": [0]})
+        row["remote_buffer_refs"] = []
+        both = [{"size": 1, "ranks": [0, 1]}]
+        group = {"channel_type": "switch", "buffer_type": "i", "rank_groups": both}
+        gpu = {**pair(rank), "input_chunks": 2, "threadblocks": [row], "remote_buffers": []}
+        gpu["channels"] = [*gpu["channels"], group]
+        gpus.append(gpu)
+    return plan(collective="allreduce", inplace=True, gpus=gpus)
+
+
+def test_switches_add_and_multicast() -> None:
+    program = read(json.dumps(by_switch("")))
+    assert check_program(program).errors == ()
+    assert read(write(program)) == program
+    assert all(interpret_one_sided(program, in_place=True, seed=seed).correct for seed in range(5))
+    relaxed = check_program(read(json.dumps(by_switch("rlx"))))
+    assert relaxed.kinds == {"relaxed"}
+    assert "relaxed ones order no memory" in relaxed.errors[0]
+
+
 FAULTS = [
     (lambda document: operations(0, document).extend([NOP] * 60), "68 operations, the executor takes 64"),
     (lambda document: document["gpus"][1].update(output_chunks=3), "output_chunks is 3, allgather of 2"),
