@@ -128,7 +128,11 @@ class Arguments:
         return (self._copies(self.structure, 0), self._copies(self.targets, count)), {}
 
     def _copies(self, structure: Structure, start: int) -> Any:
-        return structure.rebuild(tensor.detach().clone() for tensor in self.tensors[start:])
+        # Parameters on "meta" are stood in for by tensors on the CPU, so an example there must be, too.
+        return structure.rebuild(
+            torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
+            for tensor in self.tensors[start:]
+        )
 
 
 def _plain(given: Any) -> Any:
