@@ -1,0 +1,380 @@
+"""By which dimensions each operator may be divided: one rule for each kind, as labels of its dimensions.
+
+    linear    input (.., k)  weight (n, k)  bias (n)  ->  (.., n), k summed
+    softmax   input (.., whole, ..)                   ->  the same
+
+Rules see shapes and options, never tensors. An operator without a rule works on whole tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from arborcast.pipeline.operators import Dims
+
+Shape = tuple[int, ...]
+
+_FLOAT_BYTES = 4
+"""Of statistics, which are added up in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator with the shapes of its tensors.
+
+    Attributes:
+        shapes: of the tensors that it reads, by argument; those of a list as `name.0`, `name.1`.
+        options: all other arguments.
+        output: the shape of what it makes; of the first where it makes several.
+    """
+
+    shapes: Mapping[str, Shape]
+    options: Mapping[str, Any]
+    output: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a rule says.
+
+    Attributes:
+        inputs: labels of what is read, by argument; those left out are needed whole.
+        output: labels of what is made.
+        summed: labels whose parts must be added up.
+        kept: arguments that the backward pass needs; "output" for the result.
+        parts: of labels that may not be divided as finely as their dimensions.
+        statistics: (labels, dims, bytes) of sums inside.
+        is_cheap: whether it goes element by element.
+        moves: whether it touches memory.
+    """
+
+    inputs: Mapping[str, Dims]
+    output: Dims
+    summed: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
+    parts: Mapping[str, int] = field(default_factory=dict)
+    statistics: tuple[tuple[frozenset[str], Dims, int], ...] = ()
+    is_cheap: bool = False
+    moves: bool = True
+
+
+Rule = Callable[[Call], Form]
+
+
+def form_of(kind: str, call: Call, *, is_pointwise: bool) -> Form | None:
+    """The labels of an operator; None where there is no rule for it.
+
+    Args:
+        kind: torch's name of the operator, without a trailing underscore.
+        call: its shapes.
+        is_pointwise: whether torch says that it goes element by element.
+    """
+    rule = RULES.get(kind)
+    if rule is not None:
+        return rule(call)
+    if is_pointwise:
+        linear = kind in _LINEAR or (kind in ("mul", "div") and len(call.shapes) == 1)
+        return _pointwise(call, frozenset() if linear else frozenset(call.shapes))
+    return None
+
+
+def _labels(count: int) -> tuple[str, ...]:
+    return tuple(f"i{index}" for index in range(count))
+
+
+def _pointwise(call: Call, kept: frozenset[str] = frozenset()) -> Form:
+    """Dimensions are aligned at the right; those of length 1 go with all."""
+    output = _labels(len(call.output))
+    inputs = {}
+    for name, shape in call.shapes.items():
+        aligned = output[len(output) - len(shape) :]
+        inputs[name] = tuple(
+            label if size == whole else None
+            for label, size, whole in zip(
+                aligned, shape, call.output[len(output) - len(shape) :], strict=True
+            )
+        )
+    return Form(inputs, output, kept=kept, is_cheap=True)
+
+
+def _keeping(*kept: str) -> Rule:
+    return lambda call: _pointwise(call, frozenset(kept))
+
+
+def _linear(call: Call) -> Form:
+    front = _labels(len(call.output) - 1)
+    inputs: dict[str, Dims] = {"input": (*front, "k"), "weight": ("n", "k"), "bias": ("n",)}
+    return Form(inputs, (*front, "n"), frozenset("k"), frozenset(("input", "weight")))
+
+
+def _product(left: str, right: str, bias: str = "") -> Rule:
+    """Products of matrices, with batches aligned at the right."""
+
+    def rule(call: Call) -> Form:
+        first, second, made = call.shapes[left], call.shapes[right], call.output
+        rows = ("m",) if len(first) > 1 else ()
+        columns = ("n",) if len(second) > 1 else ()
+        count = len(made) - len(rows) - len(columns)
+        batch = _labels(count)
+
+        def front(shape: Shape) -> Dims:
+            sizes = shape[:-2]
+            names = batch[count - len(sizes) :]
+            whole = made[count - len(sizes) : count]
+            return tuple(
+                name if size == full else None for name, size, full in zip(names, sizes, whole, strict=True)
+            )
+
+        output: Dims = (*batch, *rows, *columns)
+        inputs: dict[str, Dims] = {
+            left: (*front(first), *rows, "k"),
+            right: (*front(second), "k", *columns),
+        }
+        if bias in call.shapes:
+            shape = call.shapes[bias]
+            inputs[bias] = tuple(
+                name if size == full else None
+                for name, size, full in zip(
+                    output[len(output) - len(shape) :], shape, made[len(made) - len(shape) :], strict=True
+                )
+            )
+        return Form(inputs, output, frozenset("k"), frozenset((left, right)))
+
+    return rule
+
+
+def _convolution(call: Call) -> Form:
+    """By samples, by channels that are made, by channels that are read; groups of channels stay together."""
+    groups = call.options.get("groups", 1)
+    space = (None,) * (len(call.output) - 2)
+    kept = frozenset(("input", "weight"))
+    if groups == 1:
+        inputs: dict[str, Dims] = {"input": ("s", "k", *space), "weight": ("n", "k", *space), "bias": ("n",)}
+        return Form(inputs, ("s", "n", *space), frozenset("k"), kept)
+    inputs = {"input": ("s", "n", *space), "weight": ("n", None, *space), "bias": ("n",)}
+    return Form(inputs, ("s", "n", *space), kept=kept, parts={"n": groups})
+
+
+def _embedding(call: Call) -> Form:
+    """By rows of the table: each rank looks up those that it has, and the others give zeros."""
+    front = _labels(len(call.output) - 1)
+    inputs: dict[str, Dims] = {"weight": ("v", "n"), "indices": front}
+    return Form(inputs, (*front, "n"), frozenset("v"), frozenset(("indices",)))
+
+
+def _attention(call: Call) -> Form:
+    """By samples, by heads and by positions that ask; where heads share keys, as finely as keys are."""
+    query, key = call.shapes["query"], call.shapes["key"]
+    front = _labels(len(query) - 2)
+    asked: Dims = (*front, None, None)
+    inputs: dict[str, Dims] = {"query": (*front, "s", None), "key": asked, "value": asked}
+    if "attn_mask" in call.shapes:
+        shape = call.shapes["attn_mask"]
+        output: Dims = (*front, "s", None)
+        inputs["attn_mask"] = tuple(
+            name if size == full else None
+            for name, size, full in zip(output[-len(shape) :], shape, call.output[-len(shape) :], strict=True)
+        )
+    parts = {name: math.gcd(*sizes) for name, *sizes in zip(front, query, key, strict=False)}
+    kept = frozenset(("query", "key", "value", "output"))
+    causal = {"s": 1} if call.options.get("is_causal") else {}  # later positions look at more than early ones
+    return Form(inputs, (*front, "s", None), kept=kept, parts=parts | causal)
+
+
+def _norm_over_last(call: Call) -> Form:
+    """Layer norm, RMS norm: each position alone, over all of its width."""
+    whole = len(call.options["normalized_shape"])
+    front = _labels(len(call.output) - whole)
+    dims: Dims = (*front, *(None,) * whole)
+    return Form({"input": dims}, dims, kept=frozenset(("input",)))
+
+
+def _batch_norm(call: Call) -> Form:
+    """By channels; by samples if the mean and variance of each channel are added up."""
+    space = (None,) * (len(call.output) - 2)
+    dims: Dims = ("s", "c", *space)
+    inputs: dict[str, Dims] = {"input": dims, "weight": ("c",), "bias": ("c",)}
+    # forward: sum and sum of squares; backward: sum of gradients and of their products with the values
+    sums = (frozenset("s"), ("c",), 4 * _FLOAT_BYTES * call.output[1])
+    return Form(inputs, dims, kept=frozenset(("input",)), statistics=(sums,))
+
+
+def _group_norm(call: Call) -> Form:
+    dims: Dims = ("s", *(None,) * (len(call.output) - 1))
+    return Form({"input": dims}, dims, kept=frozenset(("input",)))
+
+
+def _softmax(call: Call) -> Form:
+    """Whole along its own dimension."""
+    dims = list(_labels(len(call.output)))
+    dims[call.options["dim"]] = None  # type: ignore[call-overload]
+    return Form({"self": tuple(dims)}, tuple(dims), kept=frozenset(("output",)))
+
+
+def _cross_entropy(call: Call) -> Form:
+    """By samples; by classes if maximum, sum and the score of the target are agreed on for each sample."""
+    shape = call.shapes["self"]
+    rest = _labels(len(shape))[2:]
+    front: Dims = ("s", *rest) if len(shape) > 1 else ()
+    scores: Dims = ("s", "v", *rest) if len(shape) > 1 else ("v",)
+    target = scores if call.shapes["target"] == shape else front
+    rows = math.prod(shape) // shape[1 if len(shape) > 1 else 0]
+    sums = (frozenset("v"), front, 3 * _FLOAT_BYTES * rows)
+    summed = frozenset(name for name in front if name) if not call.output else frozenset[str]()
+    output: Dims = front if call.output else ()
+    inputs: dict[str, Dims] = {"self": scores, "target": target}
+    return Form(inputs, output, summed, frozenset(("self", "target")), statistics=(sums,))
+
+
+def _loss_of_elements(call: Call) -> Form:
+    """Squared and absolute differences, summed where the result is one number."""
+    dims = _labels(len(call.shapes["self"]))
+    summed = frozenset[str]() if call.output else frozenset(dims)
+    return Form(dict.fromkeys(call.shapes, dims), dims if call.output else (), summed, frozenset(call.shapes))
+
+
+def _reduction(call: Call) -> Form:
+    """Sums and means over some dimensions: the parts of those are added up."""
+    shape = call.shapes["self"]
+    given = call.options.get("dim")
+    over = range(len(shape)) if given is None or given == [] else [given] if isinstance(given, int) else given
+    axes = {axis % len(shape) for axis in over}
+    dims = _labels(len(shape))
+    output = tuple(
+        None if axis in axes else name
+        for axis, name in enumerate(dims)
+        if axis not in axes or call.options.get("keepdim")
+    )
+    return Form({"self": dims}, output, frozenset(dims[axis] for axis in axes))
+
+
+def _pool(call: Call) -> Form:
+    """Images by samples and channels."""
+    count = len(call.output)
+    dims: Dims = ("s", "c", *(None,) * (count - 2))
+    return Form(dict.fromkeys(call.shapes, dims), dims, kept=frozenset(call.shapes))
+
+
+def _permuted(order: Callable[[Call], Sequence[int]]) -> Rule:
+    def rule(call: Call) -> Form:
+        (shape,) = call.shapes.values()
+        dims = _labels(len(shape))
+        output = tuple(dims[axis] for axis in order(call))
+        return Form(dict.fromkeys(call.shapes, dims), output, is_cheap=True, moves=False)
+
+    return rule
+
+
+def _swapped(call: Call) -> list[int]:
+    (shape,) = call.shapes.values()
+    order = list(range(len(shape)))
+    first, second = call.options.get("dim0", 0), call.options.get("dim1", len(shape) - 1)
+    order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _view(call: Call) -> Form:
+    """Elements keep their order: dimensions that are split or joined are divided by the outermost of them."""
+    (name, before), *_ = call.shapes.items()
+    source: list[str | None] = [None] * len(before)
+    made: list[str | None] = [None] * len(call.output)
+    parts: dict[str, int] = {}
+    for ours, theirs in _pieces(before, call.output):
+        outer = next((axis for axis in ours if before[axis] != 1), None)
+        front = next((axis for axis in theirs if call.output[axis] != 1), None)
+        if outer is not None and front is not None:
+            label = f"i{front}"
+            source[outer] = made[front] = label
+            parts[label] = math.gcd(before[outer], call.output[front])
+    return Form({name: tuple(source)}, tuple(made), parts=parts, is_cheap=True, moves=False)
+
+
+def _pieces(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
+    """The shortest runs of dimensions of both shapes with as many elements."""
+    found: list[tuple[list[int], list[int]]] = []
+    first, second = 0, 0
+    while first < len(before) or second < len(after):
+        ours: list[int] = []
+        theirs: list[int] = []
+        left = right = 1
+        while not (ours or theirs) or left != right:
+            if (left <= right and first < len(before)) or second == len(after):
+                left *= before[first]
+                ours.append(first)
+                first += 1
+            else:
+                right *= after[second]
+                theirs.append(second)
+                second += 1
+        found.append((ours, theirs))
+    return found
+
+
+def _along(call: Call) -> Form:
+    """What takes a tensor apart, or puts some together, along one dimension, which stays whole."""
+    first = next(iter(call.shapes.values()))
+    axis = call.options.get("dim", 0) % len(call.output if len(call.output) >= len(first) else first)
+    dims: list[str | None] = [*_labels(len(first))]
+    if len(call.output) == len(first):
+        dims[axis] = None
+        output = list(dims)
+    elif len(call.output) < len(first):  # one entry taken
+        dims[axis] = None
+        output = dims[:axis] + dims[axis + 1 :]
+    else:  # stacked
+        output = [*dims[:axis], None, *dims[axis:]]
+    return Form(dict.fromkeys(call.shapes, tuple(dims)), tuple(output))
+
+
+def _expand(call: Call) -> Form:
+    return Form(_pointwise(call).inputs, _labels(len(call.output)), is_cheap=True, moves=False)
+
+
+def _same(call: Call) -> Form:
+    (shape,) = call.shapes.values()
+    dims = _labels(len(shape))
+    return Form(dict.fromkeys(call.shapes, dims), dims, is_cheap=True, moves=False)
+
+
+_LINEAR = frozenset(
+    ("add", "sub", "neg", "rsub", "clone", "masked_fill", "_to_copy", "to", "copy", "contiguous")
+)
+"""Element by element, with gradients that need no values."""
+
+RULES: Mapping[str, Rule] = {
+    "linear": _linear,
+    "matmul": _product("self", "other"),
+    "mm": _product("self", "mat2"),
+    "bmm": _product("self", "mat2"),
+    "addmm": _product("mat1", "mat2", "self"),
+    "baddbmm": _product("batch1", "batch2", "self"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
+    "embedding": _embedding,
+    "scaled_dot_product_attention": _attention,
+    "layer_norm": _norm_over_last,
+    "rms_norm": _norm_over_last,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), _softmax),
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd"), _cross_entropy),
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss"), _loss_of_elements),
+    **dict.fromkeys(("sum", "mean"), _reduction),
+    **dict.fromkeys(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"), _pool),
+    "transpose": _permuted(_swapped),
+    "t": _permuted(_swapped),
+    "permute": _permuted(lambda call: call.options["dims"]),
+    **dict.fromkeys(
+        ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"), _view
+    ),
+    **dict.fromkeys(
+        ("cat", "stack", "split", "split_with_sizes", "chunk", "slice", "select", "unbind"), _along
+    ),
+    "expand": _expand,
+    **dict.fromkeys(("detach", "alias", "getitem"), _same),
+    **dict.fromkeys(("dropout", "contiguous", "clone", "to", "_to_copy"), _keeping()),
+    **dict.fromkeys(("relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt"), _keeping("output")),
+}
+"""By torch's name of the operator."""
