@@ -8,6 +8,6 @@ on a mesh and `resharding` what it costs to change that; `setting` is all that a
 integer program, `evaluation` prices any choice on its own; `layouts` restricts the choice to data
 parallelism, Megatron's layout or ZeRO-3, to compare with.
 
-All times are integers of picoseconds, rounded up once per item, and all sizes bytes.
+All times are integers of picoseconds, rounded once per item, and all sizes bytes.
 Source: Alpa (OSDI 2022), section 4.
 """

@@ -87,7 +87,7 @@ class Mesh:
 def meshes(ranks: Sequence[int]) -> tuple[Mesh, ...]:
     """Every mesh of some ranks with up to two axes, the ranks in this order: n, and each d x t."""
     count = len(ranks)
-    shapes = [(count,)] if count > 1 else [()]
+    shapes: list[tuple[int, ...]] = [(count,)] if count > 1 else [()]
     shapes += [(rows, count // rows) for rows in range(2, count) if count % rows == 0]
     return tuple(Mesh(shape, tuple(ranks)) for shape in shapes)
 
@@ -146,7 +146,7 @@ class FabricPrices:
             return fixed + math.ceil(size_bytes * PS_PER_NS / rate)
         power = size_bytes.bit_length() - 1
         low, high = (self._simulated(kind, axes, power + more) for more in (0, 1))
-        return fixed + low + (high - low) * (size_bytes - 2**power) // 2**power
+        return fixed + low + (high - low) * (size_bytes - (1 << power)) // (1 << power)
 
     def rate(self, kind: Kind, axes: Axes) -> Fraction:
         """GB/s of the slowest group while all run; 0 where links do not connect one."""

@@ -1,0 +1,267 @@
+"""How an operator may be divided over a mesh, and what each way costs.
+
+A strategy gives each axis one label of the operator, or none (then ranks along it do the same work). Along an
+axis that divides a summed label the result must be added up: by an allreduce, or by a reduce-scatter that
+divides it anew, which then holds for all that follows. Gradients mirror that: what an operator reads whole
+along an axis that divides something else comes back as summands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
+from arborcast.pipeline.sharding.resharding import Path
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.specs import (
+    SUM,
+    Assignment,
+    Spec,
+    divides,
+    local_bytes,
+    refinements,
+    spec_of,
+)
+from arborcast.synth.collective import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How an operator reads a tensor.
+
+    Attributes:
+        spec: as it reads it.
+        gradient: as the gradient comes back; None where there is none.
+    """
+
+    spec: Spec
+    gradient: Spec | None
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to divide an operator, or to hold a parameter.
+
+    Attributes:
+        before: the label divided along each axis.
+        after: the same behind the sum; of a parameter as it is stored.
+        demands: on each tensor of `Operator.reads`.
+        outputs: how each output lies.
+        update: of a parameter, how its gradient, optimizer state and update are divided; else None.
+        compute_ps: of a microbatch, forward and backward.
+        communication_ps: of a microbatch, inside the operator.
+        step_ps: of a step: the update, and gathering what it made.
+        memory_bytes: of one rank: weights, gradients, state, and what the backward pass needs of all
+            microbatches in flight.
+    """
+
+    before: Assignment
+    after: Assignment
+    demands: tuple[Demand, ...]
+    outputs: tuple[Spec, ...]
+    update: Spec | None = None
+    compute_ps: int = 0
+    communication_ps: int = 0
+    step_ps: int = 0
+    memory_bytes: int = 0
+
+    def total_ps(self, microbatches: int) -> int:
+        """Of a step."""
+        return microbatches * (self.compute_ps + self.communication_ps) + self.step_ps
+
+
+def strategies(graph: Graph, operator: Operator, setting: Setting) -> tuple[Strategy, ...]:
+    """All ways to divide an operator; inputs of the model have none: ranks load what is asked for.
+
+    The one on whole tensors is always among them.
+    """
+    if operator.given is not None:
+        return tuple(_stored(operator, setting)) if operator.given.is_parameter else ()
+    found = []
+    for before in _assignments(operator, setting.sizes):
+        for after in _behind_sum(operator, before, setting.sizes):
+            strategy = _priced(graph, operator, before, after, setting)
+            if strategy is not None:
+                found.append(strategy)
+    return tuple(found)
+
+
+def _assignments(operator: Operator, sizes: tuple[int, ...]) -> Iterator[Assignment]:
+    labels = [None, *(label for label, parts in enumerate(operator.parts) if parts > 1)]
+    for assignment in product(labels, repeat=len(sizes)):
+        if _is_divisible(operator, assignment, sizes):
+            yield assignment
+
+
+def _is_divisible(operator: Operator, assignment: Assignment, sizes: tuple[int, ...]) -> bool:
+    return all(
+        operator.parts[label] % math.prod(n for n, it in zip(sizes, assignment, strict=True) if it == label)
+        == 0
+        for label in assignment
+        if label is not None
+    )
+
+
+def _behind_sum(operator: Operator, before: Assignment, sizes: tuple[int, ...]) -> Iterator[Assignment]:
+    """The same axes, those of summed labels replicated or divided anew."""
+    made = [
+        None,
+        *(label for label in operator.result.labels if label is not None and operator.parts[label] > 1),
+    ]
+    choices = [made if label in operator.summed else [label] for label in before]
+    for after in product(*choices):
+        if _is_divisible(operator, after, sizes):
+            yield after
+
+
+def _priced(
+    graph: Graph, operator: Operator, before: Assignment, after: Assignment, setting: Setting
+) -> Strategy | None:
+    """A strategy with its costs; None where links do not allow it."""
+    result = operator.result
+    is_summed = [label in operator.summed for label in before]
+    trained = any(it.value in graph.trained for it in operator.reads)
+    communication = 0
+    made = spec_of(result, tuple(None if it else label for it, label in zip(is_summed, before, strict=True)))
+    summands = tuple(SUM if it else at for it, at in zip(is_summed, made, strict=True))
+    ends = spec_of(result, after)
+    ways = [(summands, ends), *([(ends, made)] if trained else [])]
+    for source, target in ways:
+        path = setting.resharder.path(result.shape, result.size_bytes, source, target)
+        if path is None:
+            return None
+        communication += path.ps
+    for inner in operator.sums:
+        axes = tuple(axis for axis, label in enumerate(before) if label in inner.labels)
+        if axes:
+            parts = math.prod(n for n, it in zip(setting.sizes, before, strict=True) if it in inner.over)
+            price = setting.prices.ps(Kind.ALLREDUCE, axes, -(-inner.size_bytes // parts))
+            if price is None:
+                return None
+            communication += price
+    kept = sum(local_bytes(it.size_bytes, spec_of(it, after), setting.sizes) for it in operator.kept)
+    for tensors, assignment in ((operator.inputs, before), (operator.joined, after)):
+        for it in tensors:  # of what others make, the crossing says what is kept
+            if it.kept and _is_input(graph, it):
+                kept += local_bytes(it.size_bytes, spec_of(it, assignment), setting.sizes)
+    return Strategy(
+        before,
+        after,
+        (
+            *(_demand(graph, it, before, operator.summed) for it in operator.inputs),
+            *(_demand(graph, it, after, frozenset()) for it in operator.joined),
+        ),
+        tuple(spec_of(it, after) for it in operator.outputs),
+        compute_ps=sum(setting.kernel_ps(it, before if it.is_first else after) for it in operator.kernels),
+        communication_ps=communication,
+        memory_bytes=setting.in_flight * kept,
+    )
+
+
+def _is_input(graph: Graph, tensor: Tensor) -> bool:
+    given = graph.operators[graph.maker[tensor.value][0]].given
+    return given is not None and not given.is_parameter
+
+
+def _demand(graph: Graph, tensor: Tensor, assignment: Assignment, summed: frozenset[int]) -> Demand:
+    spec = spec_of(tensor, assignment)
+    if tensor.value not in graph.trained:
+        return Demand(spec, None)
+    # Along a summed label the gradient of the result is the same on all ranks: nothing is left to be added.
+    gradient = tuple(
+        SUM if at is None and label is not None and label not in summed else at
+        for at, label in zip(spec, assignment, strict=True)
+    )
+    return Demand(spec, gradient)
+
+
+def _stored(operator: Operator, setting: Setting) -> Iterator[Strategy]:
+    """A parameter: how it is stored, and how finely its update is divided (ZeRO)."""
+    (first, *_) = operator.outputs
+    assert operator.given is not None
+    dims = range(len(first.shape))
+    for stored in refinements((None,) * len(setting.sizes), dims):
+        if not divides(stored, first.shape, setting.sizes):
+            continue
+        outputs = tuple(spec_of(it, stored) for it in operator.outputs)  # labels are dimensions
+        held = local_bytes(first.size_bytes, stored, setting.sizes)
+        for update in refinements(stored, dims) if operator.given.is_trained else [stored]:
+            if not divides(update, first.shape, setting.sizes):
+                continue
+            gathered = setting.resharder.path(first.shape, first.size_bytes, update, stored)
+            if gathered is None:
+                continue
+            part = local_bytes(first.size_bytes, update, setting.sizes)
+            yield Strategy(
+                stored,
+                stored,
+                (),
+                outputs,
+                update,
+                step_ps=gathered.ps + setting.update_ps(part) if operator.given.is_trained else 0,
+                memory_bytes=(2 * held + math.ceil(part * setting.optimizer_ratio))
+                if operator.given.is_trained
+                else held,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What it costs that a tensor is made in one way and read in another.
+
+    Attributes:
+        ps: of a microbatch.
+        step_ps: of a step.
+        memory_bytes: of one rank, that the backward pass needs.
+    """
+
+    ps: int
+    step_ps: int
+    memory_bytes: int
+
+    def total_ps(self, microbatches: int) -> int:
+        """Of a step."""
+        return microbatches * self.ps + self.step_ps
+
+
+def crossing(
+    graph: Graph, tensor: Tensor, made: Spec, update: Spec | None, demand: Demand, setting: Setting
+) -> Crossing | None:
+    """The cost between a maker and a reader; None where links do not allow it.
+
+    Weights that are stored more finely than they are read are gathered before each forward and each backward
+    pass, and their gradients leave in each microbatch (ZeRO-3); else gradients are added up where they arise
+    and leave once per step.
+
+    Args:
+        graph: of both.
+        tensor: as it is read.
+        made: how it lies.
+        update: of a parameter, how its update is divided; None of a value.
+        demand: how it is read.
+        setting: prices.
+    """
+    there = setting.resharder.path(tensor.shape, tensor.size_bytes, made, demand.spec)
+    home = made if update is None else update
+    back: Path | None = Path(0)
+    if demand.gradient is not None:
+        back = setting.resharder.path(tensor.shape, tensor.size_bytes, demand.gradient, home)
+    if there is None or back is None:
+        return None
+    if update is None:
+        held = 0
+        maker = graph.operators[graph.maker[tensor.value][0]]
+        if tensor.kept and not (made == demand.spec and _keeps(graph, maker, tensor.value)):
+            held = setting.in_flight * local_bytes(tensor.size_bytes, demand.spec, setting.sizes)
+        return Crossing(there.ps + back.ps, 0, held)
+    if there.ps and demand.gradient is not None:
+        return Crossing(2 * there.ps + back.ps, 0, 0)
+    return Crossing(there.ps, back.ps, 0)
+
+
+def _keeps(graph: Graph, operator: Operator, value: str) -> bool:
+    """Whether the maker keeps the memory of a value anyway."""
+    return any(graph.memory.get(it.value) == graph.memory[value] for it in operator.kept)

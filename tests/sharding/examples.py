@@ -1,0 +1,105 @@
+"""Small graphs to shard, written by hand, and a device on which a byte and an operation take a picosecond."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive
+from arborcast.pipeline.sharding.graph import Graph, merged
+from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.synth.topology import Link, Topology
+
+UNIT = Device("unit", {"float32": 1e12}, 1000, 2**40, efficiency=1, memory_efficiency=1, launch_us=0)
+"""1 ps for an operation or for a byte."""
+
+
+def ring(ranks: int, rate: int | Fraction = 1) -> Topology:
+    """Links of so many GB/s both ways; two ranks have one."""
+    hops = {(a, (a + 1) % ranks) for a in range(ranks)}
+    links = [Link(a, b, Fraction(rate), Fraction(0)) for a, b in hops | {(b, a) for a, b in hops}]
+    return Topology.build("ring", ranks, links)
+
+
+def on_ring(shape: tuple[int, ...], rate: int | Fraction = 1, **options: int) -> Setting:
+    ranks = math.prod(shape)
+    return Setting(FabricPrices(ring(ranks, rate), Mesh(shape, tuple(range(ranks)))), UNIT, **options)
+
+
+class Writer:
+    """Writes a trace line by line."""
+
+    def __init__(self) -> None:
+        self.given: list[Given] = []
+        self.lines: list[Primitive] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def input(self, name: str, *shape: int) -> str:
+        self.shapes[name] = shape
+        self.given.append(Given(name, shape, 4 * math.prod(shape)))
+        return name
+
+    def weight(self, name: str, *shape: int) -> str:
+        self.shapes[name] = shape
+        self.given.append(Given(name, shape, 4 * math.prod(shape), True, True, name))
+        return name
+
+    def operand(self, name: str, dims: Dims, kept: bool = False) -> Operand:
+        return Operand(name, dims, self.shapes[name], 4 * math.prod(self.shapes[name]), kept)
+
+    def linear(self, name: str, x: str, weight: str) -> str:
+        batch, inner = self.shapes[x]
+        outer, _ = self.shapes[weight]
+        self.shapes[name] = (batch, outer)
+        flops = 2 * batch * inner * outer
+        gradients = 1 if any(it.name == x for it in self.given) else 2
+        self.lines.append(
+            Primitive(
+                name,
+                "linear",
+                (self.operand(x, ("b", "k"), True), self.operand(weight, ("n", "k"), True)),
+                self.operand(name, ("b", "n")),
+                {"b": batch, "n": outer, "k": inner},
+                frozenset("k"),
+                flops,
+                gradients * flops,
+            )
+        )
+        return name
+
+    def gelu(self, name: str, x: str) -> str:
+        rows, columns = self.shapes[name] = self.shapes[x]
+        dims: Dims = ("b", "n")
+        parts = {"b": rows, "n": columns}
+        read = self.operand(x, dims, True)
+        self.lines.append(Primitive(name, "gelu", (read,), self.operand(name, dims), parts, is_cheap=True))
+        return name
+
+    def add(self, name: str, x: str, y: str) -> str:
+        rows, columns = self.shapes[name] = self.shapes[x]
+        dims: Dims = ("b", "n")
+        parts = {"b": rows, "n": columns}
+        both = (self.operand(x, dims), self.operand(y, dims))
+        self.lines.append(Primitive(name, "add", both, self.operand(name, dims), parts, is_cheap=True))
+        return name
+
+    def softmax(self, name: str, x: str) -> str:
+        rows, _ = self.shapes[name] = self.shapes[x]
+        dims: Dims = ("b", None)
+        output = self.operand(name, dims, True)
+        self.lines.append(Primitive(name, "softmax", (self.operand(x, dims),), output, {"b": rows}))
+        return name
+
+    def graph(self) -> Graph:
+        return merged(OperatorTrace("example", 1, tuple(self.given), tuple(self.lines)))
+
+
+def mlp(batch: int, width: int, inner: int) -> Graph:
+    """x -> linear -> gelu -> linear -> softmax."""
+    it = Writer()
+    x = it.input("x", batch, width)
+    up = it.gelu("gelu", it.linear("up", x, it.weight("w1", inner, width)))
+    it.softmax("softmax", it.linear("down", up, it.weight("w2", width, inner)))
+    return it.graph()
