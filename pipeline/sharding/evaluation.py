@@ -5,15 +5,26 @@ A tensor that several operators read in the same way is brought there once, and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.graph import Graph, Tensor
-from arborcast.pipeline.sharding.resharding import Path
+from arborcast.pipeline.sharding.mesh import Axes, CollectivePrices
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import Spec, spec_of
-from arborcast.pipeline.sharding.strategies import Crossing, Demand, Strategy, crossing
+from arborcast.pipeline.sharding.strategies import (
+    Crossing,
+    Demand,
+    Strategy,
+    Way,
+    crossing,
+    crossing_ways,
+    gathering,
+    inner_ways,
+)
+from arborcast.synth.collective import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +62,14 @@ class Reading:
         made: how it lies.
         demand: how it is read.
         cost: of the way between.
-        forward: the way of the values.
-        backward: the way of gradients; None where there are none.
+        ways: the collectives between.
     """
 
     tensor: Tensor
     made: Spec
     demand: Demand
     cost: Crossing
-    forward: Path
-    backward: Path | None
+    ways: tuple[Way, ...]
 
 
 def readings(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> Iterator[Reading]:
@@ -87,16 +96,12 @@ def readings(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) 
                 update = spec_of(graph.operators[source].outputs[which], update)
             spec = made.outputs[which]
             cost = crossing(graph, tensor, spec, update, demand, setting)
-            there = setting.resharder.path(tensor.shape, tensor.size_bytes, spec, demand.spec)
-            if cost is None or there is None:
+            ways = crossing_ways(tensor, spec, update, demand, setting)
+            if cost is None or ways is None:
                 raise PlanError(f"operator {operator.name}: no links lead to {tensor.value} as {demand.spec}")
-            back = None
-            if demand.gradient is not None:
-                target = spec if update is None else update
-                back = setting.resharder.path(tensor.shape, tensor.size_bytes, demand.gradient, target)
             if again:
-                cost, there, back = Crossing(0, 0, cost.memory_bytes), Path(0), None
-            yield Reading(tensor, spec, demand, cost, there, back)
+                cost, ways = Crossing(0, 0, cost.memory_bytes), []
+            yield Reading(tensor, spec, demand, cost, tuple(ways))
 
 
 def _weight(tensor: Tensor) -> int:
@@ -117,3 +122,63 @@ def cost_of(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -
         sum(it.step_ps for it in taken) + sum(it.step_ps for it in between),
         sum(it.memory_bytes for it in taken) + sum(it.memory_bytes for it in between),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Equal collectives of a plan.
+
+    Attributes:
+        kind: of collective.
+        axes: along which.
+        size_bytes: of the whole buffer of a group.
+        per_microbatch: how many in each microbatch.
+        per_step: how many in a step besides.
+    """
+
+    kind: Kind
+    axes: Axes
+    size_bytes: int
+    per_microbatch: int
+    per_step: int
+
+
+def calls(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> tuple[Call, ...]:
+    """Every collective that a choice asks for, equal ones together, in the order of kind, axes and size.
+
+    Raises:
+        PlanError: links do not allow it.
+    """
+    ways: list[Way] = [way for it in readings(graph, chosen, setting) for way in it.ways]
+    for operator, strategy in zip(graph.operators, chosen, strict=True):
+        if strategy is None:
+            continue
+        if strategy.update is not None:
+            gathered = gathering(operator, strategy.before, strategy.update, setting)
+            ways += (
+                [gathered] if gathered is not None and operator.given and operator.given.is_trained else []
+            )
+        else:
+            ways += inner_ways(graph, operator, strategy.before, strategy.after, setting) or []
+    counted: defaultdict[tuple[Kind, Axes, int], list[int]] = defaultdict(lambda: [0, 0])
+    for way in ways:
+        for step in way.path.steps:
+            if step.kind is not None:
+                count = counted[step.kind, step.axes, step.size_bytes]
+                count[0] += way.per_microbatch
+                count[1] += way.per_step
+    return tuple(Call(*key, *counted[key]) for key in sorted(counted))
+
+
+def repriced(
+    graph: Graph, chosen: Sequence[Strategy | None], setting: Setting, prices: CollectivePrices
+) -> Cost:
+    """The cost of the same collectives at other prices."""
+    cost = cost_of(graph, chosen, setting)
+    microbatch, step = 0, 0
+    for call in calls(graph, chosen, setting):
+        old, new = (it.ps(call.kind, call.axes, call.size_bytes) for it in (setting.prices, prices))
+        assert old is not None and new is not None, "links allowed it"
+        microbatch += call.per_microbatch * (new - old)
+        step += call.per_step * (new - old)
+    return replace(cost, communication_ps=cost.communication_ps + microbatch, step_ps=cost.step_ps + step)

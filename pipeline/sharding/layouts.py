@@ -12,7 +12,7 @@ without samples, or with fewer than ranks, stay whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from arborcast.pipeline.sharding.graph import Operator
 from arborcast.pipeline.sharding.program import Allowed
@@ -73,5 +73,9 @@ def _is_scattered(operator: Operator, strategy: Strategy) -> bool:
     )
 
 
-LAYOUTS: Mapping[str, object] = {"data-parallel": data_parallel, "zero-3": zero_3, "megatron": megatron}
+LAYOUTS: Mapping[str, Callable[[tuple[int, ...]], Allowed]] = {
+    "data-parallel": data_parallel,
+    "zero-3": zero_3,
+    "megatron": megatron,
+}
 """By name: from the sizes of the mesh to what is allowed."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.synth.api import bound, solve
@@ -29,6 +29,9 @@ from arborcast.synth.topology import Topology
 
 Axes = tuple[int, ...]
 """Axes of a mesh along which a collective goes, ascending."""
+
+_Key: TypeAlias = tuple[Kind, tuple[int, ...], tuple[tuple[int, ...], ...]]
+"""A kind, the ranks of the fragment, and the groups in it."""
 
 PS_PER_NS = 1000
 """One byte at 1 GB/s takes one nanosecond."""
@@ -114,7 +117,7 @@ class CollectivePrices(Protocol):
 
 @dataclass(frozen=True)
 class FabricPrices:
-    """Prices on a fragment of a topology.
+    """Prices on a fragment of a topology; answers are kept, and `dataclasses.replace` hands them on.
 
     Attributes:
         topology: whose ranks the mesh names.
@@ -128,11 +131,11 @@ class FabricPrices:
     mesh: Mesh
     by_schedule: bool = False
     collective_us: Fraction = Fraction(0)
-    _rates: dict[tuple[Kind, Axes], Fraction] = field(default_factory=dict, repr=False, compare=False)
-    _schedules: dict[tuple[Kind, Axes], AnySchedule | GroupSchedules] = field(
+    _rates: dict[_Key, Fraction] = field(default_factory=dict, repr=False, compare=False)
+    _schedules: dict[_Key, AnySchedule | GroupSchedules] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _times: dict[tuple[Kind, Axes, int], int] = field(default_factory=dict, repr=False, compare=False)
+    _times: dict[tuple[_Key, int], int] = field(default_factory=dict, repr=False, compare=False)
 
     def ps(self, kind: Kind, axes: Axes, size_bytes: int) -> int | None:
         """As `CollectivePrices` says."""
@@ -145,40 +148,43 @@ class FabricPrices:
         if not self.by_schedule:
             return fixed + math.ceil(size_bytes * PS_PER_NS / rate)
         power = size_bytes.bit_length() - 1
-        low, high = (self._simulated(kind, axes, power + more) for more in (0, 1))
+        low, high = (self._simulated(self._key(kind, axes), power + more) for more in (0, 1))
         return fixed + low + (high - low) * (size_bytes - (1 << power)) // (1 << power)
 
     def rate(self, kind: Kind, axes: Axes) -> Fraction:
         """GB/s of the slowest group while all run; 0 where links do not connect one."""
-        if (kind, axes) not in self._rates:
-            self._rates[kind, axes] = self._rate(kind, axes)
-        return self._rates[kind, axes]
+        key = self._key(kind, axes)
+        if key not in self._rates:
+            self._rates[key] = self._rate(key)
+        return self._rates[key]
 
-    def _rate(self, kind: Kind, axes: Axes) -> Fraction:
-        groups = self.mesh.groups(axes)
+    def _key(self, kind: Kind, axes: Axes) -> _Key:
+        return kind, self.mesh.ranks, self.mesh.groups(axes)
+
+    def _rate(self, key: _Key) -> Fraction:
+        kind, _, groups = key
         if len(groups) == 1:
             return bound(self._fragment, kind).rate
         try:
             found = solve_groups(self._fragment, [Collective(kind, group) for group in groups], relays=False)
         except InfeasibleError:
             return Fraction(0)
-        self._schedules[kind, axes] = found
+        self._schedules[key] = found
         return found.worst
 
-    def _simulated(self, kind: Kind, axes: Axes, power: int) -> int:
+    def _simulated(self, key: _Key, power: int) -> int:
         """Picoseconds of 2**power bytes."""
-        key = kind, axes, power
-        if key not in self._times:
-            if (kind, axes) not in self._schedules:
-                self._schedules[kind, axes] = solve(self._fragment, kind)
-            schedule = self._schedules[kind, axes]
+        if (key, power) not in self._times:
+            if key not in self._schedules:
+                self._schedules[key] = solve(self._fragment, key[0])
+            schedule = self._schedules[key]
             if isinstance(schedule, GroupSchedules):
                 timings = simulate_groups(schedule, [2**power] * len(schedule.groups))
                 time_us = max(it.time_us for it in timings)
             else:
                 time_us = simulate(schedule, 2**power).time_us
-            self._times[key] = math.ceil(time_us * 10**6)
-        return self._times[key]
+            self._times[key, power] = math.ceil(time_us * 10**6)
+        return self._times[key, power]
 
     @property
     def _fragment(self) -> Topology:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
-from arborcast.pipeline.sharding.resharding import Path
+from arborcast.pipeline.sharding.mesh import Axes
+from arborcast.pipeline.sharding.resharding import Path, Step
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import (
     SUM,
@@ -121,27 +122,9 @@ def _priced(
     graph: Graph, operator: Operator, before: Assignment, after: Assignment, setting: Setting
 ) -> Strategy | None:
     """A strategy with its costs; None where links do not allow it."""
-    result = operator.result
-    is_summed = [label in operator.summed for label in before]
-    trained = any(it.value in graph.trained for it in operator.reads)
-    communication = 0
-    made = spec_of(result, tuple(None if it else label for it, label in zip(is_summed, before, strict=True)))
-    summands = tuple(SUM if it else at for it, at in zip(is_summed, made, strict=True))
-    ends = spec_of(result, after)
-    ways = [(summands, ends), *([(ends, made)] if trained else [])]
-    for source, target in ways:
-        path = setting.resharder.path(result.shape, result.size_bytes, source, target)
-        if path is None:
-            return None
-        communication += path.ps
-    for inner in operator.sums:
-        axes = tuple(axis for axis, label in enumerate(before) if label in inner.labels)
-        if axes:
-            parts = math.prod(n for n, it in zip(setting.sizes, before, strict=True) if it in inner.over)
-            price = setting.prices.ps(Kind.ALLREDUCE, axes, -(-inner.size_bytes // parts))
-            if price is None:
-                return None
-            communication += price
+    ways = inner_ways(graph, operator, before, after, setting)
+    if ways is None:
+        return None
     kept = sum(local_bytes(it.size_bytes, spec_of(it, after), setting.sizes) for it in operator.kept)
     for tensors, assignment in ((operator.inputs, before), (operator.joined, after)):
         for it in tensors:  # of what others make, the crossing says what is kept
@@ -156,9 +139,54 @@ def _priced(
         ),
         tuple(spec_of(it, after) for it in operator.outputs),
         compute_ps=sum(setting.kernel_ps(it, before if it.is_first else after) for it in operator.kernels),
-        communication_ps=communication,
+        communication_ps=sum(it.path.ps * it.per_microbatch for it in ways),
         memory_bytes=setting.in_flight * kept,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Collectives that run so many times.
+
+    Attributes:
+        path: the collectives.
+        per_microbatch: how often in each microbatch.
+        per_step: how often in a step besides.
+    """
+
+    path: Path
+    per_microbatch: int = 0
+    per_step: int = 0
+
+
+def inner_ways(
+    graph: Graph, operator: Operator, before: Assignment, after: Assignment, setting: Setting
+) -> list[Way] | None:
+    """The collectives inside an operator; None where links do not allow them.
+
+    They add up the result, mirror that for its gradient, and add up statistics.
+    """
+    result, resharder = operator.result, setting.resharder
+    is_summed = [label in operator.summed for label in before]
+    trained = any(it.value in graph.trained for it in operator.reads)
+    made = spec_of(result, tuple(None if it else label for it, label in zip(is_summed, before, strict=True)))
+    summands = tuple(SUM if it else at for it, at in zip(is_summed, made, strict=True))
+    ends = spec_of(result, after)
+    pairs = [(summands, ends), *([(ends, made)] if trained else [])]
+    paths = [resharder.path(result.shape, result.size_bytes, *pair) for pair in pairs]
+    for inner in operator.sums:
+        axes = tuple(axis for axis, label in enumerate(before) if label in inner.labels)
+        if axes:
+            parts = math.prod(n for n, it in zip(setting.sizes, before, strict=True) if it in inner.over)
+            paths.append(_allreduce(axes, -(-inner.size_bytes // parts), setting))
+    found = [Way(path, 1) for path in paths if path is not None]
+    return found if len(found) == len(paths) else None
+
+
+def _allreduce(axes: Axes, size_bytes: int, setting: Setting) -> Path | None:
+    ps = setting.prices.ps(Kind.ALLREDUCE, axes, size_bytes)
+    spec = (None,) * len(setting.sizes)
+    return None if ps is None else Path(ps, (Step(Kind.ALLREDUCE, axes, size_bytes, spec),))
 
 
 def _is_input(graph: Graph, tensor: Tensor) -> bool:
@@ -191,7 +219,7 @@ def _stored(operator: Operator, setting: Setting) -> Iterator[Strategy]:
         for update in refinements(stored, dims) if operator.given.is_trained else [stored]:
             if not divides(update, first.shape, setting.sizes):
                 continue
-            gathered = setting.resharder.path(first.shape, first.size_bytes, update, stored)
+            gathered = gathering(operator, stored, update, setting)
             if gathered is None:
                 continue
             part = local_bytes(first.size_bytes, update, setting.sizes)
@@ -201,11 +229,18 @@ def _stored(operator: Operator, setting: Setting) -> Iterator[Strategy]:
                 (),
                 outputs,
                 update,
-                step_ps=gathered.ps + setting.update_ps(part) if operator.given.is_trained else 0,
+                step_ps=gathered.path.ps + setting.update_ps(part) if operator.given.is_trained else 0,
                 memory_bytes=(2 * held + math.ceil(part * setting.optimizer_ratio))
                 if operator.given.is_trained
                 else held,
             )
+
+
+def gathering(operator: Operator, stored: Spec, update: Spec, setting: Setting) -> Way | None:
+    """What brings a parameter from how it was updated to how it is stored."""
+    (first, *_) = operator.outputs
+    path = setting.resharder.path(first.shape, first.size_bytes, update, stored)
+    return None if path is None else Way(path, per_step=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +265,31 @@ class Crossing:
 def crossing(
     graph: Graph, tensor: Tensor, made: Spec, update: Spec | None, demand: Demand, setting: Setting
 ) -> Crossing | None:
-    """The cost between a maker and a reader; None where links do not allow it.
+    """The cost between a maker and a reader; None where links do not allow it. As `crossing_ways`."""
+    ways = crossing_ways(tensor, made, update, demand, setting)
+    if ways is None:
+        return None
+    held = 0
+    maker = graph.operators[graph.maker[tensor.value][0]]
+    if update is None and tensor.kept and not (made == demand.spec and _keeps(graph, maker, tensor.value)):
+        held = setting.in_flight * local_bytes(tensor.size_bytes, demand.spec, setting.sizes)
+    return Crossing(
+        sum(it.path.ps * it.per_microbatch for it in ways),
+        sum(it.path.ps * it.per_step for it in ways),
+        held,
+    )
+
+
+def crossing_ways(
+    tensor: Tensor, made: Spec, update: Spec | None, demand: Demand, setting: Setting
+) -> list[Way] | None:
+    """The collectives between a maker and a reader; None where links do not allow them.
 
     Weights that are stored more finely than they are read are gathered before each forward and each backward
     pass, and their gradients leave in each microbatch (ZeRO-3); else gradients are added up where they arise
     and leave once per step.
 
     Args:
-        graph: of both.
         tensor: as it is read.
         made: how it lies.
         update: of a parameter, how its update is divided; None of a value.
@@ -251,15 +303,9 @@ def crossing(
         back = setting.resharder.path(tensor.shape, tensor.size_bytes, demand.gradient, home)
     if there is None or back is None:
         return None
-    if update is None:
-        held = 0
-        maker = graph.operators[graph.maker[tensor.value][0]]
-        if tensor.kept and not (made == demand.spec and _keeps(graph, maker, tensor.value)):
-            held = setting.in_flight * local_bytes(tensor.size_bytes, demand.spec, setting.sizes)
-        return Crossing(there.ps + back.ps, 0, held)
-    if there.ps and demand.gradient is not None:
-        return Crossing(2 * there.ps + back.ps, 0, 0)
-    return Crossing(there.ps, back.ps, 0)
+    if update is None or demand.gradient is None:
+        return [Way(there, 1), Way(back, 1)]
+    return [Way(there, 2), Way(back, 1)] if there.ps else [Way(there, 1), Way(back, per_step=1)]
 
 
 def _keeps(graph: Graph, operator: Operator, value: str) -> bool:
