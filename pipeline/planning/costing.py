@@ -95,6 +95,20 @@ def costed(
     return Costed(profile, found, said_by, profile.samples)
 
 
+def device_for(asked: str | None, machine: Machine) -> Device:
+    """The device that operators are costed for: that asked for, what the ranks are, or the default.
+
+    Raises:
+        ProfileError: an unknown device, ranks that differ, or one to be measured.
+    """
+    found, _ = _device(asked, machine, DEVICE)
+    if found is None:
+        raise ProfileError(
+            f"device {HERE}: operators are costed by rates, and this machine has none; name one"
+        )
+    return found
+
+
 def _refuse_device(device: str | None, what: str) -> None:
     if device is not None:
         raise ProfileError(f"device {device}: {what} has its costs already")

@@ -98,12 +98,34 @@ def plan(
     picture: Annotated[Path | None, option("--picture", "draw the plan: .svg or .png")] = None,
     trace: Annotated[Path | None, option("--trace", "write the predicted step as a Chrome trace")] = None,
     profile_output: Annotated[Path | None, option("--profile", "write the model's profile here")] = None,
+    intra: Annotated[
+        bool,
+        option("--intra", "one stage on all ranks: divide each operator over a mesh, beside fixed layouts"),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan a pipeline: stages, ranks, microbatches, order.
 
     Beside ours stand the published methods on the same costs, each a plan that `--method` writes.
     """
+    if intra:
+        unused = {
+            "--method": method != "all",
+            "--stages": stages is not None,
+            "--order": order is not None,
+            "--recompute/--keep": recompute is not None,
+            "--offload": offload is not None,
+            "--max-in-flight": max_in_flight is not None,
+            "--keep-ties-together": keep_ties,
+            "--output": output is not None,
+            "--picture": picture is not None,
+            "--trace": trace is not None,
+            "--profile": profile_output is not None,
+        }
+        for name in (name for name, given in unused.items() if given):
+            raise InputError(f"{name}: must not be given with --intra, which is about one stage")
+        _inside(model, fabric, device, batch, microbatches or 1, memory, as_json)
+        return
     from arborcast.pipeline.pictures.chrome_trace import write_chrome_trace
     from arborcast.pipeline.pictures.plan import draw_plan
     from arborcast.pipeline.planning.comparison import EVERY, compare
@@ -154,6 +176,49 @@ def plan(
         print_json(document)
     else:
         print_lines(describe_plan(found, document))
+
+
+def _inside(
+    model: str,
+    fabric: FabricOptions,
+    device: str | None,
+    batch: int | None,
+    microbatches: int,
+    memory: str | None,
+    as_json: bool,
+) -> None:
+    from arborcast.pipeline import zoo
+    from arborcast.pipeline.planning.costing import device_for
+    from arborcast.synth.cli.plan_inside import choice_document, choose_inside, describe_choice
+    from arborcast.synth.formats.sizes import parse_size
+
+    on = load_fabric(fabric)
+    machine = replace(on.machine_left, topology=on.topology)
+    named = device_for(device, machine)
+    watch = Stopwatch()
+    with progress(f"sharding {model} on {on.topology.name}", quiet=as_json):
+        if ".py:" in model:
+            made = _called(model)
+        elif model in zoo.NAMES:
+            made = zoo.build(model, samples=batch)
+        else:
+            raise InputError(
+                f"model {model}: with --intra must be one of {', '.join(zoo.NAMES)}, or FILE.py:FUNCTION"
+            )
+        found = choose_inside(
+            model,
+            made,
+            machine,
+            device=named,
+            batch=batch,
+            microbatches=microbatches,
+            memory_bytes=None if memory is None else parse_size(memory),
+        )
+    document = choice_document(found, named, watch.seconds)
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(describe_choice(document))
 
 
 def _called(model: str) -> tuple[Any, Any, Any]:

@@ -135,6 +135,8 @@ WRONG: list[tuple[str, ...]] = [
     ("plan {model} ring:4 --device v100", "device v100", "costs already"),
     ("plan {model} ring:4 --microbatches 1000", "1000", "64"),
     ("plan {model} ring:4 -o missing/plan.json", "missing", "does not exist"),
+    ("plan {model} ring:4 --intra", "{model}", "with --intra must be one of vgg19"),
+    ("plan bert-base ring:4 --intra --stages 2", "--stages", "must not be given with --intra"),
     ("plan nothing ring:4", "must be a profile file, one of vgg19"),
     ("plan missing.json ring:4", "missing.json: cannot be read"),
     ("plan missing.py:model ring:4", "missing.py: there is no such file"),

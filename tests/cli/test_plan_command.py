@@ -222,3 +222,27 @@ def test_layers_that_recompute_or_offload_are_printed_and_written(
     assert "results of layers" in told and "offload 1, keep 1" in told and "offload at 20 GB/s" in told
     offloaded = pipeline.predict(pipeline.read_plan(file), pipeline.read_profile(model))
     assert offloaded.time_us < found["time_us"]
+
+
+def test_inside_a_stage_operators_are_divided_and_told(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    up, down = torch.nn.Linear(64, 8192), torch.nn.Linear(8192, 64)\n"
+        "    return torch.nn.Sequential(up, torch.nn.GELU(), down), torch.zeros(2, 64)\n"
+    )
+    ran = command("plan", f"{tmp_path}/two.py:make", "ring:2", "--intra", "--json")
+    assert (ran.status, ran.err) == (0, ""), ran.err
+    found = ran.document
+    # two samples, 2 MiB of weights: columns, then rows, and each rank gets its half of the sum
+    made = {row["name"]: (row["makes"], row["updated"]) for row in found["operators"]}
+    assert (made["0.weight"], made["2.weight"]) == ((["S(0)"], "S(0)"), (["S(1)"], "S(1)"))
+    kinds = {row["kind"] for row in found["collectives"]}
+    assert "reduce-scatter" in kinds
+    assert found["time_us"] >= found["time_at_rates_us"] >= found["bound_at_rates_us"]
+    for row in found["meshes"]["2"]["layouts_at_rates"].values():
+        assert row["time_us"] >= found["time_at_rates_us"]
+    ran = command(
+        "plan", f"{tmp_path}/two.py:make", "ring:2", "--intra", "--batch", "3", "--microbatches", "2"
+    )
+    refused(ran, "batch of 3 samples: must split into 2 equal microbatches")
