@@ -49,17 +49,18 @@ class Writer:
     def operand(self, name: str, dims: Dims, kept: bool = False) -> Operand:
         return Operand(name, dims, self.shapes[name], 4 * math.prod(self.shapes[name]), kept)
 
-    def linear(self, name: str, x: str, weight: str) -> str:
+    def linear(self, name: str, x: str, weight: str, bias: str = "") -> str:
         batch, inner = self.shapes[x]
         outer, _ = self.shapes[weight]
         self.shapes[name] = (batch, outer)
         flops = 2 * batch * inner * outer
         gradients = 1 if any(it.name == x for it in self.given) else 2
+        added = (self.operand(bias, ("n",)),) if bias else ()
         self.lines.append(
             Primitive(
                 name,
                 "linear",
-                (self.operand(x, ("b", "k"), True), self.operand(weight, ("n", "k"), True)),
+                (self.operand(x, ("b", "k"), True), self.operand(weight, ("n", "k"), True), *added),
                 self.operand(name, ("b", "n")),
                 {"b": batch, "n": outer, "k": inner},
                 frozenset("k"),

@@ -94,6 +94,27 @@ def test_one_sample_and_large_weights_give_columns_then_rows_with_one_allreduce(
     assert shard(graph, setting, allowed=LAYOUTS["megatron"]((ranks,))).total_ps == total
 
 
+def test_gradients_come_back_as_drawn():
+    it = Writer()
+    up = it.linear("up", it.input("x", 4, 8), it.weight("w1", 8, 8))
+    it.linear("down", up, it.weight("w2", 6, 8), it.weight("bias", 6))
+    graph, setting = it.graph(), on_ring((2,))
+    operator = next(it for it in graph.operators if it.name == "down")
+    labels = ["samples", "columns", "rows"]
+    found = {
+        labels[way.before[0]]: [shown(it.gradient) for it in way.demands if it.gradient is not None]
+        for way in strategies(graph, operator, setting)
+        if way.before[0] is not None and way.after[0] in (None, way.before[0])
+    }
+    # of what it reads, of its weight, of its bias: what does not have the label has summands, but along rows
+    # the gradient of the sum is the same everywhere, and so is that of the bias
+    assert found == {
+        "samples": ["S(0)", "P", "P"],
+        "columns": ["P", "S(0)", "S(0)"],
+        "rows": ["S(1)", "S(1)", "R"],
+    }
+
+
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[Graph, Setting]:
     """Two products with weights, with or without a residual, on two ranks."""
