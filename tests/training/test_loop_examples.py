@@ -16,7 +16,7 @@ from tests.group.test_train_ddp import ROOT, TORCHRUN, run
 def test_both_ways_give_equal_losses(name: str) -> None:
     pytest.importorskip(name)
     script = str(ROOT / "examples" / f"train_{name}.py")
-    done = run(*TORCHRUN, script, "--epochs", "2", ARBORCAST_TOPOLOGY="full:4")
+    done = run(*TORCHRUN, "4", script, "--epochs", "2", ARBORCAST_TOPOLOGY="full:4")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^28 steps, largest difference of losses.* \(limit 1e-05\)$", done.stdout, re.MULTILINE)
     assert re.search(r"^allreduce of 64 KiB: .* on full:4$", done.stdout, re.MULTILINE)
@@ -30,7 +30,7 @@ def test_both_ways_give_equal_losses(name: str) -> None:
 def test_transformers_learn_over_schedules() -> None:
     pytest.importorskip("transformers")
     script = str(ROOT / "examples" / "train_transformers.py")
-    done = run(*TORCHRUN, script, ARBORCAST_TOPOLOGY="full:4")
+    done = run(*TORCHRUN, "4", script, ARBORCAST_TOPOLOGY="full:4")
     assert done.returncode == 0, done.stderr
     counts = re.search(r"^allreduces: {'schedule': (\d+), 'gloo': 0}$", done.stdout, re.MULTILINE)
     assert counts is not None
