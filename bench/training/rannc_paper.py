@@ -97,17 +97,17 @@ def costs(shape: Shape, samples: int, parts: int = 1, most: int | None = None) -
 
 def _repeated(layer: Layer, name: str, count: int) -> Layer:
     """So many equal layers as one."""
-    return Layer(
-        name,
-        layer.forward_us * count,
-        layer.backward_us * count,
-        layer.output_bytes,
-        layer.saved_bytes * count,
-        layer.parameter_bytes * count,
-        layer.gradient_bytes * count,
-        0,
-        layer.forward_fixed_us * count,
-        layer.backward_fixed_us * count,
+    return replace(
+        layer,
+        name=name,
+        forward_us=layer.forward_us * count,
+        backward_us=layer.backward_us * count,
+        saved_bytes=layer.saved_bytes * count - layer.passing_bytes * (count - 1),
+        parameter_bytes=layer.parameter_bytes * count,
+        gradient_bytes=layer.gradient_bytes * count,
+        optimizer_bytes=0,
+        forward_fixed_us=layer.forward_fixed_us * count,
+        backward_fixed_us=layer.backward_fixed_us * count,
     )
 
 

@@ -133,7 +133,7 @@ def synthesized(rank: int, size: int, specs: list[str]) -> list[tuple[str, str]]
     store = dist.FileStore(str(store_path()), size)
     found = []
     for index, spec in enumerate(specs):
-        options = Options(topology=spec, method="ring", deadline_s=0.01 if spec == "ring:4" else 100)
+        options = Options(topology=spec, method="ring", deadline_s=0.01 if spec == "ring:64" else 100)
         topology = load(spec)
 
         def make(topology: Any = topology, options: Options = options) -> Table:
@@ -147,13 +147,13 @@ def synthesized(rank: int, size: int, specs: list[str]) -> list[tuple[str, str]]
 
 
 def test_real_processes_share_what_rank_0_finds() -> None:
-    specs = ["ring:3", "full:1", "ring:4"]
+    specs = ["ring:3", "full:1", "ring:64"]
     first, *others = run_ranks(3, synthesized, specs, backend=None)
     assert others == [first, first]
     assert first == [
         ("table", small_table().digest),
         ("InputError", "allreduce: needs at least 2 ranks, got 1"),
-        ("TimedOutError", "allreduce on ring:4: there was no schedule within 0.01 s"),
+        ("TimedOutError", "allreduce on ring:64: there was no schedule within 0.01 s"),
     ]
 
 

@@ -255,7 +255,7 @@ def test_no_child_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Worker", Seen)
     synthesize_table(RING, Kind.ALLREDUCE, None, QUICK)
     with pytest.raises(TimedOutError):
-        synthesize_table(RING, Kind.BROADCAST, 0, replace(QUICK, deadline_s=0.01))
+        synthesize_table(load("ring:64"), Kind.ALLREDUCE, None, replace(QUICK, deadline_s=0.01))
     assert len(children) == 2
     assert not any(child.is_alive for child in children)
 

@@ -142,7 +142,7 @@ def test_a_new_shape_on_some_ranks_only() -> None:
     for result in (first, second):
         check_failed(result, "rank")
     assert second.message == (
-        "rank 1: got no word of rank 0 within 3 s, where all ranks must come to the same step "
+        f"rank 1: got no word of rank 0 within {LATE_S:g} s, where all ranks must come to the same step "
         "(train inputs float32[12, 6], targets int64[12])"
     )
     assert first.message.startswith(

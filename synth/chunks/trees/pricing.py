@@ -20,7 +20,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.prune import TimedRoute, useful_sends
 from arborcast.synth.collective import Demand
 from arborcast.synth.errors import InfeasibleError, InputError
-from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.kernels.compiled import Ints, Kernel, kernel
 
 Prices: TypeAlias = NDArray[Any]
 """One row per step, one entry per link of the topology, not negative; int64, float64, or Python integers."""
@@ -218,11 +218,12 @@ def _or(steps: int | None, never: int) -> int:
     return never if steps is None else steps
 
 
-def _plain(kernel_function: Any) -> Any:
+def _plain(kernel_function: Kernel[..., Any]) -> Any:
     """A kernel as the Python that it was, for numbers that no machine word holds."""
-    python = getattr(kernel_function, "py_func", kernel_function)
-    names = {name: getattr(value, "py_func", value) for name, value in globals().items()}
-    return FunctionType(python.__code__, names)  # the kernels that it calls are Python too
+    names = {
+        name: value.function if isinstance(value, Kernel) else value for name, value in globals().items()
+    }
+    return FunctionType(kernel_function.function.__code__, names)  # the kernels that it calls are Python too
 
 
 @kernel
