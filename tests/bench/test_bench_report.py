@@ -62,6 +62,7 @@ HEADINGS = [
     "How much of the bubble of 1F1B do other orders leave?",
     "Is a step as fast as under torch.distributed.pipelining?",
     "Does training end sooner without waiting for each update?",
+    "Does a BERT of five times the size learn more?",
     "On the testbeds of the SPP paper, is its plan the fastest?",
     "Does the model repeat the sweeps of the Divisible paper?",
     "How long does planning a pipeline take?",
