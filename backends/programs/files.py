@@ -37,6 +37,8 @@ def read_program(path: Path | str, *, kind: Kind | None = None, root: int | None
     text, place = read_text(path, max_bytes=reader.MAX_FILE_BYTES), shorten_path(path)
     if _is_schedule(text):
         raise ProgramError(f"{place}: holds a schedule, no program; `synth import` makes one of ours of it")
+    if '"arborcast.' in text[:4096]:
+        raise ProgramError(f"{place}: must be a file of another runtime, got one of ours")
     if text.lstrip().startswith("{"):
         return mscclpp.read(text, place, kind=kind, root=root)
     return reader.read(text, place, kind=kind, root=root)

@@ -107,7 +107,7 @@ WRONG: list[tuple[str, ...]] = [
     ("export {file} --to goal -o {folder}/x.goal --sizes 1KiB:2KiB", "simulates one size"),
     ("export {file} --to nccl-graph -o {folder}/x.xml --chunks 8", "--chunks: is nothing that nccl-graph"),
     ("export ring:4 allreduce --to sccl -o {folder}/t", "--to sccl", "tables are exported for msccl"),
-    ("import {file} --topology ring:4 -o {folder}/x.json", "must be an element"),
+    ("import {file} --topology ring:4 -o {folder}/x.json", "of another runtime, got one of ours"),
     ("verify {exchange}", "must be a schedule", "got a collective"),
     ("simulate no.json -o /no/such/folder/x.svg", "/no/such/folder"),
     ("simulate {file} --service lifo", "service 'lifo'", "worst:N"),
