@@ -315,6 +315,9 @@ class Trainer:
             elif targets is not None:
                 tensors = as_tuple("targets", targets)
                 samples = tensors[0].shape[0] if tensors[0].dim() else MEET  # which all refuse then
+                counts = {it.shape[0] for it in tensors if it.dim()}
+                if len(counts) > 1:
+                    raise BatchError(f"targets: must have as many samples each, got {sorted(counts)}")
                 said = replace(said, targets=words_of(tensors))
         except BatchError as error:
             refusal = error
@@ -468,7 +471,8 @@ class Trainer:
         Raises:
             CheckpointError: an entry is missing or has another shape; on all ranks, and nothing is changed.
         """
-        _, _, module, model = self._ready()
+        _, update, module, model = self._ready()
+        update.check_complete("weights must be loaded")
         whole = model.divide(0, model.depth).state_dict()
         checkpoints.check_state(
             {name: tuple(it.shape) for name, it in whole.items() if isinstance(it, Tensor)}, state
@@ -518,6 +522,7 @@ class Trainer:
         _, update, module, model = self._ready()
         self._faults.refuse()
         job, whole = self._groups.job, model.divide(0, model.depth)
+        update.check_complete("a checkpoint must be loaded")
         with self._faults.all_or_nothing(lambda: f"reading {folder}", forgives=True):
             loading = checkpoints.together(
                 job,
@@ -743,6 +748,9 @@ def _check_shared(plan: Plan, optimizer: OptimizerOf, prepare: Prepare | None, t
     if ORDERS[plan.order].splits:
         raise PlanError(f"plan: order must have whole backward passes for prepare, got {plan.order}")
     for index, stage in enumerate(plan.stages):
+        if list(stage.ranks) != sorted(stage.ranks):  # a group's order tells whose part is whose
+            ranks = ", ".join(map(str, stage.ranks))
+            raise PlanError(f"plan: ranks of stage {index} must ascend for prepare, got {ranks}")
         if stage.segments:
             raise PlanError(
                 f"plan: stage {index} must keep or recompute all results for prepare, got "

@@ -20,6 +20,8 @@ _MARKS = ('"gpus"', '"num_threads_per_block"', '"inplace"', '"msccl_type"')
 def holds_program(head: str) -> bool:
     """Whether the beginning of a text is one of another runtime's file, not of a schedule of ours."""
     text = head.lstrip()
+    if '"arborcast.' in text:
+        return False
     return text.startswith("<") or (text.startswith("{") and any(mark in text for mark in _MARKS))
 
 
@@ -69,11 +71,19 @@ def read_as_schedule(
     """
     text, place = read_text(path, max_bytes=reader.MAX_FILE_BYTES), shorten_path(path)
     if '"msccl_type"' in text[:4096]:
-        return sccl.read(text, place, topology=topology)
+        found = sccl.read(text, place, topology=topology)
+        does = found.collective
+        if (kind is not None and kind is not does.kind) or (root is not None and root != does.root):
+            wanted = f"{kind or does.kind}" + ("" if root is None else f" from {root}")
+            has = f"{does.kind}" + ("" if does.root is None else f" from {does.root}")
+            raise ProgramError(f"{place}: does {has}, not {wanted}")
+        return found
     if topology is None:
         raise ProgramError(f"{place}: does not say what it runs on; name the topology (--topology)")
     if "<graphs" in text[:4096]:
         graphs = nccl_graph.read(text, place)
+        if root is not None and not (kind or Kind.ALLREDUCE).has_root:
+            raise ProgramError(f"{place}: {kind or Kind.ALLREDUCE} has no root, got {root}")
         asked = Collective.on(topology, kind or Kind.ALLREDUCE, root=root or 0)
         return nccl_graph.rings_as_schedule(graphs, topology, asked)
     return as_schedule(read_program(path, kind=kind, root=root), topology)

@@ -93,6 +93,11 @@ def export_table(choices: Sequence[Choice], folder: Path, *, most_bytes: int | N
     if not files:
         raise InputError(f"{folder}: nothing to write: {missing[0]}")
     (folder / PROGRAMS).mkdir(parents=True, exist_ok=True)
+    other = min((it.name for it in (folder / PROGRAMS).iterdir() if it.name not in files), default=None)
+    if other is not None:
+        raise InputError(
+            f"{folder / PROGRAMS}: must hold nothing else, as MSCCL reads every file, got {other}"
+        )
     for name, program in files.items():
         write_atomically(folder / PROGRAMS / name, write(program))
     write_atomically(folder / "README.md", _readme(files, missing))

@@ -243,12 +243,14 @@ class _Machine:
                 case Acquire(semaphores=semaphores):
                     for semaphore in semaphores[thread::THREADS]:
                         values = self._semaphores[rank]
+                        _check_semaphore(semaphore, len(values), rank)
                         old = values[semaphore]
                         values[semaphore] -= 1
                         if old <= 0:
                             yield lambda at=semaphore, old=old: self._semaphores[rank][at] >= old  # type: ignore[misc]
                 case Release(semaphores=semaphores):
                     for semaphore in semaphores[thread::THREADS]:
+                        _check_semaphore(semaphore, len(self._semaphores[rank]), rank)
                         self._semaphores[rank][semaphore] += 1
                 case Move(channel=None):
                     yield from self._move(rank, call, thread, operation)
@@ -329,3 +331,8 @@ class _Machine:
         if not 0 <= span.start + offset < len(rows):
             raise ProgramError(f"rank {rank}: {span} is beyond the {len(rows)} chunks of {span.memory}")
         return rows[span.start + offset]  # type: ignore[no-any-return]
+
+
+def _check_semaphore(number: int, count: int, rank: int) -> None:
+    if not 0 <= number < count:
+        raise ProgramError(f"rank {rank}: semaphore {number} must be below {count}, of which there are")

@@ -18,6 +18,7 @@ Source: Tanaka, Taura, Hanawa, Torisawa, IPDPS 2021 (arXiv 2103.16063), sections
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -98,7 +99,8 @@ def rannc(
         tried = pipelines, counts[-1:]
         found = stages(most_blocks, len(pipelines[0]), counts, asked.stage_cost(bounds, pipelines))
         if found is not None:
-            return asked.plan(found, bounds, pipelines)
+            with contextlib.suppress(PlanError):  # ranks may have less memory than those that costs are of
+                return fitted([asked.plan(found, bounds, pipelines)], profile, memory_bytes, batch)
     if tried is not None:
         (pipelines, counts), free = tried, replace(asked, memory_bytes=None)
         found = stages(most_blocks, len(pipelines[0]), counts, free.stage_cost(bounds, pipelines))

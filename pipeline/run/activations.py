@@ -167,7 +167,7 @@ class _Held:
     def send(self) -> None:
         """Begin to copy it to the host."""
         assert self.storage is not None
-        self.work = _copier().submit(_copied, _bytes(self.storage, self.device), torch.device("cpu"))
+        self.work = _copier().submit(_copied, [_bytes(self.storage, self.device)], torch.device("cpu"))
 
     def sent(self) -> int:
         """Wait for that, and let go of it on the device; its bytes."""
@@ -179,7 +179,7 @@ class _Held:
     def call(self) -> None:
         """Begin to copy it back, unless that has begun."""
         if self.host is not None and self.work is None:
-            self.work = _copier().submit(_copied, self.host, self.device)
+            self.work = _copier().submit(_copied, [self.host], self.device)
 
     def there(self) -> torch.UntypedStorage:
         """On the device."""
@@ -285,7 +285,8 @@ def _bytes(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
-def _copied(source: Tensor, device: torch.device) -> Tensor:
+def _copied(sources: list[Tensor], device: torch.device) -> Tensor:
+    source = sources.pop()  # what executes may keep arguments for longer than the copy takes
     return torch.empty_like(source, device=device).copy_(source)
 
 

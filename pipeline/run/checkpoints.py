@@ -7,6 +7,7 @@ every rank writes its part, and of which every rank reads what it holds.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -164,6 +165,9 @@ def _replace(where: str, target: Path, draft: Path) -> None:
         draft.rename(target)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
+        if not target.exists():
+            with contextlib.suppress(OSError):
+                old.rename(target)
         raise CheckpointError(f"{where}: cannot be written: {error.strerror or error}") from error
 
 
@@ -233,7 +237,7 @@ class OptimizerPart:
         self._files, self._optimizer, self._parameters = files, optimizer, names
         self._names = _names_by_place(optimizer, names)
         wanted = set(self._names)
-        self._state = _by_name(files.shapes, "optimizer.state.", wanted)
+        self._state = _by_name((*files.shapes, *files.others), "optimizer.state.", wanted)
         said = _by_name((*files.others, *files.shapes), "optimizer.param_groups.", wanted)
         for name in self._names:
             if name not in said:
@@ -253,16 +257,27 @@ class OptimizerPart:
                     f"options, got others for {members[0]} than for {different}"
                 )
             kept = options[members[0]] if members else {k: v for k, v in group.items() if k != "params"}
+            lacking = sorted(group.keys() - kept.keys() - {"params"})
+            if lacking:
+                raise CheckpointError(
+                    f"{files.where}: must be of the same optimizer, {type(optimizer).__name__}, got none of "
+                    f"its {lacking[0]}"
+                )
             self._groups.append(kept | {"params": group["params"]})
 
     def load(self) -> None:
         """Let the optimizer go on from there; what it has of the right shape is written over."""
         before = self._optimizer.state_dict()["state"]
         tensors: dict[str, Tensor] = {}
-        state: dict[int, dict[str, Tensor]] = {}
+        state: dict[int, dict[str, Any]] = {}
+        keys = [key for own in self._state.values() for key in own.values() if key in self._files.others]
+        numbers = self._files.read_others(keys)
         for place, name in enumerate(self._names):
             parameter = self._parameters[name]
             for part, key in self._state.get(name, {}).items():
+                if key in numbers:
+                    state.setdefault(place, {})[part] = numbers[key]
+                    continue
                 old = before.get(place, {}).get(part)
                 shape, dtype = self._files.shapes[key], self._files.dtypes[key]
                 if isinstance(old, Tensor) and (tuple(old.shape), old.dtype) == (shape, dtype):

@@ -54,6 +54,7 @@ class Feed:
         self.epoch = self.batches = 0
         self._random: Tensor | None = None  # as it was at the beginning of the epoch
         self._skips = 0
+        self._goes_on = False  # from a loaded position, which random numbers are of
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """The batches of an epoch, or after `load_state_dict` the rest of one.
@@ -75,7 +76,8 @@ class Feed:
             self.batches += 1
             if self.batches > skips:
                 yield _parts(batch)
-        self.epoch, self.batches, self._random = self.epoch + 1, 0, None
+        self.epoch, self.batches = self.epoch + 1, 0
+        self._random = None if self._loader is None else self._generator().get_state()
 
     def state_dict(self) -> dict[str, Any]:
         """From where the loaders would go on, the same on every rank; every rank calls it.
@@ -102,6 +104,7 @@ class Feed:
         if missing:
             raise CheckpointError(f"checkpoint: must hold {min(missing)} of a feed, got {sorted(state)}")
         self.epoch, self._skips, self._random = state["epoch"], state["batches"], state["random"]
+        self._goes_on = True
 
     def _opened(self) -> Iterator[Any]:
         """The loader from its beginning, with the random numbers of the epoch."""
@@ -110,11 +113,14 @@ class Feed:
         sampler: Any = getattr(self._loader, "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
-        generator = getattr(self._loader, "generator", None) or torch.default_generator
-        if self._random is not None:
+        generator = self._generator()
+        if self._goes_on and self._random is not None:
             generator.set_state(self._random)
-        self._random = generator.get_state()
+        self._goes_on, self._random = False, generator.get_state()
         return iter(self._loader)
+
+    def _generator(self) -> torch.Generator:
+        return getattr(self._loader, "generator", None) or torch.default_generator
 
     def _is_another(self, batch: Any) -> bool:
         """Whether there is one more batch, as all ranks say."""

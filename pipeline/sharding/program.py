@@ -287,7 +287,9 @@ class _Program:
         """Bytes of one rank without which nothing fits."""
         unit = max(max(self.memory, default=1), 1)
         model = _model(self.rows, [it / unit for it in self.memory], self.whole)
-        _, bound = _run(model, deadline)
+        values, bound = _run(model, deadline)
+        if values is None:
+            raise PlanError("sharding: no choice has links for all of its collectives on this mesh")
         return math.floor(bound * unit)
 
 

@@ -164,6 +164,10 @@ def run(
     iterations: Annotated[int, number("-n", "--iterations", "timed runs of each size")] = 5,
     warmup: Annotated[int, number("-w", "--warmup", "untimed warm-up runs")] = 1,
     deadline: Annotated[float, duration("--deadline", "stop all ranks after so many seconds")] = 300,
+    collective: Annotated[
+        str | None, option("--collective", "of a program whose file does not say what it does")
+    ] = None,
+    root: Annotated[int | None, number("--root", "of a program, where its file does not say it")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a schedule on local processes and check every element.
@@ -176,7 +180,7 @@ def run(
             raise InputError(
                 f"{file}: programs are interpreted on whole numbers that are added, without --dtype and --op"
             )
-        run_program(file, size or sizes, iterations, as_json)
+        run_program(file, collective, root, size or sizes, iterations, as_json)
         return
     from arborcast.backends.lowering.rank_view import switches_in
     from arborcast.backends.measure import launch

@@ -273,14 +273,23 @@ def _verify_schedule(
         raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
 
 
-def run_program(file: Path, sizes: str, orders: int, as_json: bool) -> None:
+def run_program(
+    file: Path, collective: str | None, root: int | None, sizes: str, orders: int, as_json: bool
+) -> None:
     """Interpret a program on whole numbers under random orders of its thread blocks."""
+    from arborcast.backends.programs.checking.structure import check_buffers
     from arborcast.backends.programs.interpreter import interpret
     from arborcast.backends.programs.limits import chunks_together
     from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
     from arborcast.synth.formats.sizes import size_range
 
-    program = read_program(file, None, None)
+    if orders < 1:
+        raise InputError(f"--iterations {orders}: must be at least 1")
+    program = read_program(file, collective, root)
+    if not program.one_sided:
+        wrong = next(check_buffers(program), None)
+        if wrong is not None:
+            raise NotCorrectError(f"{file}: {wrong}")
     rows: list[Json] = []
     with progress(f"running {file}", quiet=as_json):
         for size in size_range(sizes):

@@ -92,6 +92,10 @@ class _State:
 _state = _State()
 
 
+def _never_compiles() -> bool:
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") != "0"
+
+
 def compile_all() -> None:
     """From now on every kernel runs compiled, whatever its arguments."""
     _state.compiles = True
@@ -118,7 +122,10 @@ class Kernel(Generic[Parameters, Result]):
             begin = time.thread_time()
             _state.depth += 1
             try:
-                return self.function(*arguments, **named)
+                if _state.depth > 1:
+                    return self.function(*arguments, **named)
+                with np.errstate(over="ignore"):  # machine words wrap, as they do in machine code
+                    return self.function(*arguments, **named)
             finally:
                 _state.depth -= 1
                 if not _state.depth:  # kernels that it called are part of it
@@ -126,7 +133,7 @@ class Kernel(Generic[Parameters, Result]):
         return self.compiled()(*arguments, **named)
 
     def _is_plain(self, arguments: tuple[object, ...]) -> bool:
-        if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        if _never_compiles():
             return True
         if _state.depth:
             return True  # it may be given lists, which have types only in compiled code
@@ -136,6 +143,8 @@ class Kernel(Generic[Parameters, Result]):
 
     def compiled(self) -> Callable[Parameters, Result]:
         """The function in machine code."""
+        if _never_compiles():
+            return self.function
         if self._compiled is None:
             folder = kernel_folder()
             import numba

@@ -153,6 +153,9 @@ def check_buffers(program: GlobalProgram) -> Iterator[str]:
                 for span in (step.source, step.target):
                     if span is None:
                         continue
+                    if span.count < 1:
+                        yield f"rank {rank} block {number} step {place} ({step}): moves nothing"
+                        continue
                     end = span.start + span.count
                     where = f"rank {rank} block {number} step {place} ({step})"
                     if span.start < 0 or end > size[span.memory]:

@@ -404,14 +404,14 @@ class _Block:
 
     def _operations(self, entry: Entry, where: str, part: tuple[int, int] | None) -> Iterator[Operation]:
         name = entry.get("name")
-        if name not in _NAMES or name == "pipeline":
+        if not isinstance(name, str) or name not in _NAMES or name == "pipeline":
             raise ProgramError(
-                f"{where}: there is no operation {shorten(name)}" + (" here" if name in _NAMES else "")
+                f"{where}: there is no operation {shorten(name)}" + (" here" if name == "pipeline" else "")
             )
         where = f"{where} ({name})"
         self._plan.ignored(entry, _OPERATION, where)
         kind = entry.get("channel_type", "none")
-        if kind not in {"memory", "port", "switch", "none"}:
+        if not isinstance(kind, str) or kind not in {"memory", "port", "switch", "none"}:
             raise ProgramError(f"{where}: channel_type must be memory, port or switch, got {shorten(kind)}")
         self._check_entry(entry, where)
         if name == "nop":
@@ -773,7 +773,7 @@ def _flag(entry: Entry, name: str, where: str, *, default: bool | None = None) -
 
 
 def _memory(value: object, where: str) -> Memory:
-    if value not in set(Memory):
+    if not isinstance(value, str) or value not in set(Memory):
         raise ProgramError(f"{where} must be i, o or s, got {shorten(value)}")
     return Memory(str(value))
 

@@ -31,6 +31,9 @@ TimedTree: TypeAlias = tuple[TimedRoute, ...]
 MOST_WORK = 4_000_000_000
 """Divisions of a set of targets in two, over all (rank, step), up to which a search is begun: seconds."""
 
+PLAIN_WORK = 1_000_000
+"""Of them, up to which a run may go without machine code."""
+
 MOST_ENTRIES = 1 << 26
 """Entries of the table of all sets of targets up to which a search is begun: half a gigabyte."""
 
@@ -111,7 +114,12 @@ class TreeSearch:
         costs: Prices = np.add.reduceat(prices[:, self._route_links], self._route_starts, axis=1)
         graph, unreached = self._graph, self._unreached(costs)
         pair_costs = np.minimum.reduceat(costs, self._first_routes, axis=1)
-        fill, trace = (_fill, _trace) if costs.dtype != np.object_ else (_plain(_fill), _plain(_trace))
+        if costs.dtype == np.object_:
+            fill, trace = _plain(_fill), _plain(_trace)
+        elif self.work > PLAIN_WORK:
+            fill, trace = _fill.compiled(), _trace.compiled()
+        else:
+            fill, trace = _fill, _trace
         table = fill(*graph, pair_costs, unreached)
         sends = trace(*graph, pair_costs, table)
         cost: Any = table[0, -1, -1]
