@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
-from arborcast.synth.kernels.compiled import SMALL
+import numpy as np
+
+from arborcast.synth.kernels.compiled import SMALL, Ints, kernel
 
 SCRIPT = """
 import logging
@@ -77,16 +80,16 @@ def test_a_damaged_file_is_a_warning_and_a_compilation(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     answer = "42 63 10 441"
     assert run(script, cache) == (answer, "")
-    for kernel, (suffix, damage) in DAMAGES.items():
-        files = [path for path in cache.rglob(f"script.{kernel}-*") if path.suffix == suffix]
+    for name, (suffix, damage) in DAMAGES.items():
+        files = [path for path in cache.rglob(f"script.{name}-*") if path.suffix == suffix]
         assert files
         for path in files:
             path.write_bytes(damage)
     again, said = run(script, cache)
     assert again == answer
     assert len(said.splitlines()) == len(DAMAGES)
-    for kernel, line in zip(DAMAGES, said.splitlines(), strict=True):
-        assert f"kernel {kernel} is compiled anew" in line
+    for name, line in zip(DAMAGES, said.splitlines(), strict=True):
+        assert f"kernel {name} is compiled anew" in line
     assert run(script, cache) == (answer, "")
 
 
@@ -137,3 +140,18 @@ def test_a_plain_kernel_calls_plain_kernels(tmp_path: Path) -> None:
     script.write_text(WITH_LISTS)
     lines = run(script, tmp_path / "cache")[0].splitlines()
     assert lines == [f"{4 * SMALL} False", f"{4 * SMALL + 4} True"]
+
+
+def test_words_wrap_without_a_warning() -> None:
+    @kernel
+    def mixed(values: Ints) -> int:
+        total = np.uint64(1)
+        for value in values:
+            total = total * np.uint64(6364136223846793005) + np.uint64(value)
+        return int(total >> np.uint64(33))
+
+    values = np.arange(100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = mixed(values)
+    assert plain == mixed.compiled()(values)

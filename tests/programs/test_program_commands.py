@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import write
 from arborcast.synth import solve, write_schedule
 from arborcast.synth.collective import Kind
+from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.programs.drawn import drawn
 from tests.programs.test_checker import exchange
@@ -151,3 +153,42 @@ def test_simulators_are_given_one_size(tmp_path: Path, command: Command) -> None
     assert sorted(path.name for path in tmp_path.glob("*.et")) == [f"ring.{rank}.et" for rank in range(4)]
     wrong = command("export", str(schedule), "--to", "sccl", "--protocol", "LL", "-o", str(file))
     refused(wrong, "--protocol: is nothing that sccl knows")
+
+
+def test_roots_are_those_of_the_file_or_of_the_command(tmp_path: Path, command: Command) -> None:
+    write_schedule(solve(load("ring:4"), "broadcast", root=2), tmp_path / "b.json")
+    for target, name in (("msccl", "b.xml"), ("sccl", "sccl.json")):
+        said = command("export", str(tmp_path / "b.json"), "--to", target, "-o", str(tmp_path / name))
+        assert (said.status, said.err) == (0, "")
+    ran = command("run", str(tmp_path / "b.xml"), "--root", "2", "--sizes", "1KiB", "--json").document
+    assert ran["correct"] is True
+    refused(
+        command("run", str(tmp_path / "b.xml"), "--iterations", "0"), "--iterations 0: must be at least 1"
+    )
+    file = str(tmp_path / "sccl.json")
+    assert command("verify", file, "--root", "2").status == 0
+    refused(command("verify", file, "--root", "1"), "does broadcast from 2, not broadcast from 1")
+    refused(command("verify", file, "--collective", "allgather"), "does broadcast from 2, not allgather")
+
+
+def test_a_folder_holds_one_table(tmp_path: Path, command: Command) -> None:
+    words = ("-o", str(tmp_path / "t"), "--sizes", "1KiB:2KiB")
+    for _ in range(2):
+        assert command("export", "ring:3", "allreduce", *words).status == 0
+    refused(
+        command("export", "ring:3", "broadcast", *words), "must hold nothing else, as MSCCL reads every file"
+    )
+
+
+def test_names_of_ours_make_no_file_another_runtimes(tmp_path: Path, command: Command) -> None:
+    file = tmp_path / "s.json"
+    ring = load("ring:3")
+    write_schedule(solve(Topology.build("gpus", ring.ranks, ring.links), "allreduce"), file)
+    assert command("verify", str(file)).status == 0
+
+
+def test_steps_that_move_nothing_are_told(exported: Path, command: Command) -> None:
+    exported.write_text(re.sub(r'cnt="[0-9]+"', 'cnt="0"', exported.read_text()))
+    said = command("verify", str(exported))
+    assert (said.status, said.err.count("\n")) == (1, 1)
+    assert "moves nothing" in said.err

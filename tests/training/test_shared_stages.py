@@ -186,6 +186,8 @@ def refused(rank: int, size: int) -> tuple[list[str], list[float]]:
     halves = Plan(two.stages, 2, "zb-h1")
     found.append(said(lambda: make(blocks(), halves, prepare=both)))
     found.append(said(lambda: make(blocks(), by_layer(two, "kr"), prepare=both)))
+    descending = Plan([(0, 2, (1, 0)), (2, 4, (2, 3))], 2)
+    found.append(said(lambda: make(blocks(), descending, prepare=both)))
     model = blocks()
     with_optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found.append(
@@ -223,6 +225,7 @@ def test_what_cannot_be_shared_is_refused_in_a_line() -> None:
         assert "stage 0 must keep or recompute all results for prepare, got keep 1, recompute 1" in next(
             lines
         )
+        assert next(lines) == "PlanError: plan: ranks of stage 0 must ascend for prepare, got 1, 0"
         assert "optimizer: must be a function of parameters where prepare makes new ones" in next(lines)
         assert "must stay frozen or trained as they were when prepare made them, got a change of" in next(
             lines

@@ -286,3 +286,55 @@ def test_groups_must_have_had_equal_options(tmp_path: Path) -> None:
         CheckpointError, match="all parameters of group 0 of the optimizer must have had the same"
     ):
         checkpoints.Loading(folder, model, model, one, dict(model.named_parameters()))
+
+
+def test_checkpoints_of_another_optimizer(tmp_path: Path) -> None:
+    folder = written(tmp_path / "c", "sgd")
+    model = network()
+    adam = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    with pytest.raises(CheckpointError, match=r"c: must be of the same optimizer, Adam, got none of its "):
+        checkpoints.Loading(folder, model, model, adam, dict(model.named_parameters()))
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in numbers that are no tensors."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+        return super().step(closure)
+
+
+def test_state_that_is_no_tensor_is_kept(tmp_path: Path) -> None:
+    def made() -> tuple[nn.Module, Counting, dict[str, nn.Parameter]]:
+        model = nn.Linear(2, 3)
+        return model, Counting(model.parameters(), lr=0.1), dict(model.named_parameters())
+
+    model, optimizer, names = made()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.step()
+    entries = checkpoints.optimizer_entries(optimizer, names)
+    dcp.save({"model": model.state_dict(), "optimizer": entries}, checkpoint_id=tmp_path / "c")
+    other, going, theirs = made()
+    checkpoints.Loading(tmp_path / "c", other, other, going, theirs).load()
+    assert [going.state[it]["count"] for it in theirs.values()] == [2, 2]
+
+
+def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, draft = tmp_path / "c", tmp_path / ".c.part"
+    for place in (folder, draft):
+        place.mkdir()
+        (place / "of").write_text(place.name)
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self == draft:
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(CheckpointError, match="c: cannot be written: No space left on device"):
+        checkpoints._replace("c", folder, draft)
+    assert (folder / "of").read_text() == "c"
