@@ -57,11 +57,7 @@ def export_program(
     """
     collective = schedule.collective
     _check_kind(schedule)
-    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
-    exact = _exact_units(explicit)
-    if chunks is not None and chunks % exact:
-        explicit = rounded(explicit, chunks)
-    units = chunks or exact
+    explicit, units = in_units(schedule, chunks)
     _check_units(units, collective)
     ranks = Ranks(explicit, units, MSCCL.count, in_place=in_place)
     draft = GlobalProgram(
@@ -84,6 +80,24 @@ def export_program(
             return program
         why = why or verdict.errors[0]
     raise ProgramError(f"{draft.name}: cannot be run by MSCCL as it is: {why}")
+
+
+def in_units(schedule: AnySchedule, chunks: int | None) -> tuple[Schedule, int]:
+    """The schedule written out, its shares whole multiples of 1 / units of the buffer; and the units.
+
+    Args:
+        schedule: in either form.
+        chunks: the units, to which shares are rounded where they must be; None for the least exact number.
+
+    Raises:
+        ProgramError: the units are not a multiple of the blocks of the buffer.
+    """
+    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+    shares = (chunk.share.denominator for chunk in explicit.chunks)
+    exact = math.lcm(blocks_in(explicit.collective), *shares)
+    if chunks is not None and chunks % exact:
+        explicit = rounded(explicit, chunks)
+    return explicit, chunks or exact
 
 
 def rounded(schedule: Schedule, units: int) -> Schedule:
@@ -130,10 +144,6 @@ def _apportion(shares: list[Fraction], units: int) -> list[int]:
     for index in by_rest[:left]:
         whole[index] += 1
     return whole
-
-
-def _exact_units(schedule: Schedule) -> int:
-    return math.lcm(blocks_in(schedule.collective), *(chunk.share.denominator for chunk in schedule.chunks))
 
 
 def _check_kind(schedule: AnySchedule) -> None:

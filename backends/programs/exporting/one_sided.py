@@ -15,16 +15,14 @@ With packets (LL) data and flag are one: messages pass through scratch, and ther
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from arborcast.backends.lowering.layout import blocks_in
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.blocks import thread_blocks
-from arborcast.backends.programs.exporting.export import MOST_TRANSFERS, rounded
+from arborcast.backends.programs.exporting.export import MOST_TRANSFERS, in_units
 from arborcast.backends.programs.exporting.logical import Action, Ranks
 from arborcast.backends.programs.mscclpp import limits
 from arborcast.backends.programs.program import (
@@ -48,7 +46,7 @@ from arborcast.backends.programs.program import (
     Wait,
 )
 from arborcast.synth.collective import Kind
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule
 
 KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
@@ -96,11 +94,7 @@ def export_one_sided(
     """
     collective = schedule.collective
     _check(schedule, protocol, ranks_per_host)
-    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
-    exact = math.lcm(blocks_in(collective), *(chunk.share.denominator for chunk in explicit.chunks))
-    if chunks is not None and chunks % exact:
-        explicit = rounded(explicit, chunks)
-    units = chunks or exact
+    explicit, units = in_units(schedule, chunks)
     if units > MOST_CHUNKS:
         raise ProgramError(
             f"{collective.kind}: exact shares need {units} chunks, more than {MOST_CHUNKS}; "
