@@ -111,7 +111,8 @@ class Trainer:
             in training and in evaluation; not for a model that returns its loss.
         keep_outputs: whether `outputs` has those of the last batch.
         timeout_s: after which waiting for another rank fails; longer than any step takes.
-        start_timeout_s: the same at the start, where some ranks may have to find their schedules first.
+        start_timeout_s: the same at the start, where some ranks may have to find their schedules first, and
+            while weights and checkpoints are read or written.
         device: "cpu".
         record: whether `timeline` has something to tell.
         weights: where values come from: a safetensors file, a folder of them, or one of
@@ -161,7 +162,6 @@ class Trainer:
         )
         if batch_norm not in BATCH_NORMS:
             raise InputError(f"batch_norm: must be one of {', '.join(BATCH_NORMS)}, got {batch_norm}")
-        self._start_timeout_s = start_timeout_s
         self._rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
         self._measures, self._keeps_outputs = dict(metrics or {}), keep_outputs
@@ -190,7 +190,9 @@ class Trainer:
         self._loss_fn, self._loss_reduction, self._check_loss = loss_fn, loss_reduction, check_loss
         self._seed, self._batch_norm = seed, batch_norm
         self._accumulate, self._clip_norm = accumulate, clip_norm
-        self._groups = Groups(plan, collectives, fabric, timeout_s, None if prepare is None else tensor_ranks)
+        self._groups = Groups(
+            plan, collectives, fabric, timeout_s, start_timeout_s, None if prepare is None else tensor_ranks
+        )
         # A rank that left before the others' groups are connected would break theirs.
         self._agreement.agree("groups", "connected", what="trainer", timeout_s=start_timeout_s)
         self._faults = FailureBroadcast(self._name, self._agreement, self._groups.break_all)
@@ -407,7 +409,7 @@ class Trainer:
             if changed:
                 executor.follow({name: it.requires_grad for name, it in self._parameters.items()})
                 update.retrain()
-                self._groups.meet(self._start_timeout_s)
+                self._groups.meet()
                 self._frozen = signature.frozen
             if not executor.knows(signature):
                 executor.prepare(batch, signature)
@@ -506,7 +508,7 @@ class Trainer:
                 "trainer": {"steps": self._steps, "scaler": self._precision.state_dict()},
             }
 
-        with self._faults.all_or_nothing(lambda: f"saving {folder}", forgives=True):
+        with self._faults.all_or_nothing(lambda: f"saving {folder}", forgives=True), self._groups.patient():
             checkpoints.write(folder, entries, self._groups.job)
 
     def load(self, folder: Path | str) -> None:
@@ -523,12 +525,12 @@ class Trainer:
         self._faults.refuse()
         job, whole = self._groups.job, model.divide(0, model.depth)
         update.check_complete("a checkpoint must be loaded")
-        with self._faults.all_or_nothing(lambda: f"reading {folder}", forgives=True):
+        with self._faults.all_or_nothing(lambda: f"reading {folder}", forgives=True), self._groups.patient():
             loading = checkpoints.together(
                 job,
                 lambda: checkpoints.Loading(folder, whole, module, update.optimizer, update.parameters),
             )
-        with self._faults.all_or_nothing(lambda: f"loading {folder}"):
+        with self._faults.all_or_nothing(lambda: f"loading {folder}"), self._groups.patient():
             going = checkpoints.together(job, loading.load)
             self._steps = going.get("steps", self._steps)
             if going.get("scale") is not None:
@@ -634,7 +636,7 @@ class Trainer:
                 clip_norm=self._clip_norm,
             )
             update.warm_up_collectives()
-            self._groups.meet(self._start_timeout_s)
+            self._groups.meet()
         executor = StepExecutor(
             parts,
             module,
@@ -675,7 +677,8 @@ class Trainer:
         """Give the stages of this rank the values that they do not have yet."""
         stages = [self.plan.stages[it.stage] for it in self._assignments]
         ranges = [(it.start, it.end) for it in stages]
-        with self._faults.all_or_nothing(lambda: "giving the stage its weights", forgives=True):
+        doing = "giving the stage its weights"
+        with self._faults.all_or_nothing(lambda: doing, forgives=True), self._groups.patient():
             checkpoints.together(
                 self._groups.job, lambda: give_values(model, ranges, self._weights, self._seed)
             )

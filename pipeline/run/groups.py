@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BarrierOptions
 
 from arborcast import topologies
 from arborcast.backends.group.process_group import SynthGroup
@@ -39,6 +39,8 @@ class Groups:
         collectives: one of `COLLECTIVES`.
         fabric: of the job; None for what the environment says, or a full mesh.
         timeout_s: after which a call without progress fails.
+        start_timeout_s: likewise where ranks may differ by more: at the start, and while files are read and
+            written.
         tensor_ranks: how many ranks share each replica of a stage; None where none are made a mesh.
 
     Attributes:
@@ -53,11 +55,12 @@ class Groups:
         collectives: str,
         fabric: Topology | None,
         timeout_s: float,
+        start_timeout_s: float,
         tensor_ranks: int | None = None,
     ) -> None:
         if collectives not in COLLECTIVES:
             raise InputError(f"collectives: must be one of {', '.join(COLLECTIVES)}, got {collectives}")
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout, self._start_timeout = timedelta(seconds=timeout_s), timedelta(seconds=start_timeout_s)
         self._backend = collectives
         self._options = _options(fabric) if collectives == "synth" else None
         self._made: list[dist.ProcessGroup] = []
@@ -88,16 +91,24 @@ class Groups:
         )
         return self._keep(made)
 
-    def meet(self, timeout_s: float) -> None:
-        """Wait until all ranks are here; `timeout_s` is for this once.
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Let calls of all ranks wait as long as at the start."""
+        self.job.set_timeout(self._start_timeout)
+        try:
+            yield
+        finally:
+            self.job.set_timeout(self._timeout)
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, as long as at the start.
 
         Raises:
             TrainingError: some rank did not come, or is gone.
         """
-        options = BarrierOptions()
-        options.timeout = timedelta(seconds=timeout_s)
         try:
-            self.job.barrier(options).wait()
+            with self.patient():
+                self.job.barrier().wait()
         except RuntimeError as error:
             raise TrainingError(
                 f"rank {dist.get_rank()}: waiting for all ranks to start: {words_of(error)}"

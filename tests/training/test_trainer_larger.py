@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,53 @@ def test_each_rank_begins_with_its_part_of_what_serial_training_begins_with() ->
         assert found["read over"][1] == 0
         for name, line in REFUSED.items():
             assert found[name] == line
+
+
+# ---------------------------------------------------------------------- a rank that takes its time
+
+STEP_S = 2.0
+
+
+class Slow(torch.optim.SGD):
+    """Gives its state, and takes another, in more time than a step may take."""
+
+    def state_dict(self) -> dict[str, Any]:
+        time.sleep(2 * STEP_S)
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        time.sleep(2 * STEP_S)
+        super().load_state_dict(state_dict)
+
+
+def one_is_slow(rank: int, size: int) -> Ended:
+    """Rank 1 fills, writes and reads for longer than a step may take."""
+    folder = store_path().with_name("saved")
+
+    def fill(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            time.sleep(2 * STEP_S * rank)
+            module.reset_parameters()
+
+    def begin() -> None:
+        with Trainer(
+            without_values(lambda: Divisible(nn.Linear(6, 8), nn.Linear(8, 4))),
+            plan_of([1, 1], depth=2),
+            cross_entropy,
+            lambda parameters: (Slow if rank else torch.optim.SGD)(parameters, 0.1),
+            collectives="gloo",
+            timeout_s=STEP_S,
+            weights=fill,
+        ) as trainer:
+            trainer.save(folder)
+            trainer.load(folder)
+
+    return ended(begin)
+
+
+@pytest.mark.long
+def test_others_wait_while_a_rank_fills_its_part_saves_it_and_loads_it() -> None:
+    assert run_ranks(2, one_is_slow, timeout_s=LIMIT_S) == [Ended(None, "", True)] * 2
 
 
 # ---------------------------------------------------------------------- saving that fails
