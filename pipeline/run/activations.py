@@ -29,6 +29,7 @@ from arborcast.pipeline.costs.activations import Segment, Segments, Treatment, u
 from arborcast.pipeline.costs.layer_pass import storage_key
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.model.structure import flatten
+from arborcast.pipeline.run.boundary import check_overwritten
 from arborcast.pipeline.run.weights import Stages
 
 Contexts: TypeAlias = Callable[[nn.Module], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -149,7 +150,9 @@ class TreatedPasses:
         given = [it.clone() for it in inputs]
         before = [it._version for it in given]
         made = module(*given)
-        self._overwrites[index] = [it._version for it in given] != before
+        overwritten = [it._version != version for it, version in zip(given, before, strict=True)]
+        check_overwritten(f"layers [{segment.start}, {segment.end})", inputs, overwritten)
+        self._overwrites[index] = any(overwritten)
         return made
 
 

@@ -10,13 +10,17 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
+from arborcast.pipeline.costs.layer_pass import storage_key
 from arborcast.pipeline.errors import PartitionError, first_line
 from arborcast.pipeline.model.layered import Layered, in_mode
 from arborcast.pipeline.model.meta import stand_ins
@@ -164,9 +168,10 @@ class FakeStage:
             taken = self._wires(self._start, values, samples)
         versions = [value._version for value in values]
         outputs = self._forward(self._stage, self._layers, values, training)
-        overwrites = any(value._version != version for value, version in zip(values, versions, strict=True))
+        overwritten = [value._version != before for value, before in zip(values, versions, strict=True)]
+        check_overwritten(self._layers, values, overwritten)
         given = self._wires(self._end, outputs, samples) if self._end in self._dims else ()
-        return Boundaries(taken, given, overwrites)
+        return Boundaries(taken, given, any(overwritten))
 
     @staticmethod
     def _forward(
@@ -200,6 +205,34 @@ def _wire(where: str, value: Any, dim: int, samples: int) -> TensorSpec:
         )
     shape = tuple(size // samples if at == dim else size for at, size in enumerate(value.shape))
     return TensorSpec(shape, value.dtype, dim, value.requires_grad)
+
+
+def check_overwritten(where: str, taken: Sequence[Tensor], overwritten: Sequence[bool]) -> None:
+    """Refuse a change in place of what another tensor has too, where messages or copies part the two.
+
+    Args:
+        where: layers, in words.
+        taken: what they take, as it came to be.
+        overwritten: which of it they change.
+
+    Raises:
+        PartitionError: there is such a pair.
+    """
+    for (i, one), (j, other) in combinations(enumerate(taken), 2):
+        if (overwritten[i] or overwritten[j]) and _overlap(one, other):
+            raise PartitionError(
+                f"{where}: must not change in place what tensors {i} and {j} of those that they take have in "
+                "common; clone one of them in the layer before"
+            )
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have elements in common; those of different sizes may."""
+    if storage_key(one) != storage_key(other) or one.element_size() != other.element_size():
+        return storage_key(one) == storage_key(other)
+    marks = np.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=np.bool_)
+    as_strided(marks[one.storage_offset() :], one.shape, one.stride())[...] = True
+    return bool(as_strided(marks[other.storage_offset() :], other.shape, other.stride()).any())
 
 
 def _forget_counts(module: nn.Module | None) -> None:

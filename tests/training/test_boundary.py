@@ -14,9 +14,11 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from arborcast.pipeline.costs.activations import Segment, Treatment  # noqa: E402
 from arborcast.pipeline.errors import PartitionError, first_line  # noqa: E402
 from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
 from arborcast.pipeline.run import boundary  # noqa: E402
+from arborcast.pipeline.run.activations import TreatedPasses, divided  # noqa: E402
 from arborcast.pipeline.run.assignment import Assignment  # noqa: E402
 from arborcast.pipeline.run.boundary import Boundaries, FakeStage, TensorSpec  # noqa: E402
 from arborcast.pipeline.run.messages import Arrival, Slice, packed, sharing  # noqa: E402
@@ -173,6 +175,43 @@ def test_what_may_not_cross(way: str, message: str) -> None:
     counts = {"constant": (3,), "turned": (FEATURES,)}.get(way, (3, 2))
     with pytest.raises(PartitionError, match=message):
         found(Divisible(Reshaping(way), nn.ReLU()), 1, 2, counts)
+
+
+class Columns(nn.Module):
+    """Gives columns of one tensor as two."""
+
+    def __init__(self, first: slice, second: slice) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y[:, self.first], y[:, self.second]
+
+
+class Overwriting(nn.Module):
+    """Changes the first tensor, and uses both."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.relu_().sum(1, keepdim=True) * y
+
+
+def test_one_memory_of_two_tensors_crosses_unless_what_both_have_is_changed() -> None:
+    """Messages, and copies for another forward pass, would part them."""
+    apart = Divisible(Columns(slice(2), slice(2, 6)), Overwriting())
+    assert found(apart, 1, 2).overwrites
+    shared = Divisible(Columns(slice(3), slice(2, 6)), Overwriting())
+    assert found(shared, 0, 2).given == ()
+    rule = r"layers \[1, 2\): must not change in place what tensors 0 and 1 of those"
+    with pytest.raises(PartitionError, match=rule):
+        found(shared, 1, 2)
+    for model, result in ((apart, nullcontext()), (shared, pytest.raises(PartitionError, match=rule))):
+        segments = Segment(0, 1, Treatment.KEEP), Segment(1, 2, Treatment.RECOMPUTE)
+        treated = TreatedPasses(divided(model, segments), segments, lambda _: (nullcontext(), nullcontext()))
+        with result:
+            made = treated.forward((torch.ones(3, FEATURES),), lambda again, it: (it,))
+            assert torch.equal(made, model(torch.ones(3, FEATURES)))
 
 
 def test_what_is_told_of_a_layer_without_a_shape() -> None:
