@@ -109,27 +109,35 @@ class TreatedPasses:
         self._overwrites: list[bool | None] = [None] * len(parts)  # whether a segment changes what it takes
         self.host = HostMemory()
 
-    def forward(self, inputs: tuple[Tensor, ...], enter: Callable[..., tuple[Tensor, ...]]) -> Any:
+    def forward(
+        self, inputs: tuple[Tensor, ...], enter: Callable[..., tuple[Tensor, ...]], end: Callable[[Any], Any]
+    ) -> Any:
         """Go through all segments.
 
         Args:
             inputs: of the stage.
             enter: `enter(again, *inputs)`, what the first segment takes of them; `again` in a checkpoint.
+            end: what to make of the result of the last segment, and with it, such as a loss.
         """
         if all(it.treatment is not Treatment.OFFLOAD for it, _ in self._parts):
-            return self._through(inputs, enter, None)
+            return self._through(inputs, enter, end, None)
         with self.host.offloading(self.module, inputs) as offloads:
-            made = self._through(inputs, enter, offloads)
+            made = self._through(inputs, enter, end, offloads)
             offloads.end()
         return made
 
     def _through(
-        self, inputs: tuple[Tensor, ...], enter: Callable[..., tuple[Tensor, ...]], offloads: Offloads | None
+        self,
+        inputs: tuple[Tensor, ...],
+        enter: Callable[..., tuple[Tensor, ...]],
+        end: Callable[[Any], Any],
+        offloads: Offloads | None,
     ) -> Any:
-        values, made = inputs, None
+        values, made, last = inputs, None, len(self._parts) - 1
         for index, (segment, module) in enumerate(self._parts):
             again = segment.treatment is Treatment.RECOMPUTE
-            run = partial(self._run, index, partial(enter, again) if index == 0 else None)
+            begin = partial(enter, again) if index == 0 else None
+            run = partial(self._run, index, begin, end if index == last else several)
             if again:
                 contexts = partial(self.contexts, module)
                 made = checkpoint(run, *values, use_reentrant=False, context_fn=contexts)
@@ -140,16 +148,22 @@ class TreatedPasses:
             values = several(made)
         return made
 
-    def _run(self, index: int, enter: Callable[..., tuple[Tensor, ...]] | None, *inputs: Tensor) -> Any:
+    def _run(
+        self,
+        index: int,
+        enter: Callable[..., tuple[Tensor, ...]] | None,
+        end: Callable[[Any], Any],
+        *inputs: Tensor,
+    ) -> Any:
         """A segment; if it is to begin with the same values again, on copies of what it changes in place."""
         segment, module = self._parts[index]
         if enter is not None:
-            return module(*enter(*inputs))
+            return end(module(*enter(*inputs)))
         if segment.treatment is not Treatment.RECOMPUTE or self._overwrites[index] is False:
-            return module(*inputs)
+            return end(module(*inputs))
         given = [it.clone() for it in inputs]
         before = [it._version for it in given]
-        made = module(*given)
+        made = end(module(*given))
         overwritten = [it._version != version for it, version in zip(given, before, strict=True)]
         check_overwritten(f"layers [{segment.start}, {segment.end})", inputs, overwritten)
         self._overwrites[index] = any(overwritten)

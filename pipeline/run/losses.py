@@ -84,6 +84,7 @@ class Losses:
     measured: dict[str, tuple[float, float]] = field(default_factory=dict)
     keeps: bool = False
     outputs: dict[int, Any] = field(default_factory=dict)
+    _made: tuple[Any, float | None] = (None, None)  # the output and the weight of what is to be added
     _batches: int = 0
     _shares: int = 0
     _checked: list[tuple[float, float]] = field(default_factory=list)  # least and greatest, by tensor
@@ -98,14 +99,26 @@ class Losses:
         self.pairs = 0
         self._batches += 1
 
-    def add(self, output: Any, targets: Any, microbatch: int) -> Tensor:
-        """The loss of one microbatch: what its backward pass begins with.
+    def of(self, targets: Any, microbatch: int, output: Any) -> Tensor:
+        """What the function gives for one microbatch, to be added; in a checkpoint it is called again later.
 
         Raises:
-            InputError: it is neither one number nor a pair, or not what was promised.
+            InputError: it is neither one number nor a pair.
         """
         with self.autocast():
             loss, weight = _sum_and_weight(self.function(output, targets))
+        if microbatch not in self.sums:
+            looks = self.check or self.metrics or self.keeps
+            self._made = _detached(output) if looks else None, weight
+        return loss
+
+    def add(self, loss: Tensor, targets: Any, microbatch: int) -> Tensor:
+        """The loss of one microbatch: what its backward pass begins with.
+
+        Raises:
+            InputError: it is not what was promised.
+        """
+        (output, weight), self._made = self._made, (None, None)
         if weight is not None and self.reduction == "sum":
             raise InputError("loss_fn: must return one number for loss_reduction sum, got a pair")
         count = self.counts[microbatch]
@@ -136,13 +149,11 @@ class Losses:
         Raises:
             InputError: a metric is neither one number nor a pair.
         """
-        tensors, structure = flatten(output)
-        detached = structure.rebuild(it.detach() for it in tensors)
         if self.keeps:
-            self.outputs[microbatch] = detached
+            self.outputs[microbatch] = output
         for name, metric in self.metrics.items():
             with torch.no_grad(), self.autocast():
-                found = metric(detached, targets)
+                found = metric(output, targets)
             value, weight = _sum_and_weight(found, f"metrics[{name!r}]")
             count = self.counts[microbatch]
             both = (value.item() * count, count) if weight is None else (value.item(), weight)
@@ -252,6 +263,11 @@ def _sum_and_weight(returned: Any, name: str = "loss_fn") -> tuple[Tensor, float
             f"got {_described(loss)}"
         )
     return loss.reshape(()), None if weight is None else float(weight)
+
+
+def _detached(output: Any) -> Any:
+    tensors, structure = flatten(output)
+    return structure.rebuild(it.detach() for it in tensors)
 
 
 def _described(value: Any) -> str:

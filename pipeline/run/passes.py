@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,14 +74,13 @@ class StagePasses:
         self.doing = f"forward pass of microbatch {microbatch}"
         began_ns = time.perf_counter_ns()
         torch.default_generator.manual_seed(seed)  # recomputation begins there again
+        is_last = self.assignment.is_last
+        end = partial(self.losses.of, targets, microbatch) if is_last else several
         if self._treated is None:
-            outputs = self.module(*self._entered(False, *inputs))
+            made = end(self.module(*self._entered(False, *inputs)))
         else:
-            outputs = self._treated.forward(inputs, self._entered)
-        if not self.assignment.is_last:  # of the last stage it is what the model returns
-            outputs = several(outputs)
-        if self.assignment.is_last:  # the loss holds what it needs of the outputs, which need not be kept
-            outputs = (self.losses.add(outputs, targets, microbatch),)
+            made = self._treated.forward(inputs, self._entered, end)
+        outputs = (self.losses.add(made, targets, microbatch),) if is_last else made
         if self.training or not self.assignment.is_last:
             self._kept[microbatch] = inputs, outputs
         self._note(Phase.FORWARD, microbatch, began_ns)

@@ -310,7 +310,7 @@ def counted(targets: Sequence[Tensor]) -> list[int]:
     found = []
     for each in targets:
         losses.begin(each[:1], 1.0)
-        losses.add(output, each, 0)
+        losses.add(losses.of(each, 0, output), each, 0)
         found.append(calls)
         calls = 0
     return found

@@ -222,5 +222,5 @@ def test_as_many_inputs_as_the_model_takes() -> None:
 @pytest.mark.parametrize(("dtype", "weight"), [(torch.float16, 1e-8), (torch.bfloat16, 1e-3)])
 def test_a_weight_is_not_rounded_to_the_type_of_the_loss(dtype: torch.dtype, weight: float) -> None:
     losses = Losses(lambda output, _: output, "mean", [1], round(1 / weight), lambda it: it, nullcontext)
-    start = losses.add(torch.tensor([3.0], dtype=dtype, requires_grad=True), None, 0)
+    start = losses.add(losses.of(None, 0, torch.tensor([3.0], dtype=dtype, requires_grad=True)), None, 0)
     assert start.item() == pytest.approx(3 * weight, rel=1e-6)

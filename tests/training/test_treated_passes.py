@@ -96,7 +96,7 @@ def twice(module):
     return nullcontext(), nullcontext()
 
 
-def run(choice, contexts=once, microbatches=3):
+def run(choice, contexts=once, microbatches=3, end=lambda made: made):
     """Forward and backward passes of the stage: gradients and buffers, bytes kept, at most and moved."""
     whole, segments = model(), segments_of(choice)
     stage = divided(whole, segments)
@@ -108,7 +108,7 @@ def run(choice, contexts=once, microbatches=3):
         ends = []
         for number, one in enumerate(inputs):
             torch.manual_seed(number)
-            ends.append(treated.forward((one,), lambda again, it: (it.view_as(it),)))
+            ends.append(treated.forward((one,), lambda again, it: (it.view_as(it),), end))
             live.leave_out(ends[-1])  # counted where it is taken
         kept = live.now()
         with torch.no_grad():
@@ -148,6 +148,23 @@ def test_bytes_are_those_of_the_prediction(choice):
         assert (moved > 0) == (OFFLOAD in dict(choice))
 
 
+@pytest.mark.parametrize("choice", CHOICES[1:3], ids=named)
+def test_a_loss_belongs_to_the_last_segment(choice):
+    """Of which a checkpoint keeps what it takes in: nothing of the loss, which is larger than all else."""
+
+    def loss(made):
+        return torch.outer(made.flatten(), made.flatten()).logsumexp(0).mean()
+
+    torch.manual_seed(7)
+    expected = run(CHOICES[0], end=loss)
+    torch.manual_seed(7)
+    found = run(choice, twice, end=loss)
+    assert found[2] == run(choice, twice)[2]
+    assert expected[2] - run(CHOICES[0])[2] > 3 * (SAMPLES * WIDTH) ** 2
+    for one, other in zip(expected[0], found[0], strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_segment_that_changes_what_it_takes_begins_again_with_the_same():
     """A ReLU in place at the head of a checkpoint, of a tensor that another layer gave."""
     torch.manual_seed(0)
@@ -161,7 +178,9 @@ def test_a_segment_that_changes_what_it_takes_begins_again_with_the_same():
         segments = Segment(0, 1, KEEP), Segment(1, 2, treatment)
         treated = TreatedPasses(divided(whole, segments), segments, once)
         for _ in range(2):  # the second time it is known whether a copy is needed
-            made = treated.forward((torch.ones(3, 4),), lambda again, it: (it,))
-            made.square().sum().backward()
+            made = treated.forward(
+                (torch.ones(3, 4),), lambda again, it: (it,), lambda made: made.square().sum()
+            )
+            made.backward()
         found.append([it.grad for it in whole.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
