@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from arborcast.pipeline.operators import Given, Operand, OperatorTrace, Primitive
+from arborcast.pipeline.sharding.repeats import classes
 
 Labels = tuple[int | None, ...]
 """For each dimension the number of its label; None where it must be whole."""
@@ -149,6 +150,11 @@ class Graph:
             for number, operator in enumerate(self.operators)
             for which, tensor in enumerate(operator.outputs)
         }
+
+    @cached_property
+    def classes(self) -> tuple[int, ...]:
+        """For each operator the first one that is the same in an equal block."""
+        return classes(self)
 
     @cached_property
     def unknown(self) -> tuple[str, ...]:

@@ -136,6 +136,7 @@ class FabricPrices:
         default_factory=dict, repr=False, compare=False
     )
     _times: dict[tuple[_Key, int], int] = field(default_factory=dict, repr=False, compare=False)
+    _keys: dict[tuple[Kind, Axes], _Key] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def ps(self, kind: Kind, axes: Axes, size_bytes: int) -> int | None:
         """As `CollectivePrices` says."""
@@ -159,7 +160,9 @@ class FabricPrices:
         return self._rates[key]
 
     def _key(self, kind: Kind, axes: Axes) -> _Key:
-        return kind, self.mesh.ranks, self.mesh.groups(axes)
+        if (kind, axes) not in self._keys:
+            self._keys[kind, axes] = kind, self.mesh.ranks, self.mesh.groups(axes)
+        return self._keys[kind, axes]
 
     def _rate(self, key: _Key) -> Fraction:
         kind, _, groups = key

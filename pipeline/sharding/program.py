@@ -25,7 +25,6 @@ import numpy as np
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.evaluation import Cost, cost_of
 from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
-from arborcast.pipeline.sharding.repeats import classes
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import Spec, spec_of
 from arborcast.pipeline.sharding.strategies import Crossing, Demand, Strategy, crossing, strategies
@@ -94,7 +93,7 @@ def shard(
     """
     deadline = Deadline.after(deadline_s)
     words = f"mesh {setting.prices.mesh} of ranks {list(setting.prices.mesh.ranks)}"
-    grouping = classes(graph) if alike else tuple(range(len(graph.operators)))
+    grouping = graph.classes if alike else tuple(range(len(graph.operators)))
     program = _Program(graph, setting, grouping, allowed)
     found = program.solve(memory_bytes, deadline)
     if found is None and memory_bytes is None:

@@ -8,8 +8,10 @@ may want to be divided unlike (by columns, then by rows).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
+if TYPE_CHECKING:
+    from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
 
 LEAST = 4
 """Operators of a block."""

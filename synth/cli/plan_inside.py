@@ -49,7 +49,7 @@ def choose_inside(
     from arborcast.pipeline.sharding.graph import merged
 
     made, example, loss = model
-    traced = trace(made, example, loss)
+    traced = trace(made, example, loss, evaluation=False)
     samples = traced.training.captured.example if batch is None else batch
     if samples % microbatches:
         raise InputError(f"batch of {samples} samples: must split into {microbatches} equal microbatches")
@@ -112,10 +112,9 @@ def _mesh(tried: OnMesh, microbatches: int) -> dict[str, Any]:
 
 def _operators(found: Choice) -> list[dict[str, Any]]:
     """A row for every operator and parameter; those that repeat, once."""
-    from arborcast.pipeline.sharding.repeats import classes
     from arborcast.pipeline.sharding.specs import shown
 
-    grouping = classes(found.graph)
+    grouping = found.graph.classes
     count = Counter(grouping)
     rows = []
     for number, (operator, way) in enumerate(zip(found.graph.operators, found.sharding.chosen, strict=True)):

@@ -448,6 +448,10 @@ def test_evaluation_with_other_operators() -> None:
         PartitionError, match=r"cannot be evaluated in stages: in training it runs aten\.mul\.Tensor"
     ):
         segment.eval()(X)
+    once = trace(model, X, evaluation=False).divide(0, layered.depth)
+    assert torch.equal(once(X), model(X))
+    with pytest.raises(PartitionError, match="Deep: must be traced with evaluation=True to be evaluated"):
+        once.eval()(X)
 
 
 def test_training_may_ask_for_contiguous_values() -> None:

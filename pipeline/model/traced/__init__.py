@@ -34,6 +34,7 @@ def trace(
     *,
     layers: int | Literal["all"] | None = None,
     strict: bool = False,
+    evaluation: bool = True,
 ) -> Traced:
     """Partition a model by its graph into layers that a pipeline can cut between.
 
@@ -59,6 +60,8 @@ def trace(
             reads besides stays as it is now.
         layers: how many; "all" for one per legal cut; None for at most 64 at cuts that few bytes cross.
         strict: whether torch.export analyses bytecode instead of running the model.
+        evaluation: whether it is traced in evaluation too, which takes as long again; without, it can be
+            planned for and trained, not evaluated.
 
     Raises:
         PartitionError: the model cannot be traced (names the construct and its line), returns something that
@@ -70,15 +73,19 @@ def trace(
     training = tabulate(capture(model, given, training=True, strict=strict, loss_fn=loss_fn))
     name = type(model).__name__
     _check_outputs(name, training)
-    evaluation = _evaluation(model, given, training, strict=strict, loss_fn=loss_fn)
+    other = (
+        _evaluation(model, given, training, strict=strict, loss_fn=loss_fn)
+        if evaluation
+        else f"model {name}: must be traced with evaluation=True to be evaluated"
+    )
     return Traced(
         model=model,
         training=training,
-        evaluation=evaluation,
+        evaluation=other,
         cuts=chosen_cuts(training, name, layers),
         holdings=holdings(model),
         arguments=replace(given, tensors=()),
-        **_losses(name, [training, *([] if isinstance(evaluation, str) else evaluation[:1])]),
+        **_losses(name, [training, *([] if isinstance(other, str) else other[:1])]),
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -53,34 +54,86 @@ def is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """In place of an input of an operator: which one, and its tensors, as `_Form`, or numbers."""
+
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """All of a tensor but its data."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def stand_in(self) -> Tensor:
+        """Always a new one: an operator such as unsqueeze_ changes the shape of what it is given."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operator with what it is given, by sizes: of blocks that repeat, one stands for all.
+
+    Attributes:
+        target: the operator.
+        text: of `given`, which says all of it.
+        given: positional and named arguments, with `_Given` for inputs.
+    """
+
+    target: torch._ops.OpOverload
+    text: str
+    given: Any = field(compare=False)
+
+
 def _rehearsed(node: fx.Node, sizes: Sizes) -> tuple[tuple[fx.Node, ...], int]:
     """The inputs whose memory the value shares, and FLOPs: found by running it on tensors without data."""
     inputs = [source for source in node.all_input_nodes if "val" in source.meta]
-    is_operator = isinstance(node.target, torch._ops.OpOverload)
-    known = {
-        it.name: tree_map(sizes.stand_in, it.meta["val"]) if is_operator else it.meta["val"] for it in inputs
-    }
-    counter = FlopCounterMode(display=False)
     try:
-        with torch.no_grad(), counter:
-            made = _rehearse(node, known)
+        if isinstance(node.target, torch._ops.OpOverload):
+            numbers, flops = _rehearse(_call(node, node.target, inputs, sizes))
+            return tuple(inputs[number] for number in numbers), flops
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            mine = set(_storages(_rehearse_as_traced(node)))
+        shares = tuple(source for source in inputs if mine & set(_storages(source.meta["val"])))
+        return shares, sizes.of(counter.get_total_flops())
     except Exception:  # any operator may be here, with errors of its own
         # Nothing is lost but precision: then it counts as sharing memory with all it reads.
         log.debug("operator %s cannot be rehearsed", node.name, exc_info=True)
         return tuple(inputs), 0
-    mine = set(_storages(made))
-    shares = tuple(source for source in inputs if mine & set(_storages(known[source.name])))
-    return shares, sizes.of(counter.get_total_flops())
 
 
-def _rehearse(node: fx.Node, stand_in: dict[str, Any]) -> Any:
-    """The value of an operator for these inputs, on the device that holds no data."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return _rehearse_as_traced(node)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: stand_in[source.name])
+def _call(node: fx.Node, target: torch._ops.OpOverload, inputs: list[fx.Node], sizes: Sizes) -> _Call:
+    def form(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            strides = tuple(sizes.of(step) for step in value.stride())
+            return _Form(sizes.shape(value), strides, value.dtype)
+        return sizes.of(value) if isinstance(value, torch.SymInt) else value
+
+    known = {it.name: _Given(number, tree_map(form, it.meta["val"])) for number, it in enumerate(inputs)}
+    given = fx.map_arg((node.args, node.kwargs), lambda source: known[source.name])
+    return _Call(target, repr(given), given)
+
+
+@lru_cache(maxsize=4096)
+def _rehearse(call: _Call) -> tuple[tuple[int, ...], int]:
+    """The numbers of the inputs whose memory the value shares, and FLOPs, on the device that holds no data."""
+    known: dict[int, Any] = {}
+
+    def stand_in(given: _Given) -> Any:
+        made = tree_map_only(_Form, _Form.stand_in, given.value)
+        return known.setdefault(given.number, made)
+
+    args, kwargs = tree_map_only(_Given, stand_in, call.given)
     args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (args, kwargs))
-    with torch.device("meta"):
-        return node.target(*args, **kwargs)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, torch.device("meta"):
+        mine = set(_storages(call.target(*args, **kwargs)))
+    numbers = tuple(number for number in sorted(known) if mine & set(_storages(known[number])))
+    return numbers, int(counter.get_total_flops())
 
 
 def _rehearse_as_traced(node: fx.Node) -> Any:

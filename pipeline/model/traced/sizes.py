@@ -7,6 +7,7 @@ layers to whoever traces it: the profiler, a planner on another machine, every r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,8 +34,7 @@ class Sizes:
         """A size; 1 where it depends on the values of tensors."""
         if isinstance(size, int):
             return size
-        value = size.node.expr.subs(self.symbol, self.samples)
-        return int(value) if value.is_Integer else 1
+        return _value(size.node.expr, self.symbol, self.samples)
 
     def shape(self, value: Tensor) -> tuple[int, ...]:
         """The shape of a tensor."""
@@ -60,3 +60,9 @@ class Sizes:
             strides = [self.of(step) for step in value.stride()]
             return torch.empty_strided(self.shape(value), strides, dtype=value.dtype, device="meta")
         return self.of(value) if isinstance(value, torch.SymInt) else value
+
+
+@lru_cache(maxsize=4096)
+def _value(expression: Any, symbol: Any, samples: int) -> int:
+    value = expression.subs(symbol, samples)
+    return int(value) if value.is_Integer else 1
