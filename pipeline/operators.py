@@ -57,6 +57,7 @@ class Primitive:
         output: what it makes.
         parts: into at most how many equal parts each label may be divided; any divisor will do.
         summed: labels whose parts give results that must be added up.
+        sample: the label of the dimension that counts samples; None where there is none.
         flops: of the forward pass.
         backward_flops: of the backward pass.
         dtype: of its arithmetic.
@@ -75,6 +76,7 @@ class Primitive:
     output: Operand
     parts: dict[str, int]
     summed: frozenset[str] = frozenset()
+    sample: str | None = None
     flops: int = 0
     backward_flops: int = 0
     dtype: str = "float32"

@@ -227,7 +227,6 @@ class _Merger:
     def __init__(self) -> None:
         self.groups: list[_Group] = []
         self.home: dict[str, int] = {}
-        self.samples: dict[str, int] = {}  # the dimension that counts them, by value
         self.trained: set[str] = set()
         self.memory: dict[str, str] = {}
         self.crossing: set[str] = set()
@@ -240,7 +239,7 @@ class _Merger:
         if given.is_trained:
             self.trained.add(given.name)
         if not given.is_parameter and given.shape:
-            self.samples[given.name] = group.sample = 0
+            group.sample = 0
         self.memory[given.name] = given.name
         self.groups.append(group)
         self._made(group, len(self.groups) - 1, Tensor(given.name, labels, given.shape, given.size_bytes))
@@ -298,6 +297,8 @@ class _Merger:
         ):
             return None
         made = {label for label in primitive.output.dims if label is not None}
+        if any(primitive.parts[label] > 1 for label in made - set(numbers) - dropped):
+            return None  # a dimension that the group's own values are repeated along
         lost = {number for tensor in self._read_here(primitive, group) for number in tensor.labels}
         lost -= {number for label, number in numbers.items() if label in made}
         return None if any(it is not None and group.parts[it] > 1 for it in lost) else numbers
@@ -324,14 +325,13 @@ class _Merger:
     def _enter(self, primitive: Primitive, home: int, numbers: dict[str, int], *, is_first: bool) -> None:
         group = self.groups[home]
         is_trained = primitive.name in self.trained
+        if group.sample is None and primitive.sample is not None:
+            group.sample = numbers.get(primitive.sample)
         output = _numbered(primitive.output, numbers)
         touched = [(_present(output), output.size_bytes)]
         for operand in primitive.inputs:
             tensor = _numbered(operand, numbers, kept=operand.kept and is_trained)
             touched.append((_present(tensor), tensor.size_bytes))
-            at = self.samples.get(operand.value)
-            if at is not None and tensor.labels[at] is not None:
-                group.sample = tensor.labels[at]
             if self.home[operand.value] != home:
                 (group.inputs if is_first else group.joined).append(tensor)
                 self.crossing.add(operand.value)
@@ -340,8 +340,6 @@ class _Merger:
         source = primitive.inputs[0].value if primitive.inputs else primitive.name
         is_view = not primitive.moves and source in self.memory
         self.memory[primitive.name] = self.memory[source] if is_view else primitive.name
-        if group.sample is not None and group.sample in output.labels:
-            self.samples[primitive.name] = output.labels.index(group.sample)
         self._made(group, home, output)
         if primitive.output.kept:
             self._keep(group, output)

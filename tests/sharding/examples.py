@@ -64,6 +64,7 @@ class Writer:
                 self.operand(name, ("b", "n")),
                 {"b": batch, "n": outer, "k": inner},
                 frozenset("k"),
+                "b",
                 flops,
                 gradients * flops,
             )
@@ -75,7 +76,9 @@ class Writer:
         dims: Dims = ("b", "n")
         parts = {"b": rows, "n": columns}
         read = self.operand(x, dims, True)
-        self.lines.append(Primitive(name, "gelu", (read,), self.operand(name, dims), parts, is_cheap=True))
+        self.lines.append(
+            Primitive(name, "gelu", (read,), self.operand(name, dims), parts, sample="b", is_cheap=True)
+        )
         return name
 
     def add(self, name: str, x: str, y: str) -> str:
@@ -83,14 +86,18 @@ class Writer:
         dims: Dims = ("b", "n")
         parts = {"b": rows, "n": columns}
         both = (self.operand(x, dims), self.operand(y, dims))
-        self.lines.append(Primitive(name, "add", both, self.operand(name, dims), parts, is_cheap=True))
+        self.lines.append(
+            Primitive(name, "add", both, self.operand(name, dims), parts, sample="b", is_cheap=True)
+        )
         return name
 
     def softmax(self, name: str, x: str) -> str:
         rows, _ = self.shapes[name] = self.shapes[x]
         dims: Dims = ("b", None)
         output = self.operand(name, dims, True)
-        self.lines.append(Primitive(name, "softmax", (self.operand(x, dims),), output, {"b": rows}))
+        self.lines.append(
+            Primitive(name, "softmax", (self.operand(x, dims),), output, {"b": rows}, sample="b")
+        )
         return name
 
     def graph(self) -> Graph:

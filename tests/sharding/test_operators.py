@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,84 +15,6 @@ from arborcast.pipeline.model.traced.rules import Call, form_of
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.sharding.graph import merged
 from arborcast.pipeline.sharding.repeats import classes
-
-aten = torch.ops.aten
-
-
-def values(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
-
-
-CASES: dict[str, tuple[Callable[..., Any], dict[str, Tensor], dict[str, Any]]] = {
-    "linear": (
-        aten.linear,
-        {"input": values(4, 6, 8), "weight": values(10, 8)},
-        {},
-    ),
-    "matmul": (aten.matmul, {"self": values(4, 1, 6, 8), "other": values(2, 8, 10)}, {}),
-    "bmm": (aten.bmm, {"self": values(4, 6, 8), "mat2": values(4, 8, 10)}, {}),
-    "conv2d": (aten.conv2d, {"input": values(4, 6, 5, 5), "weight": values(8, 6, 3, 3)}, {}),
-    "conv1d": (
-        lambda x, weight, _: aten.conv1d(x, weight, groups=x.size(1) // 2),
-        {"input": values(4, 4, 7), "weight": values(6, 2, 3)},
-        {"groups": 2},
-    ),
-    "scaled_dot_product_attention": (
-        aten.scaled_dot_product_attention,
-        {"query": values(4, 2, 6, 8), "key": values(4, 2, 6, 8), "value": values(4, 2, 6, 8)},
-        {},
-    ),
-    "layer_norm": (
-        aten.layer_norm,
-        {"input": values(4, 6, 8)},
-        {"normalized_shape": [8]},
-    ),
-    "softmax": (aten.softmax, {"self": values(4, 6, 8)}, {"dim": 1}),
-    "mean": (aten.sum, {"self": values(4, 6, 8)}, {"dim": [1]}),
-    "view": (lambda x: x.reshape(*x.shape[:2], -1, 2), {"self": values(4, 6, 8)}, {}),
-    "transpose": (aten.transpose, {"self": values(4, 6, 8)}, {"dim0": 0, "dim1": -1}),
-    "permute": (aten.permute, {"self": values(4, 6, 8)}, {"dims": [2, 0, 1]}),
-    "add": (aten.add, {"self": values(4, 6, 8), "other": values(6, 1)}, {}),
-    "gelu": (aten.gelu, {"self": values(4, 6)}, {}),
-    "select": (aten.select, {"self": values(4, 6, 8)}, {"dim": 1, "index": 2}),
-    "max_pool2d": (lambda x: aten.max_pool2d(x, 2), {"self": values(4, 6, 8, 8)}, {}),
-    "mse_loss": (
-        lambda x, target: aten.mse_loss(x, target, 2),
-        {"self": values(4, 6), "target": values(4, 6)},
-        {},
-    ),
-    "cross_entropy_loss": (
-        lambda x, target: aten.cross_entropy_loss(x, target, None, 2),
-        {"self": values(4, 6), "target": torch.tensor([1, 0, 5, 3])},
-        {},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", CASES)
-def test_parts_of_every_label_put_together_are_the_whole(kind):
-    run, tensors, options = CASES[kind]
-    whole = run(*tensors.values(), *options.values())
-    call = Call({name: tuple(it.shape) for name, it in tensors.items()}, options, tuple(whole.shape))
-    form = form_of(kind, call, is_pointwise=True)
-    assert form is not None
-    inside = {label for labels, _, _ in form.statistics for label in labels}
-    labels = {label for dims in (form.output, *form.inputs.values()) for label in dims if label} - inside
-    assert labels
-    for label in labels:
-        halves = []
-        for half in (0, 1):
-            parts = [
-                it.chunk(2, form.inputs[name].index(label))[half]
-                if label in form.inputs.get(name, ())
-                else it
-                for name, it in tensors.items()
-            ]
-            halves.append(run(*parts, *options.values()))
-        is_summed = label in form.summed
-        assert is_summed != (label in form.output), "a label is either summed or in the result"
-        result = halves[0] + halves[1] if is_summed else torch.cat(halves, form.output.index(label))
-        torch.testing.assert_close(result, whole)
 
 
 def test_a_table_of_tokens_is_divided_by_rows_and_columns():

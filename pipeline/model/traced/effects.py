@@ -121,7 +121,7 @@ def _call(node: fx.Node, target: torch._ops.OpOverload, inputs: list[fx.Node], s
 
 @lru_cache(maxsize=4096)
 def _rehearse(call: _Call) -> tuple[tuple[int, ...], int]:
-    """The numbers of the inputs whose memory the value shares, and FLOPs, on the device that holds no data."""
+    """The numbers of the inputs whose memory the value shares, and FLOPs, found without data."""
     known: dict[int, Any] = {}
 
     def stand_in(given: _Given) -> Any:

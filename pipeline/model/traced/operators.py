@@ -108,6 +108,7 @@ class _Reader:
             output=output,
             parts=_parts(form, shapes, shape),
             summed=form.summed,
+            sample=_sample(form, node, read),
             flops=flops,
             backward_flops=_backward(kind, flops, len(gets)),
             dtype=str(value.dtype).removeprefix("torch."),
@@ -137,6 +138,19 @@ def _parts(form: Form, shapes: Mapping[str, tuple[int, ...]], output: tuple[int,
             if label is not None:
                 found[label] = math.gcd(found.get(label, 0), size)
     return found
+
+
+def _sample(form: Form, node: fx.Node, read: Mapping[str, fx.Node]) -> str | None:
+    """The label of the only dimension, of the result or of what is read, whose size depends on samples."""
+    values = [
+        (form.output, node),
+        *((form.inputs[name], it) for name, it in read.items() if name in form.inputs),
+    ]
+    for dims, it in values:
+        counting = [dim for dim, size in enumerate(_tensor(it).shape) if isinstance(size, torch.SymInt)]
+        if len(counting) == 1 and dims[counting[0]] is not None:
+            return dims[counting[0]]
+    return None
 
 
 def _backward(kind: str, flops: int, gradients: int) -> int:

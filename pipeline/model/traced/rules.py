@@ -61,7 +61,7 @@ class Form:
     moves: bool = True
 
 
-Rule = Callable[[Call], Form]
+Rule = Callable[[Call], Form | None]
 
 
 def form_of(kind: str, call: Call, *, is_pointwise: bool) -> Form | None:
@@ -146,8 +146,27 @@ def _product(left: str, right: str, bias: str = "") -> Rule:
     return rule
 
 
-def _convolution(call: Call) -> Form:
+def _einsum(call: Call) -> Form | None:
+    """Letters are labels; none for diagonals, or where letters are left out."""
+    left, arrow, right = call.options["equation"].replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not arrow or "." in left or any(len(set(term)) < len(term) for term in terms):
+        return None
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, call.shapes.values(), strict=True):
+        for letter, size in zip(term, shape, strict=True):
+            sizes[letter] = max(size, sizes.get(letter, 1))
+    inputs: dict[str, Dims] = {
+        name: tuple(it if size == sizes[it] else None for it, size in zip(term, shape, strict=True))
+        for term, (name, shape) in zip(terms, call.shapes.items(), strict=True)
+    }
+    return Form(inputs, tuple(right), frozenset(sizes) - set(right), frozenset(inputs))
+
+
+def _convolution(call: Call) -> Form | None:
     """By samples, by channels that are made, by channels that are read; groups of channels stay together."""
+    if call.options.get("transposed"):
+        return None
     groups = call.options.get("groups", 1)
     space = (None,) * (len(call.output) - 2)
     kept = frozenset(("input", "weight"))
@@ -316,6 +335,8 @@ def _pieces(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
 def _along(call: Call) -> Form:
     """What takes a tensor apart, or puts some together, along one dimension, which stays whole."""
     first = next(iter(call.shapes.values()))
+    if len(call.shapes) == 1 and first == call.output:  # all of it
+        return _same(call)
     axis = call.options.get("dim", 0) % len(call.output if len(call.output) >= len(first) else first)
     dims: list[str | None] = [*_labels(len(first))]
     if len(call.output) == len(first):
@@ -372,7 +393,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("cat", "stack", "split", "split_with_sizes", "chunk", "slice", "select", "unbind"), _along
     ),
-    "expand": _expand,
+    **dict.fromkeys(("expand", "expand_as"), _expand),
+    "einsum": _einsum,
+    "where": _keeping("condition"),
     **dict.fromkeys(("detach", "alias", "getitem"), _same),
     **dict.fromkeys(("dropout", "contiguous", "clone", "to", "_to_copy"), _keeping()),
     **dict.fromkeys(("relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt"), _keeping("output")),
