@@ -271,6 +271,9 @@ class _Program:
         values, bound = _run(model, deadline)
         if values is None:
             return None
+        return self._chosen(values), bound * scale
+
+    def _chosen(self, values: Any) -> list[Strategy | None]:
         chosen: dict[int, Strategy] = {}
         for first, columns in self.strategy_columns.items():
             best = max(range(len(columns)), key=lambda it: values[columns[it]])
@@ -280,16 +283,17 @@ class _Program:
             if values[column] > weight.get(first, 0.5):
                 weight[first] = values[column]
                 chosen[first] = way
-        return [chosen.get(self.grouping[number]) for number in range(len(self.grouping))], bound * scale
+        return [chosen.get(self.grouping[number]) for number in range(len(self.grouping))]
 
     def least_memory(self, deadline: Deadline) -> int:
-        """Bytes of one rank without which nothing fits."""
+        """Bytes of one rank without which nothing fits; where time runs out, fewer than that."""
         unit = max(max(self.memory, default=1), 1)
         model = _model(self.rows, [it / unit for it in self.memory], self.whole)
         values, bound = _run(model, deadline)
         if values is None:
             raise PlanError("sharding: no choice has links for all of its collectives on this mesh")
-        return math.floor(bound * unit)
+        least = cost_of(self.graph, self._chosen(values), self.setting).memory_bytes
+        return least if least <= bound * unit * (1 + 1e-6) + 1 else math.floor(bound * unit)
 
 
 def _undominated(

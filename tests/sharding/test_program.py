@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
@@ -14,8 +15,8 @@ from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.program import Sharding, shard
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import shown
-from arborcast.pipeline.sharding.strategies import strategies
+from arborcast.pipeline.sharding.specs import Spec, local_bytes, shown, spec_of
+from arborcast.pipeline.sharding.strategies import Strategy, strategies
 from arborcast.synth.collective import Kind
 from tests.sharding.examples import Writer, mlp, on_ring
 
@@ -116,8 +117,8 @@ def test_gradients_come_back_as_drawn():
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> tuple[Graph, Setting]:
-    """Two products with weights, with or without a residual, on two ranks."""
+def questions(draw: st.DrawFn, shapes: Sequence[tuple[int, ...]] = ((2,),)) -> tuple[Graph, Setting]:
+    """Two products with weights, with or without a residual."""
     batch, width, inner = (draw(st.sampled_from([1, 2, 3, 8, 64])) for _ in range(3))
     it = Writer()
     x = it.input("x", batch, width)
@@ -128,8 +129,30 @@ def questions(draw: st.DrawFn) -> tuple[Graph, Setting]:
         up = it.softmax("inner softmax", up)
     down = it.linear("down", up, it.weight("w2", inner, inner))
     it.softmax("softmax", it.add("sum", down, up) if draw(st.booleans()) else down)
-    rate = draw(st.sampled_from([1, 5, 100]))
-    return it.graph(), on_ring((2,), rate, microbatches=draw(st.integers(1, 3)))
+    shape, rate = draw(st.sampled_from(shapes)), draw(st.sampled_from([1, 5, 100]))
+    counts = st.integers(1, 3)
+    return it.graph(), on_ring(shape, rate, microbatches=draw(counts), in_flight=draw(counts))
+
+
+def memory_of(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> int:
+    """Bytes of a rank: weights and gradients as stored, Adam's state as updated, and each tensor that a
+    backward pass reads once for every microbatch in flight."""
+    weights = 0
+    kept: dict[tuple[str, Spec], int] = {}
+    for operator, way in zip(graph.operators, chosen, strict=True):
+        if way is None:
+            continue
+        if way.update is not None:
+            (whole,) = operator.outputs
+            weights += 2 * local_bytes(whole.size_bytes, way.outputs[0], setting.sizes)
+            weights += 2 * local_bytes(whole.size_bytes, way.update, setting.sizes)
+        read = [(it, demand.spec) for it, demand in zip(operator.reads, way.demands, strict=True) if it.kept]
+        for tensor, spec in read + [(it, spec_of(it, way.after)) for it in operator.kept]:
+            source = graph.operators[graph.maker[tensor.value][0]] if tensor.value in graph.maker else None
+            if source is None or source.kind != "parameter":
+                key = graph.memory[tensor.value], spec
+                kept[key] = local_bytes(tensor.size_bytes, spec, setting.sizes)
+    return weights + setting.in_flight * sum(kept.values())
 
 
 @given(questions(), st.integers(0, 3))
@@ -137,7 +160,10 @@ def questions(draw: st.DrawFn) -> tuple[Graph, Setting]:
 def test_no_choice_of_all_is_better(question, tightness):
     graph, setting = question
     ways = [strategies(graph, it, setting) or (None,) for it in graph.operators]
-    costs = [cost_of(graph, choice, setting) for choice in product(*ways)]
+    choices = list(product(*ways))
+    costs = [cost_of(graph, choice, setting) for choice in choices]
+    for choice, cost in list(zip(choices, costs, strict=True))[:: max(1, len(costs) // 50)]:
+        assert cost.memory_bytes == memory_of(graph, choice, setting)
     sizes = sorted({it.memory_bytes for it in costs})
     limit = sizes[len(sizes) * tightness // 4]
     best = min(it.total_ps(setting.microbatches) for it in costs if it.memory_bytes <= limit)
@@ -150,20 +176,27 @@ def test_no_choice_of_all_is_better(question, tightness):
         shard(graph, setting, memory_bytes=sizes[0] - 1, alike=False)
 
 
-def test_never_worse_than_a_fixed_layout():
-    for batch, inner in ((64, 64), (8, 512), (2, 2048)):
-        graph = mlp(batch, 64, inner)
-        for shape in ((4,), (2, 2)):
-            setting = on_ring(shape, 10)
-            free = shard(graph, setting)
-            fixed = {}
-            for name, layout in LAYOUTS.items():
-                try:
-                    fixed[name] = shard(graph, setting, allowed=layout(shape)).total_ps
-                except PlanError:  # two groups of a ring of four that are no neighbours
-                    assert setting.prices.ps(Kind.ALLREDUCE, (0,), 4) is None
-            assert fixed
-            assert free.total_ps <= min(fixed.values())
+@given(questions(((2,), (4,), (2, 2))), st.sampled_from([None, 2, 3]))
+@settings(max_examples=12, deadline=None)
+def test_never_worse_than_a_fixed_layout(question, tightness):
+    graph, setting = question
+    free = shard(graph, setting)
+    limit = None if tightness is None else free.cost.memory_bytes * tightness // 4
+    try:
+        free = shard(graph, setting, memory_bytes=limit)
+    except PlanError as error:  # what does not fit freely fits no layout
+        free, short = None, str(error)
+        assert "short" in short
+    for layout in LAYOUTS.values():
+        try:
+            fixed = shard(graph, setting, memory_bytes=limit, allowed=layout(setting.sizes))
+        except PlanError as error:
+            # nothing fits, or two groups of a ring of four that are no neighbours
+            assert "short" in str(error) or setting.prices.ps(Kind.ALLREDUCE, (0,), 4) is None
+        else:
+            assert free is not None
+            assert free.total_ps <= fixed.total_ps
+            assert limit is None or fixed.cost.memory_bytes <= limit
 
 
 def test_memory_makes_weights_be_gathered():
