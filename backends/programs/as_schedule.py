@@ -1,25 +1,28 @@
 """A program that is a set of trees or of steps, as a schedule: to simulate, draw, compare and run it.
 
-Messages become transfers of one chunk each, in steps that keep to what a rank held when it sent. Chunks that
-take the same way become one. What a program does beyond that, such as keeping several sums of one chunk
-apart, a schedule cannot say; the verifier of schedules has the last word.
+Messages, and what ranks put into each other's memory, become transfers of one chunk each, in steps that keep
+to what a rank held when it was sent (`whereabouts`). Chunks that take the same way become one. What a program
+does beyond that, such as keeping several sums of one chunk apart, a schedule cannot say; the verifier of
+schedules has the last word.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
 
 from arborcast.backends.programs.checking.check import check_program
+from arborcast.backends.programs.checking.memory import buffers, given, wanted
+from arborcast.backends.programs.checking.one_sided_run import Execution
 from arborcast.backends.programs.checking.progress import run
-from arborcast.backends.programs.checking.structure import Flat, flatten
+from arborcast.backends.programs.checking.structure import flatten
 from arborcast.backends.programs.limits import chunks_together
-from arborcast.backends.programs.program import GlobalProgram, Memory, ProgramError, Span
+from arborcast.backends.programs.program import GlobalProgram, Memory, Move, ProgramError, Span
 from arborcast.backends.programs.traffic import collective_of, routes
+from arborcast.backends.programs.whereabouts import Moved, Value, Whereabouts, total
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Topology, Vertex
 
 
 def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
@@ -36,27 +39,26 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
         raise ProgramError(f"the program is not correct: {verdict.errors[0]}")
     collective = collective_of(program, topology)
     ways = routes(topology, verdict.messages)
-    flat = flatten(program)
-    order = run(flat, chunks_together(program)).order
-    moves = _Moves(program, flat)
-    for step in order:
-        moves.step(step)
-    chunks: dict[tuple[object, ...], int] = {}
-    for part, transfers in sorted(moves.transfers.items()):
-        owner, target = _ends(program, part, moves)
-        key = owner, target, tuple(sorted(transfers))
+    replayed = _Replay(program, topology)
+    (replayed.one_sided if program.one_sided else replayed.two_sided)()
+    chunks: dict[tuple[int, int | None, tuple[Moved, ...]], int] = {}
+    for part, moved in replayed.transfers().items():
+        key = *_ends(program, part, moved), moved
         chunks[key] = chunks.get(key, 0) + 1
     made = [
-        Transfer(number, move.src, move.dst, move.step, move.adds, ways[move.src, move.dst][1:-1])
-        for number, (_, _, transfers) in enumerate(chunks)
-        for move in transfers  # type: ignore[attr-defined]
+        Transfer(number, move.src, move.dst, move.step, move.adds, ways.get((move.src, move.dst), ())[1:-1])
+        for number, (_, _, moved) in enumerate(chunks)
+        for move in moved
     ]
     schedule = Schedule.build(
         topology,
         collective,
         Method("imported", settings=(("program", program.name),)),
         synth.bound(topology, collective.kind, root=collective.root or 0),
-        [Chunk(Fraction(count, program.chunks), key[0], key[1]) for key, count in chunks.items()],  # type: ignore[arg-type]
+        [
+            Chunk(Fraction(count, program.chunks), owner, target)
+            for (owner, target, _), count in chunks.items()
+        ],
         made,
     )
     checked = synth.verify(schedule, max_errors=1)
@@ -65,76 +67,98 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
     return schedule
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Move:
-    step: int
-    src: int
-    dst: int
-    adds: bool
+class _Replay:
+    """What stands in every chunk of memory while the program runs."""
 
-
-class _Moves:
-    """Which part of the data is where, and the steps in which it moves."""
-
-    def __init__(self, program: GlobalProgram, flat: Flat) -> None:
+    def __init__(self, program: GlobalProgram, topology: Topology) -> None:
         self._program = program
-        self._flat = flat
-        self.transfers: dict[int, list[_Move]] = defaultdict(list)
-        self._part: dict[tuple[int, Memory, int], int] = {}
-        self._sender = {
+        self._topology = topology
+        self._where = Whereabouts()
+        self._layout = [buffers(program, rank, in_place=program.in_place) for rank in range(program.ranks)]
+        self._held: dict[tuple[int, int, bool], Value | None] = {}
+        for rank in range(program.ranks):
+            for chunk, value in enumerate(given(program, rank)):
+                if value is not None:
+                    self._held[self._cell(rank, Span(Memory.INPUT, chunk), 0)] = self._where.give(
+                        rank, value[0]
+                    )
+
+    def two_sided(self) -> None:
+        """All steps, in an order in which they may end."""
+        program, flat = self._program, flatten(self._program)
+        sender = {
             receive: send
             for link, sends in flat.sends.items()
             for receive, send in zip(flat.receives[link], sends, strict=True)
         }
-        self._sent: dict[int, list[tuple[int, int]]] = {}
-        self._come: dict[tuple[int, int], tuple[int, bool]] = {}
-        self._gone: dict[tuple[int, int], int] = {}
+        sent: dict[int, list[Value | None]] = {}
+        for index in run(flat, chunks_together(program)).order:
+            step, rank = flat.steps[index], flat.rank[index]
+            messages = sent.pop(sender[index]) if step.code.receives else []
+            results = []
+            for offset in range(step.count):
+                read = [self._at(rank, step.source, offset)] if step.code.reads and step.source else []
+                if step.code.reduces and not step.code.receives and step.target is not None:
+                    read.append(self._at(rank, step.target, offset))
+                results.append(total([*read, *messages[offset : offset + 1]]))
+            for offset, result in enumerate(results) if step.target is not None else ():
+                self._held[self._cell(rank, step.target, offset)] = result  # type: ignore[arg-type]
+            if step.code.sends:
+                sent[index] = [self._where.leave(rank, result) for result in results]
 
-    def step(self, index: int) -> None:
-        flat = self._flat
-        step, rank = flat.steps[index], flat.rank[index]
-        parts = [self._at(rank, step.source, offset) for offset in range(step.count)]
-        if step.code.receives:
-            send = self._sender[index]
-            moved = self._sent.pop(send)
-            parts = [part for part, _ in moved]
-            for part, since in moved:
-                self._receive(flat.rank[send], rank, part, since, step.code.reduces)
-        if step.target is not None:
-            for offset, part in enumerate(parts):
-                self._part[rank, step.target.memory, step.target.start + offset] = part
-        if step.code.sends:
-            self._sent[index] = [(part, self._come.get((rank, part), (-1, False))[0] + 1) for part in parts]
+    def one_sided(self) -> None:
+        """All moves, in an order in which they may end."""
+        for rank, move in Execution(self._program, in_place=self._program.in_place).run().moves:
+            for offset in range(move.count):
+                self._move(rank, move, offset)
 
-    def _receive(self, src: int, dst: int, part: int, since: int, adds: bool) -> None:
-        come, added = self._come.get((dst, part), (-1, True))
-        at = max(since, self._gone.get((dst, part), 0), come if adds and added else come + 1)
-        self._come[dst, part] = at, adds
-        self._gone[src, part] = max(self._gone.get((src, part), 0), at)
-        self.transfers[part].append(_Move(at, src, dst, adds))
+    def transfers(self) -> dict[int, tuple[Moved, ...]]:
+        """Of each part of the data, once outputs are read."""
+        for rank in range(self._program.ranks):
+            for chunk, value in enumerate(wanted(self._program, rank)):
+                held = self._at(rank, Span(Memory.OUTPUT, chunk), 0)
+                if value is not None and held is not None:
+                    self._where.settle(rank, held)
+        return self._where.transfers()
 
-    def _at(self, rank: int, span: Span | None, offset: int) -> int:
-        if span is None:
-            return -1
-        key = rank, span.memory, span.start + offset
-        return self._part[key] if key in self._part else self._given(*key)
+    def _move(self, rank: int, move: Move, offset: int) -> None:
+        near = {None} if move.switch else {None, rank}
+        read = []
+        for span in move.sources:
+            owner = rank if span.rank is None else span.rank
+            value = self._at(owner, span, offset)
+            # Messages in its own memory as they are; of others what they then have.
+            read.append(value if span.rank in near else self._where.leave(owner, value))
+        far = [span for span in move.targets if span.rank not in near]
+        adds = move.switch and move.sources[0].rank is not None
+        value = self._by_switch(move.sources, read) if adds else total(read)
+        message = self._where.leave(rank, value) if far else None
+        if move.switch and far:
+            message = self._by_switch(far, [message])
+        for span in move.targets:
+            owner = rank if span.rank is None else span.rank
+            self._held[self._cell(owner, span, offset)] = message if span in far else value
 
-    def _given(self, rank: int, memory: Memory, chunk: int) -> int:
-        """The part of the data that a rank's buffers hold at the start, numbered as in the whole buffer."""
-        program = self._program
-        block = program.chunks // program.ranks
-        match program.kind:
-            case Kind.ALLGATHER | Kind.GATHER:
-                return chunk if memory is Memory.OUTPUT else rank * block + chunk
-            case Kind.REDUCE_SCATTER | Kind.SCATTER:
-                return chunk if memory is Memory.INPUT else rank * block + chunk
-            case Kind.ALLTOALL:
-                return rank * program.chunks + chunk
-            case _:
-                return chunk
+    def _by_switch(self, spans: Sequence[Span], values: Sequence[Value | None]) -> Value | None:
+        """What a switch passes on of the sum of some messages."""
+        return self._where.leave(self._switch({span.rank or 0 for span in spans}), total(values))
+
+    def _switch(self, ranks: set[int]) -> Vertex:
+        topology = self._topology
+        for vertex in range(topology.ranks, topology.holders):
+            if all({(vertex, rank), (rank, vertex)} <= topology.bandwidth.keys() for rank in ranks):
+                return vertex
+        names = ", ".join(map(str, sorted(ranks)[:8]))
+        raise ProgramError(f"{topology.name} has no switch that adds or multicasts at ranks {names}")
+
+    def _at(self, rank: int, span: Span, offset: int) -> Value | None:
+        return self._held.get(self._cell(rank, span, offset))
+
+    def _cell(self, rank: int, span: Span, offset: int) -> tuple[int, int, bool]:
+        return rank, self._layout[rank].start[span.memory] + span.start + offset, span.packets
 
 
-def _ends(program: GlobalProgram, part: int, moves: _Moves) -> tuple[int, int | None]:
+def _ends(program: GlobalProgram, part: int, moves: Sequence[Moved]) -> tuple[int, int | None]:
     """Owner and target of a part of the data."""
     block = max(1, program.chunks // program.ranks)
     root = program.root or 0
@@ -150,10 +174,12 @@ def _ends(program: GlobalProgram, part: int, moves: _Moves) -> tuple[int, int | 
         case Kind.ALLTOALL:
             return part // program.chunks, part % program.chunks // block
         case _:
-            return _turning(moves.transfers[part]), None
+            return _turning(moves, program.ranks), None
 
 
-def _turning(moves: list[_Move]) -> int:
-    """Where an allreduce's chunk is whole first: the rank that adds last, of those that copy on."""
+def _turning(moves: Sequence[Moved], ranks: int) -> int:
+    """Where an allreduce's chunk is whole first: the rank that adds last, or that gets a switch's sum."""
     last = max((move for move in moves if move.adds), default=moves[0])
+    while last.dst >= ranks:
+        last = min(move for move in moves if move.src == last.dst and move.step > last.step)
     return last.dst

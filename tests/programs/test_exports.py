@@ -121,3 +121,35 @@ def test_a_foreign_program_becomes_a_schedule_with_its_own_rate() -> None:
     assert found.steps == 4
     with pytest.raises(ProgramError, match=re.escape("the program is for 3 ranks, ring:4 has 4")):
         as_schedule(drawn(RING, chunks=3), load("ring:4"))
+
+
+ALL_PAIRS = """
+    0>1<1: s i0; r s0 !
+    0>2<2: s i0; r s1 !
+    0: re s0 i0 @0.1 @1.1; re s1 i0
+    1>0<0: s i0; r s0 !
+    1>2<2: s i0; r s1 !
+    1: re s0 i0 @0.1 @1.1; re s1 i0
+    2>0<0: s i0; r s0 !
+    2>1<1: s i0; r s1 !
+    2: re s0 i0 @0.1 @1.1; re s1 i0
+"""
+
+
+def test_what_is_sent_before_it_is_added_to_stays_what_it_was() -> None:
+    """Programs that add out of scratch once all has come used to be no set of steps."""
+    from tests.programs.drawn import drawn
+
+    found = as_schedule(drawn(ALL_PAIRS, scratch=2), load("full:3"))
+    assert (found.steps, found.transfer_count, found.rate) == (1, 6, 1)
+    apart = ALL_PAIRS.replace("re s0 i0 @0.1 @1.1; re s1 i0", "re s0 s1 @0.1 @1.1; re s1 i0", 1)
+    assert as_schedule(drawn(apart, scratch=2), load("full:3")).rate == 1
+    two_sums = """
+        0>1<1: r s0 !; s s3 @2.3
+        0>2<2: r s1 !; s s2 @2.1
+        0: cpy i0 s2; re s0 s2 @0.0 !; cpy i0 s3; re s1 s3 @1.0 !; re s0 i0; re s1 i0
+        1>0<0: s i0; rrc i0 i0
+        2>0<0: s i0; rrc i0 i0
+    """
+    with pytest.raises(ProgramError, match="rank 0 keeps several sums of one chunk"):
+        as_schedule(drawn(two_sums, scratch=4), load("full:3"))

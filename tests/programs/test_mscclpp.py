@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
+from arborcast.backends.programs.as_schedule import as_schedule
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
 from arborcast.backends.programs.mscclpp import limits, read, write
@@ -193,6 +195,14 @@ def test_switches_add_and_multicast() -> None:
     assert check_program(program).errors == ()
     assert read(write(program)) == program
     assert all(interpret_one_sided(program, in_place=True, seed=seed).correct for seed in range(5))
+    star = load("star:2,in-network=loopback,bandwidth=2")
+    schedule = as_schedule(program, star)
+    assert [(move.src, move.dst, move.step) for move in schedule.transfers if move.chunk == 0] == [
+        (0, 2, 0), (1, 2, 0), (2, 0, 1), (0, 2, 2), (2, 0, 3), (2, 1, 3),
+    ]  # fmt: skip
+    assert schedule.rate == Fraction(4, 3)  # each link carries three halves of the buffer at 2 GB/s
+    with pytest.raises(ProgramError, match="full:2 has no switch that adds or multicasts at ranks 0, 1"):
+        as_schedule(program, load("full:2"))
     relaxed = check_program(read(json.dumps(by_switch("rlx"))))
     assert relaxed.kinds == {"relaxed"}
     assert "relaxed ones order no memory" in relaxed.errors[0]
@@ -267,9 +277,8 @@ def _check_export(
     hosts: int | None = None,
     orders: int = 2,
 ) -> None:
-    program = export_one_sided(
-        synth.solve(topology, kind), in_place=in_place, protocol=protocol, ranks_per_host=hosts
-    )
+    schedule = synth.solve(topology, kind)
+    program = export_one_sided(schedule, in_place=in_place, protocol=protocol, ranks_per_host=hosts)
     back = read(write(program))
     assert back == replace(program, channels=1)
     assert check_program(back).errors == ()
@@ -278,6 +287,8 @@ def _check_export(
         assert all(len(row.operations) <= limits.OPERATIONS for row in part.blocks)
     for seed in range(orders):
         assert interpret_one_sided(back, in_place=in_place, seed=seed).correct
+    again = as_schedule(back, topology)  # verified; plans do not say which way through switches
+    assert again.rate == schedule.rate or len({transfer.via for transfer in schedule.transfers}) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

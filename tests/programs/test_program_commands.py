@@ -113,6 +113,9 @@ def test_plans_of_mscclpp_go_out_and_are_judged(tmp_path: Path, command: Command
     assert "4/3 GB/s (1.333) by the fullest link, 100 % of the proven bound" in said.out
     assert command("verify", str(plan), "--json").document["format"] == "mscclpp"
     assert command("run", str(plan), "--sizes", "1KiB", "--json").document["correct"] is True
+    back = tmp_path / "back.json"
+    assert command("import", str(plan), "--topology", "ring:4", "-o", str(back)).status == 0
+    assert command("verify", str(back), "--json").document["rate"] == "4/3"
     document = json.loads(plan.read_text())
     blocks = document["gpus"][0]["threadblocks"]
     blocks[0]["ops"] = [op for op in blocks[0]["ops"] if "signal" not in op["name"] and op["name"] != "pws"]

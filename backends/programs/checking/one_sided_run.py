@@ -5,13 +5,13 @@ one run in which everybody goes on as far as possible decides whether calls end,
 runs what comes before what. A clock has a column for each *stream*: a thread block, the proxy of a
 connection, the caller of a rank.
 
-    program order    a block's threads pass its operations each for themselves: what others did counts after
-                     `Synchronize`, a barrier or the end of the call; each thread's own elements, at once
+    program order    a block's threads pass its operations each for themselves: what others did counts
+                     after `Synchronize`, a barrier or the end of the call; own elements, at once
     signals          a wait comes after the signals that must have been sent for its count to be reached
-    semaphores       so do acquires after releases proxies          do what they are told on one connection
-    in order, signals included; a flush waits for them packets          a read comes after the write of the
-    packet, and that thread knows nothing else calls            all blocks of a rank end before its caller
-    goes on, then the next call begins there
+    semaphores       so do acquires after releases
+    proxies          do what they are told on one connection in order, signals included; a flush waits
+    packets          a read comes after the write of the packet, and that thread knows nothing else
+    calls            all blocks of a rank end before its caller goes on, then the next call begins there
 
 Relaxed signals and packets carry no more than that their sender has begun the call, and what it knew then;
 and packets, that what their data were made of has been read, which the rank that gets them knows from its
@@ -75,7 +75,10 @@ class Access:
 
 @dataclass
 class Outcome:
-    """What was found: one line each, and a trace of the first, which may be a circle."""
+    """What was found: one line each, and a trace of the first, which may be a circle.
+
+    `moves` are those of the first call with the ranks that do them, in an order in which they may end.
+    """
 
     stuck: list[str] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
@@ -83,6 +86,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     trace: tuple[TraceLine, ...] = ()
     circle: bool = False
+    moves: list[tuple[int, Move]] = field(default_factory=list)
 
 
 @dataclass
@@ -405,6 +409,8 @@ class Execution:
         if begun is not self._now[stream][_BEGUN]:
             self._learn(stream, _EVERYBODY, begun, begun)
         self._access(by, index, sharing, clock, move, stream, begun)
+        if not self._call:
+            self._outcome.moves.append((self._blocks[stream][0], move))
         if move.channel is not None:
             clock[by] = index + 1
         return None

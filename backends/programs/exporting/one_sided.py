@@ -2,9 +2,10 @@
 
 It begins with the two-sided steps that `blocks` makes, one block per connection or pair of connections:
 
-    s    put, signal                  r    wait                        each put goes where its data are
-    wanted, or rrc  wait, add                    rcs  wait, put, signal           into scratch of its own at
-    the receiver rrs  wait, add and put, signal    cpy  copy
+    s    put, signal                  r    wait; each put goes where its data are wanted, or
+    rrc  wait, add                         into scratch of its own at the receiver
+    rcs  wait, put, signal            rrs  wait, add and put, signal
+    cpy  copy
 
 Nothing flows back within a call: every message has its own place. That its receiver has begun the call, every
 sender waits for once. Dependencies between blocks become semaphores. Blocks of too many operations go on in
