@@ -1,4 +1,6 @@
-"""Schedules as Chakra traces, which ASTRA-sim runs in place of its own collectives: one file a rank.
+"""Schedules as Chakra traces, which ASTRA-sim runs in place of its own collectives: one file a vertex.
+
+Switches, which it does not have between ranks, are ranks after the others.
 
 A file is messages of protobuf, each after its length: first `GlobalMetadata {version = 1}`, then for each
 send and receive a `Node {id = 1, name = 2, type = 3, data_deps = 5, attr = 10}`; types 5 and 6 are sends
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from arborcast.backends.programs.messages import messages_of, narrowest
+from arborcast.backends.programs.messages import messages_of
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule
 
@@ -25,7 +27,7 @@ _INT32, _INT64 = 7, 9
 
 
 def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> list[bytes]:
-    """The file of each rank, for a whole buffer of so many bytes.
+    """The file of each vertex, ranks first, for a whole buffer of so many bytes.
 
     Raises:
         ProgramError: too many messages.
@@ -34,14 +36,15 @@ def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> list[by
         raise ProgramError(f"size must be at least 1 byte, got {size_bytes}")
     explicit, messages = messages_of(schedule, pieces)
     topology = explicit.topology
-    fastest = max((narrowest(topology, message) for message in messages), default=topology.bandwidth_unit)
-    rows: list[list[bytes]] = [[_field(1, b"0.0.4")] for _ in range(topology.ranks)]
+    bandwidth = topology.bandwidth
+    fastest = max((bandwidth[message.hop] for message in messages), default=topology.bandwidth_unit)
+    rows: list[list[bytes]] = [[_field(1, b"0.0.4")] for _ in range(topology.size)]
     for number, message in enumerate(messages):
-        size = math.ceil(message.share * size_bytes * fastest / narrowest(topology, message))
+        size = math.ceil(message.share * size_bytes * fastest / bandwidth[message.hop])
         ends = (("comm_src", message.src), ("comm_dst", message.dst), ("comm_tag", number))
         attributes = [_attribute(name, _INT32, value) for name, value in ends]
         attributes.append(_attribute("comm_size", _INT64, size))
-        # A rank's nodes are numbered by message: it has one end of each.
+        # A vertex' nodes are numbered by message: it has one end of each.
         rows[message.src].append(_node(number, _SEND, message.after, attributes))
         rows[message.dst].append(_node(number, _RECEIVE, (), attributes))
     return [b"".join(_varint(len(entry)) + entry for entry in row) for row in rows]

@@ -1,10 +1,12 @@
 """Schedules as GOAL, the text that LogGOPSim and ATLAHS simulate after their own text-to-binary tool.
 
-Each directed link has a number that no other link at either of its ends has; sends and receives name it as
-their cpu and nic, so that links serve their messages one after the other and beside each other. Slower
-links than the fastest get proportionally larger messages. With o = g = 0, L the latency and S above every
-message, links between ranks are timed exactly. Of ways through switches only the first and the last link
-are, and messages of different ranks that share a link between switches do not wait for each other.
+Every vertex is a host, the switches after the ranks. Each directed link has a number that no other link at
+either of its ends has; sends and receives name it as their cpu and nic, so that links serve their messages
+one after the other and beside each other. They do so in the planned order: a send begins after the one before
+it on its link has begun, as the thread blocks of a runtime have it. Slower links than the fastest get
+proportionally larger messages. With o = g = 0, L the latency and S above every message all links are timed
+exactly by ATLAHS' simulator (2025), which stores messages and forwards them. LogGOPSim of 2023 starts what
+waits for a receive on another cpu before the message has come.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from arborcast.backends.programs.messages import Message, messages_of, narrowest, one_latency
+from arborcast.backends.programs.messages import Message, latency_of, messages_of
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.topology import Hop, Topology
+from arborcast.synth.topology import Hop
 
 MOST_BYTES = (1 << 31) - 1
 """Of one message; the simulator keeps sizes in 32 bits."""
@@ -31,48 +33,47 @@ def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> str:
         raise ProgramError(f"size must be at least 1 byte, got {size_bytes}")
     explicit, messages = messages_of(schedule, pieces)
     topology = explicit.topology
-    fastest = max((narrowest(topology, message) for message in messages), default=topology.bandwidth_unit)
-    numbers = _numbers(topology, messages)
+    bandwidth = topology.bandwidth
+    fastest = max((bandwidth[message.hop] for message in messages), default=topology.bandwidth_unit)
+    numbers = _numbers(messages)
     rows: dict[int, list[str]] = defaultdict(list)
     largest = 0
     for number, message in enumerate(messages):
-        size = math.ceil(message.share * size_bytes * fastest / narrowest(topology, message))
+        size = math.ceil(message.share * size_bytes * fastest / bandwidth[message.hop])
         largest = max(largest, size)
-        way = (message.src, *message.via, message.dst)
-        out, into = numbers[way[0], way[1]], numbers[way[-2], way[-1]]
-        tag = number % (1 << 30)
-        rows[message.src].append(f"s{number}: send {size}b to {message.dst} tag {tag} cpu {out} nic {out}")
+        tag, port = number % (1 << 30), numbers[message.hop]
+        rows[message.src].append(f"s{number}: send {size}b to {message.dst} tag {tag} cpu {port} nic {port}")
         rows[message.dst].append(
-            f"r{number}: recv {size}b from {message.src} tag {tag} cpu {into} nic {into}"
+            f"r{number}: recv {size}b from {message.src} tag {tag} cpu {port} nic {port}"
         )
+        if message.before is not None:
+            rows[message.src].append(f"s{number} irequires s{message.before}")
         rows[message.src] += [f"s{number} requires r{before}" for before in message.after]
     if largest > MOST_BYTES:
         raise ProgramError(
             f"a message of {largest} bytes, at most {MOST_BYTES} are kept; more pieces make smaller ones"
         )
-    latency_ns = math.ceil(one_latency(topology, explicit) * 1000)
+    latency_ns = math.ceil(latency_of(explicit) * 1000)
     lines = [
         f"// {topology.name} {explicit.collective.kind}, {size_bytes} bytes",
         f"// o = g = O = 0, L = {latency_ns} ns, G = {float(1 / fastest):.9g} ns a byte, S > {largest}",
-        f"num_ranks {topology.ranks}",
+        f"num_ranks {topology.size}",
     ]
-    for rank in range(topology.ranks):
-        lines += [f"rank {rank} {{", *rows[rank], "}"]
+    for vertex in range(topology.size):
+        lines += [f"rank {vertex} {{", *rows[vertex], "}"]
     return "\n".join([*lines, ""])
 
 
-def _numbers(topology: Topology, messages: list[Message]) -> dict[Hop, int]:
-    """The least number for each link that no link before it has at one of the same ranks."""
+def _numbers(messages: list[Message]) -> dict[Hop, int]:
+    """The least number for each link that no link before it has at one of the same vertices."""
     used: dict[int, set[int]] = defaultdict(set)
     numbers: dict[Hop, int] = {}
     for message in messages:
-        way = (message.src, *message.via, message.dst)
-        for hop in ((way[0], way[1]), (way[-2], way[-1])):
-            if hop in numbers:
-                continue
-            ranks = [end for end in hop if end < topology.ranks]
-            taken = set().union(*(used[rank] for rank in ranks))
-            numbers[hop] = next(number for number in range(len(taken) + 1) if number not in taken)
-            for rank in ranks:
-                used[rank].add(numbers[hop])
+        if message.hop in numbers:
+            continue
+        taken = used[message.src] | used[message.dst]
+        number = next(number for number in range(len(taken) + 1) if number not in taken)
+        numbers[message.hop] = number
+        used[message.src].add(number)
+        used[message.dst].add(number)
     return numbers

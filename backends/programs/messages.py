@@ -1,7 +1,9 @@
-"""A schedule as messages for simulators: what each rank sends and receives, and what must have come before.
+"""A schedule as messages for simulators: what each vertex sends and receives, and what must have come before.
 
-Chunks are cut in pieces, each a message of its own. A piece is sent on once all that its sender is to have
-of it by then has arrived; nothing else waits for anything.
+Chunks are cut in pieces, each a message of its own over each link that it passes: switches that only forward
+receive and send as ranks do. A piece is sent on once all that its sender is to have of it by then has
+arrived. Each link carries its messages in the order in which schedules are planned, that of step + piece,
+where a way through switches takes a step for each of its links.
 """
 
 from __future__ import annotations
@@ -9,12 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Hop, Vertex
 
 MOST_MESSAGES = 1 << 20
 """Of one export."""
@@ -22,21 +23,26 @@ MOST_MESSAGES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One piece of a chunk from one rank to another.
+    """One piece of a chunk on one link.
 
     Attributes:
-        src: who sends it.
+        src: who sends it, a rank or a switch.
         dst: who receives it.
-        via: switches that it passes.
         share: of the whole buffer.
         after: numbers of messages that `src` must have received before.
+        before: the number of the message that the link carries before it; None for its first one.
     """
 
-    src: int
-    dst: int
-    via: tuple[Vertex, ...]
+    src: Vertex
+    dst: Vertex
     share: Fraction
     after: tuple[int, ...]
+    before: int | None
+
+    @property
+    def hop(self) -> Hop:
+        """The link."""
+        return self.src, self.dst
 
 
 def messages_of(schedule: AnySchedule, pieces: int) -> tuple[Schedule, list[Message]]:
@@ -50,38 +56,55 @@ def messages_of(schedule: AnySchedule, pieces: int) -> tuple[Schedule, list[Mess
         raise ProgramError("simulators' switches neither add nor multicast; solve with --no-in-network")
     if pieces < 1:
         raise ProgramError(f"pieces must be at least 1, got {pieces}")
-    count = explicit.transfer_count * pieces
+    count = sum(len(transfer.hops) for transfer in explicit.transfers) * pieces
     if count > MOST_MESSAGES:
         raise ProgramError(
             f"at most {MOST_MESSAGES} messages are exported, got {count}; fewer pieces make fewer"
         )
+    planned = sorted(
+        (begin + at + piece, number, at, piece)
+        for number, begin in enumerate(_begins(explicit))
+        for at in range(len(explicit.transfers[number].hops))
+        for piece in range(pieces)
+    )
     messages: list[Message] = []
-    come: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    arriving: list[tuple[tuple[int, int, int], int]] = []
-    step = -1
-    for transfer in explicit.transfers:  # in order of step
-        if transfer.step != step:  # all of a step start from the state before it
-            for key, number in arriving:
-                come[key].append(number)
-            arriving, step = [], transfer.step
-        for piece in range(pieces):
-            arriving.append(((transfer.chunk, piece, transfer.dst), len(messages)))
-            share = explicit.chunks[transfer.chunk].share / pieces
-            after = tuple(come[transfer.chunk, piece, transfer.src])
-            messages.append(Message(transfer.src, transfer.dst, transfer.via, share, after))
+    passed: dict[tuple[int, int, int], int] = {}
+    last: dict[Hop, int] = {}
+    into = _into(explicit)
+    for _, number, at, piece in planned:
+        transfer = explicit.transfers[number]
+        before = [(number, at - 1)] if at else [(other, -1) for other in into[number]]
+        after = tuple(passed[other, place, piece] for other, place in before)
+        hop = transfer.hops[at]
+        messages.append(Message(*hop, explicit.chunks[transfer.chunk].share / pieces, after, last.get(hop)))
+        last[hop] = passed[number, at, piece] = len(messages) - 1
+        if at == len(transfer.hops) - 1:
+            passed[number, -1, piece] = last[hop]
     return explicit, messages
 
 
-def narrowest(topology: Topology, message: Message) -> Fraction:
-    """GB/s of the narrowest link that a message passes."""
-    way = (message.src, *message.via, message.dst)
-    return min(topology.bandwidth[hop] for hop in pairwise(way))
+def _into(explicit: Schedule) -> list[list[int]]:
+    """For each transfer the numbers of those whose data it sends on: into its sender, of earlier steps."""
+    come: dict[tuple[int, Vertex], list[int]] = defaultdict(list)
+    found: list[list[int]] = []
+    for number, transfer in enumerate(explicit.transfers):  # in order of step
+        come[transfer.chunk, transfer.dst].append(number)
+        earlier = come[transfer.chunk, transfer.src]
+        found.append([other for other in earlier if explicit.transfers[other].step < transfer.step])
+    return found
 
 
-def one_latency(topology: Topology, explicit: Schedule) -> Fraction:
-    """The latency in us of the ways that transfers take, where it is one; else the largest."""
-    of_hop = {(link.src, link.dst): link.latency_us for link in topology.links}
-    return max(
-        (sum((of_hop[hop] for hop in transfer.hops), Fraction(0)) for transfer in explicit.transfers),
-        default=Fraction(0),
-    )
+def _begins(explicit: Schedule) -> list[int]:
+    """When each transfer begins, in times of a piece on a link: at its step, or when its data are there."""
+    begins: list[int] = []
+    for transfer, before in zip(explicit.transfers, _into(explicit), strict=True):
+        ends = (begins[other] + len(explicit.transfers[other].hops) for other in before)
+        begins.append(max(transfer.step, *ends, 0))
+    return begins
+
+
+def latency_of(explicit: Schedule) -> Fraction:
+    """The latency in us of the links that a schedule uses, where it is one; else the largest."""
+    used = {hop for transfer in explicit.transfers for hop in transfer.hops}
+    links = explicit.topology.links
+    return max((link.latency_us for link in links if (link.src, link.dst) in used), default=Fraction(0))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 from tests.support.strategies import topologies
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "topologies" / "examples"
 
 # The two rings of a ring, one each way: of 4 GB/s out and in per rank, 2 each.
 DRAWN = """<graphs version="1">
@@ -106,6 +110,7 @@ def test_goal_of_a_chain_is_as_drawn() -> None:
 rank 0 {
 s0: send 500b to 1 tag 0 cpu 0 nic 0
 s1: send 500b to 1 tag 1 cpu 0 nic 0
+s1 irequires s0
 }
 rank 1 {
 r0: recv 500b from 0 tag 0 cpu 0 nic 0
@@ -113,6 +118,7 @@ r1: recv 500b from 0 tag 1 cpu 0 nic 0
 s2: send 500b to 2 tag 2 cpu 1 nic 1
 s2 requires r0
 s3: send 500b to 2 tag 3 cpu 1 nic 1
+s3 irequires s2
 s3 requires r1
 }
 rank 2 {
@@ -122,10 +128,59 @@ r3: recv 500b from 1 tag 3 cpu 1 nic 1
     )
 
 
+def goal_time_us(text: str) -> float:
+    """When the last message of a file has come: links serve in their order, hosts store and forward."""
+    said = re.search(r"L = (\d+) ns, G = (\S+) ns", text)
+    assert said is not None
+    latency, gap = int(said[1]), float(said[2])
+    sends: dict[str, tuple[int, int, int, int]] = {}
+    before: dict[str, list[str]] = defaultdict(list)
+    host = -1
+    for entry in text.splitlines():
+        if entry.startswith("rank "):
+            host = int(entry.split()[1])
+        if found := re.match(r"(s\d+): send (\d+)b to (\d+) tag \d+ cpu (\d+) nic \4$", entry):
+            sends[found[1]] = int(found[2]), host, int(found[3]), int(found[4])
+        if found := re.match(r"(s\d+) i?requires ([sr]\d+)$", entry):
+            before[found[1]].append(found[2])
+    starts: dict[str, float] = {}
+    free: dict[tuple[int, int], float] = defaultdict(float)  # when a host's link is free
+    while len(starts) < len(sends):
+        ready = [
+            name
+            for name in sends
+            if name not in starts and all(f"s{other[1:]}" in starts for other in before[name])
+        ]
+        assert ready, "the orders of the links wait for each other"
+        for name in ready:
+            size, src, _, number = sends[name]
+            come = [f"s{other[1:]}" for other in before[name] if other[0] == "r"]
+            there = (starts[other] + sends[other][0] * gap + latency for other in come)
+            starts[name] = max(free[src, number], *there, 0)
+            free[src, number] = starts[name] + size * gap
+    return max(start + sends[name][0] * gap + latency for name, start in starts.items()) / 1000
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"), [("dgx1", "broadcast"), ("star:4", "allreduce"), ("two-boxes.yaml", "allreduce")]
+)
+def test_goal_takes_what_our_simulator_says(spec: str, kind: str) -> None:
+    """Over switches, too, which pieces wait at and on whose ports they queue."""
+    topology = load(str(EXAMPLES / spec) if spec.endswith("yaml") else spec)
+    links = [replace(link, latency_us=Fraction(0)) for link in topology.links]
+    topology = Topology.build(topology.name, topology.ranks, links, topology.switches).forwarding
+    schedule = synth.solve(topology, kind)
+    ours = synth.simulate(schedule, 64 << 20, pieces=8).time_us
+    assert goal_time_us(goal.write(schedule, 64 << 20, pieces=8)) == pytest.approx(ours, rel=1e-4)
+
+
 @settings(max_examples=20, deadline=None)
-@given(topologies(max_ranks=5, max_bandwidth=3), st.sampled_from(TREE_KINDS))
-def test_links_have_numbers_of_their_own_and_messages_two_ends(topology: Topology, kind: Kind) -> None:
-    text = goal.write(synth.solve(topology, kind), 1 << 20)
+@given(topologies(max_ranks=5, max_bandwidth=3), st.sampled_from(TREE_KINDS), st.integers(1, 3))
+def test_links_have_numbers_of_their_own_and_messages_two_ends(
+    topology: Topology, kind: Kind, pieces: int
+) -> None:
+    schedule = synth.solve(topology, kind)
+    text = goal.write(schedule, 1 << 20, pieces=pieces)
     links: dict[tuple[int, int], set[tuple[str, int]]] = defaultdict(set)
     ends: dict[tuple[int, ...], list[str]] = defaultdict(list)
     rank = -1
@@ -137,9 +192,9 @@ def test_links_have_numbers_of_their_own_and_messages_two_ends(topology: Topolog
             name, size, peer, tag, number = found[1], *map(int, found.groups()[1:])
             links[rank, number].add((name, peer))
             ends[(tag, size, *((rank, peer) if name == "send" else (peer, rank)))].append(name)
-    if not topology.switches:
-        assert all(len(uses) == 1 for uses in links.values())
+    assert all(len(uses) == 1 for uses in links.values())
     assert all(sorted(names) == ["recv", "send"] for names in ends.values())
+    assert goal_time_us(text) * 1.001 >= (1 << 20) / float(schedule.rate) / 1000
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
