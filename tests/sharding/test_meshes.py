@@ -53,7 +53,7 @@ def test_groups_of_an_axis_share_links():
     alone = FabricPrices(star, Mesh((2,), (0, 1))).rate(Kind.ALLTOALL, (0,))
     both = FabricPrices(star, Mesh((2, 2), (0, 1, 2, 3)))
     assert both.rate(Kind.ALLTOALL, (0,)) == alone  # a switch with full rate for each port
-    # 0 1 on a switch, 2 3 on another, 1 GB/s between them: both groups of axis 0 cross it, each at half the rate
+    # 0 1 on a switch, 2 3 on another, 1 GB/s between them: both groups of axis 0 cross that
     ends = [(0, 4, 8), (1, 4, 8), (2, 5, 8), (3, 5, 8), (4, 5, 1)]
     links = [Link(a, b, Fraction(rate), Fraction(0)) for x, y, rate in ends for a, b in ((x, y), (y, x))]
     pair = Topology.build("two switches", 4, links, switches=["a", "b"])

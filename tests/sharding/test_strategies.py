@@ -209,6 +209,16 @@ CASES = [
     Case("transpose", lambda self: self.transpose(0, -1), {"self": values(4, 3, 8)}, {"dim0": 0, "dim1": -1}),
     Case("permute", lambda self: self.permute(2, 0, 1), {"self": values(4, 2, 8)}, {"dims": [2, 0, 1]}),
     Case("select", lambda self: self.select(1, 2), {"self": values(4, 3, 8)}, {"dim": 1}),
+    Case("topk", lambda self: self.topk(2, -1)[0], {"self": values(4, 2, 8)}, {"dim": -1}),
+    Case("amax", lambda self: self.amax((0, 2)), {"self": values(2, 4, 8)}, {"dim": [0, 2]}),
+    Case("flip", lambda self: self.flip(1), {"self": values(4, 2, 8)}, {"dims": [1]}),
+    Case(
+        "gather",
+        lambda self, index: self.gather(1, index),
+        {"self": values(4, 3, 8), "index": tokens(4, 2, 8, below=3)},
+        {"dim": 1},
+    ),
+    Case("pad", lambda self: functional.pad(self, (0, 1)), {"self": values(4, 2, 8)}),
     Case("cat", lambda a, b: torch.cat((a, b), 1), {"a": values(4, 2, 8), "b": values(4, 3, 8)}, {"dim": 1}),
 ]
 

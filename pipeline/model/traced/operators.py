@@ -176,6 +176,9 @@ def _arguments(node: fx.Node) -> tuple[dict[str, fx.Node], dict[str, Any]]:
         [it.name for it in schema.arguments] if schema else [f"self{i or ''}" for i in range(len(node.args))]
     )
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    for it in schema.arguments if schema else ():
+        if it.has_default_value():
+            given.setdefault(it.name, it.default_value)
     tensors, options = {}, {}
     for name, value in given.items():
         for key, it in _entries(name, value):

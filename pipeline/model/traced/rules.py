@@ -74,7 +74,14 @@ def form_of(kind: str, call: Call, *, is_pointwise: bool) -> Form | None:
     """
     rule = RULES.get(kind)
     if rule is not None:
-        return rule(call)
+        form = rule(call)
+        if form is not None:
+            pairs = [
+                (form.output, call.output),
+                *((form.inputs[name], it) for name, it in call.shapes.items() if name in form.inputs),
+            ]
+            assert all(len(dims) == len(shape) for dims, shape in pairs), (kind, call, form)
+        return form
     if is_pointwise:
         linear = kind in _LINEAR or (kind in ("mul", "div") and len(call.shapes) == 1)
         return _pointwise(call, frozenset() if linear else frozenset(call.shapes))
@@ -257,11 +264,8 @@ def _loss_of_elements(call: Call) -> Form:
 
 def _reduction(call: Call) -> Form:
     """Sums and means over some dimensions: the parts of those are added up."""
-    shape = call.shapes["self"]
-    given = call.options.get("dim")
-    over = range(len(shape)) if given is None or given == [] else [given] if isinstance(given, int) else given
-    axes = {axis % len(shape) for axis in over}
-    dims = _labels(len(shape))
+    axes = _axes(call)
+    dims = _labels(len(call.shapes["self"]))
     output = tuple(
         None if axis in axes else name
         for axis, name in enumerate(dims)
@@ -270,11 +274,14 @@ def _reduction(call: Call) -> Form:
     return Form({"self": dims}, output, frozenset(dims[axis] for axis in axes))
 
 
-def _pool(call: Call) -> Form:
-    """Images by samples and channels."""
-    count = len(call.output)
-    dims: Dims = ("s", "c", *(None,) * (count - 2))
-    return Form(dict.fromkeys(call.shapes, dims), dims, kept=frozenset(call.shapes))
+def _pool(space: int) -> Rule:
+    """Images, which have so many dimensions, by all others: samples and channels."""
+
+    def rule(call: Call) -> Form:
+        dims: Dims = (*_labels(len(call.output) - space), *(None,) * space)
+        return Form(dict.fromkeys(call.shapes, dims), dims, kept=frozenset(call.shapes))
+
+    return rule
 
 
 def _permuted(order: Callable[[Call], Sequence[int]]) -> Rule:
@@ -334,7 +341,7 @@ def _pieces(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
 
 def _along(call: Call) -> Form:
     """What takes a tensor apart, or puts some together, along one dimension, which stays whole."""
-    first = next(iter(call.shapes.values()))
+    first = max(call.shapes.values(), key=len)  # empty lists of numbers may stand among tensors
     if len(call.shapes) == 1 and first == call.output:  # all of it
         return _same(call)
     axis = call.options.get("dim", 0) % len(call.output if len(call.output) >= len(first) else first)
@@ -347,7 +354,52 @@ def _along(call: Call) -> Form:
         output = dims[:axis] + dims[axis + 1 :]
     else:  # stacked
         output = [*dims[:axis], None, *dims[axis:]]
-    return Form(dict.fromkeys(call.shapes, tuple(dims)), tuple(output))
+    alike = (name for name, shape in call.shapes.items() if len(shape) == len(first))
+    return Form(dict.fromkeys(alike, tuple(dims)), tuple(output))
+
+
+def _whole_along(*, kept: str = "", option: str = "dim") -> Rule:
+    """What looks at all entries along some dimensions, which the result may lack."""
+
+    def rule(call: Call) -> Form:
+        dims = _labels(len(call.shapes["self"]))
+        axes = _axes(call, option)
+        read = tuple(None if axis in axes else name for axis, name in enumerate(dims))
+        is_kept = len(call.output) == len(dims)
+        output = tuple(name for name in read if is_kept or name is not None)
+        return Form({"self": read}, output, kept=frozenset((kept,)) - {""})
+
+    return rule
+
+
+def _axes(call: Call, option: str = "dim") -> set[int]:
+    """The dimensions that an operator names; all where it names none."""
+    count, given = len(call.shapes["self"]), call.options.get(option)
+    over = range(count) if given is None or given == [] else [given] if isinstance(given, int) else given
+    return {axis % count for axis in over}
+
+
+def _at_indices(call: Call) -> Form:
+    """Entries taken from, or put to, places along one dimension."""
+    axis = call.options["dim"] % max(len(call.output), 1)
+    inputs: dict[str, Dims] = {}
+    for name, shape in call.shapes.items():
+        dims = zip(_labels(len(shape)), shape, call.output, strict=True)
+        inputs[name] = tuple(
+            label if at != axis and size == whole else None for at, (label, size, whole) in enumerate(dims)
+        )
+    output = tuple(None if at == axis else label for at, label in enumerate(_labels(len(call.output))))
+    return Form(inputs, output, kept=frozenset(("index",)))
+
+
+def _padded(call: Call) -> Form:
+    """Whole along the dimensions that grow."""
+    (shape,) = call.shapes.values()
+    dims = tuple(
+        label if size == made else None
+        for label, size, made in zip(_labels(len(shape)), shape, call.output, strict=True)
+    )
+    return Form(dict.fromkeys(call.shapes, dims), dims)
 
 
 def _expand(call: Call) -> Form:
@@ -383,7 +435,10 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd"), _cross_entropy),
     **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss"), _loss_of_elements),
     **dict.fromkeys(("sum", "mean"), _reduction),
-    **dict.fromkeys(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"), _pool),
+    **dict.fromkeys(("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d"), _pool(1)),
+    **dict.fromkeys(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"), _pool(2)),
+    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d"), _pool(2)),
+    **dict.fromkeys(("max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _pool(3)),
     "transpose": _permuted(_swapped),
     "t": _permuted(_swapped),
     "permute": _permuted(lambda call: call.options["dims"]),
@@ -393,11 +448,18 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("cat", "stack", "split", "split_with_sizes", "chunk", "slice", "select", "unbind"), _along
     ),
-    **dict.fromkeys(("expand", "expand_as"), _expand),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_tensors"), _expand),
+    **dict.fromkeys(("cumsum", "argmax", "argmin", "any", "all"), _whole_along()),
+    **dict.fromkeys(("sort", "argsort", "topk", "amax", "amin", "max", "min"), _whole_along(kept="output")),
+    **dict.fromkeys(("var", "std", "logsumexp", "linalg_vector_norm", "prod"), _whole_along(kept="self")),
+    **dict.fromkeys(("flip", "roll"), _whole_along(option="dims")),
+    **dict.fromkeys(("gather", "scatter", "scatter_add"), _at_indices),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _padded),
     "einsum": _einsum,
     "where": _keeping("condition"),
     **dict.fromkeys(("detach", "alias", "getitem"), _same),
-    **dict.fromkeys(("dropout", "contiguous", "clone", "to", "_to_copy"), _keeping()),
+    **dict.fromkeys(("dropout", "contiguous", "clone", "to", "_to_copy", "zeros_like"), _keeping()),
+    **dict.fromkeys(("__and__", "__or__"), _keeping()),
     **dict.fromkeys(("relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt"), _keeping("output")),
 }
 """By torch's name of the operator."""
