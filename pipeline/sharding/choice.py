@@ -1,10 +1,13 @@
-"""The best mesh for a graph on some ranks: each sharded at exact rates, the results priced by schedules.
+"""The best mesh for a graph on some ranks: each sharded at exact rates, the best ones again by schedules.
 
-Beside the free choice stand the fixed layouts on the same mesh and the same costs.
+No schedule is faster than the exact rate. So meshes are taken in the order of their times at rates, until
+the next one takes longer at rates than the best so far by schedules. Beside the free choice stand the fixed
+layouts on the same mesh and the same costs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -25,15 +28,18 @@ class OnMesh:
     """What one mesh gives.
 
     Attributes:
-        setting: the mesh and its prices, at exact rates.
-        sharding: the best choice; None where there is none.
-        scheduled: its cost when collectives take what their schedules take; None where there is none.
-        layouts: the best choice of each fixed layout, by name.
+        setting: the mesh and its prices: what schedules take, or exact rates where those rule it out.
+        sharding: the best choice at these prices; None where there is none.
+        at_rates: the best at exact rates.
+        scheduled: the cost of `sharding` when collectives take what their schedules take; None where there
+            is none.
+        layouts: the best choice of each fixed layout at the prices of `setting`, by name.
         why_not: in words why there is none; the free choice is called "free".
     """
 
     setting: Setting
     sharding: Sharding | None
+    at_rates: Sharding | None
     scheduled: Cost | None
     layouts: Mapping[str, Sharding]
     why_not: Mapping[str, str]
@@ -91,34 +97,53 @@ def choose(
         in_flight: of how many a rank holds activations.
         optimizer_ratio: bytes of the optimizer's state for each byte of weights.
         memory_bytes: of one rank that may be used; None for no limit.
-        by_schedule: whether the chosen shardings are priced by simulated schedules to find the best mesh.
+        by_schedule: whether collectives are priced by simulated schedules where that may decide.
         deadline_s: for each program.
 
     Raises:
         PlanError: no mesh has a choice (why, of the mesh that comes first).
     """
-    tried = []
-    prices: FabricPrices | None = None
-    for mesh in meshes(range(topology.ranks) if ranks is None else ranks):
-        prices = FabricPrices(topology, mesh) if prices is None else replace(prices, mesh=mesh)
+
+    def on(prices: FabricPrices) -> OnMesh:
         setting = Setting(prices, device, microbatches, in_flight, optimizer_ratio)
-        found: dict[str, Sharding] = {}
-        why_not: dict[str, str] = {}
-        for name, layout in (("free", None), *LAYOUTS.items()):
-            allowed = None if layout is None else layout(mesh.shape)
-            try:
-                found[name] = shard(
-                    graph, setting, memory_bytes=memory_bytes, allowed=allowed, deadline_s=deadline_s
-                )
-            except PlanError as error:
-                why_not[name] = str(error)
-        free = found.pop("free", None)
-        scheduled = None
-        if free is not None:
-            scheduled = repriced(graph, free.chosen, setting, replace(prices, by_schedule=by_schedule))
-        tried.append(OnMesh(setting, free, scheduled, found, why_not))
-    fitting = [it for it in tried if it.scheduled is not None]
-    if not fitting:
+        return _on_mesh(graph, setting, memory_bytes, deadline_s)
+
+    (first, *rest) = meshes(range(topology.ranks) if ranks is None else ranks)
+    rates = [FabricPrices(topology, first)]
+    rates += [replace(rates[0], mesh=mesh) for mesh in rest]  # answers are shared
+    tried = [on(prices) for prices in rates]
+    least = math.inf
+    for number in sorted(range(len(tried)), key=lambda it: _total(tried[it].sharding)):
+        rough = tried[number]
+        if rough.sharding is None or not by_schedule:
+            break
+        real = replace(rates[number], by_schedule=True)
+        if rough.sharding.total_ps < least:
+            tried[number] = replace(on(real), at_rates=rough.sharding)
+            least = min(least, _total(tried[number].sharding))
+        else:
+            cost = repriced(graph, rough.sharding.chosen, rough.setting, real)
+            tried[number] = replace(rough, scheduled=cost)
+    best = min(tried, key=lambda it: it.scheduled.total_ps(microbatches) if it.scheduled else math.inf)
+    if best.sharding is None:
         raise PlanError(tried[0].why_not["free"])
-    best = min(fitting, key=lambda it: it.scheduled.total_ps(microbatches) if it.scheduled else 0)
     return Choice(graph, topology, tuple(tried), best)
+
+
+def _total(sharding: Sharding | None) -> float:
+    return math.inf if sharding is None else sharding.total_ps
+
+
+def _on_mesh(graph: Graph, setting: Setting, memory_bytes: int | None, deadline_s: float | None) -> OnMesh:
+    found: dict[str, Sharding] = {}
+    why_not: dict[str, str] = {}
+    for name, layout in (("free", None), *LAYOUTS.items()):
+        allowed = None if layout is None else layout(setting.sizes)
+        try:
+            found[name] = shard(
+                graph, setting, memory_bytes=memory_bytes, allowed=allowed, deadline_s=deadline_s
+            )
+        except PlanError as error:
+            why_not[name] = str(error)
+    free = found.pop("free", None)
+    return OnMesh(setting, free, free, None if free is None else free.cost, found, why_not)

@@ -63,7 +63,7 @@ def choice_document(found: Choice, device: Device, seconds: float) -> dict[str, 
     from arborcast.pipeline.sharding.evaluation import calls
 
     sharding, best = found.sharding, found.best
-    assert best.scheduled is not None
+    assert best.at_rates is not None
     microbatches = best.setting.microbatches
     return {
         "model": found.graph.name,
@@ -73,9 +73,9 @@ def choice_document(found: Choice, device: Device, seconds: float) -> dict[str, 
         "microbatches": microbatches,
         "mesh": list(best.mesh.shape),
         "ranks": list(best.mesh.ranks),
-        "time_us": best.scheduled.total_ps(microbatches) / 1e6,
-        "time_at_rates_us": sharding.total_ps / 1e6,
-        "bound_at_rates_us": sharding.bound_ps / 1e6,
+        "time_us": sharding.total_ps / 1e6,
+        "bound_us": sharding.bound_ps / 1e6,
+        "time_at_rates_us": best.at_rates.total_ps / 1e6,
         "scope": sharding.scope,
         "memory_bytes": sharding.cost.memory_bytes,
         "whole_operators": list(found.graph.unknown),
@@ -97,13 +97,14 @@ def choice_document(found: Choice, device: Device, seconds: float) -> dict[str, 
 
 def _mesh(tried: OnMesh, microbatches: int) -> dict[str, Any]:
     known: dict[str, Any] = {"why": dict(tried.why_not)}
-    if tried.sharding is not None and tried.scheduled is not None:
+    if tried.sharding is not None and tried.scheduled is not None and tried.at_rates is not None:
         known |= {
             "time_us": tried.scheduled.total_ps(microbatches) / 1e6,
-            "time_at_rates_us": tried.sharding.total_ps / 1e6,
+            "time_at_rates_us": tried.at_rates.total_ps / 1e6,
             "memory_bytes": tried.sharding.cost.memory_bytes,
+            "chosen_by": "rates" if tried.sharding is tried.at_rates else "schedules",
         }
-    known["layouts_at_rates"] = {
+    known["layouts"] = {
         name: {"time_us": it.total_ps / 1e6, "memory_bytes": it.cost.memory_bytes}
         for name, it in tried.layouts.items()
     }
@@ -141,12 +142,13 @@ def describe_choice(document: Mapping[str, Any]) -> list[str]:
 
     best = "x".join(map(str, document["mesh"])) or "1"
     whole = document["whole_operators"]
+    marks = {row.get("chosen_by", "")[:1] for row in document["meshes"].values()}
     meshes = []
     for name, row in document["meshes"].items():
-        fixed = row["layouts_at_rates"]
+        fixed = row["layouts"]
         meshes.append(
             (
-                f"{name} *" if name == best else name,
+                f"{name} *" if name == best else f"{name} r" if row.get("chosen_by") == "rates" else name,
                 _ms(row.get("time_us")),
                 _ms(row.get("time_at_rates_us")),
                 readable(row["memory_bytes"]) if "memory_bytes" in row else "-",
@@ -155,14 +157,15 @@ def describe_choice(document: Mapping[str, Any]) -> list[str]:
         )
     proof = (
         "proved optimal"
-        if document["bound_at_rates_us"] >= document["time_at_rates_us"]
-        else (f"at least {_ms(document['bound_at_rates_us'])}")
+        if document["bound_us"] >= document["time_us"]
+        else f"no choice takes less than {_ms(document['bound_us'])}"
     )
     return [
         f"{document['model']} on {document['topology']}, every rank a {document['device']}: "
         f"{document['batch']} samples a step, microbatches: {document['microbatches']}",
         *table(("mesh", "step", "at rates", "a rank holds", *LAYOUTS), meshes),
-        f"at exact rates {proof} over {document['scope']}; layouts at exact rates too",
+        f"*: {proof} over {document['scope']}, collectives as their schedules take",
+        *(["r: too slow already at exact rates, as its layouts are given"] if "r" in marks else []),
         *([f"whole on every rank, for want of a rule: {', '.join(whole)}"] if whole else []),
         "",
         *table(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.choice import choose
 from arborcast.pipeline.sharding.evaluation import calls
+from arborcast.pipeline.sharding.mesh import FabricPrices
+from arborcast.pipeline.sharding.program import shard
 from arborcast.pipeline.sharding.specs import local_bytes
 from tests.sharding.examples import UNIT, mlp, ring
 
@@ -17,8 +21,12 @@ def test_every_mesh_is_tried_and_the_best_taken():
     assert [str(it.mesh) for it in found.tried] == ["4", "2x2"]
     for it in found.tried:
         assert it.sharding is not None
+        assert it.at_rates is not None
         assert it.scheduled is not None
-        assert it.scheduled.total_ps(2) >= it.sharding.total_ps
+        assert it.scheduled.total_ps(2) >= it.sharding.total_ps >= it.at_rates.total_ps
+        # by schedules no choice on any mesh, also those that rates ruled out, is better than the best
+        real = replace(it.setting, prices=FabricPrices(found.topology, it.mesh, by_schedule=True))
+        assert shard(graph, real).total_ps >= found.sharding.total_ps
         assert found.best.scheduled.total_ps(2) <= it.scheduled.total_ps(2)
         assert all(layout.total_ps >= it.sharding.total_ps for layout in it.layouts.values())
         # what all collectives take is what the cost says beside computing and updates
