@@ -21,6 +21,18 @@ class PlanError(InputError):
     """A plan or a plan file breaks a rule, does not fit its model, topology or memory, or none exists."""
 
 
+class MemoryShortError(PlanError):
+    """Nothing fits into the memory of a rank.
+
+    Attributes:
+        least_bytes: that each rank would need at least.
+    """
+
+    def __init__(self, words: str, least_bytes: int) -> None:
+        super().__init__(words)
+        self.least_bytes = least_bytes
+
+
 class BatchError(InputError):
     """A batch does not split into the microbatches and replicas of a plan."""
 

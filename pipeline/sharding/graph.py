@@ -98,6 +98,7 @@ class Operator:
         given: of an input of the model or a parameter; else None.
         is_known: whether there was a rule for each operator in it.
         members: names of all values made.
+        is_end: whether it gives to another stage or takes from one, in equal parts of all ranks.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Operator:
     given: Given | None
     is_known: bool
     members: tuple[str, ...]
+    is_end: bool = False
 
     @property
     def reads(self) -> tuple[Tensor, ...]:

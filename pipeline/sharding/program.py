@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.sharding.evaluation import Cost, cost_of
 from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
 from arborcast.pipeline.sharding.setting import Setting
@@ -100,9 +100,10 @@ def shard(
         raise PlanError(f"{words}: no choice of strategies that its links allow for {graph.name}")
     if found is None:
         least = program.least_memory(deadline)
-        raise PlanError(
+        raise MemoryShortError(
             f"{words}: every rank must have at least {least} bytes for {graph.name}, got {memory_bytes}: "
-            f"{least - (memory_bytes or 0)} short"
+            f"{least - (memory_bytes or 0)} short",
+            least,
         )
     chosen, bound = found
     cost = cost_of(graph, chosen, setting)
@@ -110,6 +111,17 @@ def shard(
     scope = "every choice of strategies" if allowed is None else "every choice in this layout"
     scope += " in which repeated blocks are divided alike" if alike else ""
     return Sharding(graph, tuple(chosen), cost, min(total, math.ceil(bound)), total, scope)
+
+
+def least_memory(
+    graph: Graph, setting: Setting, *, allowed: Allowed | None = None, deadline_s: float | None = None
+) -> int:
+    """Bytes of one rank without which no choice fits in which repeated blocks are divided alike.
+
+    Raises:
+        PlanError: links do not allow any choice.
+    """
+    return _Program(graph, setting, classes(graph), allowed).least_memory(Deadline.after(deadline_s))
 
 
 @dataclass(slots=True)

@@ -55,8 +55,8 @@ class Strategy:
         compute_ps: of a microbatch, forward and backward.
         communication_ps: of a microbatch, inside the operator.
         step_ps: of a step: the update, and gathering what it made.
-        memory_bytes: of one rank: weights, gradients, state, and what the backward pass needs of all
-            microbatches in flight.
+        memory_bytes: of one rank: weights, gradients, state, what the backward pass needs of all
+            microbatches in flight, and of what crosses to another stage a value and its gradient.
     """
 
     before: Assignment
@@ -82,7 +82,10 @@ def strategies(graph: Graph, operator: Operator, setting: Setting) -> tuple[Stra
     if operator.given is not None:
         return tuple(_stored(operator, setting)) if operator.given.is_parameter else ()
     found = []
-    for before in _assignments(operator, setting.sizes):
+    assignments = list(_assignments(operator, setting.sizes))
+    if operator.is_end:  # the last one divides most, and what crosses to other stages is in equal parts
+        assignments = assignments[-1:]
+    for before in assignments:
         for after in _behind_sum(operator, before, setting.sizes):
             strategy = _priced(graph, operator, before, after, setting)
             if strategy is not None:
@@ -126,6 +129,7 @@ def _priced(
     if ways is None:
         return None
     kept = sum(local_bytes(it.size_bytes, spec_of(it, after), setting.sizes) for it in operator.kept)
+    messages = local_bytes(operator.result.size_bytes, spec_of(operator.result, after), setting.sizes)
     for tensors, assignment in ((operator.inputs, before), (operator.joined, after)):
         for it in tensors:  # of what others make, the crossing says what is kept
             if it.kept and _is_input(graph, it):
@@ -140,7 +144,7 @@ def _priced(
         tuple(spec_of(it, after) for it in operator.outputs),
         compute_ps=sum(setting.kernel_ps(it, before if it.is_first else after) for it in operator.kernels),
         communication_ps=sum(it.path.ps * it.per_microbatch for it in ways),
-        memory_bytes=setting.in_flight * kept,
+        memory_bytes=setting.in_flight * kept + (2 * messages if operator.is_end else 0),
     )
 
 

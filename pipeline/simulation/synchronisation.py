@@ -52,13 +52,22 @@ def ties_us(plan: Plan, profile: Profile, network: LinkCosts) -> dict[tuple[int,
     times = {}
     for users, size_bytes in sizes.items():
         ranks = [rank for worker in users for rank in plan.workers[worker].ranks]
-        time = network.allreduce_us(ranks, size_bytes)
-        times[users] = _ring_us(ranks, size_bytes, network) if math.isinf(time) else time
+        times[users] = sum_us(ranks, size_bytes, network)
     return times
 
 
-def _ring_us(ranks: list[int], size_bytes: int, network: LinkCosts) -> float:
-    """Reduce-scatter and allgather around a ring, n-1 steps each, of an n-th of the bytes."""
+def sum_us(ranks: list[int], size_bytes: int, network: LinkCosts) -> float:
+    """Time to sum gradients among ranks of several workers.
+
+    Where links among just them do not connect them, it is a ring of messages along their paths:
+    reduce-scatter and allgather, n-1 steps each, of an n-th of the bytes.
+
+    Raises:
+        PlanError: no path leads from one of the ranks to another.
+    """
+    time = network.allreduce_us(ranks, size_bytes)
+    if not math.isinf(time):
+        return time
     part = size_bytes / len(ranks)
     around = dict.fromkeys(zip(ranks, ranks[1:] + ranks[:1], strict=True), part)
     return 2 * (len(ranks) - 1) * network.transfer_us(around)

@@ -1,0 +1,279 @@
+"""What a stage costs on some ranks: the least over their meshes, each by the program of `shard`.
+
+Equal slices of a model (blocks repeat) and equal fragments of a topology are asked once. A search that only
+needs to know whether a stage may be worth it asks for a limit first: what its layers take alone, added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import accumulate
+
+from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.errors import MemoryShortError, PlanError
+from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
+from arborcast.pipeline.sharding.mesh import FabricPrices, meshes
+from arborcast.pipeline.sharding.program import Allowed, Sharding, least_memory, shard
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.synth.topology import Topology
+
+Layout = Callable[[tuple[int, ...]], Allowed]
+"""From the sizes of a mesh to the strategies that are allowed on it."""
+
+
+@dataclass(frozen=True)
+class PricedStage:
+    """The best way to divide a stage over some ranks.
+
+    Attributes:
+        sharding: on the best mesh; another stage's with the same operators, if one was asked before.
+        setting: the mesh, of the fragment of its ranks, and its prices.
+        memory_bytes: of each rank, with as many microbatches in flight as asked.
+    """
+
+    sharding: Sharding
+    setting: Setting
+    memory_bytes: int
+
+
+@dataclass
+class StagePrices:
+    """Stages of one model on one topology; answers are kept.
+
+    Attributes:
+        sliced: the model.
+        topology: the fabric.
+        device: that every rank is.
+        microbatches: of a step.
+        optimizer_ratio: bytes of the optimizer's state for each byte of weights.
+        memory_bytes: of one rank that may be used; None for no limit.
+        layout: restricts the strategies; None for all.
+        axes: of a mesh at most.
+        deadline_s: for each program.
+    """
+
+    sliced: Sliced
+    topology: Topology
+    device: Device
+    microbatches: int = 1
+    optimizer_ratio: Fraction = Fraction(2)
+    memory_bytes: int | None = None
+    layout: Layout | None = None
+    axes: int = 2
+    deadline_s: float | None = None
+    programs: int = field(default=0, init=False)
+    _settings: dict[Hashable, tuple[Setting, ...]] = field(default_factory=dict, repr=False)
+    _fragments: dict[tuple[int, ...], tuple[Setting, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _signs: dict[Hashable, int] = field(default_factory=dict, init=False, repr=False)
+    _graphs: dict[tuple[int, int], tuple[int, Graph]] = field(default_factory=dict, init=False, repr=False)
+    _least: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _layers: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False)
+    _room: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False)
+    _layer_room: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False, repr=False)
+    _free: dict[tuple[int, int], Sharding | PlanError] = field(default_factory=dict, init=False, repr=False)
+    _fitted: dict[tuple[int, int, int], Sharding | PlanError] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def limits_ps(self, ranks: Sequence[int]) -> list[list[int]]:
+        """For each mesh of these ranks what the first 0, 1, ... layers take at least for a step.
+
+        No sharding of layers [start, end) takes less than the difference, on the mesh where that is least.
+        """
+        return [self._sums(setting) for setting in self.settings(ranks)]
+
+    def least_ps(self, start: int, end: int, ranks: Sequence[int]) -> int:
+        """No sharding of these layers on these ranks takes less for a step."""
+        return min(it[end] - it[start] for it in self.limits_ps(ranks))
+
+    def priced(self, start: int, end: int, ranks: Sequence[int], in_flight: int) -> PricedStage:
+        """The sharding of these layers on these ranks that takes the least time for a step.
+
+        Args:
+            start: the first layer.
+            end: the layer behind the last one.
+            ranks: in the order in which meshes are filled row by row.
+            in_flight: of how many microbatches a rank holds activations.
+
+        Raises:
+            MemoryShortError: no mesh has one that fits (with what the one that comes closest needs).
+            PlanError: no mesh has one for want of links.
+        """
+        best: PricedStage | None = None
+        errors: list[PlanError] = []
+        for setting in sorted(
+            self.settings(ranks), key=lambda it: self._sums(it)[end] - self._sums(it)[start]
+        ):
+            least = self._sums(setting)[end] - self._sums(setting)[start]
+            if best is not None and least >= best.sharding.total_ps:
+                break
+            try:
+                found = self._on_mesh(start, end, setting, in_flight)
+            except PlanError as error:
+                errors.append(error)
+                continue
+            if best is None or found.sharding.total_ps < best.sharding.total_ps:
+                best = found
+        if best is None:
+            short = [it for it in errors if isinstance(it, MemoryShortError)]
+            raise min(short, key=lambda it: it.least_bytes) if short else errors[0]
+        return best
+
+    def graph(self, start: int, end: int) -> Graph:
+        """The layers [start, end)."""
+        return self._known(start, end)[1]
+
+    def settings(self, ranks: Sequence[int]) -> tuple[Setting, ...]:
+        """The meshes of some ranks, named by their places."""
+        ranks = tuple(ranks)
+        if ranks not in self._fragments:
+            fragment = self.topology.subset(ranks)
+            key = fragment.ranks, fragment.links
+            if key not in self._settings:
+                self._settings[key] = self._made(fragment)
+            self._fragments[ranks] = self._settings[key]
+        return tuple(it for it in self._fragments[ranks] if len(it.sizes) <= self.axes)
+
+    def restricted(self, layout: Layout, axes: int = 2) -> StagePrices:
+        """The same prices with other strategies allowed."""
+        return replace(self, layout=layout, axes=axes)
+
+    def _made(self, fragment: Topology) -> tuple[Setting, ...]:
+        found: list[Setting] = []
+        for mesh in meshes(range(fragment.ranks)):
+            prices = replace(found[0].prices, mesh=mesh) if found else FabricPrices(fragment, mesh)
+            found.append(Setting(prices, self.device, self.microbatches, 1, self.optimizer_ratio))
+        return tuple(found)
+
+    def _allowed(self, setting: Setting) -> Allowed | None:
+        if self.layout is None:
+            return None
+        layout = self.layout(setting.sizes)
+        return lambda operator, strategy: operator.is_end or layout(operator, strategy)
+
+    def _sums(self, setting: Setting) -> list[int]:
+        """What the first 0, 1, ... layers take at least."""
+        key = id(setting.prices)
+        if key not in self._least:
+            each = [self._layer_ps(number, setting) for number in range(self.sliced.depth)]
+            self._least[key] = list(accumulate(each, initial=0))
+        return self._least[key]
+
+    def _layer_ps(self, number: int, setting: Setting) -> int:
+        graph = self.sliced.layer(number)
+        key = self._sign(graph), id(setting.prices)
+        if key not in self._layers:
+            found = shard(graph, setting, allowed=self._allowed(setting), deadline_s=self.deadline_s)
+            self._layers[key] = found.bound_ps
+        return self._layers[key]
+
+    def _check_room(self, start: int, end: int, setting: Setting, in_flight: int) -> None:
+        """Raise where not even what the layers need alone fits."""
+        limit = self.memory_bytes
+        if limit is None:
+            return
+        key = id(setting.prices), in_flight
+        if key not in self._room:
+            inside = replace(setting, in_flight=in_flight)
+            each = [self._layer_bytes(number, inside) for number in range(self.sliced.depth)]
+            self._room[key] = list(accumulate(each, initial=0))
+        least = self._room[key][end] - self._room[key][start]
+        if least > limit:
+            raise MemoryShortError(f"every rank must have at least {least} bytes, got {limit}", least)
+
+    def _layer_bytes(self, number: int, setting: Setting) -> int:
+        graph = self.sliced.layer(number)
+        key = self._sign(graph), id(setting.prices), setting.in_flight
+        if key not in self._layer_room:
+            self._layer_room[key] = least_memory(
+                graph, setting, allowed=self._allowed(setting), deadline_s=self.deadline_s
+            )
+        return self._layer_room[key]
+
+    def _on_mesh(self, start: int, end: int, setting: Setting, in_flight: int) -> PricedStage:
+        sign, graph = self._known(start, end)
+        key = sign, id(setting.prices)
+        if key not in self._free:
+            self._free[key] = self._sharded(graph, setting, None)
+        found = self._free[key]
+        limit = self.memory_bytes
+        if isinstance(found, Sharding) and limit is not None and _memory(found, in_flight) > limit:
+            self._check_room(start, end, setting, in_flight)
+            fitted = *key, in_flight
+            if fitted not in self._fitted:
+                self._fitted[fitted] = self._sharded(graph, replace(setting, in_flight=in_flight), limit)
+            found = self._fitted[fitted]
+            if isinstance(found, Sharding):
+                return PricedStage(found, setting, found.cost.memory_bytes)
+        if isinstance(found, PlanError):
+            raise found
+        return PricedStage(found, setting, _memory(found, in_flight))
+
+    def _sharded(self, graph: Graph, setting: Setting, memory_bytes: int | None) -> Sharding | PlanError:
+        self.programs += 1
+        try:
+            return shard(
+                graph,
+                setting,
+                memory_bytes=memory_bytes,
+                allowed=self._allowed(setting),
+                deadline_s=self.deadline_s,
+            )
+        except PlanError as error:
+            return error
+
+    def _known(self, start: int, end: int) -> tuple[int, Graph]:
+        if (start, end) not in self._graphs:
+            graph = self.sliced.stage(start, end)
+            self._graphs[start, end] = self._sign(graph), graph
+        return self._graphs[start, end]
+
+    def _sign(self, graph: Graph) -> int:
+        return self._signs.setdefault(_nameless(graph), len(self._signs))
+
+
+def _memory(found: Sharding, in_flight: int) -> int:
+    """Bytes of a rank with so many microbatches in flight, of a choice made with one."""
+    fixed = sum(
+        way.memory_bytes
+        for operator, way in zip(found.graph.operators, found.chosen, strict=True)
+        if way is not None and (operator.given is not None or operator.is_end)
+    )
+    return fixed + in_flight * (found.cost.memory_bytes - fixed)
+
+
+def _nameless(graph: Graph) -> Hashable:
+    """What graphs have in common that differ in names only: shardings of one are shardings of the other."""
+    numbers: dict[str, int] = {}
+
+    def number(value: str) -> str:
+        return str(numbers.setdefault(value, len(numbers)))
+
+    def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(replace(it, value=number(it.value)) for it in tensors)
+
+    operators: list[Operator] = [
+        replace(
+            it,
+            name=number(it.name),
+            module="",
+            place=0,
+            inputs=plain(it.inputs),
+            joined=plain(it.joined),
+            result=plain((it.result,))[0],
+            outputs=plain(it.outputs),
+            kept=plain(it.kept),
+            given=None if it.given is None else replace(it.given, name="", path=""),
+            members=(),
+        )
+        for it in graph.operators
+    ]
+    named = list(numbers)
+    trained = tuple(value in graph.trained for value in named)
+    memory = tuple(number(graph.memory[value]) if value in graph.memory else "" for value in named)
+    return tuple(operators), trained, memory, graph.samples
