@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arborcast.pipeline.run.messages import Slice
+from arborcast.pipeline.run.sharded import column
 from arborcast.pipeline.stages import Plan, overlaps, shares
 
 
@@ -89,3 +90,59 @@ class Assignment:
             for it in overlaps(samples, self.replicas, len(ranks))
             if it.sender == self.replica
         )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a plan a rank of the job is.
+
+    Attributes:
+        rank: of the job.
+        plan: with all ranks.
+        column: with those alone that lie where this one does along "tensor".
+        tensor_ranks: how many share each replica of a stage.
+        assignments: its stages.
+    """
+
+    rank: int
+    plan: Plan
+    column: Plan
+    tensor_ranks: int
+    assignments: tuple[Assignment, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int, tensor_ranks: int = 1) -> Place:
+        """That of a rank.
+
+        Raises:
+            PlanError: the ranks of a stage do not divide.
+        """
+        own = column(plan, tensor_ranks, rank)
+        return cls(rank, plan, own, tensor_ranks, Assignment.all_of(own, rank))
+
+    @property
+    def name(self) -> str:
+        """As errors call the rank."""
+        held = " and ".join(str(it.stage) for it in self.assignments)
+        return f"rank {self.rank}" + (f" (stage {held})" if held else "")
+
+    @property
+    def sharers(self) -> tuple[int, ...]:
+        """The ranks that hold what this one holds, or share it; itself without work."""
+        mine = self.plan.worker_of(self.rank)
+        return (self.rank,) if mine is None else self.plan.workers[mine].ranks
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether losses of this rank count, and not those of another one with the same samples."""
+        return self.sharers.index(self.rank) % self.tensor_ranks == 0
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ranks with the first stage or the last one."""
+        return tuple(sorted({*self.plan.stages[0].ranks, *self.plan.stages[-1].ranks}))
+
+    def needs(self, returns_loss: bool) -> tuple[bool, bool]:
+        """Whether this rank must be given the inputs of batches, and the targets; both for a model's loss."""
+        first, last = (any(getattr(it, end) for it in self.assignments) for end in ("is_first", "is_last"))
+        return first or (last and returns_loss), last or (first and returns_loss)

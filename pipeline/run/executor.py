@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -24,18 +24,18 @@ from arborcast.pipeline.model.structure import flatten
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Passes, Phase, peak_in_flight
 from arborcast.pipeline.order.messages import Step, with_messages
-from arborcast.pipeline.run.assignment import Assignment
+from arborcast.pipeline.run.arguments import Options
+from arborcast.pipeline.run.assignment import Assignment, Place
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
 from arborcast.pipeline.run.boundary import KEPT_SHAPES, FakeStage
 from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.loop import StepLoop, tags_of
-from arborcast.pipeline.run.losses import Losses, LossFunction
+from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.messages import Messenger
 from arborcast.pipeline.run.passes import StagePasses
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import Recorder
-from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 
 
@@ -78,24 +78,16 @@ class StepExecutor:
     Args:
         parts: the stages of this rank; none of one without work.
         module: the layers of all of them.
-        plan: which rank does what.
+        place: of this rank.
+        options: of the training.
         groups: of the job.
         links: to other stages.
         precision: of passes and losses.
         recorder: notes what is done when.
-        loss_fn: see `Trainer`; None for that of the last stage's module.
-        loss_reduction: one of `REDUCTIONS`, or `SHARE`.
-        check_loss: whether to see that the function is what `loss_reduction` says.
         output_dims: which dimension of each tensor of the model's output counts samples; one for all.
-        seed: see `Trainer`.
         deferred: the running statistics that wait for the end of the batch; None without.
-        batches: how many batches one update is for.
         last_pass: makes the context of the last pass of a stage that gives gradients of parameters.
         on_gradients: called when this rank's gradients of a batch are complete.
-        metrics: see `Trainer`.
-        keep_outputs: likewise.
-        is_counted: whether losses of this rank count, and not those of another one with the same samples.
-        ends: the ranks with the first stage or the last one.
 
     Attributes:
         last: the module of the last stage; None on a rank without it.
@@ -103,27 +95,20 @@ class StepExecutor:
 
     parts: Sequence[Part]
     module: nn.Module
-    plan: Plan
+    place: Place
+    options: Options
     groups: Groups
     links: Messenger
     precision: Precision
     recorder: Recorder
-    loss_fn: LossFunction | None
-    loss_reduction: str
-    check_loss: bool
     output_dims: Sequence[int]
-    seed: int
     deferred: DeferredStatistics | None
-    batches: int
     last_pass: Callable[[int], AbstractContextManager[None]]
     on_gradients: Callable[[], None]
-    metrics: Mapping[str, LossFunction] = field(default_factory=dict)
-    keep_outputs: bool = False
-    is_counted: bool = True
-    ends: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """No batch yet."""
+        self.plan = self.place.column
         self.last: Any = next((it.module for it in self.parts if it.assignment.is_last), None)
         self._loops: dict[Signature, StepLoop | None] = {}  # the one that was used last is last
         self._made = 0
@@ -153,11 +138,13 @@ class StepExecutor:
             part.fake.follow(trained)
 
     def prepare(self, batch: Batch, signature: Signature) -> None:
-        """Make ready for batches of one shape; of more than `KEPT_SHAPES` the oldest is forgotten.
+        """Make ready for batches of a new shape; of more than `KEPT_SHAPES` the oldest is forgotten.
 
         Raises:
             PartitionError: what crosses the boundaries of a stage here cannot be known.
         """
+        if self.knows(signature):
+            return
         self._made += 1
         if len(self._loops) >= KEPT_SHAPES:
             del self._loops[next(iter(self._loops))]
@@ -193,17 +180,17 @@ class StepExecutor:
             autocast=self.precision.autocast,
         )
         losses = Losses(
-            getattr(self.last, "loss", _no_loss) if self.loss_fn is None else self.loss_fn,
-            self.loss_reduction,
+            getattr(self.last, "loss", _no_loss) if self.options.loss_fn is None else self.options.loss_fn,
+            self.options.reduction,
             [assignment.count(size) for size in batch.sizes],
-            batch.samples * self.batches,
+            batch.samples * self.options.accumulate,
             self.precision.scale,
             self.precision.autocast,
-            check=self.check_loss,
+            check=self.options.check_loss,
             dims=self.output_dims,
-            batches=self.batches,
-            metrics=self.metrics,
-            keeps=self.keep_outputs,
+            batches=self.options.accumulate,
+            metrics=self.options.metrics,
+            keeps=self.options.keep_outputs,
         )
         split: SplitBackward | None = None
         if training and ORDERS[self.plan.order].splits:
@@ -249,10 +236,15 @@ class StepExecutor:
             targets = [batch.targets_of(m, share) for m, share in enumerate(shares)]
             losses = last.losses
             losses.begin(batch.targets_of(0, (0, 1)), unit)
+            if self.options.loss_fn is None:
+                with nullcontext() if signature.training else in_mode(self.last, False):
+                    self.last.begin_loss(batch.targets, batch.samples)
         what = "train" if signature.training else "evaluate"
         starts = [at + share[0] for at, share in zip(accumulate((0, *batch.sizes)), shares, strict=False)]
         seeds = {
-            stage: [_seed_of(self.seed, what, step, self.plan.stages[stage].start, at) for at in starts]
+            stage: [
+                _seed_of(self.options.seed, what, step, self.plan.stages[stage].start, at) for at in starts
+            ]
             for stage in loop.stages
         }
         mode = nullcontext() if signature.training else in_mode(self.module, False)
@@ -286,13 +278,16 @@ class StepExecutor:
         self._sum_work = None
         self._doing = "updating weights"
         count = len(batch.sizes)
-        *others, checks = torch.split(self._sums, [count, count, len(self.metrics), len(self.metrics), 1, 6])
+        *others, checks = torch.split(
+            self._sums, [count, count, len(self.options.metrics), len(self.options.metrics), 1, 6]
+        )
         sums, weights, values, counted, pairs = others
         if any(n * squares != total**2 for n, total, squares in checks.view(2, 3).tolist()):
             # Each is equal only where all are equal.
+            ranks = ", ".join(map(str, self.place.ends))
             raise BatchError(
                 "batch: all ranks must be given the same data (random ones by the same seed), got other "
-                f"values on some of ranks {', '.join(map(str, self.ends))} of the first and the last stage"
+                f"values on some of ranks {ranks} of the first and the last stage"
             )
         calls = count * self.plan.stages[-1].replicas
         if pairs.item() not in (0, calls):
@@ -300,8 +295,8 @@ class StepExecutor:
                 "loss_fn: must return one number always or a pair always, got "
                 f"{int(pairs)} pairs for {calls} calls in a batch"
             )
-        metrics = dict(zip(self.metrics, (values / counted).tolist(), strict=True))
-        if self.loss_reduction != "mean":
+        metrics = dict(zip(self.options.metrics, (values / counted).tolist(), strict=True))
+        if self.options.reduction != "mean":
             return Outcome(sums.sum().item(), tuple(sums.tolist()), None, metrics)
         weight = weights.sum().item()
         if not (weight > 0 and math.isfinite(weight)):
@@ -318,7 +313,7 @@ class StepExecutor:
             InputError: there was no batch yet; on all ranks.
         """
         kept: list[tuple[int, Any]] = []
-        if self._loop is not None and self.last is not None and self.is_counted:
+        if self._loop is not None and self.last is not None and self.place.is_counted:
             last = self._loop.stages[len(self.plan.stages) - 1]
             sizes = self._loop.sizes
             starts = accumulate(sizes, initial=0)
@@ -344,9 +339,9 @@ class StepExecutor:
         their fingerprints and of the squares. Each rank begins when its passes are done, so that who hears of
         the losses knows that all gradients are complete: either all ranks change their weights, or none.
         """
-        count, others = len(sizes), len(self.metrics)
+        count, others = len(sizes), len(self.options.metrics)
         self._sums = torch.zeros(2 * (count + others) + 7, dtype=torch.float64)
-        if losses is not None and self.is_counted:
+        if losses is not None and self.place.is_counted:
             for microbatch, value in losses.sums.items():
                 self._sums[microbatch] = value
                 self._sums[count + microbatch] = losses.weights[microbatch]

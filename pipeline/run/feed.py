@@ -62,7 +62,7 @@ class Feed:
         Raises:
             BatchError: a loader ends before another one; on all ranks.
             InputError: a rank that needs a loader has none; on all ranks.
-            TrainingError: a loader raises; the rank itself raises what it raised.
+            TrainingError: a loader raises; on its own rank what it raised is the cause.
         """
         skips, self._skips, self.batches = self._skips, 0, 0
         with self._faults.all_or_nothing(lambda: "opening the loader"):

@@ -74,13 +74,14 @@ class StagePasses:
         self.doing = f"forward pass of microbatch {microbatch}"
         began_ns = time.perf_counter_ns()
         torch.default_generator.manual_seed(seed)  # recomputation begins there again
-        is_last = self.assignment.is_last
-        end = partial(self.losses.of, targets, microbatch) if is_last else several
+        end: Callable[[Any], Any] = several
+        if self.assignment.is_last:
+            end = partial(self.losses.of, targets, microbatch)
         if self._treated is None:
             made = end(self.module(*self._entered(False, *inputs)))
         else:
             made = self._treated.forward(inputs, self._entered, end)
-        outputs = (self.losses.add(made, targets, microbatch),) if is_last else made
+        outputs = (self.losses.add(made, targets, microbatch),) if self.assignment.is_last else made
         if self.training or not self.assignment.is_last:
             self._kept[microbatch] = inputs, outputs
         self._note(Phase.FORWARD, microbatch, began_ns)

@@ -392,7 +392,7 @@ def in_many_shapes(rank: int, size: int) -> list[tuple[Curve, int]]:
         plan = plan_of([1, 2, 1], order)
         with Trainer(network(), plan, cross_entropy, momentum, collectives=collectives) as trainer:
             losses = [trainer.step(*batch) for batch in given]
-            kept = len(trainer._ready()[0]._loops)
+            kept = len(trainer._ready().executor._loops)
             state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
             found.append((Curve(losses, {}, state), kept))
     return found
