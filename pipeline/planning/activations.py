@@ -5,41 +5,37 @@ layers, recomputed segments) the sum of their times is to be least, so that
 
     (k - 1) P + max_j (P_j + t_j + o_(j-1)) <= limit
 
-a knapsack with one more term. `least_choice` solves it exactly: it walks from the first layer to the last
+a knapsack with one more term. `Units.choice` solves it exactly: it walks from the first layer to the last
 over prefixes (time, P, max_j), leaves out those that another one is nowhere worse than, and goes on with the
 prefix whose time, with the least that the other layers can add, is smallest (A*). That least is the
 fractional knapsack: the limit says how many bytes the other layers must free, and those that free a byte at
 least time do so first. So the first prefix that reaches the end is the best choice. A max_j of at most
 limit / k counts as that, since P is no larger. Bytes are integers throughout.
 
-`bounds_us` has the fractional knapsack for all stages at once, from which the dynamic program begins (`prm`).
+`Units.bounds_us` has the fractional knapsack for all stages at once, from which the dynamic program begins
+(`prm`).
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate, count
-from math import inf
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.pipeline.costs.activations import (
-    Segment,
-    Segments,
-    Treatment,
-    copy_us,
-    held,
-    merged,
-    unit_bytes,
-)
+from arborcast.pipeline.costs.activations import BYTES_PER_US, Segment, Segments, Treatment, merged
 from arborcast.pipeline.profiles import Profile
+from arborcast.synth.kernels.compiled import Ints, kernel
 
 Floats: TypeAlias = NDArray[np.float64]
+
+TREATMENTS = tuple(Treatment)
+"""By the numbers that kernels know them by."""
+
+KEEP, RECOMPUTE, OFFLOAD = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +67,6 @@ class Room:
     in_flight: int
     limit: int
 
-    def holds(self, kept: int, peak: int, whole: int) -> bool:
-        """Whether there is room for so many bytes with `whole` samples, of each microbatch and at most."""
-        ours, most = (-(-it * self.share // whole) for it in (kept, peak))
-        return (self.in_flight - 1) * ours + most <= self.limit
-
-    def most_kept(self, peak: int, whole: int) -> float:
-        """Bytes with `whole` samples that a microbatch may keep at most, where one needs `peak`."""
-        left = self.limit / self.in_flight
-        if self.in_flight > 1:
-            left = min(left, (self.limit - peak * self.share / whole) / (self.in_flight - 1))
-        return left * whole / self.share
-
-    def even(self, whole: int) -> int:
-        """What a microbatch may need with `whole` samples without being what the limit hangs on.
-
-        None keeps more than it needs, so that there is room for microbatches that all need so much.
-        """
-        return self.limit // self.in_flight * whole // self.share
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -103,183 +80,365 @@ class Choice:
     segments: Segments
     extra_us: float
 
-
-def least_choice(profile: Profile, start: int, end: int, menu: Menu, room: Room) -> Choice | None:
-    """The choice for the layers [start, end) that adds the least time; None where none fits.
-
-    Complexity: exponential in the layers at worst, as of any knapsack; the numbers of bytes of a model with
-    repeated layers are few, and so are the prefixes.
-    """
-    whole = (Segment(start, end, Treatment.KEEP),)
-    if held(profile, whole, room.share).with_in_flight(room.in_flight) <= room.limit:
-        return Choice(whole, 0.0)
-    if room.limit < 0:
-        return None
-    steps = _Steps(profile, start, end, menu, room)
-    number = count()
-    # (least time, -layer, number, time, kept, peak, bytes of an offloaded layer before, units)
-    queue: list[tuple[float, int, int, float, int, int, int, Units]] = []
-    known: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
-    even = room.even(profile.samples)
-
-    def push(layer: int, time: float, kept: int, peak: int, before: int, made: Units) -> None:
-        if room.holds(kept, peak, profile.samples):
-            least = time + steps.least_us(layer, kept, room.most_kept(peak, profile.samples))
-            if least < inf:
-                heapq.heappush(queue, (least, -layer, next(number), time, kept, peak, before, made))
-
-    push(start, 0.0, 0, even, 0, None)
-    while queue:
-        _, minus, _, time, kept, peak, before, made = heapq.heappop(queue)
-        layer = -minus
-        if layer == end:
-            return Choice(merged(_listed(made)), time)
-        others = known.setdefault((layer, before), [])
-        if any(a <= time and b <= kept and c <= peak for a, b, c in others):
-            continue
-        others.append((time, kept, peak))
-        for unit, added_us, keeps, besides, goes in steps.after[layer - start]:
-            most = max(peak, kept + keeps + besides + before)
-            push(unit.end, time + added_us, kept + keeps, most, goes, (made, unit))
-    return None
+    def moved(self, layers: int) -> Choice:
+        """The same so many layers further on."""
+        segments = (replace(it, start=it.start + layers, end=it.end + layers) for it in self.segments)
+        return replace(self, segments=tuple(segments))
 
 
-Units: TypeAlias = "tuple[Units, Segment] | None"
-"""The last one beside those before it."""
+@dataclass(frozen=True)
+class Units:
+    """What the units of a model cost with one size of microbatches, as arrays by layer.
 
-
-def _listed(made: Units) -> list[Segment]:
-    found: list[Segment] = []
-    while made is not None:
-        made, unit = made
-        found.append(unit)
-    return found[::-1]
-
-
-class _Steps:
-    """What a stage may do next behind each layer, and what the layers behind add at least."""
-
-    def __init__(self, profile: Profile, start: int, end: int, menu: Menu, room: Room) -> None:
-        self.profile, self.menu, self.share = profile, menu, room.share
-        samples = room.samples
-        self.start, self.end = start, end
-        layers = range(start, end)
-        self._forward = [profile.forward_us(it, it + 1, samples) for it in layers]
-        self._copies = [
-            inf
-            if menu.offload_gbps is None
-            else sum(copy_us(profile, it, (start, end), samples, menu.offload_gbps))
-            for it in layers
-        ]
-        keeps = [
-            unit_bytes(profile, Segment(it, it + 1, Treatment.KEEP), first=it == start)[0] for it in layers
-        ]
-        saved = np.array(keeps, dtype=float)
-        again = np.array(self._forward) if menu.recompute else np.full(len(saved), np.inf)
-        costs = np.minimum(again, self._copies)
-        frees = np.isfinite(costs) & (saved > 0)
-        order = [it for it in _by_ratio(costs, saved) if frees[it]]
-        # By layer: what all from it on would keep; freeing the first so many bytes of it takes so long.
-        sums = [0, *accumulate(keeps)]
-        self._all = [sums[-1] - it for it in sums]
-        self._freeing: list[tuple[list[float], list[float]]] = []
-        for layer in range(len(saved) + 1):
-            behind = [it for it in order if it >= layer]
-            bytes_, times = (np.concatenate(([0.0], np.cumsum(it[behind]))) for it in (saved, costs))
-            self._freeing.append((bytes_.tolist(), times.tolist()))
-        self.after = [list(self._after(layer)) for layer in layers]
-
-    def least_us(self, layer: int, kept: int, most: float) -> float:
-        """What the layers from this one on add at least, where those before it keep so many bytes."""
-        free = kept + self._all[layer - self.start] - most
-        if free <= 0:
-            return 0.0
-        bytes_, times = self._freeing[layer - self.start]
-        if free >= bytes_[-1]:
-            # Sums of floats may miss the last digits of what is freed exactly.
-            return times[-1] if free <= bytes_[-1] * (1 + 1e-12) else inf
-        at = bisect_right(bytes_, free)
-        part = (free - bytes_[at - 1]) / (bytes_[at] - bytes_[at - 1])
-        return times[at - 1] + part * (times[at] - times[at - 1])
-
-    def _after(self, layer: int) -> Iterator[tuple[Segment, float, int, int, int]]:
-        """Units that begin at a layer: time, `unit_bytes` with what operators need, and what is copied."""
-        first = layer == self.start
-        added = 0.0
-        for end in range(layer + 1, self.end + 1) if self.menu.recompute else ():
-            added += self._forward[end - 1 - self.start]
-            unit = Segment(layer, end, Treatment.RECOMPUTE)
-            keeps, besides = unit_bytes(self.profile, unit, first=first)
-            yield unit, added, keeps, besides + self.profile.working_bytes(layer, end, self.share), 0
-        working = self.profile.working_bytes(layer, layer + 1, self.share)
-        unit = Segment(layer, layer + 1, Treatment.KEEP)
-        keeps, besides = unit_bytes(self.profile, unit, first=first)
-        yield unit, 0.0, keeps, besides + working, 0
-        if self.menu.offload_gbps is not None:
-            unit = Segment(layer, layer + 1, Treatment.OFFLOAD)
-            stays, moved = unit_bytes(self.profile, unit, first=first)
-            yield unit, self._copies[layer - self.start], stays, moved + working, moved
-
-
-def _by_ratio(costs: Floats, frees: Floats) -> list[int]:
-    """Layers, those that free a byte at least time first."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(frees > 0, costs / np.maximum(frees, 1), np.inf)
-    order: list[int] = np.argsort(ratio, kind="stable").tolist()
-    return order
-
-
-def bounds_us(profile: Profile, menu: Menu, samples: float, share: int, free: Floats) -> Floats:
-    """What the choice of each stage adds to the time of a microbatch at least, by [start, end].
-
-    The fractional knapsack of `least_choice`; infinite where all layers together do not free enough.
-
-    Args:
+    Attributes:
         profile: of the model.
         menu: what may be chosen.
-        samples: of a microbatch on a replica on average.
-        share: samples of the largest share.
-        free: bytes of each microbatch that a stage must not keep.
+        share: as in a `Room`.
+        samples: likewise.
     """
-    within = np.arange(profile.depth + 1)
-    saved = np.array([it.saved_bytes * share / profile.samples for it in profile.layers])
-    costs = np.full(profile.depth, np.inf)
-    for layer in range(profile.depth):
-        if menu.recompute:
-            costs[layer] = profile.forward_us(layer, layer + 1, samples)
-        if menu.offload_gbps is not None:
-            # The first layer of a stage moves less, the last one runs beside nothing.
-            copies = copy_us(profile, layer, (layer, profile.depth), samples, menu.offload_gbps)
-            costs[layer] = min(costs[layer], sum(copies))
-    times, left = np.zeros(free.shape), np.maximum(free - profile.depth, 0.0)  # as bytes are rounded up
-    for layer in _by_ratio(costs, saved):
-        if saved[layer] and np.isfinite(costs[layer]):
-            has = (within[:-1, None] <= layer) & (layer < within[None, :])
-            part = np.where(has, np.minimum(left, saved[layer]), 0.0)
-            times += part * (costs[layer] / saved[layer])
-            left -= part
-    return np.where(left <= 1.0, times * (1 - 1e-9), np.inf)
+
+    profile: Profile
+    menu: Menu
+    share: int
+    samples: float
+
+    def choice(self, start: int, end: int, in_flight: int, limit: int) -> Choice | None:
+        """The choice for the layers [start, end) that adds the least time in a room; None where none fits.
+
+        Complexity: exponential in the layers at worst, as of any knapsack; the numbers of bytes of a model
+        with repeated layers are few, and so are the prefixes.
+        """
+        times, sizes, besides = self._stage(start, end)
+        sums = sizes[0].cumsum()
+        kept, peak = (
+            int(-(-it * self.share // self.profile.samples)) for it in (sums[-1], (sums + sizes[3]).max())
+        )
+        if (in_flight - 1) * kept + peak <= limit:
+            return Choice((Segment(start, end, Treatment.KEEP),), 0.0)
+        if limit < 0:
+            return None
+        order = _by_ratio(times.min(axis=0), sizes[0])
+        room = np.array([self.share, self.profile.samples, in_flight, limit])
+        added_us, ends, treatments = _least_units(times, sizes, besides, order, room)
+        if not len(ends):
+            return None
+        return Choice(_segments(start, ends.tolist(), treatments.tolist()), added_us)
+
+    def least_memory(self, start: int, end: int, in_flight: int) -> Segments:
+        """The choice for the layers [start, end) that needs the least memory, whatever its time.
+
+        Prefixes (P, max_j) that no other one is nowhere larger than are kept, layer by layer.
+        """
+        # Behind each layer: what a prefix keeps, needs at most, and copies last; where its units end.
+        known: list[list[tuple[tuple[int, int, int], list[tuple[int, int]]]]]
+        known = [[] for _ in range(end - start + 1)]
+        known[0] = [((0, 0, 0), [])]
+        stage = self._stage(start, end)
+        for layer in range(end - start):
+            units = _next_units(*stage, layer).tolist()
+            for (kept, peak, before), made in known[layer]:
+                for stop, treatment, keeps, besides, goes in units:
+                    mine = kept + keeps, max(peak, kept + keeps + besides + before), goes
+                    at = known[stop]
+                    if not any(_no_more(other, mine) for other, _ in at):
+                        at[:] = [it for it in at if not _no_more(mine, it[0])]
+                        at.append((mine, [*made, (stop, treatment)]))
+        _, made = min(known[-1], key=lambda it: ((in_flight - 1) * it[0][0] + it[0][1], it[0][0]))
+        return _segments(start, *zip(*made, strict=True))
+
+    def bounds_us(self, free: Floats) -> Floats:
+        """What the choice of each stage adds to the time of a microbatch at least.
+
+        The fractional knapsack; infinite where all layers together do not free enough.
+
+        Args:
+            free: bytes of each microbatch that a stage must not keep, by [start, end].
+
+        Returns:
+            Microseconds, likewise.
+        """
+        return _knapsacks_us(*self._least_costs, free)
+
+    @cached_property
+    def _least_costs(self) -> tuple[Floats, Floats, Ints]:
+        """What each layer costs and frees at best, and the order in which to free them."""
+        depth = self.profile.depth
+        # The first layer of a stage moves less, the last one runs beside nothing.
+        costs = np.array([self._stage(layer, depth)[0][:, 0].min() for layer in range(depth)])
+        saved = np.array([it.saved_bytes * self.share / self.profile.samples for it in self.profile.layers])
+        return costs, saved, _by_ratio(costs, saved)
+
+    def _stage(self, start: int, end: int) -> tuple[Floats, Ints, Ints]:
+        """Of the layers [start, end): times, bytes, and those of segments, as `_least_units` takes them."""
+        kept, taken = self._kept[start:end].copy(), self._taken[start:end]
+        kept[0] = self.profile.layers[start].saved_bytes
+        stays = np.zeros_like(kept)
+        stays[0] = min(taken[0], kept[0])
+        times = np.full((2, end - start), np.inf)
+        if self.menu.recompute:
+            times[0] = self._passes_us[0, start:end]
+        if self.menu.offload_gbps is not None:
+            copy_us = (kept - stays) * self.samples / self.profile.samples
+            copy_us /= self.menu.offload_gbps * BYTES_PER_US
+            beside = np.zeros_like(times)
+            beside[:, :-1] = self._passes_us[:, start + 1 : end]
+            times[1] = np.maximum(copy_us - beside, 0.0).sum(axis=0)
+        sizes = np.stack([kept, stays, taken, self._working[start:end]])
+        return times, sizes, self._besides[start:end, start:end]
+
+    @cached_property
+    def _passes_us(self) -> Floats:
+        """Forward and backward of each layer."""
+        fields = ("forward_us", "forward_fixed_us"), ("backward_us", "backward_fixed_us")
+        total, fixed = np.array([[self._values(it) for it in both] for both in fields]).swapaxes(0, 1)
+        passes: Floats = fixed + (total - fixed) * (self.samples / self.profile.samples)
+        return passes
+
+    @cached_property
+    def _kept(self) -> Ints:
+        """Bytes of each layer that is not the first of its stage."""
+        return np.array(self._values("saved_bytes")) - np.array(self._values("passing_bytes"))
+
+    @cached_property
+    def _taken(self) -> Ints:
+        """Bytes that each layer takes in; the batch is there anyway."""
+        return np.array([0, *self._values("output_bytes")[:-1]])
+
+    @cached_property
+    def _working(self) -> Ints:
+        """What operators of each layer need besides, as `Profile.working_bytes`."""
+        fixed = np.array(self._values("working_fixed_bytes"))
+        rest = np.array(self._values("working_bytes")) - fixed
+        working: Ints = rest - (-fixed * self.profile.samples // self.share)
+        return working
+
+    @cached_property
+    def _besides(self) -> Ints:
+        """What recomputed segments need besides what they keep, by first and last layer."""
+        inside = np.tri(self.profile.depth, dtype=bool).T
+        passing = np.array(self._values("passing_bytes"))
+        sums = np.where(inside, self._kept, 0).cumsum(axis=1) + passing[:, None]
+        most = np.maximum.accumulate(np.where(inside, sums + self._working, 0), axis=1)
+        besides: Ints = np.maximum(sums - self._taken[:, None], 0) + np.maximum(most - sums, 0)
+        return besides
+
+    def _values(self, field: str) -> list[int]:
+        return [getattr(it, field) for it in self.profile.layers]
 
 
-def least_memory(profile: Profile, start: int, end: int, menu: Menu, room: Room) -> Segments:
-    """The choice for the layers [start, end) that needs the least memory, whatever its time.
-
-    Prefixes (P, max_j) that no other one is nowhere larger than are kept, layer by layer.
-    """
-    steps = _Steps(profile, start, end, menu, room)
-    known: list[list[tuple[tuple[int, int, int], Units]]] = [[] for _ in range(end - start + 1)]
-    known[0] = [((0, 0, 0), None)]
-    for layer in range(start, end):
-        for (kept, peak, before), made in known[layer - start]:
-            for unit, _, keeps, besides, goes in steps.after[layer - start]:
-                mine = kept + keeps, max(peak, kept + keeps + besides + before), goes
-                at = known[unit.end - start]
-                if not any(_no_more(other, mine) for other, _ in at):
-                    at[:] = [it for it in at if not _no_more(mine, it[0])]
-                    at.append((mine, (made, unit)))
-    _, made = min(known[-1], key=lambda it: ((room.in_flight - 1) * it[0][0] + it[0][1], it[0][0]))
-    return merged(_listed(made))
+def _segments(start: int, ends: Sequence[int], treatments: Sequence[int]) -> Segments:
+    """Units as the segments of a stage that begins there."""
+    begins = (0, *ends[:-1])
+    return merged(
+        Segment(start + begin, start + end, TREATMENTS[treatment])
+        for begin, end, treatment in zip(begins, ends, treatments, strict=True)
+    )
 
 
 def _no_more(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
     return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def _by_ratio(costs: Floats, frees: NDArray[Any]) -> Ints:
+    """Layers that can free bytes, those that free one at least time first."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(frees > 0, costs / np.maximum(frees, 1), np.inf)
+    order = np.argsort(ratio, kind="stable")
+    return order[np.isfinite(costs[order]) & (frees[order] > 0)]
+
+
+@kernel
+def _next_units(times: Floats, sizes: Ints, besides: Ints, layer: int) -> Ints:
+    """Units that begin at a layer, one a row: end, treatment, bytes kept, needed besides, copied."""
+    depth = times.shape[1]
+    kept, stays, working = sizes[0, layer], sizes[1, layer], sizes[3, layer]
+    units = np.zeros((depth - layer + 2, 5), dtype=np.int64)
+    count = 0
+    if times[0, layer] < np.inf:
+        for end in range(layer + 1, depth + 1):
+            units[count, 0], units[count, 1] = end, RECOMPUTE
+            units[count, 2], units[count, 3] = sizes[2, layer], besides[layer, end - 1]
+            count += 1
+    units[count, 0], units[count, 1], units[count, 2], units[count, 3] = layer + 1, KEEP, kept, working
+    count += 1
+    if times[1, layer] < np.inf:
+        units[count, 0], units[count, 1], units[count, 2] = layer + 1, OFFLOAD, stays
+        units[count, 3], units[count, 4] = kept - stays + working, kept - stays
+        count += 1
+    return units[:count]
+
+
+@kernel
+def _least_units(
+    times: Floats, sizes: Ints, besides: Ints, order: Ints, room: Ints
+) -> tuple[float, Ints, Ints]:
+    """The best way through a stage, by A*.
+
+    Args:
+        times: what it takes to repeat a layer's forward pass, and its copies; infinite where that may not be.
+        sizes: of each layer the bytes that it keeps, that it keeps where it is offloaded, that it takes in,
+            and that operators need.
+        besides: what recomputed segments need besides what they keep, by first and last layer.
+        order: layers that can free bytes, those that free one at least time first.
+        room: samples of the share, of the profile, microbatches in flight, bytes of activations.
+
+    Returns:
+        The time that is added, the ends of units and their treatments; no units where nothing fits.
+    """
+    depth = times.shape[1]
+    share, whole, in_flight, limit = room[0], room[1], room[2], room[3]
+    freed, takes = _freeing(times, sizes, order)
+    behind = np.zeros(depth + 1, dtype=np.int64)
+    behind[:depth] = sizes[0][::-1].cumsum()[::-1]
+    # Prefixes, in the order in which they are found: where they end, bytes kept, at most, copied last; the
+    # prefix without the last unit and its treatment; the next one to be compared with.
+    made = np.empty((64, 7), dtype=np.int64)
+    costs = np.empty((64, 2), dtype=np.float64)  # time with the least that others add, without
+    queue = np.empty(64, dtype=np.int64)
+    known = np.full((depth + 1, 2), -1, dtype=np.int64)
+    made[0], costs[0], queue[0] = 0, 0.0, 0
+    made[0, 2], made[0, 4] = limit // in_flight * whole // share, -1
+    count, waiting = 1, 1
+    while waiting:
+        prefix = _first(queue, waiting, costs, made)
+        waiting -= 1
+        layer, kept, peak, before = made[prefix, 0], made[prefix, 1], made[prefix, 2], made[prefix, 3]
+        time = costs[prefix, 1]
+        if layer == depth:
+            ends, treatments = _way(made, prefix)
+            return time, ends, treatments
+        other = known[layer, min(before, 1)]
+        while other >= 0 and (costs[other, 1] > time or made[other, 1] > kept or made[other, 2] > peak):
+            other = made[other, 6]
+        if other >= 0:
+            continue
+        made[prefix, 6] = known[layer, min(before, 1)]
+        known[layer, min(before, 1)] = prefix
+        again = 0.0
+        units = _next_units(times, sizes, besides, layer)
+        for at in range(len(units)):
+            end, treatment, keeps = units[at, 0], units[at, 1], kept + units[at, 2]
+            most = max(peak, keeps + units[at, 3] + before)
+            ours, peaks = -(-keeps * share // whole), -(-most * share // whole)
+            if treatment == RECOMPUTE:
+                again += times[0, end - 1]
+            if (in_flight - 1) * ours + peaks > limit:
+                continue
+            added = time
+            if treatment != KEEP:
+                added += again if treatment == RECOMPUTE else times[1, layer]
+            room_each = limit / in_flight
+            if in_flight > 1:
+                room_each = min(room_each, (limit - most * share / whole) / (in_flight - 1))
+            free = keeps + behind[end] - room_each * whole / share
+            least = added + _knapsack_us(freed[end], takes[end], free)
+            if least == np.inf:
+                continue
+            if count == len(made):
+                made = np.concatenate((made, np.empty_like(made)))
+                costs = np.concatenate((costs, np.empty_like(costs)))
+                queue = np.concatenate((queue, np.empty_like(queue)))
+            made[count, 0], made[count, 1], made[count, 2], made[count, 3] = end, keeps, most, units[at, 4]
+            made[count, 4], made[count, 5] = prefix, treatment
+            costs[count, 0], costs[count, 1] = least, added
+            _put(queue, waiting, count, costs, made)
+            count, waiting = count + 1, waiting + 1
+    none = np.empty(0, dtype=np.int64)
+    return np.inf, none, none
+
+
+@kernel
+def _way(made: Ints, prefix: int) -> tuple[Ints, Ints]:
+    """Ends and treatments of the units of a prefix."""
+    found = np.empty((len(made), 2), dtype=np.int64)
+    at = len(made)
+    while made[prefix, 4] >= 0:
+        at -= 1
+        found[at, 0], found[at, 1] = made[prefix, 0], made[prefix, 5]
+        prefix = made[prefix, 4]
+    return found[at:, 0].copy(), found[at:, 1].copy()
+
+
+@kernel
+def _freeing(times: Floats, sizes: Ints, order: Ints) -> tuple[Floats, Floats]:
+    """Bytes that the layers from each one on free at least, the cheapest 0, 1, ... of them, and the time."""
+    depth = times.shape[1]
+    freed = np.zeros((depth + 1, len(order) + 1))
+    takes = np.zeros((depth + 1, len(order) + 1))
+    for first in range(depth + 1):
+        for at, layer in enumerate(order):
+            has = layer >= first
+            freed[first, at + 1] = freed[first, at] + (sizes[0, layer] if has else 0)
+            takes[first, at + 1] = takes[first, at] + (min(times[0, layer], times[1, layer]) if has else 0.0)
+    return freed, takes
+
+
+@kernel
+def _knapsack_us(freed: Floats, takes: Floats, free: float) -> float:
+    """What it takes at least to free so many bytes, parts of layers too."""
+    if free <= 0.0:
+        return 0.0
+    if free >= freed[-1]:
+        # Sums of floats may miss the last digits of what is freed exactly.
+        return takes[-1] if free <= freed[-1] * (1 + 1e-12) else np.inf
+    at = np.searchsorted(freed, free, side="right")
+    part = (free - freed[at - 1]) / (freed[at] - freed[at - 1])
+    return takes[at - 1] + part * (takes[at] - takes[at - 1])
+
+
+@kernel
+def _put(queue: Ints, place: int, prefix: int, costs: Floats, made: Ints) -> None:
+    """Put a prefix at the end of the queue, a heap, then where it belongs."""
+    while place > 0:
+        above = (place - 1) // 2
+        if _is_before(queue[above], prefix, costs, made):
+            break
+        queue[place] = queue[above]
+        place = above
+    queue[place] = prefix
+
+
+@kernel
+def _first(queue: Ints, count: int, costs: Floats, made: Ints) -> int:
+    """Take the first prefix from a queue of `count`."""
+    first, last, place = queue[0], queue[count - 1], 0
+    while 2 * place + 1 < count - 1:
+        below = 2 * place + 1
+        if below + 1 < count - 1 and _is_before(queue[below + 1], queue[below], costs, made):
+            below += 1
+        if _is_before(last, queue[below], costs, made):
+            break
+        queue[place] = queue[below]
+        place = below
+    queue[place] = last
+    return first
+
+
+@kernel
+def _is_before(one: int, other: int, costs: Floats, made: Ints) -> bool:
+    """Whether the search goes on with one rather than the other: less time, longer, found earlier."""
+    if costs[one, 0] != costs[other, 0]:
+        return costs[one, 0] < costs[other, 0]
+    if made[one, 0] != made[other, 0]:
+        return made[one, 0] > made[other, 0]
+    return one < other
+
+
+@kernel
+def _knapsacks_us(costs: Floats, saved: Floats, order: Ints, free: Floats) -> Floats:
+    """As `Units.bounds_us`, with what each layer costs and frees, in this order."""
+    depth = len(costs)
+    found = np.zeros(free.shape)
+    for start in range(free.shape[0]):
+        for end in range(free.shape[1]):
+            left = max(free[start, end] - depth, 0.0)  # as bytes are rounded up
+            time = 0.0
+            for layer in order:
+                if left <= 0.0:
+                    break
+                if start <= layer < end:
+                    part = min(left, saved[layer])
+                    time += part * (costs[layer] / saved[layer])
+                    left -= part
+            found[start, end] = time * (1 - 1e-9) if left <= 1.0 else np.inf
+    return found

@@ -18,22 +18,21 @@ Source: SPP (arXiv 2204.10562), section IV.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from arborcast.pipeline.costs.activations import Segments
-from arborcast.pipeline.planning.activations import Menu, Room, bounds_us
+from arborcast.pipeline.planning.activations import Menu, Room
 from arborcast.pipeline.planning.memory import peak_in_flight
 from arborcast.pipeline.planning.tables import DeviceTables, Floats, Integers, LayerTables
 from arborcast.pipeline.stages import Stage
-
-Costs: TypeAlias = Callable[[int], Callable[[int], Floats]]
-"""What a stage costs, by the number of stages behind it; by its first layer; by [end - first - 1, place]."""
+from arborcast.synth.kernels.compiled import kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,10 @@ class PartitionProblem:
     max_in_flight: int | None = None
     limits: tuple[int, ...] | None = None
     menu: Menu | None = None
+
+    def in_flight(self, behind: int) -> int:
+        """Microbatches that a stage keeps with so many stages behind it."""
+        return peak_in_flight(self.order, behind, self.microbatches, self.max_in_flight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,41 +120,18 @@ def partitions(
     Complexity: O(S (L^2 n^2 + L n^3)) for L layers, n ranks and S stages, in numpy.
     """
     boundary = (_published_boundary_us if published else _boundary_us)(layers, devices, question)
-    chosen: _ByLayer | None = None
-    if question.limits is not None and question.menu is not None:
-        chosen = _ByLayer(layers, devices, question, question.menu)
+    fit = None if question.limits is None else _MemoryFit(layers, devices, question)
+    chosen = None if fit is None or question.menu is None else _ByLayer(layers, fit, question, question.menu)
+    stage = _stage_us(layers, devices, question)
     while True:
-        costs = _filtered(layers, devices, question, chosen)
-        found = _solved(devices, boundary, costs, most_stages, every_rank=published)
+        added = chosen or fit or _Nothing(layers, devices)
+        found = _solved(devices, boundary, stage, added, most_stages, every_rank=published)
         if chosen is not None and chosen.find(found):
             continue
         places = {place for partition in found.values() for place in partition.places}
         if not exact or not devices.find_rates(places):
             return found if chosen is None else {count: chosen.said(it) for count, it in found.items()}
-
-
-def _filtered(
-    layers: LayerTables, devices: DeviceTables, question: PartitionProblem, chosen: _ByLayer | None
-) -> Costs:
-    """Total time of a stage; infinite where memory is too small."""
-    stage = _stage_us(layers, devices, question)
-    if question.limits is None:
-        return lambda behind: lambda start: stage[start, start + 1 :]
-    if chosen is not None:
-
-        def with_extra(behind: int) -> Callable[[int], Floats]:
-            added = question.microbatches * chosen.extra_us(behind)
-            return lambda start: stage[start, start + 1 :] + added[start][start + 1 :, chosen.kinds]
-
-        return with_extra
-    room = _MemoryFit(layers, devices, question)
-    most = room.most_in_flight()
-
-    def costs(behind: int) -> Callable[[int], Floats]:
-        need = room.in_flight(behind)
-        return lambda start: np.where(most[start, start + 1 :] >= need, stage[start, start + 1 :], np.inf)
-
-    return costs
+        stage = _stage_us(layers, devices, question)
 
 
 def closest_to_fitting(
@@ -161,23 +141,50 @@ def closest_to_fitting(
 
     The value is in bytes, of need beyond the limit. None where the batch has too few samples.
     """
-    room = _MemoryFit(layers, devices, question)
-    possible = np.isfinite(_stage_us(layers, devices, question))
+    possible = np.where(np.isfinite(_stage_us(layers, devices, question)), 0.0, np.inf)
     boundary = np.full((layers.profile.depth, len(devices.sender)), -np.inf)
-
-    def costs(behind: int) -> Callable[[int], Floats]:
-        missing = np.where(possible, room.missing(behind), np.inf)
-        return lambda start: missing[start, start + 1 :]
-
-    found = _solved(devices, boundary, costs, stages[-1])
+    missing = _Missing(layers, devices, question)
+    found = _solved(devices, boundary, possible, missing, stages[-1])
     there = [found[number] for number in stages if number in found]
     return min(there, key=lambda partition: partition.value_us, default=None)
 
 
+class _Added(Protocol):
+    """What stages cost beyond the time of their passes and allreduces.
+
+    Attributes:
+        kinds: of each place; all of a kind are alike.
+    """
+
+    kinds: Integers
+
+    def added(self, behind: int) -> Floats:
+        """By [start, end, kind], with so many stages behind."""
+        ...
+
+
+class _Nothing:
+    """Where memory is not limited."""
+
+    def __init__(self, layers: LayerTables, devices: DeviceTables) -> None:
+        self.kinds = np.zeros(len(devices.replicas), dtype=np.int64)
+        self._none = np.zeros((layers.profile.depth, layers.profile.depth + 1, 1))
+
+    def added(self, behind: int) -> Floats:
+        """Nothing."""
+        return self._none
+
+
 def _solved(
-    devices: DeviceTables, boundary: Floats, costs: Costs, most_stages: int, *, every_rank: bool = False
+    devices: DeviceTables,
+    boundary: Floats,
+    stage: Floats,
+    added: _Added,
+    most_stages: int,
+    *,
+    every_rank: bool = False,
 ) -> dict[int, PlacedStages]:
-    program = _Program(devices, boundary, costs, every_rank=every_rank)
+    program = _Program(devices, boundary, stage, added, every_rank=every_rank)
     found = {}
     for count in range(1, most_stages + 1):
         program.add_stage()
@@ -191,39 +198,30 @@ class _Program:
     """The tables `least` and `onwards`, one stage after another from the back."""
 
     def __init__(
-        self, devices: DeviceTables, boundary: Floats, costs: Costs, *, every_rank: bool = False
+        self, devices: DeviceTables, boundary: Floats, stage: Floats, added: _Added, *, every_rank: bool
     ) -> None:
-        self.devices = devices
-        self.costs = costs
+        self.devices, self.boundary, self.stage, self.costs = devices, boundary, stage, added
         free = np.zeros(len(devices.first))
         ends = devices.first + devices.replicas
         self.first = np.where(devices.first > 0, np.inf, 0.0) if every_rank else free
         self.last = np.where(ends < len(devices.order), np.inf, 0.0) if every_rank else free
-        self.boundary = boundary
         self.depth = len(boundary)
-        # Boundaries are sorted by sender, so that those of one sender are a run.
-        self.senders, self.runs = np.unique(devices.sender, return_index=True)
+        self.added: list[Floats] = []
         self.least: list[Floats] = []
         self.onwards: list[Floats] = []
 
     def add_stage(self) -> None:
         """Put one more stage in front."""
-        behind = len(self.least)
-        if not behind:
-            last = np.array([self.costs(0)(start)[-1] for start in range(self.depth)])
+        added = self.costs.added(len(self.least))
+        self.added.append(added)
+        if len(self.added) == 1:
+            last = self.stage[:, -1] + added[:, -1, self.costs.kinds]
             self.least.append(last + self.last)
             return
-        onwards = np.full(self.least[-1].shape, np.inf)
-        if len(self.senders):
-            ways = np.maximum(self.boundary, self.least[-1][:, self.devices.receiver])
-            onwards[:, self.senders] = np.minimum.reduceat(ways, self.runs, axis=1)
+        devices = self.devices
+        onwards = _onwards(self.boundary, devices.sender, devices.receiver, self.least[-1])
         self.onwards.append(onwards)
-        least = np.full(onwards.shape, np.inf)
-        # Row by row, from the cuts behind each: half of the work, and in the processor's cache.
-        cost = self.costs(behind)
-        for start in range(self.depth - 1):
-            np.maximum(cost(start)[:-1], onwards[start + 1 :]).min(axis=0, out=least[start])
-        self.least.append(least)
+        self.least.append(_one_more(self.stage, added, self.costs.kinds, onwards))
 
     def best(self) -> PlacedStages | None:
         """The best partition into all stages so far; None where there is none."""
@@ -234,8 +232,10 @@ class _Program:
         place = int(value.argmin())
         cuts, places = [0], [place]
         for behind in range(count - 1, 0, -1):
-            cost = self.costs(behind)(cuts[-1])[:-1, place]
-            ways = np.maximum(cost, self.onwards[behind - 1][cuts[-1] + 1 :, place])
+            ends = slice(cuts[-1] + 1, self.depth)
+            cost = self.stage[cuts[-1], ends, place]
+            cost = cost + self.added[behind][cuts[-1], ends, self.costs.kinds[place]]
+            ways = np.maximum(cost, self.onwards[behind - 1][ends, place])
             cut = cuts[-1] + 1 + int(ways.argmin())
             run = self.devices.behind[place]
             receivers = self.devices.receiver[run]
@@ -247,70 +247,97 @@ class _Program:
         return PlacedStages(float(value.min()), (*cuts, self.depth), tuple(places), self.devices, exact)
 
 
+@kernel
+def _onwards(boundary: Floats, sender: Integers, receiver: Integers, least: Floats) -> Floats:
+    """The best ways on from each place, by the cut behind it."""
+    onwards = np.full(least.shape, np.inf)
+    for cut in range(least.shape[0]):
+        for way in range(len(sender)):
+            value = max(boundary[cut, way], least[cut, receiver[way]])
+            onwards[cut, sender[way]] = min(onwards[cut, sender[way]], value)
+    return onwards
+
+
+@kernel
+def _one_more(stage: Floats, added: Floats, kinds: Integers, onwards: Floats) -> Floats:
+    """What is least with one more stage in front of the best ways on."""
+    depth, places = onwards.shape
+    least = np.full((depth, places), np.inf)
+    for start in range(depth - 1):
+        for end in range(start + 1, depth):
+            for place in range(places):
+                value = max(stage[start, end, place] + added[start, end, kinds[place]], onwards[end, place])
+                least[start, place] = min(least[start, place], value)
+    return least
+
+
 class _MemoryFit:
-    """Which stages fit into memory, by the number of microbatches that they keep."""
+    """Which stages fit into memory, by the number of microbatches that they keep.
+
+    Attributes:
+        kinds: of each place; places are alike that have as many replicas with as much memory.
+        replicas: of each kind.
+        limit: bytes of each kind's rank that has least.
+    """
 
     def __init__(self, layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> None:
         assert question.limits is not None
         self.question = question
         self.needs = Needs(layers, question, len(devices.order))
-        self.size = devices.replicas - 1
-        self.limit = np.array(
-            [min(question.limits[rank] for rank in devices.ranks(place)) for place in range(len(self.size))]
-        )
+        limits = [min(question.limits[it] for it in devices.ranks(at)) for at in range(len(devices.replicas))]
+        pairs = list(zip(devices.replicas.tolist(), limits, strict=True))
+        different = {pair: kind for kind, pair in enumerate(dict.fromkeys(pairs))}
+        self.kinds = np.array([different[pair] for pair in pairs])
+        self.replicas, self.limit = np.array(list(different)).T
 
-    def in_flight(self, behind: int) -> int:
-        """Microbatches that a stage keeps with so many stages behind it."""
-        it = self.question
-        return peak_in_flight(it.order, behind, it.microbatches, it.max_in_flight)
+    def added(self, behind: int) -> Floats:
+        """Infinite where memory is too small."""
+        return np.where(self._most_in_flight >= self.question.in_flight(behind), 0.0, np.inf)
 
-    def missing(self, behind: int) -> Integers:
-        """Bytes beyond the limit, with so many stages behind; negative where there is room."""
-        need = np.maximum(self.needs.fixed + self.in_flight(behind) * self.needs.each, self.needs.update)
-        missing: Integers = need[:-1, :, self.size] - self.limit
-        return missing
+    def left(self, *, working: bool = True) -> Integers:
+        """Bytes that are left for activations, by [start, end, kind]; -1 where the update does not fit."""
+        needs, size = self.needs, self.replicas - 1
+        fixed = (needs.fixed if working else needs.fixed - needs.working)[:-1, :, size]
+        left: Integers = np.where(needs.update[:-1, :, size] > self.limit, -1, self.limit - fixed)
+        return left
 
-    def most_in_flight(self) -> Integers:
+    @cached_property
+    def _most_in_flight(self) -> Integers:
         """How many microbatches there is room for; less than 1 where there is none for any."""
-        left = self.limit - self.needs.fixed[:-1, :, self.size]
-        left = np.where(self.needs.update[:-1, :, self.size] > self.limit, -1, left)
-        each = self.needs.each[:-1, :, self.size]
+        left = self.left()
+        each = self.needs.each[:-1, :, self.replicas - 1]
         most: Integers = np.where(left < 0, 0, left // np.maximum(each, 1))
         return np.where((each == 0) & (left >= 0), self.question.microbatches, most)
+
+
+class _Missing(_MemoryFit):
+    """Bytes beyond the limit instead of time."""
+
+    def added(self, behind: int) -> Floats:
+        """Negative where there is room."""
+        needs, size = self.needs, self.replicas - 1
+        need = np.maximum(needs.fixed + self.question.in_flight(behind) * needs.each, needs.update)
+        missing: Floats = (need[:-1, :, size] - self.limit).astype(float)
+        return missing
 
 
 class _ByLayer:
     """What the best choice for each stage adds to a microbatch: a lower limit until `find` makes it exact."""
 
-    def __init__(
-        self, layers: LayerTables, devices: DeviceTables, question: PartitionProblem, menu: Menu
-    ) -> None:
-        self.layers, self.devices, self.question, self.menu = layers, devices, question, menu
-        self.fit = _MemoryFit(layers, devices, question)
-        pairs = list(zip(devices.replicas.tolist(), self.fit.limit.tolist(), strict=True))
-        several = {pair: kind for kind, pair in enumerate(dict.fromkeys(pairs))}
-        self.kinds = np.array([several[pair] for pair in pairs])
-        self._several = list(several)
-        # Bytes that are left for activations, by [start, end, kind].
-        needs = self.fit.needs
-        fixed, update = (needs.fixed - needs.working)[:-1], needs.update[:-1]
-        self._left = np.stack(
-            [
-                np.where(update[:, :, size - 1] > limit, -1, limit - fixed[:, :, size - 1])
-                for size, limit in several
-            ],
-            axis=2,
-        )
+    def __init__(self, layers: LayerTables, fit: _MemoryFit, question: PartitionProblem, menu: Menu) -> None:
+        self.layers, self.fit, self.question, self.menu = layers, fit, question, menu
+        self.kinds = fit.kinds
+        self._left = fit.left(working=False)
         self._tables: dict[int, Floats] = {}
         self._exact: dict[tuple[int, int, int, int], Segments] = {}
 
-    def extra_us(self, behind: int) -> Floats:
-        """By [start, end, kind] of place, with so many stages behind."""
-        in_flight = self.fit.in_flight(behind)
+    def added(self, behind: int) -> Floats:
+        """All microbatches together."""
+        in_flight = self.question.in_flight(behind)
         if in_flight not in self._tables:
-            tables = [self._bound_us(kind, in_flight) for kind in range(len(self._several))]
+            tables = [self._bound_us(kind, in_flight) for kind in range(len(self.fit.replicas))]
             self._tables[in_flight] = np.stack(tables, axis=2)
-        return self._tables[in_flight]
+        return self.question.microbatches * self._tables[in_flight]
 
     def find(self, found: Mapping[int, PlacedStages]) -> bool:
         """Make exact what these partitions use; whether that changes what one of them costs."""
@@ -327,7 +354,7 @@ class _ByLayer:
 
     def _keys(self, partition: PlacedStages) -> Iterator[tuple[int, int, int, int]]:
         for index, (start, end) in enumerate(pairwise(partition.cuts)):
-            in_flight = self.fit.in_flight(len(partition.places) - 1 - index)
+            in_flight = self.question.in_flight(len(partition.places) - 1 - index)
             yield in_flight, start, end, int(self.kinds[partition.places[index]])
 
     def _find(self, in_flight: int, start: int, end: int, kind: int) -> bool:
@@ -347,8 +374,7 @@ class _ByLayer:
         return not np.array_equal(before, table)
 
     def _room(self, kind: int, in_flight: int, left: int) -> Room:
-        size, _ = self._several[kind]
-        it = self.question
+        size, it = int(self.fit.replicas[kind]), self.question
         share = -(-it.batch // it.microbatches)
         return Room(-(-share // size), it.batch / it.microbatches / size, in_flight, left)
 
@@ -356,7 +382,7 @@ class _ByLayer:
         room = self._room(kind, in_flight, 0)
         left = self._left[:, :, kind]
         saved = self.layers.saved_bytes[:-1] * (room.share / self.layers.profile.samples)
-        bound = bounds_us(self.layers.profile, self.menu, room.samples, room.share, saved - left / in_flight)
+        bound = self.layers.units(self.menu, room).bounds_us(saved - left / in_flight)
         return np.where(left < 0, np.inf, bound)
 
 

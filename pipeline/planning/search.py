@@ -16,7 +16,7 @@ from arborcast.pipeline.costs.activations import Segments, Treatment
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.activations import Menu, least_memory
+from arborcast.pipeline.planning.activations import Menu
 from arborcast.pipeline.planning.derived import MOST_EACH, derived
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
@@ -108,7 +108,7 @@ def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated:
     own = [it for it in searched if it in choices.orders]
     race = _Race(profile, network, choices)
     if not own:
-        plans = _Space(profile, network, replace(choices, orders=searched)).plans()
+        plans = _Space(race.known, network, replace(choices, orders=searched)).plans()
         made = (it for _, plan in _different(plans) for it in race.derived(plan))
         for plan in islice(made, simulated):
             race.run(plan)
@@ -133,6 +133,11 @@ class _Race:
     def __init__(self, profile: Profile, network: LinkCosts, choices: Choices) -> None:
         self.profile, self.network, self.choices = profile, network, choices
         self.layers = LayerTables(profile, choices.keep_ties_together)
+        self.known = _Known(
+            self.layers,
+            [DeviceTables(network, order) for order in device_orders(network)],
+            choices.stages,
+        )
         self.best: Ranked | None = None
         self._several: Ranked | None = None
         self.space: _Space | None = None  # the last one searched
@@ -181,7 +186,7 @@ def _search(race: _Race, orders: tuple[str, ...], simulated: int) -> None:
     partitions tell by the closed form which of the other groups are worth it.
     """
     choices = race.choices
-    space = race.space = _Space(race.profile, race.network, replace(choices, orders=orders))
+    space = race.space = _Space(race.known, race.network, replace(choices, orders=orders))
     for estimate_us, plan in islice(_different(space.plans()), simulated):
         if race.best is not None and estimate_us > race.best[0][0]:
             break
@@ -273,6 +278,31 @@ class _Entry:
     value_us: float = 0.0
 
 
+class _Known:
+    """Partitions that were asked for, which all orders of one search share.
+
+    Attributes:
+        layers: of the profile.
+        devices: for each device order.
+    """
+
+    def __init__(self, layers: LayerTables, devices: Sequence[DeviceTables], stages: Sequence[int]) -> None:
+        self.layers, self.devices, self.stages = layers, devices, stages
+        self._found: dict[tuple[object, ...], tuple[int, dict[int, PlacedStages]]] = {}
+
+    def partitions(self, group: Group, *, again: bool = False) -> dict[int, PlacedStages]:
+        """The partitions of a group; `again` for rates that have become exact."""
+        devices, question = self.devices[group.devices], group.question
+        # Of an order only counts what it keeps in flight.
+        kept = () if question.limits is None else tuple(map(question.in_flight, range(self.stages[-1])))
+        key = group.devices, question.microbatches, question.recompute, question.limits, kept
+        if key not in self._found or (again and self._found[key][0] != devices.version):
+            found = partitions(self.layers, devices, question, self.stages[-1], exact=False)
+            wanted = {number: partition for number, partition in found.items() if number in self.stages}
+            self._found[key] = devices.version, wanted
+        return self._found[key][1]
+
+
 class _Space:
     """The groups of a search, of which those that look best are solved first.
 
@@ -280,13 +310,12 @@ class _Space:
     and solving its group under the memory limit if it breaks that. Until then its estimate is too low.
     """
 
-    def __init__(self, profile: Profile, network: LinkCosts, choices: Choices) -> None:
+    def __init__(self, known: _Known, network: LinkCosts, choices: Choices) -> None:
         self.choices = choices
-        self.profile = profile
+        self.known, self.layers, self.devices = known, known.layers, known.devices
+        self.profile = known.layers.profile
         self.network = network
-        self.layers = LayerTables(profile, choices.keep_ties_together)
-        self.devices = [DeviceTables(network, order) for order in device_orders(network)]
-        self.known: dict[Group, tuple[int, dict[int, PlacedStages]]] = {}
+        self.opened: dict[Group, None] = {}
         self.limited: set[Group] = set()  # solved under the limits
         self.queue: list[tuple[float, int, int, int, _Entry]] = []
         self.number = count()
@@ -321,10 +350,11 @@ class _Space:
         for the busiest ranks' passes and allreduces.
         """
         found: list[tuple[float, int, Plan]] = []
-        for group, (_, known) in self.known.items():
+        for group in self.opened:
             count = group.question.microbatches
             question = PartitionProblem(self.choices.batch, count)
-            for partition in known.values() if not group.question.recompute else ():
+            known = {} if group.question.recompute else self.known.partitions(group)
+            for partition in known.values():
                 if len(partition.places) > 1:
                     costs = self._costs(partition, False, [count])
                     busy = costs.forward.most + costs.backward.most + costs.allreduce
@@ -356,17 +386,12 @@ class _Space:
                     self._push(min(estimates) / (1 + SLACK), _Entry(Group(devices, question)))
 
     def _solved(self, group: Group, *, again: bool = False) -> dict[int, PlacedStages]:
-        """The partitions of a group; `again` for rates that have become exact."""
-        devices, question = self.devices[group.devices], group.question
         if group not in self.limited:  # then the order and its cap do not matter
+            question = group.question
             question = PartitionProblem(question.batch, question.microbatches, recompute=question.recompute)
             group = Group(group.devices, question)
-        if group not in self.known or (again and self.known[group][0] != devices.version):
-            stages = self.choices.stages
-            found = partitions(self.layers, devices, question, stages[-1], exact=False)
-            wanted = {number: partition for number, partition in found.items() if number in stages}
-            self.known[group] = devices.version, wanted
-        return self.known[group][1]
+        self.opened[group] = None
+        return self.known.partitions(group, again=again)
 
     def _fits(self, entry: _Entry, plan: Plan) -> bool:
         return entry.limited or _fits(plan, self.profile, self.choices)
@@ -453,9 +478,10 @@ def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanErro
     plan = closest[1]
     if menu is not None:
         rooms = zip(plan.stages, rooms_of(plan, profile, limits, batch=choices.batch), strict=True)
-        plan = with_segments(
-            plan, [least_memory(profile, it.start, it.end, menu, room) for it, room in rooms], menu
-        )
+        least = [
+            layers.units(menu, room).least_memory(it.start, it.end, room.in_flight) for it, room in rooms
+        ]
+        plan = with_segments(plan, least, menu)
     if choices.made == choices.orders:  # 1F1B may fit where they do not
         plan = next(derived(plan, layers, choices.made, choices.batch), plan)
     try:

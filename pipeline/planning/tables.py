@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from itertools import pairwise
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
-from arborcast.pipeline.planning.activations import Choice, Menu, Room, least_choice
-from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.planning.activations import Choice, Menu, Room, Units
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import boundary_messages
 from arborcast.synth.topology import Topology
 
@@ -125,15 +125,35 @@ class LayerTables:
         """What crosses the boundary before each layer, one way, with all samples; 0 at both ends."""
         return np.array([0, *(layer.output_bytes for layer in self.profile.layers[:-1]), 0])
 
+    def units(self, menu: Menu, room: Room) -> Units:
+        """What units cost with microbatches of this size, found once."""
+        key = menu, room.share, room.samples
+        if key not in self._units:
+            self._units[key] = Units(self.profile, *key)
+        return self._units[key]
+
     def choice(self, start: int, end: int, menu: Menu, room: Room) -> Choice | None:
-        """What becomes of the results of the layers [start, end), by `least_choice`, found once."""
-        key = start, end, menu, room
+        """What becomes of the results of the layers [start, end) at least time, found once for equal layers."""
+        key = self._alike[max(start - 1, 0) : end], start > 0, menu, room
         if key not in self._choices:
-            self._choices[key] = least_choice(self.profile, start, end, menu, room)
-        return self._choices[key]
+            found = self.units(menu, room).choice(start, end, room.in_flight, room.limit)
+            self._choices[key] = start, found
+        first, choice = self._choices[key]
+        return choice if choice is None or first == start else choice.moved(start - first)
 
     @cached_property
-    def _choices(self) -> dict[tuple[int, int, Menu, Room], Choice | None]:
+    def _alike(self) -> tuple[int, ...]:
+        """For each layer a number that it has in common with those of the same costs."""
+        numbers: dict[Layer, int] = {}
+        same = (replace(it, name="") for it in self.profile.layers)
+        return tuple(numbers.setdefault(it, len(numbers)) for it in same)
+
+    @cached_property
+    def _units(self) -> dict[tuple[Menu, int, float], Units]:
+        return {}
+
+    @cached_property
+    def _choices(self) -> dict[tuple[object, ...], tuple[int, Choice | None]]:
         return {}
 
     def _time(self, whole: str, fixed: str) -> tuple[Floats, Floats]:

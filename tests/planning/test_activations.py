@@ -15,7 +15,7 @@ from arborcast.pipeline.costs.activations import (
     merged,
 )
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.activations import Menu, Room, least_choice, least_memory
+from arborcast.pipeline.planning.activations import Menu, Units
 from arborcast.pipeline.profiles import Layer, Profile
 from tests.support.planning_cases import every_choice
 
@@ -118,7 +118,8 @@ def test_the_choice_is_that_of_brute_force(profile, menu, share, in_flight, data
     limit = data.draw(st.integers(max(min(needs.values()) - 3, 0), max(needs.values())))
     times = {it: sum(extra_us(profile, it, share / 2, menu.offload_gbps)) for it in choices}
     best = min((times[it] for it in choices if needs[it] <= limit), default=None)
-    found = least_choice(profile, start, end, menu, Room(share, share / 2, in_flight, limit))
+    units = Units(profile, menu, share, share / 2)
+    found = units.choice(start, end, in_flight, limit)
     if best is None:
         assert found is None
     else:
@@ -126,7 +127,7 @@ def test_the_choice_is_that_of_brute_force(profile, menu, share, in_flight, data
         assert held(profile, found.segments, share).with_in_flight(in_flight) <= limit
         ours = sum(extra_us(profile, found.segments, share / 2, menu.offload_gbps))
         assert ours == pytest.approx(best)
-    least = least_memory(profile, start, end, menu, Room(share, share / 2, in_flight, 0))
+    least = units.least_memory(start, end, in_flight)
     assert held(profile, least, share).with_in_flight(in_flight) == min(needs.values())
 
 
@@ -163,7 +164,7 @@ def test_a_drawn_choice():
         (16, drawn([RECOMPUTE] * 3, [1, 1, 1]), 15.0),
         (15, None, 0.0),
     ):
-        found = least_choice(profile, 0, 3, Menu(True), Room(1, 1.0, 2, limit))
+        found = Units(profile, Menu(True), 1, 1.0).choice(0, 3, 2, limit)
         assert (found and (found.segments, found.extra_us)) == (segments and (segments, time)), limit
 
 
