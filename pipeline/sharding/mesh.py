@@ -123,7 +123,7 @@ class FabricPrices:
         topology: whose ranks the mesh names.
         mesh: the mesh.
         by_schedule: whether a collective takes what its schedule takes when simulated, at sizes of powers of
-            two and linear between; otherwise what its bytes take at the exact rate.
+            four and linear between; otherwise what its bytes take at the exact rate.
         collective_us: that each one costs besides (software).
     """
 
@@ -148,9 +148,9 @@ class FabricPrices:
         fixed = math.ceil(self.collective_us * 10**6)
         if not self.by_schedule:
             return fixed + math.ceil(size_bytes * PS_PER_NS / rate)
-        power = size_bytes.bit_length() - 1
-        low, high = (self._simulated(self._key(kind, axes), power + more) for more in (0, 1))
-        return fixed + low + (high - low) * (size_bytes - (1 << power)) // (1 << power)
+        power = (size_bytes.bit_length() - 1) // 2 * 2
+        low, high = (self._simulated(self._key(kind, axes), power + more) for more in (0, 2))
+        return fixed + low + (high - low) * (size_bytes - (1 << power)) // (3 << power)
 
     def rate(self, kind: Kind, axes: Axes) -> Fraction:
         """GB/s of the slowest group while all run; 0 where links do not connect one."""

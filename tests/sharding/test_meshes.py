@@ -85,4 +85,4 @@ def test_schedules_take_no_less_than_their_rates():
                 a is not None and b is not None and a >= b + 2_000_000
                 for a, b in zip(times, least, strict=True)
             )
-            assert times[1] == (times[0] + times[2]) // 2  # type: ignore[operator]
+            assert abs(times[1] - (times[0] + times[2]) // 2) <= 1  # type: ignore[operator]
