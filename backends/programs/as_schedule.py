@@ -18,11 +18,11 @@ from arborcast.backends.programs.checking.progress import run
 from arborcast.backends.programs.checking.structure import flatten
 from arborcast.backends.programs.limits import chunks_together
 from arborcast.backends.programs.program import GlobalProgram, Memory, Move, ProgramError, Span
-from arborcast.backends.programs.traffic import collective_of, routes
+from arborcast.backends.programs.traffic import collective_of, routes, switch_of
 from arborcast.backends.programs.whereabouts import Moved, Value, Whereabouts, total
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Topology
 
 
 def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
@@ -135,21 +135,16 @@ class _Replay:
         message = self._where.leave(rank, value) if far else None
         if move.switch and far:
             message = self._by_switch(far, [message])
+            if message is not None and any(span.rank == rank for span in far):
+                self._where.settle(rank, message)  # it comes back, whether it is read or not
         for span in move.targets:
             owner = rank if span.rank is None else span.rank
             self._held[self._cell(owner, span, offset)] = message if span in far else value
 
     def _by_switch(self, spans: Sequence[Span], values: Sequence[Value | None]) -> Value | None:
         """What a switch passes on of the sum of some messages."""
-        return self._where.leave(self._switch({span.rank or 0 for span in spans}), total(values))
-
-    def _switch(self, ranks: set[int]) -> Vertex:
-        topology = self._topology
-        for vertex in range(topology.ranks, topology.holders):
-            if all({(vertex, rank), (rank, vertex)} <= topology.bandwidth.keys() for rank in ranks):
-                return vertex
-        names = ", ".join(map(str, sorted(ranks)[:8]))
-        raise ProgramError(f"{topology.name} has no switch that adds or multicasts at ranks {names}")
+        switch = switch_of(self._topology, (span.rank or 0 for span in spans))
+        return self._where.leave(switch, total(values))
 
     def _at(self, rank: int, span: Span, offset: int) -> Value | None:
         return self._held.get(self._cell(rank, span, offset))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 
-from arborcast.backends.programs.program import GlobalProgram, ProgramError
+from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.topology import Hop, Topology, Vertex
@@ -63,14 +63,44 @@ def traffic(
 
     collective = collective_of(program, topology)
     ways = routes(topology, messages)
+    passing = [(hop, share) for pair, share in messages.items() for hop in pairwise(ways[pair])]
     loads: dict[Hop, Fraction] = {}
-    for pair, share in messages.items():
-        for hop in pairwise(ways[pair]):
-            loads[hop] = loads.get(hop, Fraction(0)) + share
+    for hop, share in chain(passing, _by_switches(program, topology)):
+        loads[hop] = loads.get(hop, Fraction(0)) + share
     fullest = max(loads, key=lambda hop: loads[hop] / topology.bandwidth[hop], default=None)
     rate = Fraction(0) if fullest is None else topology.bandwidth[fullest] / loads[fullest]
     limit = bound or synth.bound(topology, collective.kind, root=collective.root or 0)
     return Traffic(loads, rate, fullest, limit)
+
+
+def switch_of(topology: Topology, ranks: Iterable[int]) -> Vertex:
+    """The first switch with links from and to all of these ranks that adds or multicasts.
+
+    Raises:
+        ProgramError: there is none.
+    """
+    wanted = sorted(set(ranks))
+    for vertex in range(topology.ranks, topology.holders):
+        if all({(vertex, rank), (rank, vertex)} <= topology.bandwidth.keys() for rank in wanted):
+            return vertex
+    names = ", ".join(map(str, wanted[:8]))
+    raise ProgramError(f"{topology.name} has no switch that adds or multicasts at ranks {names}")
+
+
+def _by_switches(program: GlobalProgram, topology: Topology) -> Iterator[tuple[Hop, Fraction]]:
+    """What passes links as switches add it for a rank, or multicast it."""
+    for rank, part in enumerate(program.parts):
+        for move in (operation for block in part.blocks for operation in block.operations):
+            if not isinstance(move, Move) or not move.switch:
+                continue
+            for spans, towards in ((move.sources, rank), (move.targets, None)):
+                group = [span.rank for span in spans if span.rank is not None]
+                if not group:
+                    continue
+                switch = switch_of(topology, group)
+                hops = [(other, switch) if towards is not None else (switch, other) for other in group]
+                hops.append((rank, switch) if towards is None else (switch, rank))
+                yield from ((hop, Fraction(move.count, program.chunks)) for hop in hops)
 
 
 def routes(topology: Topology, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Vertex, ...]]:

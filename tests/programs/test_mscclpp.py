@@ -18,6 +18,7 @@ from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_si
 from arborcast.backends.programs.mscclpp import limits, read, write
 from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
 from arborcast.backends.programs.program import (
+    Barrier,
     Flush,
     GlobalProgram,
     Memory,
@@ -26,8 +27,11 @@ from arborcast.backends.programs.program import (
     Protocol,
     Signal,
     Span,
+    Wait,
 )
+from arborcast.backends.programs.traffic import traffic
 from arborcast.synth.collective import Kind
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.support.strategies import topologies
@@ -206,6 +210,85 @@ def test_switches_add_and_multicast() -> None:
     relaxed = check_program(read(json.dumps(by_switch("rlx"))))
     assert relaxed.kinds == {"relaxed"}
     assert "relaxed ones order no memory" in relaxed.errors[0]
+
+
+BOX = "star:3,in-network=loopback,bandwidth=2"
+
+
+def through_switch(spec: str, kind: str) -> Schedule:
+    """A schedule whose sums and multicasts are the switch's, whether others are as fast or not."""
+    topology = load(spec)
+    ranks, switch = range(topology.ranks), topology.ranks
+    collective = synth.Collective.on(topology, kind)
+    steps: list[tuple[int, int, int, bool]] = []
+    if kind != "broadcast":
+        steps += [(rank, switch, 0, True) for rank in ranks]
+        steps.append((switch, 0, 1, False))
+    if kind != "reduce":
+        steps.append((0, switch, 2, False))
+        steps += [(switch, rank, 3, False) for rank in ranks if rank or "loopback" in spec]
+    transfers = [Transfer(0, src, dst, step, adds) for src, dst, step, adds in steps]
+    return Schedule.build(
+        topology, collective, Method("drawn"), synth.bound(topology, kind), [Chunk(Fraction(1), 0)], transfers
+    )
+
+
+def test_sums_and_multicasts_of_switches_are_exported() -> None:
+    schedule = through_switch(BOX, "allreduce")
+    program = export_one_sided(schedule, in_place=False, channels=2)
+    meet = [Signal((0,)), Wait((0,)), Barrier(0, 2)]
+    halves = [
+        Move(
+            tuple(Span(Memory.INPUT, half, 1, rank) for rank in range(3)),
+            tuple(Span(Memory.OUTPUT, half, 1, rank) for rank in range(3)),
+            switch=True,
+        )
+        for half in range(2)
+    ]
+    for rank, part in enumerate(program.parts):
+        for half, row in enumerate(part.blocks):
+            done = [halves[half]] if rank == 0 else []
+            assert list(row.operations) == [*meet, *done, *reversed(meet[2:]), *meet[:2]]
+    for kind, protocol in (
+        ("allreduce", Protocol.SIMPLE),
+        ("broadcast", Protocol.SIMPLE),
+        ("broadcast", Protocol.LL),
+    ):
+        schedule = through_switch(BOX, kind)
+        for in_place in (True, False):
+            program = export_one_sided(schedule, in_place=in_place, protocol=protocol)
+            back = read(write(program))
+            assert back == replace(program, channels=1)
+            assert check_program(back).errors == ()
+            for seed in range(3):
+                assert interpret_one_sided(back, in_place=in_place, seed=seed).correct
+            assert as_schedule(back, schedule.topology).rate == schedule.rate
+            loads = traffic(back, check_program(back).messages, schedule.topology)
+            assert loads.loads == schedule.load
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wishes", "said"),
+    [
+        (through_switch(BOX, "reduce"), {}, "adds for rank 0 alone"),
+        (through_switch(BOX, "allreduce"), {"protocol": Protocol.LL}, "switches add no packets"),
+        (
+            through_switch(BOX, "allreduce"),
+            {"ranks_per_host": 2},
+            "ranks whose memory one switch reaches, all 3",
+        ),
+        (through_switch("star:3,in-network=both", "broadcast"), {}, "must be of the group"),
+    ],
+)
+def test_what_switch_channels_cannot_do_is_refused(schedule: Any, wishes: Any, said: str) -> None:
+    with pytest.raises(ProgramError, match=said):
+        export_one_sided(schedule, **wishes)
+
+
+def test_switches_that_multicast_their_own_sums_are_not_nvlink_sharp() -> None:
+    schedule = synth.solve(load("star:3,in-network=turn"), "allreduce")
+    with pytest.raises(ProgramError, match="switch .* multicasts its own sum"):
+        export_one_sided(schedule)
 
 
 FAULTS = [

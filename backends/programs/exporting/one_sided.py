@@ -25,6 +25,7 @@ from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.blocks import thread_blocks
 from arborcast.backends.programs.exporting.export import MOST_TRANSFERS, in_units
 from arborcast.backends.programs.exporting.logical import Action, Ranks
+from arborcast.backends.programs.exporting.switches import BLOCKS, switch_program
 from arborcast.backends.programs.mscclpp import limits
 from arborcast.backends.programs.program import (
     Acquire,
@@ -96,6 +97,8 @@ def export_one_sided(
     collective = schedule.collective
     _check(schedule, protocol, ranks_per_host)
     explicit, units = in_units(schedule, chunks)
+    if explicit.uses_switches and chunks is None and protocol is Protocol.SIMPLE:
+        units *= channels or BLOCKS  # a part for each block
     if units > MOST_CHUNKS:
         raise ProgramError(
             f"{collective.kind}: exact shares need {units} chunks, more than {MOST_CHUNKS}; "
@@ -115,15 +118,31 @@ def export_one_sided(
         most_bytes=most_bytes,
         double_scratch=protocol is not Protocol.SIMPLE,
     )
-    ranks = Ranks(explicit, units, units, in_place=in_place)
     why = ""
-    for ways in _ways(protocol):
-        program = _within_limits(draft, ranks, explicit, channels, ranks_per_host, ways)
+    for program in _drafts(draft, explicit, channels, ranks_per_host):
         verdict = check_program(program, max_errors=1)
         if verdict.correct:
             return program
         why = why or verdict.errors[0]
     raise ProgramError(f"{draft.name}: cannot be run by MSCCL++ as it is: {why}")
+
+
+def _drafts(
+    draft: GlobalProgram, schedule: Schedule, channels: int | None, ranks_per_host: int | None
+) -> Iterator[GlobalProgram]:
+    """What is tried in turn, the cheapest first."""
+    simple = draft.protocol is Protocol.SIMPLE
+    if schedule.uses_switches:
+        for greet in (True,) if simple else (False, True):
+            program = switch_program(draft, schedule, channels or (BLOCKS if simple else 1), greet=greet)
+            found = next(_beyond(program), None)
+            if found is not None:
+                raise ProgramError(f"{draft.name}: does not fit MSCCL++: {found}")
+            yield program
+        return
+    ranks = Ranks(schedule, draft.chunks, draft.chunks, in_place=draft.in_place)
+    for ways in _ways(draft.protocol):
+        yield _within_limits(draft, ranks, schedule, channels, ranks_per_host, ways)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +174,15 @@ def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None
         )
     if collective.ranks != tuple(range(topology.ranks)):
         raise ProgramError(f"{collective.kind}: all ranks take part in MSCCL++'s plans, in their order")
-    if schedule.uses_switches:
-        raise ProgramError(
-            "transfers that end at switches are exported by NVLS alone; solve with --no-in-network"
-        )
     if schedule.transfer_count > MOST_TRANSFERS:
         raise ProgramError(f"at most {MOST_TRANSFERS} transfers are exported, got {schedule.transfer_count}")
     if protocol is Protocol.LL128:
         raise ProgramError("MSCCL++ has protocols Simple and LL, got LL128")
+    if schedule.uses_switches and (ranks_per_host or topology.ranks) < topology.ranks:
+        raise ProgramError(
+            f"--ranks-per-host {ranks_per_host}: switch channels are for ranks whose memory one switch "
+            f"reaches, all {topology.ranks} of this schedule"
+        )
     if ranks_per_host is not None and ranks_per_host < 1:
         raise ProgramError(f"ranks per host must be at least 1, got {ranks_per_host}")
     if protocol is Protocol.LL and ranks_per_host is not None and ranks_per_host < topology.ranks:
