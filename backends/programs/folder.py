@@ -1,30 +1,31 @@
-"""A table of schedules as a folder that MSCCL reads, with a README of the commands that run and check it.
+"""A table of schedules as a folder of programs for MSCCL or MSCCL++, with a README of commands that run them.
 
 MSCCL reads every file of its folder, whatever its name, and the first in the order of names that fits a call
-serves it. So programs have a folder of their own, and the README stands beside that.
+serves it. MSCCL++'s executor is given one plan, and refuses sizes that it is not for. So programs have a
+folder of their own, and the README stands beside that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
 from arborcast.backends.lowering.layout import blocks_in
+from arborcast.backends.programs import mscclpp
 from arborcast.backends.programs.exporting.export import export_program, rounded
-from arborcast.backends.programs.msccl.writer import write
+from arborcast.backends.programs.exporting.one_sided import export_one_sided
+from arborcast.backends.programs.exporting.switches import BLOCKS
+from arborcast.backends.programs.msccl import writer
 from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import check_folder, write_atomically
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Choice
-
-PROGRAMS = "msccl-algorithms"
-"""The folder within the folder."""
 
 LARGEST_LL = 256 << 10
 """Bytes up to which programs use LL, which is fast and has half of the bandwidth."""
@@ -57,51 +58,70 @@ class Exported:
     missing: tuple[str, ...]
 
 
-def export_table(choices: Sequence[Choice], folder: Path, *, most_bytes: int | None = None) -> Exported:
+def export_table(
+    choices: Sequence[Choice],
+    folder: Path,
+    *,
+    runtime: str = "msccl",
+    ranks_per_host: int | None = None,
+    most_bytes: int | None = None,
+) -> Exported:
     """Programs of all choices, in place and not, each for its range of sizes.
 
     Args:
         choices: schedules of one collective with the sizes from which each serves, ascending.
         folder: made if it is not there.
+        runtime: msccl or mscclpp.
+        ranks_per_host: of MSCCL++, where ranks are of several hosts.
         most_bytes: where the last choice ends; None for no limit.
 
     Raises:
         InputError: the folder cannot be written to, or none of the schedules fits.
     """
     check_folder(folder)
+    to = _RUNTIMES[runtime]
     files: dict[str, GlobalProgram] = {}
     missing: list[str] = []
-    for number, (choice, least, most) in enumerate(_ranges(choices, most_bytes)):
-        explicit = (
-            choice.schedule.expand() if isinstance(choice.schedule, ImplicitSchedule) else choice.schedule
-        )
-        units = usual_units(explicit)
-        small = most is not None and most <= LARGEST_LL
+    explicit = [replace(choice, schedule=_written_out(choice.schedule)) for choice in choices]
+    for number, (choice, least, most, small) in enumerate(_ranges(explicit, most_bytes, ranks_per_host)):
+        schedule = choice.schedule
+        assert isinstance(schedule, Schedule), "it is written out"
         for in_place in (True, False):
-            name = f"{number:02d}-{explicit.collective.kind}-{'in' if in_place else 'out-of'}-place.xml"
+            name = (
+                f"{number:02d}-{schedule.collective.kind}-{'in' if in_place else 'out-of'}-place.{to.suffix}"
+            )
+            way = f"{_range(least, most)}, {'in' if in_place else 'out of'} place"
             try:
-                files[name] = export_program(
-                    explicit,
+                program = to.export(
+                    schedule,
                     in_place=in_place,
                     protocol=Protocol.LL if small else Protocol.SIMPLE,
-                    chunks=units,
+                    chunks=usual_units(schedule) * (BLOCKS if schedule.uses_switches else 1),
                     least_bytes=least,
                     most_bytes=most,
+                    **({} if ranks_per_host is None else {"ranks_per_host": ranks_per_host}),
                 )
             except ProgramError as error:
-                missing.append(f"{_range(least, most)}, {'in' if in_place else 'out of'} place: {error}")
+                missing.append(f"{way}: {error}")
+                continue
+            if most is not None and runtime == "mscclpp" and _first(program) > most:
+                missing.append(f"{way}: {program.chunks} chunks begin at {_first(program)} bytes")
+                continue
+            files[name] = program
     if not files:
         raise InputError(f"{folder}: nothing to write: {missing[0]}")
-    (folder / PROGRAMS).mkdir(parents=True, exist_ok=True)
-    other = min((it.name for it in (folder / PROGRAMS).iterdir() if it.name not in files), default=None)
+    (folder / to.programs).mkdir(parents=True, exist_ok=True)
+    other = min((it.name for it in (folder / to.programs).iterdir() if it.name not in files), default=None)
     if other is not None:
-        raise InputError(
-            f"{folder / PROGRAMS}: must hold nothing else, as MSCCL reads every file, got {other}"
-        )
+        raise InputError(f"{folder / to.programs}: must hold nothing else, {to.alone}, got {other}")
     for name, program in files.items():
-        write_atomically(folder / PROGRAMS / name, write(program))
-    write_atomically(folder / "README.md", _readme(files, missing))
+        write_atomically(folder / to.programs / name, to.write(program))
+    write_atomically(folder / "README.md", _readme(to, files, missing))
     return Exported(files, tuple(missing))
+
+
+def _written_out(schedule: AnySchedule) -> Schedule:
+    return schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
 
 
 def usual_units(schedule: Schedule) -> int:
@@ -118,16 +138,25 @@ def usual_units(schedule: Schedule) -> int:
     raise AssertionError("shares are rounded to themselves in the end")
 
 
-def _ranges(choices: Sequence[Choice], end: int | None) -> list[tuple[Choice, int, int | None]]:
-    """Each choice with its first and last bytes; one that LL and Simple share is cut in two."""
-    ranges: list[tuple[Choice, int, int | None]] = []
+def _ranges(
+    choices: Sequence[Choice], end: int | None, ranks_per_host: int | None
+) -> list[tuple[Choice, int, int | None, bool]]:
+    """Each choice with its first and last bytes, and whether by LL; what both protocols share is cut in two.
+
+    Switches add no packets, and MSCCL++'s packets do not pass proxies.
+    """
+    ranges: list[tuple[Choice, int, int | None, bool]] = []
     for place, choice in enumerate(choices):
+        schedule = choice.schedule
         least = choice.from_bytes if place else 0
         most = choices[place + 1].from_bytes - 1 if place + 1 < len(choices) else end
-        if least < LARGEST_LL and (most is None or most > LARGEST_LL):
-            ranges += [(choice, least, LARGEST_LL), (choice, LARGEST_LL + 1, most)]
+        packets = not schedule.uses_switches and (ranks_per_host or schedule.topology.ranks) >= (
+            schedule.topology.ranks
+        )
+        if packets and least < LARGEST_LL and (most is None or most > LARGEST_LL):
+            ranges += [(choice, least, LARGEST_LL, True), (choice, LARGEST_LL + 1, most, False)]
         else:
-            ranges.append((choice, least, most))
+            ranges.append((choice, least, most, packets and most is not None and most <= LARGEST_LL))
     return ranges
 
 
@@ -137,52 +166,136 @@ def _range(least: int, most: int | None) -> str:
     )
 
 
-def _readme(files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
+def _readme(to: _Runtime, files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
     program = next(iter(files.values()))
-    kind, ranks = program.kind, program.ranks
+    kind, ranks, root = program.kind, program.ranks, program.root
     rows = [
         f"| {name} | {_range(one.least_bytes, one.most_bytes)} | {one.protocol} | {one.chunks} "
         f"| {one.channels} |"
         for name, one in files.items()
     ]
-    root = (
-        [
-            f"Its root is rank {program.root}; MSCCL does not look at the root of a call, so name no other.",
-            "",
-        ]
-        if program.root is not None
-        else []
-    )
-    left_out = ["What does not fit MSCCL and is left to NCCL:", "", *(f"- {line}" for line in missing), ""]
+    of_root = [
+        f"Its root is rank {root}; {to.name} does not look at the root of a call, so name no other.",
+        "",
+    ]
+    left_out = [
+        f"What does not fit {to.name} and is left to NCCL:",
+        "",
+        *(f"- {line}" for line in missing),
+        "",
+    ]
     return "\n".join(
         [
-            f"# {kind} among {ranks} ranks, for MSCCL",
+            f"# {kind} among {ranks} ranks, for {to.name}",
             "",
-            "One process for each GPU, ranks in the order of the topology. MSCCL reads every file of the",
-            "folder that MSCCL_ALGO_DIR names, so keep nothing else in it.",
+            "One process for each GPU, ranks in the order of the topology.",
+            *to.about,
             "",
             "| file | bytes of the whole buffer | protocol | chunks | channels |",
             "|---|---|---|---|---|",
             *rows,
             "",
-            "A call whose elements are no multiple of the chunks, or that averages, runs NCCL's own.",
-            "",
-            *root,
+            *(of_root if root is not None else []),
             *(left_out if missing else []),
             "## Check each file",
             "",
             "```",
-            f"for file in {PROGRAMS}/*.xml; do synth verify $file; done",
+            f"for file in {to.programs}/*.{to.suffix}; do synth verify $file"
+            + ("; done" if root is None else f" --root {root}; done"),
             "```",
             "",
-            "## Run and check data with nccl-tests, under Azure's msccl-executor-nccl",
-            "",
-            "```",
-            f"mpirun -np {ranks} -x MSCCL_ALGO_DIR=$PWD/{PROGRAMS} -x LD_LIBRARY_PATH=$EXECUTOR/build/lib \\",
-            f"    -x NCCL_DEBUG=INFO {_TESTS[kind]} -b 1K -e 1G -f 2 -g 1 -c 1",
-            "```",
-            "",
-            "RCCL needs `-x RCCL_MSCCL_FORCE_ENABLE=1` besides, and a build with MSCCL's kernel.",
+            *to.commands(files),
             "",
         ]
     )
+
+
+def _nccl_tests(files: dict[str, GlobalProgram]) -> list[str]:
+    program = next(iter(files.values()))
+    return [
+        "## Run and check data with nccl-tests, under Azure's msccl-executor-nccl",
+        "",
+        "```",
+        f"mpirun -np {program.ranks} -x MSCCL_ALGO_DIR=$PWD/msccl-algorithms \\",
+        "    -x LD_LIBRARY_PATH=$EXECUTOR/build/lib \\",
+        f"    -x NCCL_DEBUG=INFO {_TESTS[program.kind]} -b 1K -e 1G -f 2 -g 1 -c 1",
+        "```",
+        "",
+        "RCCL needs `-x RCCL_MSCCL_FORCE_ENABLE=1` besides, and a build with MSCCL's kernel.",
+    ]
+
+
+def _executor_test(files: dict[str, GlobalProgram]) -> list[str]:
+    kind = next(iter(files.values())).kind
+    if kind in {Kind.BROADCAST, Kind.REDUCE}:
+        return [
+            f"MSCCL++'s `executor_test.py` has no data for {kind}: it checks allgather, reducescatter,",
+            "allreduce and alltoall. `synth run` interprets a plan on data of its own.",
+        ]
+    lines = [
+        f"mpirun -np {one.ranks} python3 $MSCCLPP/python/test/executor_test.py \\\n"
+        f"    -path $PWD/mscclpp-plans/{name} --size {_first(one)}{' --in_place' if one.in_place else ''}"
+        for name, one in files.items()
+    ]
+    return [
+        "## Run and check data with MSCCL++'s executor, $MSCCLPP being its source",
+        "",
+        "```",
+        *lines,
+        "```",
+        "",
+        "It needs cupy and mpi4py. In torch, make an `ExecutionPlan(path, rank)` of each file, register them",
+        "with `AlgorithmCollectionBuilder`, and have a selector choose by bytes.",
+    ]
+
+
+def _first(program: GlobalProgram) -> int:
+    """The least bytes that a plan takes: a power of two, where one does."""
+    unit, most = mscclpp.limits.ALIGNMENT * program.chunks, program.most_bytes
+    least = max(unit, -(-program.least_bytes // unit) * unit)
+    power = 1 << (least - 1).bit_length()
+    return power if power % unit == 0 and (most is None or power <= most) else least
+
+
+@dataclass(frozen=True, slots=True)
+class _Runtime:
+    """What is different: names, how programs are made and written, what the README says of it."""
+
+    name: str
+    programs: str
+    suffix: str
+    alone: str
+    export: Callable[..., GlobalProgram]
+    write: Callable[[GlobalProgram], str]
+    about: tuple[str, ...]
+    commands: Callable[[dict[str, GlobalProgram]], list[str]]
+
+
+_RUNTIMES = {
+    "msccl": _Runtime(
+        "MSCCL",
+        "msccl-algorithms",
+        "xml",
+        "as MSCCL reads every file",
+        export_program,
+        writer.write,
+        (
+            "MSCCL reads every file of the folder that MSCCL_ALGO_DIR names, so keep nothing else in it.",
+            "A call whose elements are no multiple of the chunks, or that averages, runs NCCL's own.",
+        ),
+        _nccl_tests,
+    ),
+    "mscclpp": _Runtime(
+        "MSCCL++",
+        "mscclpp-plans",
+        "json",
+        "as its plans are one table",
+        export_one_sided,
+        mscclpp.write,
+        (
+            f"Bytes must be a multiple of {mscclpp.limits.ALIGNMENT} times the chunks; the executor refuses",
+            "others, and bytes that a plan is not for.",
+        ),
+        _executor_test,
+    ),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,6 +26,7 @@ from arborcast.synth.errors import InputError, TimedOutError
 if TYPE_CHECKING:
     from arborcast.backends.programs.checking.verdict import ProgramVerdict
     from arborcast.backends.programs.program import GlobalProgram
+    from arborcast.backends.programs.targets import Wishes
     from arborcast.backends.programs.traffic import Traffic
     from arborcast.synth.collective import Kind
     from arborcast.synth.selection import Choice
@@ -57,7 +59,7 @@ def export(
         typer.Argument(
             parser=collective_name,
             metavar="[COLLECTIVE]",
-            help="a table: schedules for all --sizes, as a folder",
+            help="a table: schedules for all --sizes, as a folder (msccl, mscclpp)",
         ),
     ] = None,
     to: Annotated[
@@ -99,25 +101,11 @@ def export(
 
     What is written has passed the checker of programs, which shares no code with the export.
     """
+    from arborcast.backends.programs.program import Protocol
+    from arborcast.backends.programs.targets import Wishes
     from arborcast.synth.formats.sizes import size_range
 
     span = None if sizes is None else size_range(sizes)
-    if collective is not None:
-        if chunks is not None or channels is not None or out_of_place or protocol != "Simple":
-            raise InputError(
-                "export of a table: --protocol, --chunks, --channels and --out-of-place are chosen"
-            )
-        if to != "msccl" or ranks_per_host is not None or pieces is not None:
-            raise InputError(f"--to {to}: tables are exported for msccl")
-        _export_table(source, collective, root, span, output, deadline, as_json)
-        return
-    from arborcast import backends
-    from arborcast.backends.programs.program import Protocol
-    from arborcast.backends.programs.targets import Wishes, export_files
-    from arborcast.backends.programs.traffic import traffic
-
-    if root is not None:
-        raise InputError(f"--root {root}: the schedule has its own")
     for name, value in (
         ("--chunks", chunks),
         ("--channels", channels),
@@ -126,7 +114,6 @@ def export(
     ):
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be at least 1")
-    writable(output)
     wishes = Wishes(
         in_place=not out_of_place,
         protocol=Protocol(protocol),
@@ -137,8 +124,22 @@ def export(
         most_bytes=None if span is None else span[-1],
         pieces=pieces,
     )
+    if collective is not None:
+        _export_table(source, collective, root, to, wishes, span, output, deadline, as_json)
+        return
+    if root is not None:
+        raise InputError(f"--root {root}: the schedule has its own")
+    _export_schedule(Path(source), to, wishes, output, as_json)
+
+
+def _export_schedule(source: Path, to: Target, wishes: Wishes, output: Path, as_json: bool) -> None:
+    from arborcast import backends
+    from arborcast.backends.programs.targets import export_files
+    from arborcast.backends.programs.traffic import traffic
+
+    writable(output)
     with progress(f"exporting {source}", quiet=as_json):
-        schedule = read_correct(Path(source))
+        schedule = read_correct(source)
         said, program = export_files(schedule, to, output, wishes)
     if program is None:
         if as_json:
@@ -338,22 +339,34 @@ def _export_table(
     spec: str,
     collective: str,
     root: int | None,
+    to: Target,
+    wishes: Wishes,
     sizes: tuple[int, ...] | None,
     folder: Path,
     deadline: float | None,
     as_json: bool,
 ) -> None:
     from arborcast.backends.programs.folder import export_table
+    from arborcast.backends.programs.targets import Wishes
     from arborcast.synth.cli.inputs import collective_on, load_fabric
     from arborcast.synth.cli.options import FabricOptions
     from arborcast.synth.formats.atomic import check_folder
     from arborcast.synth.selection import SIZES
 
+    told = replace(wishes, ranks_per_host=None, pieces=None, least_bytes=0, most_bytes=None)
+    if told != Wishes():
+        raise InputError("export of a table: --protocol, --chunks, --channels and --out-of-place are chosen")
+    if to not in {"msccl", "mscclpp"} or wishes.pieces is not None:
+        raise InputError(f"--to {to}: tables are exported for msccl and mscclpp")
+    if to == "msccl" and wishes.ranks_per_host is not None:
+        raise InputError("--ranks-per-host: is nothing that msccl knows")
     check_folder(folder)
-    on = load_fabric(FabricOptions(spec, no_in_network=True))
+    # Sums that switches give to one rank alone have no operation in MSCCL++.
+    forwarding = to == "msccl" or collective in {"reduce", "reduce-scatter"}
+    on = load_fabric(FabricOptions(spec, no_in_network=forwarding))
     with progress(f"exporting {collective} on {on.topology.name}", quiet=as_json):
         choices = _choices(collective_on(collective, on, root), on.topology, sizes or SIZES, deadline)
-        exported = export_table(choices, folder)
+        exported = export_table(choices, folder, runtime=to, ranks_per_host=wishes.ranks_per_host)
     if as_json:
         files = [{"file": name, **_facts(program)} for name, program in exported.files.items()]
         print_json({"folder": text_of(folder), "files": files, "missing": list(exported.missing)})
@@ -406,10 +419,15 @@ def _words(program: GlobalProgram) -> str:
 
 
 def _served(program: GlobalProgram) -> str:
+    from arborcast.backends.programs.mscclpp.limits import ALIGNMENT
+
     end = "" if program.most_bytes is None else f" to {program.most_bytes}"
+    of = f"whose elements are a multiple of {program.chunks}"
+    if program.one_sided:
+        of = f"that are a multiple of {ALIGNMENT * program.chunks}"
     return (
-        f"serves {program.least_bytes}{end or ' and more'} bytes whose elements are a multiple of "
-        f"{program.chunks}, {'in' if program.in_place else 'out of'} place"
+        f"serves {program.least_bytes}{end or ' and more'} bytes {of}, "
+        f"{'in' if program.in_place else 'out of'} place"
     )
 
 

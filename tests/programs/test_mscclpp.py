@@ -287,7 +287,7 @@ def test_what_switch_channels_cannot_do_is_refused(schedule: Any, wishes: Any, s
 
 def test_switches_that_multicast_their_own_sums_are_not_nvlink_sharp() -> None:
     schedule = synth.solve(load("star:3,in-network=turn"), "allreduce")
-    with pytest.raises(ProgramError, match="switch .* multicasts its own sum"):
+    with pytest.raises(ProgramError, match="multicasts its own sum"):
         export_one_sided(schedule)
 
 

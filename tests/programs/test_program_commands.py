@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from arborcast.backends.programs import mscclpp
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import write
+from arborcast.backends.programs.program import Move, Protocol
 from arborcast.synth import solve, write_schedule
 from arborcast.synth.collective import Kind
 from arborcast.synth.topology import Topology
@@ -94,6 +96,36 @@ def test_a_table_becomes_a_folder_with_its_commands(tmp_path: Path, command: Com
     readme = (folder / "README.md").read_text()
     assert "mpirun -np 3 -x MSCCL_ALGO_DIR=$PWD/msccl-algorithms" in readme
     assert "broadcast_perf" in readme and "Its root is rank 1" in readme
+
+
+def test_a_table_of_plans_becomes_a_folder_with_its_commands(tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "table"
+    spec = "star:4,in-network=loopback,latency=10"
+    words = ("export", spec, "allreduce", "--to", "mscclpp", "-o", str(folder), "--sizes", "1KiB:1MiB")
+    assert command(*words).status == 0
+    readme = (folder / "README.md").read_text()
+    plans = {path.name: path.read_text() for path in sorted((folder / "mscclpp-plans").iterdir())}
+    programs = {name: mscclpp.read(text) for name, text in plans.items()}
+    protocols = {True: set[Protocol](), False: set[Protocol]()}
+    for program in programs.values():
+        operations = [one for row in program.parts[0].blocks for one in row.operations]
+        protocols[any(isinstance(one, Move) and one.switch for one in operations)].add(program.protocol)
+    assert protocols[True] == {Protocol.SIMPLE}  # switches add no packets
+    assert Protocol.LL in protocols[False]
+    ranges = [(one.least_bytes, one.most_bytes) for one in programs.values() if one.in_place]
+    assert ranges[0][0] == 0 and ranges[-1][1] is None
+    assert all(before[1] is not None and before[1] + 1 == after[0] for before, after in pairwise(ranges))
+    for name, program in programs.items():
+        line = next(line for line in readme.splitlines() if f"mscclpp-plans/{name} " in line)
+        size = int(line.split("--size ")[1].split()[0])
+        assert size % (16 * program.chunks) == 0  # what the executor asks
+        assert program.least_bytes <= size <= (program.most_bytes or size)
+        assert ("--in_place" in line) is program.in_place
+        assert command("verify", str(folder / "mscclpp-plans" / name)).status == 0
+    refused(command(*words[:2], "gather", *words[3:]), "MSCCL++ plans do broadcast, reduce")
+    refused(
+        command(*words[:3], "--ranks-per-host", "2", *words[5:]), "--ranks-per-host: is nothing that msccl"
+    )
 
 
 def test_the_document_of_a_refusal_is_one_object(tmp_path: Path, command: Command) -> None:
