@@ -1,14 +1,18 @@
 """Programs for other runtimes: whether exports are right, what the checker misses, how others' files fare.
 
-Three parts, for MSCCL's XML and MSCCL++'s plans. *exports*: every machine of the catalog up to 16 ranks, each
-collective that the runtime knows, at three sizes, in place and not: exported, written, read back, checked,
-interpreted under random orders. *mutants*: right programs with one mistake each, by the checker and under 100
+Four parts. *exports*: every machine of the catalog up to 16 ranks, each collective that the target knows. To
+MSCCL's XML and MSCCL++'s plans at three sizes, in place and not: exported, written, read back, checked,
+interpreted under random orders; where the exact shares take more chunks than fit, they are rounded. NCCL's
+rings and SCCL's steps are read back and verified; GOAL and Chakra are written, and judged by others.
+*mutants*: right programs with one mistake each, by the checker and under 100
 random orders. *files*: a folder of others' files, by path; nothing of them is kept but the verdict. Results
-go to `bench/results/programs.json`.
+go to `bench/results/programs.json`. *judges*: what programs of others say of ours, with checkouts that you
+have built (`bench/judges.py`).
 
     python bench/programs.py                                   # exports and mutants, some twenty minutes
     python bench/programs.py --only exports --machines dgx1
     python bench/programs.py --only files --xml FOLDER
+    python bench/programs.py --only judges --loggopsim FOLDER --astra-sim BINARY --msccl-tools FOLDER
     python bench/programs.py --runtimes mscclpp
 """
 
@@ -26,20 +30,23 @@ from pathlib import Path
 from typing import Any
 
 from arborcast import topologies
-from arborcast.backends.programs import mscclpp
+from arborcast.backends.programs import chakra, goal, mscclpp, nccl_graph, sccl
 from arborcast.backends.programs.checking.check import check_program
-from arborcast.backends.programs.exporting.export import export_program
+from arborcast.backends.programs.exporting.export import export_program, in_units, rounded
 from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
+from arborcast.backends.programs.folder import usual_units
 from arborcast.backends.programs.interpreter import Interpretation, interpret_all
+from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import COLLECTIVES, write
 from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
 from arborcast.backends.programs.program import GlobalProgram, Protocol
-from arborcast.bench import one_sided_mutants, program_mutants
+from arborcast.bench import judges, one_sided_mutants, program_mutants
 from arborcast.bench.harness.document import Measure, Row, document, write_document
 from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.synth import verify
 from arborcast.synth.api import approach
-from arborcast.synth.collective import Kind
+from arborcast.synth.collective import TREE_KINDS, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.request import Request
@@ -47,8 +54,10 @@ from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 
 RESULTS = Path(__file__).resolve().parent / "results" / "programs.json"
-PARTS = ("exports", "mutants", "files")
+PARTS = ("exports", "mutants", "files", "judges")
 RUNTIMES = ("msccl", "mscclpp")
+OTHERS = ("nccl-graph", "sccl", "goal", "chakra")
+"""Targets of exports alone."""
 MOST_RANKS = 16
 SHAPES = (
     "ring:8",
@@ -61,7 +70,7 @@ SHAPES = (
     "dragonfly:2x2x2",
 )
 SIZES = ((16 << 10, Protocol.LL), (1 << 20, Protocol.SIMPLE), (256 << 20, Protocol.SIMPLE))
-ORDERS_OF_EXPORTS = 10
+ORDERS_OF_EXPORTS = 3
 MUTATED = ("ring:3", "ring:4", "star:4", "full:4", "torus:3x3", "dgx1")
 MUTATED_KINDS = (
     Kind.BROADCAST,
@@ -88,29 +97,64 @@ def machines() -> list[str]:
     return [*seen.values(), *SHAPES]
 
 
-def exports(specs: Sequence[str], deadline_s: float, runtimes: Sequence[str]) -> Iterator[Row]:
-    """A row for each machine, collective, size, runtime and way to call."""
+def exports(specs: Sequence[str], deadline_s: float, targets: Sequence[str]) -> Iterator[Row]:
+    """A row for each machine, collective, size, target and, of runtimes, way to call."""
     for spec in specs:
         topology = topologies.load(spec).forwarding
+        start = time.process_time()
         for kind in COLLECTIVES:
+            row: Row = {"part": "exports", "topology": spec, "collective": str(kind)}
             for size, protocol in SIZES:
                 schedule, why = _schedule(topology, kind, size, deadline_s)
-                for runtime, in_place in itertools.product(runtimes, (True, False)):
-                    if runtime == "mscclpp" and kind not in KINDS:
+                for target, in_place in itertools.product(targets, (True, False)):
+                    if (target == "mscclpp" and kind not in KINDS) or (target in OTHERS and not in_place):
                         continue
-                    row = {
-                        "part": "exports",
-                        "runtime": runtime,
-                        "topology": spec,
-                        "collective": str(kind),
-                        "bytes": size,
-                        "in_place": in_place,
-                    }
+                    if target == "nccl-graph":  # a file for all sizes
+                        if size == SIZES[-1][0] and kind in TREE_KINDS:
+                            yield {**row, "runtime": target, **_rings(topology, kind)}
+                        continue
+                    about = {**row, "runtime": target, "bytes": size}
+                    if target in RUNTIMES:
+                        about["in_place"] = in_place
                     if schedule is None:
-                        yield {**row, "verdict": "no schedule", "why": why, "wrong": 0}
-                        continue
-                    yield {**row, **_exported(runtime, schedule, protocol, size, in_place=in_place)}
-        _say(f"{spec}: exported")
+                        yield {**about, "verdict": "no schedule", "why": why, "wrong": 0}
+                    elif target in OTHERS:
+                        yield {**about, **_simulated(target, schedule, size)}
+                    else:
+                        yield {**about, **_exported(target, schedule, protocol, size, in_place=in_place)}
+        _say(f"{spec}: exported, {time.process_time() - start:.0f} CPU seconds")
+
+
+def _rings(topology: Topology, kind: Kind) -> dict[str, Any]:
+    try:
+        schedule = approach(topology, kind, "multiring", Request(), "explicit").answer()
+        graphs = nccl_graph.export_graphs(schedule)
+        again = nccl_graph.read(nccl_graph.write(graphs))
+        back = nccl_graph.rings_as_schedule(again, topology, schedule.collective)
+    except (InputError, InfeasibleError) as error:
+        return {"verdict": "does not fit", "why": str(error), "wrong": 0}
+    return {**_judged(back), "channels": len(graphs.rings), "method": schedule.method.name}
+
+
+def _simulated(target: str, schedule: Schedule, size: int) -> dict[str, Any]:
+    try:
+        if target == "sccl":
+            return _judged(sccl.read(sccl.write(schedule), topology=schedule.topology))
+        write_it = goal.write if target == "goal" else chakra.write
+        write_it(schedule, size)
+    except InputError as error:
+        return {"verdict": "does not fit", "why": str(error), "wrong": 0}
+    return {"verdict": "written", "why": "", "wrong": 0, "method": schedule.method.name}
+
+
+def _judged(schedule: Schedule) -> dict[str, Any]:
+    verdict = verify(schedule, max_errors=1)
+    return {
+        "verdict": "correct" if verdict.correct else "not correct",
+        "why": "; ".join(verdict.errors),
+        "wrong": int(not verdict.correct),
+        "method": schedule.method.name,
+    }
 
 
 def _schedule(topology: Topology, kind: Kind, size: int, deadline_s: float) -> tuple[Schedule | None, str]:
@@ -133,8 +177,11 @@ def _exported(
 ) -> dict[str, Any]:
     start = time.perf_counter()
     export = export_program if runtime == "msccl" else export_one_sided
+    call = {"in_place": in_place, "protocol": protocol, "most_bytes": size}
+    exact = in_units(schedule, None)[1]
+    chunks = usual_units(schedule) if exact > MSCCL.offset else None
     try:
-        program = export(schedule, in_place=in_place, protocol=protocol, most_bytes=size)
+        program = export(schedule, chunks=chunks, **call)
     except InputError as error:
         return {"verdict": "does not fit", "why": str(error), "wrong": 0}
     if runtime == "msccl":
@@ -151,6 +198,7 @@ def _exported(
         "wrong": found.wrong + (found.hangs is not None),
         "method": schedule.method.name,
         "chunks": program.chunks,
+        "rate_kept": 1.0 if chunks is None else float(rounded(schedule, chunks).rate / schedule.rate),
         "steps": program.operation_count,
         "thread_blocks": max(len(part.blocks) for part in program.parts),
         "channels": program.channels,
@@ -249,10 +297,10 @@ def files(folder: Path, runtime: str) -> Iterator[Row]:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Counts, a line for each part."""
+    """Counts, a line for each part and target, and for each judge."""
     told = []
-    for runtime, part in itertools.product(RUNTIMES, PARTS):
-        of_part = [row for row in rows if (row["runtime"], row["part"]) == (runtime, part)]
+    for part, of in itertools.product(PARTS, (*RUNTIMES, *OTHERS, *judges.JUDGES)):
+        of_part = [row for row in rows if row["part"] == part and of in (row["runtime"], row.get("judge"))]
         if not of_part:
             continue
         if part == "mutants":
@@ -264,41 +312,42 @@ def summary(rows: Sequence[Row]) -> list[str]:
             total = dict(Counter(row["verdict"] for row in of_part))
             if part == "exports":
                 total["wrong when interpreted"] = sum(row["wrong"] for row in of_part)
-        told.append(
-            f"{runtime}, {part}: "
-            + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in total.items())
-        )
+        counts = (f"{count} {what.replace('_', ' ')}" for what, count in total.items())
+        told.append(f"{of}, {part}: {', '.join(counts)}")
     return told
 
 
 def main() -> None:
     """Ask, print counts, write the results; parts that were not asked keep their rows."""
     arguments = _arguments()
-    asked = arguments.only or [part for part in PARTS if part != "files" or arguments.xml is not None]
-    rows: list[Row] = []
-    for part in PARTS:
-        runtimes = arguments.runtimes if part in asked else []
-        rows += _kept(arguments.json, part, [runtime for runtime in RUNTIMES if runtime not in runtimes])
-        if part == "exports" and runtimes:
-            rows += exports(arguments.machines or machines(), arguments.deadline, runtimes)
-        elif part == "files" and runtimes and arguments.xml is None:
-            raise SystemExit("programs: files needs --xml FOLDER")
+    given = {"files": arguments.xml, "judges": arguments.checkouts}
+    asked = arguments.only or [part for part in PARTS if given.get(part, True)]
+    rows = _kept(arguments, asked)
+    for part in asked:
+        if not given.get(part, True):
+            raise SystemExit(f"programs: {part} needs {'--xml FOLDER' if part == 'files' else 'a checkout'}")
+        if part == "judges":
+            rows += judges.rows(arguments.checkouts)
+        elif part == "exports":
+            rows += exports(arguments.machines or machines(), arguments.deadline, arguments.runtimes)
         else:
-            for runtime in runtimes:
-                if part == "mutants":
+            for runtime in arguments.runtimes:
+                if part == "mutants" and runtime in RUNTIMES:
                     rows += mutated(arguments.count, ORDERS_OF_MUTANTS, arguments.seed, runtime)
-                else:
+                elif runtime in RUNTIMES:
                     rows += files(arguments.xml, runtime)
+    rows.sort(key=lambda row: PARTS.index(row["part"]))
     print("\n".join(summary(rows)))
-    keys = ("part", "runtime", "topology", "collective", "bytes", "in_place", "mutation", "file")
+    keys = ("part", "runtime", "judge", "topology", "collective", "bytes", "in_place", "pieces", "mutation")
     found = document(
         "Are programs for other runtimes right, and does the checker miss anything?",
-        [{**dict.fromkeys(keys), **row} for row in rows],
-        keys=keys,
-        measures={"wrong": Measure("less"), "missed": Measure("less")},
+        [{**dict.fromkeys((*keys, "file")), **row} for row in rows],
+        keys=(*keys, "file"),
+        measures={"wrong": Measure("less"), "missed": Measure("less"), "over_bound": Measure("less")},
         units={
-            "wrong": "elements or hangs over ten random orders",
+            "wrong": "elements or hangs over three random orders",
             "missed": "mutants passed that 100 orders show wrong",
+            "over_bound": "their time over that of the bound",
         },
         code=RUNTIME,
     )
@@ -306,24 +355,42 @@ def main() -> None:
     print(f"written: {arguments.json}")
 
 
-def _kept(path: Path, part: str, runtimes: Sequence[str]) -> list[Row]:
-    if not path.is_file():
+def _kept(arguments: argparse.Namespace, asked: Sequence[str]) -> list[Row]:
+    """Rows of the file that are not asked for again."""
+    if not arguments.json.is_file():
         return []
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return [row for row in rows if row["part"] == part and row["runtime"] in runtimes]
+    rows: list[Row] = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"]
+    again = {"judges": arguments.checkouts}
+    return [
+        row
+        for row in rows
+        if row["part"] not in asked
+        or (row["judge"] or row["runtime"]) not in again.get(row["part"], arguments.runtimes)
+    ]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=RUNTIMES, help="these formats")
+    parser.add_argument(
+        "--runtimes",
+        nargs="+",
+        choices=(*RUNTIMES, *OTHERS),
+        default=(*RUNTIMES, *OTHERS),
+        help="these formats",
+    )
     parser.add_argument("--machines", nargs="+", metavar="SPEC", help="these instead of the catalog's")
     parser.add_argument("--count", type=int, default=10_000, help="mutants in all")
     parser.add_argument("--seed", type=int, default=0, help="of the mutants")
     parser.add_argument("--xml", type=Path, metavar="FOLDER", help="with others' files")
+    for name, (_, what) in judges.JUDGES.items():
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=what)
     parser.add_argument("--deadline", type=float, default=60, help="seconds for each schedule")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
-    return parser.parse_args()
+    found = parser.parse_args()
+    paths = {name: getattr(found, name.replace("-", "_")) for name in judges.JUDGES}
+    found.checkouts = {name: path for name, path in paths.items() if path is not None}
+    return found
 
 
 def _say(line: str) -> None:

@@ -21,7 +21,8 @@ from arborcast.backends.programs.messages import messages_of
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule
 
-_SEND, _RECEIVE = 5, 6
+_SEND, _RECEIVE, _COLLECTIVE = 5, 6, 7
+_NAMES = {_SEND: "send", _RECEIVE: "receive", _COLLECTIVE: "call"}
 _NUMBER, _BYTES = 0, 2
 _INT32, _INT64 = 7, 9
 
@@ -50,8 +51,15 @@ def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> list[by
     return [b"".join(_varint(len(entry)) + entry for entry in row) for row in rows]
 
 
+def write_call(size_bytes: int) -> bytes:
+    """A rank's workload of one allreduce, in whose place ASTRA-sim runs the files of a schedule."""
+    attributes = [_attribute("comm_type", _INT64, 0), _attribute("comm_size", _INT64, size_bytes)]
+    rows = [_field(1, b"0.0.4"), _node(1, _COLLECTIVE, (), attributes)]
+    return b"".join(_varint(len(entry)) + entry for entry in rows)
+
+
 def _node(number: int, kind: int, after: Iterable[int], attributes: Iterable[bytes]) -> bytes:
-    name = f"{'send' if kind == _SEND else 'receive'} {number}"
+    name = f"{_NAMES[kind]} {number}"
     entry = _number(1, number) + _field(2, name.encode()) + _number(3, kind)
     waits = b"".join(map(_varint, after))
     return entry + (_field(5, waits) if waits else b"") + b"".join(_field(10, one) for one in attributes)

@@ -1,0 +1,231 @@
+"""What programs of others say of ours: simulators of messages, and msccl-tools' own check of steps.
+
+They stay where they are: each is named by the path of a checkout that its user has built. The simulators get
+the cases of the testbed at latency 0, cut fine, where a schedule takes the time of the bound and of nothing
+else; each first gets a chain of two links whose time can be told by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+from arborcast.backends.programs import chakra, goal, sccl
+from arborcast.backends.programs.program import ProgramError
+from arborcast.bench.contest.cases import CASES, KINDS
+from arborcast.bench.harness.document import Row
+from arborcast.synth.api import solve
+from arborcast.synth.errors import InputError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.topology import Link, Topology
+
+SIZE = 256 << 20
+"""Bytes of the whole buffer: so many that nanoseconds and bytes that simulators round are nothing."""
+
+CHAIN_BYTES, CHAIN_LATENCY = 1 << 20, 5
+"""Over two links of 1 GB/s: twice the bytes and the latency, 2,107.152 us where each link stores them."""
+
+RIGHT = Fraction(1, 1000)
+"""How far a simulator may be off on the chain."""
+
+
+def rows(checkouts: Mapping[str, Path]) -> Iterator[Row]:
+    """A row for each judge, case and number of pieces."""
+    for name, path in checkouts.items():
+        for row in JUDGES[name][0](path):
+            print(f"{name}: {row['topology']} {row['collective']} {row['verdict']}", file=sys.stderr)
+            yield {"part": "judges", "runtime": None, "judge": name, **row}
+
+
+def _loggopsim(folder: Path) -> Iterator[Row]:
+    """The simulator of ATLAHS, or LogGOPSim's own: the folder with its two programs."""
+
+    def time_us(schedule: Schedule, size: int, pieces: int) -> float:
+        text = goal.write(schedule, size, pieces=pieces)
+        said = re.search(r"L = (\d+) ns, G = (\S+) ns", text)
+        assert said is not None, "GOAL says its parameters"
+        with tempfile.TemporaryDirectory() as scratch:
+            source, binary = Path(scratch) / "x.goal", Path(scratch) / "x.bin"
+            source.write_text(text, encoding="utf-8")
+            _run([folder / "txt2bin", "-i", source, "-o", binary])
+            model = ["-L", said[1], "-o", "0", "-g", "0", "-G", said[2], "-S", "4000000000"]
+            told = _run([folder / "LogGOPSim", "-f", binary, *model])
+        times = [int(time) for time in re.findall(r"Host \d+: (\d+)", told)]
+        if not times:
+            raise InputError(f"{folder}: gave no times, got {told[-200:]!r}")
+        return max(times) / 1000
+
+    yield from _simulated(time_us, (64, 1024), "priority")
+
+
+def _astra_sim(binary: Path) -> Iterator[Row]:
+    """ASTRA-sim's analytical backend with congestion: every vertex an NPU, all connected to all."""
+
+    def time_us(schedule: Schedule, size: int, pieces: int) -> float:
+        topology = schedule.topology
+        fastest = max(float(topology.bandwidth[hop]) for move in schedule.transfers for hop in move.hops)
+        latency = max((float(link.latency_us) for link in topology.links), default=0.0)
+        with tempfile.TemporaryDirectory() as scratch:
+            for vertex, content in enumerate(chakra.write(schedule, size, pieces=pieces)):
+                Path(scratch, f"x.{vertex}.et").write_bytes(content)
+                Path(scratch, f"calls.{vertex}.et").write_bytes(chakra.write_call(size))
+            Path(scratch, "network.yml").write_text(
+                f"topology: [ FullyConnected ]\nnpus_count: [ {topology.size} ]\n"
+                f"bandwidth: [ {fastest * 1e9 / 2**30!r} ]\nlatency: [ {latency * 1000!r} ]\n",
+                encoding="utf-8",
+            )
+            Path(scratch, "system.json").write_text(json.dumps(_SYSTEM), encoding="utf-8")
+            Path(scratch, "memory.json").write_text(
+                '{"memory-type": "NO_MEMORY_EXPANSION"}', encoding="utf-8"
+            )
+            given = {
+                "workload-configuration": "calls",
+                "system-configuration": "system.json",
+                "network-configuration": "network.yml",
+                "remote-memory-configuration": "memory.json",
+            }
+            options = [f"--{name}={scratch}/{value}" for name, value in given.items()]
+            told = _run([binary.resolve(), *options], folder=Path(scratch), crashes=True)
+        times = [int(time) for time in re.findall(r"sys\[\d+\] finished, (\d+) cycles", told)]
+        if not times:
+            raise InputError(f"{binary}: gave no times, got {told[-200:]!r}")
+        return max(times) / 1000
+
+    yield from _simulated(time_us, (64,), "fifo")
+
+
+_SYSTEM = {
+    "scheduling-policy": "FIFO",
+    "preferred-dataset-splits": 1,
+    "all-reduce-implementation-custom": ["x"],
+    "local-mem-bw": 50,
+}
+
+
+def _simulated(
+    time_us: Callable[[Schedule, int, int], float], cuts: tuple[int, ...], service: str
+) -> Iterator[Row]:
+    """The chain, then the cases; `service` is how ours serves links as theirs does."""
+    links = [
+        Link(0, 1, Fraction(1), Fraction(CHAIN_LATENCY)),
+        Link(1, 2, Fraction(1), Fraction(CHAIN_LATENCY)),
+    ]
+    chain = Topology.build("chain of two links", 3, links)
+    expected = 2 * (CHAIN_BYTES / 1000 + CHAIN_LATENCY)
+    theirs = time_us(_explicit(solve(chain, "broadcast")), CHAIN_BYTES, 1)
+    is_right = abs(theirs - expected) <= RIGHT * expected
+    yield {
+        "topology": chain.name,
+        "collective": "broadcast",
+        "bytes": CHAIN_BYTES,
+        "pieces": 1,
+        "ours_us": expected,
+        "theirs_us": theirs,
+        "verdict": "as by hand" if is_right else "not as by hand",
+    }
+    if not is_right:
+        return
+    for case in CASES:
+        free = [replace(link, latency_us=Fraction(0)) for link in case.topology.links]
+        topology = Topology.build(case.topology.name, case.topology.ranks, free, case.topology.switches)
+        for kind in KINDS:
+            schedule = _explicit(solve(topology.forwarding, kind))
+            bound_us = SIZE / 1000 / float(schedule.bound.rate)
+            for pieces in cuts:
+                ours = simulate(schedule, SIZE, pieces=pieces, service=service).time_us
+                theirs = time_us(schedule, SIZE, pieces)
+                yield {
+                    "topology": topology.name,
+                    "collective": str(kind),
+                    "bytes": SIZE,
+                    "pieces": pieces,
+                    "service": service,
+                    "bound_us": bound_us,
+                    "ours_us": ours,
+                    "theirs_us": theirs,
+                    "over_bound": theirs / bound_us,
+                    "ours_over_bound": ours / bound_us,
+                    "verdict": "timed",
+                }
+
+
+def _explicit(schedule: object) -> Schedule:
+    assert isinstance(schedule, Schedule), "small topologies have explicit schedules"
+    return schedule
+
+
+def _msccl_tools(folder: Path) -> Iterator[Row]:
+    """`Algorithm.check_implements` and its limits of links, on our SCCL files; then with a send less."""
+    text = ""
+    for case in CASES:
+        for kind in sccl.NAMES:
+            topology = case.topology.forwarding
+            row: Row = {"topology": topology.name, "collective": str(kind)}
+            try:
+                text = sccl.write(solve(topology, kind))
+            except ProgramError as error:
+                yield {**row, "verdict": "does not fit", "why": str(error)}
+                continue
+            why = _refused(folder, text)
+            yield {**row, "verdict": "not passed" if why else "passed", "why": why}
+    damaged = json.loads(text)
+    del damaged["steps"][-1]["sends"][-1]
+    why = _refused(folder, json.dumps(damaged))
+    row = {"topology": f"{damaged['topology']['name']}, a send less", "collective": str(kind)}
+    yield {**row, "verdict": "refused" if why else "not refused", "why": why}
+
+
+def _refused(folder: Path, text: str) -> str:
+    """What msccl-tools says against a file; nothing where it passes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "x.json").write_text(text, encoding="utf-8")
+        told = _run([sys.executable, "-c", _CHECK, folder, Path(scratch, "x.json")], crashes=True).strip()
+    return "" if told == "passed" else told.splitlines()[-1][:200]
+
+
+_CHECK = """
+import pathlib, sys, types
+folder, file = map(pathlib.Path, sys.argv[1:])
+for name in ("msccl", "msccl.topologies"):  # without what their __init__ imports: solvers
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [str(folder.joinpath(*name.split(".")))]
+from msccl.topologies.topology import Topology
+sys.modules["msccl.topologies"].Topology = Topology
+from msccl.serialization import MSCCLDecoder
+found = MSCCLDecoder().decode(file.read_text())
+found.check_implements(found.collective.chunk_up(found.instance.chunks))
+print("passed")
+"""
+
+
+def _run(command: list[object], *, folder: Path | None = None, crashes: bool = False) -> str:
+    try:
+        done = subprocess.run(
+            [str(word) for word in command],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            cwd=folder,
+        )
+    except OSError as error:
+        raise InputError(f"{command[0]}: cannot be run: {error}") from error
+    if done.returncode and not crashes:
+        raise InputError(f"{command[0]}: ended with status {done.returncode}: {done.stderr[-200:]!r}")
+    return done.stdout + done.stderr
+
+
+JUDGES: Mapping[str, tuple[Callable[[Path], Iterator[Row]], str]] = {
+    "loggopsim": (_loggopsim, "folder with LogGOPSim and txt2bin: of ATLAHS, sim/LogGOPSim"),
+    "astra-sim": (_astra_sim, "ASTRA-sim's analytical binary that is aware of congestion"),
+    "msccl-tools": (_msccl_tools, "a checkout of msccl-tools: its folder with the package msccl"),
+}
+"""Each by its option: what it does with the path, and what the path is."""
