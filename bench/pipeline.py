@@ -148,6 +148,7 @@ def rannc(quick: bool) -> dict[str, Any]:
             "samples_per_second": f"predicted; {paper.TOKENS} tokens a sample, float16",
             "parts": "of the model: stages, or ranks that divide it as Megatron-LM does; null for any",
             "asked": "microbatches; null for the best",
+            "inside_us": "of a step, in the allreduces of Megatron-LM's blocks",
             "memory_bytes": f"of the fullest rank, at most {paper.LIMIT_BYTES}",
             "parameters": "of the model; layers are its blocks",
         },

@@ -223,6 +223,7 @@ def _columns(plan: Plan, profile: Profile, network: LinkCosts, batch: int) -> di
         "order": plan.order,
         "recompute": plan.recompute,
         "bubble": predicted.bubble,
+        "inside_us": None,
         "memory_bytes": max(memory.total for memory in predicted.memory),
         "fits": True,
         "why_not": None,
@@ -238,6 +239,7 @@ _COLUMNS = (
     "order",
     "recompute",
     "bubble",
+    "inside_us",
     "memory_bytes",
 )
 
@@ -405,5 +407,6 @@ def _megatron(
         "order": None,
         "recompute": again,
         "bubble": None,
+        "inside_us": count * sums,
         "memory_bytes": math.ceil(weights + state + kept),
     }

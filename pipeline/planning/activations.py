@@ -327,17 +327,11 @@ def _least_units(
             added = time
             if treatment != KEEP:
                 added += again if treatment == RECOMPUTE else times[1, layer]
-            room_each = limit / in_flight
-            if in_flight > 1:
-                room_each = min(room_each, (limit - most * share / whole) / (in_flight - 1))
-            free = keeps + behind[end] - room_each * whole / share
-            least = added + _knapsack_us(freed[end], takes[end], free)
+            least = added + _knapsack_us(freed[end], takes[end], keeps + behind[end] - _most_kept(room, most))
             if least == np.inf:
                 continue
             if count == len(made):
-                made = np.concatenate((made, np.empty_like(made)))
-                costs = np.concatenate((costs, np.empty_like(costs)))
-                queue = np.concatenate((queue, np.empty_like(queue)))
+                made, costs, queue = _doubled(made), _doubled(costs), _doubled(queue)
             made[count, 0], made[count, 1], made[count, 2], made[count, 3] = end, keeps, most, units[at, 4]
             made[count, 4], made[count, 5] = prefix, treatment
             costs[count, 0], costs[count, 1] = least, added
@@ -345,6 +339,22 @@ def _least_units(
             count, waiting = count + 1, waiting + 1
     none = np.empty(0, dtype=np.int64)
     return np.inf, none, none
+
+
+@kernel
+def _most_kept(room: Ints, peak: int) -> float:
+    """Bytes with all samples of the profile that a microbatch may keep at most, where one needs `peak`."""
+    share, whole, in_flight, limit = room[0], room[1], room[2], room[3]
+    left = limit / in_flight
+    if in_flight > 1:
+        left = min(left, (limit - peak * share / whole) / (in_flight - 1))
+    return left * whole / share
+
+
+@kernel
+def _doubled(values: NDArray[Any]) -> NDArray[Any]:
+    """With as much room again behind."""
+    return np.concatenate((values, np.empty_like(values)))
 
 
 @kernel

@@ -133,7 +133,7 @@ class LayerTables:
         return self._units[key]
 
     def choice(self, start: int, end: int, menu: Menu, room: Room) -> Choice | None:
-        """What becomes of the results of the layers [start, end) at least time, found once for equal layers."""
+        """What becomes of the results of the layers [start, end), found once for equal layers."""
         key = self._alike[max(start - 1, 0) : end], start > 0, menu, room
         if key not in self._choices:
             found = self.units(menu, room).choice(start, end, room.in_flight, room.limit)
