@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -33,6 +33,9 @@ SIZE = 256 << 20
 CHAIN_BYTES, CHAIN_LATENCY = 1 << 20, 5
 """Over two links of 1 GB/s: twice the bytes and the latency, 2,107.152 us where each link stores them."""
 
+PLANNED = "priority"
+"""The order of service that schedules are planned with."""
+
 RIGHT = Fraction(1, 1000)
 """How far a simulator may be off on the chain."""
 
@@ -48,7 +51,7 @@ def rows(checkouts: Mapping[str, Path]) -> Iterator[Row]:
 def _loggopsim(folder: Path) -> Iterator[Row]:
     """The simulator of ATLAHS, or LogGOPSim's own: the folder with its two programs."""
 
-    def time_us(schedule: Schedule, size: int, pieces: int) -> float:
+    def time_us(schedule: Schedule, size: int, pieces: int, _: str) -> float:
         text = goal.write(schedule, size, pieces=pieces)
         said = re.search(r"L = (\d+) ns, G = (\S+) ns", text)
         assert said is not None, "GOAL says its parameters"
@@ -63,18 +66,19 @@ def _loggopsim(folder: Path) -> Iterator[Row]:
             raise InputError(f"{folder}: gave no times, got {told[-200:]!r}")
         return max(times) / 1000
 
-    yield from _simulated(time_us, (64, 1024), "priority")
+    yield from _simulated(time_us, ((64, PLANNED), (1024, PLANNED)))
 
 
 def _astra_sim(binary: Path) -> Iterator[Row]:
     """ASTRA-sim's analytical backend with congestion: every vertex an NPU, all connected to all."""
 
-    def time_us(schedule: Schedule, size: int, pieces: int) -> float:
+    def time_us(schedule: Schedule, size: int, pieces: int, service: str) -> float:
         topology = schedule.topology
         fastest = max(float(topology.bandwidth[hop]) for move in schedule.transfers for hop in move.hops)
         latency = max((float(link.latency_us) for link in topology.links), default=0.0)
         with tempfile.TemporaryDirectory() as scratch:
-            for vertex, content in enumerate(chakra.write(schedule, size, pieces=pieces)):
+            files = chakra.write(schedule, size, pieces=pieces, in_order=service == PLANNED)
+            for vertex, content in enumerate(files):
                 Path(scratch, f"x.{vertex}.et").write_bytes(content)
                 Path(scratch, f"calls.{vertex}.et").write_bytes(chakra.write_call(size))
             Path(scratch, "network.yml").write_text(
@@ -99,7 +103,7 @@ def _astra_sim(binary: Path) -> Iterator[Row]:
             raise InputError(f"{binary}: gave no times, got {told[-200:]!r}")
         return max(times) / 1000
 
-    yield from _simulated(time_us, (64,), "fifo")
+    yield from _simulated(time_us, ((64, PLANNED), (1024, PLANNED), (64, "fifo")))
 
 
 _SYSTEM = {
@@ -111,16 +115,16 @@ _SYSTEM = {
 
 
 def _simulated(
-    time_us: Callable[[Schedule, int, int], float], cuts: tuple[int, ...], service: str
+    time_us: Callable[[Schedule, int, int, str], float], asked: Sequence[tuple[int, str]]
 ) -> Iterator[Row]:
-    """The chain, then the cases; `service` is how ours serves links as theirs does."""
+    """The chain, then the cases, each in so many pieces and by an order of service, ours and theirs."""
     links = [
         Link(0, 1, Fraction(1), Fraction(CHAIN_LATENCY)),
         Link(1, 2, Fraction(1), Fraction(CHAIN_LATENCY)),
     ]
     chain = Topology.build("chain of two links", 3, links)
     expected = 2 * (CHAIN_BYTES / 1000 + CHAIN_LATENCY)
-    theirs = time_us(_explicit(solve(chain, "broadcast")), CHAIN_BYTES, 1)
+    theirs = time_us(_explicit(solve(chain, "broadcast")), CHAIN_BYTES, 1, PLANNED)
     is_right = abs(theirs - expected) <= RIGHT * expected
     yield {
         "topology": chain.name,
@@ -139,9 +143,9 @@ def _simulated(
         for kind in KINDS:
             schedule = _explicit(solve(topology.forwarding, kind))
             bound_us = SIZE / 1000 / float(schedule.bound.rate)
-            for pieces in cuts:
+            for pieces, service in asked:
                 ours = simulate(schedule, SIZE, pieces=pieces, service=service).time_us
-                theirs = time_us(schedule, SIZE, pieces)
+                theirs = time_us(schedule, SIZE, pieces, service)
                 yield {
                     "topology": topology.name,
                     "collective": str(kind),

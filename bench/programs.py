@@ -58,6 +58,19 @@ PARTS = ("exports", "mutants", "files", "judges")
 RUNTIMES = ("msccl", "mscclpp")
 OTHERS = ("nccl-graph", "sccl", "goal", "chakra")
 """Targets of exports alone."""
+KEYS = (
+    "part",
+    "runtime",
+    "judge",
+    "topology",
+    "collective",
+    "bytes",
+    "in_place",
+    "pieces",
+    "service",
+    "mutation",
+    "file",
+)
 MOST_RANKS = 16
 SHAPES = (
     "ring:8",
@@ -338,11 +351,10 @@ def main() -> None:
                     rows += files(arguments.xml, runtime)
     rows.sort(key=lambda row: PARTS.index(row["part"]))
     print("\n".join(summary(rows)))
-    keys = ("part", "runtime", "judge", "topology", "collective", "bytes", "in_place", "pieces", "mutation")
     found = document(
         "Are programs for other runtimes right, and does the checker miss anything?",
-        [{**dict.fromkeys((*keys, "file")), **row} for row in rows],
-        keys=(*keys, "file"),
+        [{**dict.fromkeys(KEYS), **row} for row in rows],
+        keys=KEYS,
         measures={"wrong": Measure("less"), "missed": Measure("less"), "over_bound": Measure("less")},
         units={
             "wrong": "elements or hangs over three random orders",

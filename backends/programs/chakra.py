@@ -27,8 +27,12 @@ _NUMBER, _BYTES = 0, 2
 _INT32, _INT64 = 7, 9
 
 
-def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> list[bytes]:
+def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1, in_order: bool = False) -> list[bytes]:
     """The file of each vertex, ranks first, for a whole buffer of so many bytes.
+
+    Links serve first what was first ready. With `in_order` they serve in the planned order: a send waits
+    until the one before it on its link has arrived, which costs a latency each time, so it is for links
+    without latency.
 
     Raises:
         ProgramError: too many messages.
@@ -46,7 +50,8 @@ def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> list[by
         attributes = [_attribute(name, _INT32, value) for name, value in ends]
         attributes.append(_attribute("comm_size", _INT64, size))
         # A vertex' nodes are numbered by message: it has one end of each.
-        rows[message.src].append(_node(number, _SEND, message.after, attributes))
+        before = (message.before,) if in_order and message.before is not None else ()
+        rows[message.src].append(_node(number, _SEND, (*message.after, *before), attributes))
         rows[message.dst].append(_node(number, _RECEIVE, (), attributes))
     return [b"".join(_varint(len(entry)) + entry for entry in row) for row in rows]
 

@@ -62,7 +62,8 @@ def write(schedule: AnySchedule) -> str:
     """The file's text.
 
     Raises:
-        ProgramError: switches, ranks left out, or too many sends of chunks of one size.
+        ProgramError: switches, ranks left out, too many sends of chunks of one size, or a send that replaces
+            what its receiver has to add: of the steps of a sum the file says no more than who sends.
     """
     explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
     collective, topology = explicit.collective, explicit.topology
@@ -113,7 +114,23 @@ def write(schedule: AnySchedule) -> str:
         },
         "topology": {"msccl_type": "topology", "name": topology.name, "switches": [], "links": links},
     }
+    _check_sums(explicit, address_of, document)
     return json.dumps(document) + "\n"
+
+
+def _check_sums(schedule: Schedule, address_of: Sequence[int], document: Entry) -> None:
+    """Whether who reads the file adds where the schedule does."""
+    if not schedule.collective.kind.reduces:
+        return
+    read_back = schedule_of(document, schedule.topology, schedule.collective, schedule.bound)
+    addresses = sorted(address_of)  # of the chunks that are read
+    adds = {(addresses[it.chunk], it.src, it.dst, it.step): it.reduce for it in read_back.transfers}
+    for it in schedule.transfers:
+        if adds[address_of[it.chunk], it.src, it.dst, it.step] != it.reduce:
+            raise ProgramError(
+                f"chunk {it.chunk}, step {it.step}: rank {it.src} replaces what rank {it.dst} holds of the "
+                "sum; SCCL's steps would add it up"
+            )
 
 
 def _equal(schedule: Schedule) -> Schedule:

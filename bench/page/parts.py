@@ -220,7 +220,7 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
         "simulate_seconds solve_seconds target_seconds verify_seconds"
     ),
     percent: (
-        "bubble burst_share equation_error error predicted_bubble share_of_bound share_of_nominal "
+        "bubble burst_share equation_error error predicted_bubble rate_kept share_of_bound share_of_nominal "
         "share_of_optimum"
     ),
     tiny: "evaluation_difference gradient_difference loss_difference weight_difference",

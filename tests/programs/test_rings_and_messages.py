@@ -19,6 +19,7 @@ from arborcast import synth
 from arborcast.backends.programs import chakra, goal, nccl_graph, sccl
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 from tests.support.strategies import topologies
@@ -249,6 +250,20 @@ def test_steps_of_sccl_come_back_and_do_their_job(topology: Topology, kind: Kind
     assert synth.verify(again).correct
     assert again.collective == schedule.collective
     assert {hop: Fraction(load) for hop, load in again.load.items()} == dict(schedule.load)
+
+
+def test_steps_that_swap_parts_of_a_sum_are_refused() -> None:
+    """Each rank takes the other's values in place of its own, then they add: SCCL's files cannot say that."""
+    topology = load("full:2")
+    collective = Collective.on(topology, Kind.ALLREDUCE)
+    moves = [
+        Transfer(0, src, 1 - src, step, reduce) for step, reduce in ((0, False), (1, True)) for src in (0, 1)
+    ]
+    limit = synth.bound(topology, Kind.ALLREDUCE)
+    swap = Schedule.build(topology, collective, Method("drawn"), limit, [Chunk(Fraction(1), 0)], moves)
+    assert synth.verify(swap).correct
+    with pytest.raises(ProgramError, match="chunk 0, step 0: rank 0 replaces what rank 1 holds of the sum"):
+        sccl.write(swap)
 
 
 def _replay(found: dict[str, Any]) -> None:
