@@ -93,7 +93,6 @@ class SynthGroup(dist.ProcessGroup):
         store = fresh_store(store, rank, size, timeout_s=timeout.total_seconds())
         self._store = store
         inner = new_gloo(PrefixStore("inner", store), rank, size, timeout)
-        inner._set_sequence_number_for_group()
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
         if has_nccl():
@@ -218,7 +217,7 @@ class SynthGroup(dist.ProcessGroup):
         opts = opts or AllgatherOptions()
         if not self._fits_single(output, given):
             self._delegated[Kind.ALLGATHER] += 1
-            return super().all_gather_single(output, given, opts)
+            return super()._allgather_base(output, given, opts)
         return self._submit(lambda: self._gather_pairs([(output, given)]), [output])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
@@ -231,7 +230,7 @@ class SynthGroup(dist.ProcessGroup):
             return self._submit(lambda: self._gather_pairs(pairs), list(outputs))
         self._delegated[Kind.ALLGATHER] += 1
         if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
-            return super().all_gather_single_coalesced(outputs, inputs, opts)
+            return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
         return self._together("_allgather_base", pairs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -267,7 +266,7 @@ class SynthGroup(dist.ProcessGroup):
         op = op_of(opts)
         if not (self._fits_single(given, output) and serves(op, output)):
             self._delegated[Kind.REDUCE_SCATTER] += 1
-            return super().reduce_scatter_single(output, given, scatter_options(op))
+            return super()._reduce_scatter_base(output, given, scatter_options(op))
         return self._submit(lambda: self._scatter_pairs([(output, given)], op), [output])
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -281,7 +280,7 @@ class SynthGroup(dist.ProcessGroup):
             return self._submit(lambda: self._scatter_pairs(pairs, op), list(outputs))
         self._delegated[Kind.REDUCE_SCATTER] += 1
         if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
-            return super().reduce_scatter_single_coalesced(outputs, inputs, scatter_options(op))
+            return super().reduce_scatter_tensor_coalesced(outputs, inputs, scatter_options(op))
         return self._together("_reduce_scatter_base", pairs, scatter_options(op))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]

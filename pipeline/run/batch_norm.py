@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
+from arborcast.backends.tensors.torch_compat import all_gather_single
 from arborcast.pipeline.errors import BatchError, PartitionError
 from arborcast.pipeline.run.weights import distinct
 
@@ -135,7 +136,7 @@ class ReplicaGroup:
         if self.group is None:
             return row.view(1, -1)
         rows = row.new_empty(dist.get_world_size(self.group) * row.numel())
-        dist.all_gather_single(rows, row, group=self.group)
+        all_gather_single(rows, row, group=self.group)
         return rows.view(-1, row.numel())
 
     def sum(self, tensor: Tensor) -> Tensor:

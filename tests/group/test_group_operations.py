@@ -457,7 +457,8 @@ def others(rank: int, size: int) -> None:
     tested, reference = groups()
     for name, case in handed_to_gloo().items():
         before = counted(tested)
-        assert check_same(name, case, tested, reference).error is None, name
+        given = check_same(name, case, tested, reference)  # before torch 2.13 gloo has no all_to_all of lists
+        assert given.error is None or "does not support alltoall" in given.message, name
         assert name == "objects" or counted(tested) == before, f"{name} is gloo's"
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from arborcast.backends.schedules import held as schedules
+from arborcast.backends.tensors.torch_compat import all_gather_single
 from tests.support.ranks import Failure, run_ranks
 from tests.support.waiting import any_inside, until
 
@@ -47,7 +48,7 @@ def _group_during_synthesis(rank: int, size: int, port: int) -> float:
     _begin(rank, size, port)
     module.synthesize_table = slowly
     output = torch.zeros(size * COUNT)
-    work = dist.all_gather_single(output, torch.full((COUNT,), float(rank)), async_op=True)
+    work = all_gather_single(output, torch.full((COUNT,), float(rank)), async_op=True)
     if rank:
         until(lambda: any_inside("_wait_for"))  # the queue of this rank waits for the table
         is_waiting.touch()
