@@ -1,4 +1,4 @@
-"""Where published planners gain: SPP's by links and batch, RaNNC's in the experiments of its own paper."""
+"""Where planners gain: SPP by links and batch, RaNNC in its own experiments, ours where memory is short."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from arborcast.bench.page.parts import (
     table,
     text,
 )
-from arborcast.bench.page.results import Document, Row, first, groups
+from arborcast.bench.page.results import Document, Row, first, groups, number
 from arborcast.bench.page.training import COMMAND, named, points
-from arborcast.bench.page.words import DASH, count, digits, listed, plural, scaled, times
+from arborcast.bench.page.words import DASH, count, digits, duration, listed, percent, plural, scaled, times
 
 # ------------------------------------------------------------------------------------- where SPP gains
 
@@ -140,7 +140,30 @@ def _large_words(large: pd.DataFrame) -> Iterator[Part]:
     if told:
         yield text(
             "BERT-Large with more layers, on 8 devices: by our costs RaNNC is faster than Megatron-LM's "
-            f"layout {listed(told)}. Published: in 2 and 4 parts, not in 8."
+            f"layout {listed(told)}. Published: in 2 and 4 parts, not in 8.",
+            *_why(large),
+        )
+
+
+def _why(large: pd.DataFrame) -> Iterator[str]:
+    """What either loses with the fewest parts and layers, where both have the same batch."""
+    alike = large[(large["parts"] == 2) & (large["layers"] == large["layers"].min())]
+    layout, plans = first(alike, method="megatron"), alike[alike["method"] == "rannc"].sort_values("asked")
+    few, many = first(plans.head(1)), first(plans.tail(1))
+    if not (layout.inside_us > 0 and few.batch == layout.batch):
+        return
+    others_us = layout.time_us - layout.inside_us
+    yield (
+        f" With {count(layout.layers)} layers in 2 parts it comes to "
+        f"{percent(few.samples_per_second / layout.samples_per_second)}: its two stages idle "
+        f"{percent(few.bubble)} of a step of {count(few.microbatches)} microbatches, while Megatron-LM's "
+        f"ranks sum for {percent(layout.inside_us / layout.time_us)} of theirs. Both would be equal if those "
+        f"sums took {times((few.time_us - others_us) / layout.inside_us)} as long as by our schedules."
+    )
+    if many.recompute is True:
+        yield (
+            f" With {count(many.microbatches)} microbatches the stages idle {percent(many.bubble)}, and "
+            "repeat their forward passes."
         )
 
 
@@ -248,7 +271,88 @@ _RANNC = columns(
     "why not: why_not"
 )
 
+# ------------------------------------------------------------------------------------ where memory is short
+
+BY_LAYER, WHOLE = "by layer", ("keep all", "recompute all")
+
+
+def _activations(document: Document) -> Iterator[Part]:
+    told = []
+    for limit, alike in groups(document.rows, "limit_gib"):
+        chosen = first(alike, way=BY_LAYER)
+        others = alike[alike["way"].isin(WHOLE) & alike["time_us"].notna()]
+        if chosen.time_us > 0 and len(others):
+            best = first(others.loc[[others["time_us"].idxmin()]])
+            saved = 1 - chosen.time_us / best.time_us
+            told.append(f"{percent(saved) if saved > LEVEL else 'nothing'} with {_gib(limit)}")
+    if told:
+        yield text(
+            "A choice by layer saves, of the step of the faster of keeping all and recomputing all, ",
+            Strong(listed(told)),
+            ".",
+        )
+    offload = document.get("offload_gbps")
+    kept = first(document.rows[document.rows["way"] == "offload by layer"].dropna(subset="time_us").tail(1))
+    again = first(document.rows[document.rows["limit_gib"] == kept.limit_gib], way=BY_LAYER)
+    if kept.time_us > 0 and again.time_us > 0:
+        yield text(
+            f"Offload instead of recomputation takes {times(kept.time_us / again.time_us)} as long with "
+            f"{_gib(kept.limit_gib)}: at {count(number(offload))} GB/s a copy takes longer than the passes "
+            "that it runs beside."
+            if kept.time_us > again.time_us
+            else f"Offload is no slower than recomputation with {_gib(kept.limit_gib)}."
+        )
+    yield activations_table(document)
+    rows = named(document.rows)
+    yield all_rows(_ACTIVATIONS, rows.assign(treated=rows["treated"].map(_treated)))
+
+
+def activations_table(document: Document) -> Table:
+    """A line per way, a column per limit: the time of a step, and the plan."""
+
+    def at(limit: float) -> Column:
+        def shown(alike: pd.DataFrame) -> Cell:
+            row = first(alike[alike["limit_gib"] == limit])
+            if not row.time_us > 0:
+                return Cell("does not fit", tone="quiet")
+            return cell(duration, row.time_us, "ours" if row.way == BY_LAYER else "")
+
+        return shown
+
+    head: dict[str, Column] = {"results of layers": lambda alike: Cell(first(alike).way)}
+    head |= {f">{_gib(limit)}": at(limit) for limit in dict.fromkeys(document.rows["limit_gib"])}
+    return table(head, (alike for _, alike in groups(document.rows, "way")))
+
+
+def _gib(limit: float) -> str:
+    return f"{limit:g} GiB"
+
+
+def _treated(said: object) -> str:
+    """What becomes of the results of each stage that does not keep all."""
+    if not isinstance(said, dict) or not said:
+        return DASH
+    return "; ".join(f"stage {stage}: {words}" for stage, words in said.items())
+
+
+_ACTIVATIONS = columns(
+    "way | >GiB: limit_gib | >step: time_us | >fullest rank: memory_bytes | stages: shape | "
+    ">microbatches | treated | why not: why_not"
+)
+
 SECTIONS = (
+    Section(
+        "pipeline_activations",
+        "activations",
+        "What do recomputation and offload by layer save where memory is short?",
+        "predicted by our simulator",
+        COMMAND + "activations",
+        "BERT-Large on a DGX-1 in 1F1B, costs analytic, the best plan of each way under each limit of a "
+        "rank's memory: all results of forward passes kept, all recomputed, or for each layer what costs "
+        "least.",
+        _activations,
+        ("A step of BERT-Large by what becomes of results, predicted", activations_table),
+    ),
     Section(
         "pipeline_gains",
         "gains",

@@ -29,7 +29,7 @@ TEXT = tuple(
     """
     best_other box case claim collective collectives experiment family faults file gpus judge measure method
     model mutation network order part reason result runtime schedule served_by service solver sweep testbed
-    title topology verdict verified what why why_not why_stopped
+    title topology verdict verified way what why why_not why_stopped
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 FIGURES = tuple(
@@ -39,25 +39,25 @@ FIGURES = tuple(
     call_seconds call_times_ours chunks copies_over_link cpu_saving cpu_seconds cpu_us data_parallel_us
     devices difference epoch_passes epochs_to_target equation_error equation_us equivalent error
     evaluation_difference evaluation_loss file_bytes first_loss first_seconds floor_us fragments gain
-    gradient_bytes gradient_difference gradients_bytes group height joined last_loss layers learning_rate
-    legal_cuts limit_bytes limit_s live_bytes load_seconds loss_difference mbit measured memory_bytes
-    microbatches missed nic_gbit optimizer_bytes optimum ours_over_bound ours_us over_bound over_nccl
-    over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean over_nccl_relays_most over_ring
-    paper_microbatches paper_speed_up parameters parameters_bytes parts passes_to_target peak_MB pieces
-    predicted_bubble predicted_bytes predicted_us program_MB program_seconds ranks rate rate_kept ratio
-    read_seconds rejected rejected_never_wrong resident_bytes rounds runs samples_each samples_per_second
-    seconds share_of_bound share_of_nominal share_of_optimum simulate_seconds simulated_engine_us
-    simulated_fifo_us simulated_priority_us simulated_us solve_seconds speed_up speed_up_over_gloo
-    speed_up_over_ring spread stage stages steps target target_s target_seconds theirs_us time_us
-    time_us_64KiB time_us_64MiB time_us_with_nccl_overhead times_faster_than_gloo times_gloo times_ours
-    torch_samples_per_second torch_us transfers trees verify_seconds weight_difference width working_bytes
-    worst_engine_us worst_random_us written_out_program_seconds written_out_seconds wrong
+    gradient_bytes gradient_difference gradients_bytes group height inside_us joined last_loss layers
+    learning_rate legal_cuts limit_bytes limit_gib limit_s live_bytes load_seconds loss_difference mbit
+    measured memory_bytes microbatches missed nic_gbit optimizer_bytes optimum ours_over_bound ours_us
+    over_bound over_nccl over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean
+    over_nccl_relays_most over_ring paper_microbatches paper_speed_up parameters parameters_bytes parts
+    passes_to_target peak_MB pieces predicted_bubble predicted_bytes predicted_us program_MB program_seconds
+    ranks rate rate_kept ratio read_seconds rejected rejected_never_wrong resident_bytes rounds runs
+    samples_each samples_per_second seconds share_of_bound share_of_nominal share_of_optimum simulate_seconds
+    simulated_engine_us simulated_fifo_us simulated_priority_us simulated_us solve_seconds speed_up
+    speed_up_over_gloo speed_up_over_ring spread stage stages steps target target_s target_seconds theirs_us
+    time_us time_us_64KiB time_us_64MiB time_us_with_nccl_overhead times_faster_than_gloo times_gloo
+    times_ours torch_samples_per_second torch_us transfers trees verify_seconds weight_difference width
+    working_bytes worst_engine_us worst_random_us written_out_program_seconds written_out_seconds wrong
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 OTHERS = tuple(
     """
     accuracy calibrated cpu_limited fits fitted holds kept losses met optimal points proved recompute
-    replicas symmetric timed_out wins
+    replicas symmetric timed_out treated wins
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 """Truth values and lists."""

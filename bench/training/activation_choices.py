@@ -13,7 +13,7 @@ LIMITS_GIB = (8.0, 4.0, 2.25, 1.0)
 OFFLOAD_GBPS = 12.0
 """What a PCIe 3.0 slot of 16 lanes gives a copy."""
 
-COLUMNS = ("limit_gib", "way", "time_us", "memory_bytes", "stages", "microbatches", "treated", "why_not")
+COLUMNS = ("limit_gib", "way", "time_us", "memory_bytes", "replicas", "microbatches", "treated", "why_not")
 
 WAYS: dict[str, dict[str, Any]] = {
     "keep all": {"recompute": False},
@@ -49,7 +49,7 @@ def choice_rows(limits_gib: Sequence[float] = LIMITS_GIB) -> list[dict[str, Any]
                 continue
             found = predict(made, profile, network, batch=BATCH)
             row["time_us"], row["memory_bytes"] = found.time_us, max(it.total for it in found.memory)
-            row["stages"] = "+".join(str(it.replicas) for it in made.stages)
+            row["replicas"] = [it.replicas for it in made.stages]
             row["microbatches"] = made.microbatches
             row["treated"] = {
                 index: described(it.segments) for index, it in enumerate(made.stages) if it.segments

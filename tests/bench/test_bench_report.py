@@ -67,6 +67,7 @@ HEADINGS = [
     "On the testbeds of the SPP paper, is its plan the fastest?",
     "Does the model repeat the sweeps of the Divisible paper?",
     "How long does planning a pipeline take?",
+    "What do recomputation and offload by layer save where memory is short?",
     "With which links and batches does SPP gain over the others?",
     "What does the partitioner of RaNNC give in its experiments?",
 ]
@@ -82,6 +83,7 @@ PIPELINE = [
         "plans",
         "divisible",
         "planner",
+        "activations",
         "gains",
         "rannc",
     )
