@@ -35,6 +35,7 @@ class Writer:
         self.given: list[Given] = []
         self.lines: list[Primitive] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.place = 0
 
     def input(self, name: str, *shape: int) -> str:
         self.shapes[name] = shape
@@ -67,6 +68,7 @@ class Writer:
                 "b",
                 flops,
                 gradients * flops,
+                place=self.place,
             )
         )
         return name
@@ -77,7 +79,16 @@ class Writer:
         parts = {"b": rows, "n": columns}
         read = self.operand(x, dims, True)
         self.lines.append(
-            Primitive(name, "gelu", (read,), self.operand(name, dims), parts, sample="b", is_cheap=True)
+            Primitive(
+                name,
+                "gelu",
+                (read,),
+                self.operand(name, dims),
+                parts,
+                sample="b",
+                is_cheap=True,
+                place=self.place,
+            )
         )
         return name
 
@@ -87,7 +98,16 @@ class Writer:
         parts = {"b": rows, "n": columns}
         both = (self.operand(x, dims), self.operand(y, dims))
         self.lines.append(
-            Primitive(name, "add", both, self.operand(name, dims), parts, sample="b", is_cheap=True)
+            Primitive(
+                name,
+                "add",
+                both,
+                self.operand(name, dims),
+                parts,
+                sample="b",
+                is_cheap=True,
+                place=self.place,
+            )
         )
         return name
 
@@ -96,7 +116,9 @@ class Writer:
         dims: Dims = ("b", None)
         output = self.operand(name, dims, True)
         self.lines.append(
-            Primitive(name, "softmax", (self.operand(x, dims),), output, {"b": rows}, sample="b")
+            Primitive(
+                name, "softmax", (self.operand(x, dims),), output, {"b": rows}, sample="b", place=self.place
+            )
         )
         return name
 

@@ -1,0 +1,70 @@
+"""Stages as graphs of their own: what crosses, skips and shares, as drawn, and what stages cost."""
+
+from __future__ import annotations
+
+from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.program import shard
+from arborcast.pipeline.sharding.slices import Sliced
+from tests.sharding.examples import Writer, on_ring
+
+
+def skipping() -> Graph:
+    """Layer 0: up; 1: gelu of it; 2: a product with the weight of layer 0, and the sum with up."""
+    it = Writer()
+    up = it.linear("up", it.input("x", 8, 4), it.weight("w", 4, 4))
+    it.place = 1
+    gelu = it.gelu("gelu", it.linear("inner", up, it.weight("v", 4, 4)))
+    it.place = 2
+    it.softmax("softmax", it.add("sum", it.linear("down", gelu, "w"), up))
+    return it.graph()
+
+
+def test_stages_as_drawn():
+    sliced = Sliced(skipping(), 4)
+    assert sliced.depth == 3
+    assert [[it.value for it in sliced.crossing(cut)] for cut in range(4)] == [[], ["up"], ["up", "gelu"], []]
+    drawn = {
+        (start, end): " ".join(f"{it.kind}:{it.name}" for it in sliced.stage(start, end).operators)
+        for start, end in ((0, 1), (1, 2), (2, 3), (0, 3))
+    }
+    assert drawn == {
+        (0, 1): "input:x parameter:w linear:up send:up sent",
+        (1, 2): "parameter:v receive:up linear:inner send:up sent send:gelu sent",
+        (2, 3): "parameter:w receive:up receive:gelu linear:down softmax:softmax",
+        (0, 3): "input:x parameter:w parameter:v linear:up linear:inner linear:down softmax:softmax",
+    }
+    assert sliced.shared == {"w": (0, 2)}
+    # rows are divided among four, eight of them; nothing crosses in parts among five
+    assert [it.labels for it in sliced.crossing(2)] == [(0, None)] * 2
+    assert [it.labels for it in Sliced(skipping(), 5).crossing(2)] == [(None, None)] * 2
+
+
+def test_a_stage_reads_what_crosses_as_it_likes_and_pays_for_it():
+    # Two rows of a large product: columns are divided, and what came in equal parts must be gathered.
+    it = Writer()
+    up = it.linear("up", it.input("x", 2, 64), it.weight("w", 64, 64))
+    it.place = 1
+    it.gelu("gelu", it.linear("down", up, it.weight("v", 4096, 64)))
+    setting = on_ring((2,), 1)
+    behind = shard(Sliced(it.graph(), 2).stage(1, 2), setting)
+    receive = next(way for op, way in zip(behind.graph.operators, behind.chosen, strict=True) if op.is_end)
+    assert receive is not None
+    assert receive.outputs == ((0,),)
+    down = next(
+        way for op, way in zip(behind.graph.operators, behind.chosen, strict=True) if op.name == "down"
+    )
+    assert down is not None
+    assert down.demands[0].spec == (None,)
+    assert down.demands[0].gradient == (-1,)  # summands, which leave in parts again
+    free = shard(Sliced(it.graph(), 2).layer(1), setting)
+    gathered = 4 * 2 * 64 * 1000 // 2 + 4 * 2 * 64 * 1000 // 2  # allgather, reduce-scatter: 2 GB/s
+    assert behind.cost.communication_ps == free.cost.communication_ps + gathered
+    assert behind.total_ps == free.total_ps + gathered
+
+
+def test_a_layer_alone_costs_no_more_than_in_any_stage():
+    sliced, setting = Sliced(skipping(), 4), on_ring((4,), 3)
+    alone = [shard(sliced.layer(number), setting).total_ps for number in range(3)]
+    for start in range(3):
+        for end in range(start + 1, 4):
+            assert shard(sliced.stage(start, end), setting).total_ps >= sum(alone[start:end])
