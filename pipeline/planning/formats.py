@@ -1,7 +1,8 @@
-"""Profiles and plans to files and back: `arborcast.profile/1` and `arborcast.plan/3`, both JSON.
+"""Profiles and plans to files and back: `arborcast.profile/1`, `arborcast.plan/3`, both JSON.
 
 Version 2 of plans may put several stages on the same ranks, version 3 may say by layer what becomes of the
-results of forward passes; the older ones are read as well.
+results of forward passes; the older ones are read as well. Plans whose stages are divided over meshes have a
+format of their own, `arborcast.sharded-plan/1`.
 
 A plan file holds its topology, so that a trainer on another machine knows the links it was made for.
 Whatever is wrong with a file becomes one line that names the file, the place, the value and the rule.
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from arborcast.pipeline.costs.activations import Segment, Segments, Treatment
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage
+from arborcast.pipeline.sharding.stage import sharding_from_document, sharding_to_document
 from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 PROFILE_FORMAT = "arborcast.profile/1"
 PLAN_FORMAT = "arborcast.plan/3"
 OLD_PLAN_FORMATS = ("arborcast.plan/1", "arborcast.plan/2")
+SHARDED_FORMAT = "arborcast.sharded-plan/1"
 MAX_BYTES = 1 << 28
 
 Document: TypeAlias = dict[str, Any]
@@ -164,6 +168,71 @@ def write_plan(plan: Plan, path: Path | str, predicted: Mapping[str, Any] | None
         InputError: the file cannot be written.
     """
     write_atomically(path, _lines(plan_to_document(plan, predicted), ("stages",)))
+
+
+def sharded_plan_to_document(plan: ShardedPlan, predicted: Mapping[str, Any] | None = None) -> Document:
+    """The keys of a file of a plan of both levels; `predicted` says what its maker expects of it."""
+    return {
+        "format": SHARDED_FORMAT,
+        "model": plan.model,
+        "batch": plan.batch,
+        "microbatches": plan.microbatches,
+        "stages": [
+            {"start": it.start, "end": it.end, "sharding": sharding_to_document(it.sharding)}
+            for it in plan.stages
+        ],
+        "whole": list(plan.whole),
+        "topology": topology_to_document(plan.topology),
+        **({} if predicted is None else {"predicted": dict(predicted)}),
+    }
+
+
+def sharded_plan_from_document(document: object, place: str) -> ShardedPlan:
+    """The plan of both levels that a document describes; `place` (a file name) begins every error.
+
+    Raises:
+        PlanError: another format, another shape, or a rule of plans is broken.
+    """
+    from arborcast.pipeline.planning.shapes import ShardedPlanShape
+    from arborcast.synth.formats.shapes import check_shape
+
+    with raising(PlanError):
+        _check_format(document, SHARDED_FORMAT, "a plan of both levels", place)
+        shape = check_shape(ShardedPlanShape, document, place)
+        links = topology_from_document(shape["topology"], f"{place}: topology")
+        with prefixed(place):
+            return ShardedPlan(
+                model=shape["model"],
+                batch=shape["batch"],
+                microbatches=shape["microbatches"],
+                stages=tuple(
+                    ShardedStage(it["start"], it["end"], sharding_from_document(it["sharding"]))
+                    for it in shape["stages"]
+                ),
+                topology=links,
+                whole=tuple(shape["whole"]),
+            )
+
+
+def read_sharded_plan(path: Path | str, *, max_bytes: int = MAX_BYTES) -> ShardedPlan:
+    """The plan of both levels in a file.
+
+    Raises:
+        InputError: the file cannot be read, is larger than `max_bytes`, or is no such plan.
+    """
+    place = shorten_path(path)
+    return sharded_plan_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
+
+
+def write_sharded_plan(
+    plan: ShardedPlan, path: Path | str, predicted: Mapping[str, Any] | None = None
+) -> None:
+    """Write a file of a plan of both levels, whole or not at all, one stage a line.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_atomically(path, _lines(sharded_plan_to_document(plan, predicted), ("stages",)))
 
 
 def segments_to_document(segments: Segments) -> list[Document]:

@@ -29,6 +29,7 @@ import numpy as np
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.memory import peak_in_flight
+from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage_prices import PricedStage, StagePrices
 from arborcast.pipeline.simulation.synchronisation import sum_us
 from arborcast.pipeline.stages import boundary_messages
@@ -318,15 +319,13 @@ class _Search:
     ) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], int]:
         """Who uses shared parameters that layers in front use too; and the sums of those that none does."""
         done = 0
-        graph = self.prices.sliced.graph
         for name, layers in self.prices.sliced.shared.items():
             if any(start <= it < end for it in layers):
                 users[name] = (*ranks, *users.get(name, ()))
             if layers[0] >= start and name in users:
                 theirs = users.pop(name)
                 if any(it >= end for it in layers):
-                    size = graph.operators[graph.maker[name][0]].result.size_bytes
-                    done += math.ceil(sum_us(sorted(theirs), size, self.network) * 10**6)
+                    done += tie_ps(self.prices.sliced, name, theirs, self.network)
         return tuple(sorted(users.items())), done
 
 
@@ -372,3 +371,19 @@ def crossing_ps(
                 messages = {(src[at % len(src)], it): float(tensor.size_bytes) for at, it in enumerate(dst)}
             total += network.transfer_us(messages)
     return math.ceil(total * 10**6)
+
+
+def ties_ps(sliced: Sliced, stages: Sequence[tuple[int, int, tuple[int, ...]]], network: LinkCosts) -> int:
+    """What summing gradients of parameters takes that several stages use; those as (start, end, ranks)."""
+    done = 0
+    for name, layers in sliced.shared.items():
+        users = [ranks for start, end, ranks in stages if any(start <= it < end for it in layers)]
+        if len(users) > 1:
+            done += tie_ps(sliced, name, [rank for ranks in users for rank in ranks], network)
+    return done
+
+
+def tie_ps(sliced: Sliced, name: str, ranks: Sequence[int], network: LinkCosts) -> int:
+    """What summing the gradient of one parameter takes."""
+    size = sliced.graph.operators[sliced.graph.maker[name][0]].result.size_bytes
+    return math.ceil(sum_us(sorted(ranks), size, network) * 10**6)

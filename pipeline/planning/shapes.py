@@ -99,3 +99,69 @@ class PlanShape(TypedDict):
     offload_gbps: NotRequired[Bandwidth]
     topology: NotRequired[dict[str, Any] | None]
     predicted: NotRequired[dict[str, Any] | None]
+
+
+Placement = Annotated[str, Field(max_length=64)]
+"""A spec, as DTensor writes placements."""
+
+
+@MAPPING
+class MeshShape(TypedDict):
+    """Ranks as a grid, row by row."""
+
+    shape: Annotated[list[Annotated[int, Field(ge=2, le=MAX_RANKS)]], Field(max_length=4)]
+    ranks: Annotated[list[int], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+@MAPPING
+class ParameterShardingShape(TypedDict):
+    """How a parameter lies on a mesh."""
+
+    path: str
+    stored: Placement
+    update: Placement
+
+
+@MAPPING
+class OperatorShardingShape(TypedDict):
+    """How an operator is divided; see `pipeline.sharding.stage`."""
+
+    name: str
+    kind: str
+    members: list[str]
+    reads: list[Annotated[list[str | None], Field(min_length=3, max_length=3)]]
+    made: Placement
+    result: Placement
+    outputs: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+
+
+@MAPPING
+class ShardingShape(TypedDict):
+    """How a stage lies on a mesh."""
+
+    mesh: MeshShape
+    parameters: list[ParameterShardingShape]
+    operators: list[OperatorShardingShape]
+
+
+@MAPPING
+class ShardedStageShape(TypedDict):
+    """The layers [start, end) on a mesh."""
+
+    start: Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+    end: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    sharding: ShardingShape
+
+
+@MAPPING
+class ShardedPlanShape(TypedDict):
+    """A plan file of both levels; `predicted` is for people and other programs, and not read back."""
+
+    format: str
+    model: str
+    batch: Count
+    microbatches: Count
+    stages: Annotated[list[ShardedStageShape], Field(min_length=1, max_length=MAX_LAYERS)]
+    whole: list[str]
+    topology: dict[str, Any]
+    predicted: NotRequired[dict[str, Any] | None]

@@ -121,7 +121,7 @@ def least_memory(
     Raises:
         PlanError: links do not allow any choice.
     """
-    return _Program(graph, setting, classes(graph), allowed).least_memory(Deadline.after(deadline_s))
+    return _Program(graph, setting, graph.classes, allowed).least_memory(Deadline.after(deadline_s))
 
 
 @dataclass(slots=True)

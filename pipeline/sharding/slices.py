@@ -10,7 +10,7 @@ Model inputs are loaded by whoever reads them; what depends on parameters alone 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -51,8 +51,10 @@ class Sliced:
         sent = self.crossing(end)
         wanted = set(self._copied(inner, received)) | set(inner)
         operators = self.graph.operators
-        given = [operators[number] for number in sorted(wanted) if operators[number].given is not None]
-        made = [operators[number] for number in sorted(wanted) if operators[number].given is None]
+        read = {tensor.value for number in wanted for tensor in operators[number].reads}
+        inside = [operators[number] for number in sorted(wanted)]
+        given = [_given(it, read) for it in inside if it.given is not None]
+        made = [it for it in inside if it.given is None]
         return replace(
             self.graph,
             operators=(
@@ -157,6 +159,12 @@ class Sliced:
         dims = [dim for dim, length in enumerate(tensor.shape) if length % self.ranks == 0]
         labels = tuple(0 if dims and dim == dims[0] else None for dim in range(len(tensor.shape)))
         return replace(tensor, labels=labels, kept=False)
+
+
+def _given(operator: Operator, read: Collection[str]) -> Operator:
+    """A parameter or an input with those of its views that are read: each layer may have its own."""
+    first, *views = operator.outputs
+    return replace(operator, outputs=(first, *(it for it in views if it.value in read)))
 
 
 def _received(tensor: Tensor, place: int) -> Operator:

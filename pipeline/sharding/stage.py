@@ -96,19 +96,19 @@ class StageSharding:
 
 def stage_sharding(graph: Graph, chosen: Sequence[Strategy | None], mesh: Mesh) -> StageSharding:
     """What a choice of strategies says, one for each operator of a graph, None for its inputs."""
-    parameters, operators = [], []
-    for operator, way in zip(graph.operators, chosen, strict=True):
-        if way is None:
-            continue
-        if operator.given is None:
-            operators.append(_operator(operator, way))
-        else:
-            stored = spec_of(operator.result, way.before)
-            parameters.append(ParameterSharding(operator.given.path, stored, way.update or stored))
-    return StageSharding(mesh, tuple(parameters), tuple(operators))
+    made = [operator_sharding(it, way) for it, way in zip(graph.operators, chosen, strict=True) if way]
+    return StageSharding(
+        mesh,
+        tuple(it for it in made if isinstance(it, ParameterSharding)),
+        tuple(it for it in made if isinstance(it, OperatorSharding)),
+    )
 
 
-def _operator(operator: Operator, way: Strategy) -> OperatorSharding:
+def operator_sharding(operator: Operator, way: Strategy) -> OperatorSharding | ParameterSharding:
+    """What one strategy says, of an operator or of a parameter."""
+    if operator.given is not None:
+        stored = spec_of(operator.result, way.before)
+        return ParameterSharding(operator.given.path, stored, way.update or stored)
     made = tuple(
         SUM if label in operator.summed else at
         for label, at in zip(way.before, spec_of(operator.result, way.before), strict=True)
@@ -187,15 +187,15 @@ def sharding_from_document(document: Mapping[str, Any]) -> StageSharding:
     )
 
 
-def parse_spec(text: str, axes: int) -> Spec:
+def parse_spec(text: object, axes: int) -> Spec:
     """The spec that `specs.shown` wrote, of a mesh with so many axes.
 
     Raises:
         PlanError: another number of words, or one that is not R, P or S(dimension).
     """
-    words = [] if text == "-" else text.split()
+    words = text.split() if isinstance(text, str) and text != "-" else []
     found = [_WORD.fullmatch(it) for it in words]
-    if len(found) != axes or None in found:
+    if len(found) != axes or None in found or not isinstance(text, str):
         raise PlanError(f"sharding: a spec must be {axes} of R, P and S(dimension), got {text!r}")
     return tuple(_place(it) for it in words)
 

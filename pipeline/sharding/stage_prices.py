@@ -7,6 +7,7 @@ needs to know whether a stage may be worth it asks for a limit first: what its l
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
@@ -14,7 +15,7 @@ from itertools import accumulate
 from arborcast.pipeline.costs.devices import Device
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
-from arborcast.pipeline.sharding.mesh import FabricPrices, meshes
+from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh, meshes
 from arborcast.pipeline.sharding.program import Allowed, Sharding, least_memory, shard
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.slices import Sliced
@@ -73,6 +74,7 @@ class StagePrices:
     _graphs: dict[tuple[int, int], tuple[int, Graph]] = field(default_factory=dict, init=False, repr=False)
     _least: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
     _layers: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False)
+    _by_schedule: dict[int, Setting] = field(default_factory=dict, init=False, repr=False)
     _room: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False)
     _layer_room: dict[tuple[int, int, int], int] = field(default_factory=dict, init=False, repr=False)
     _free: dict[tuple[int, int], Sharding | PlanError] = field(default_factory=dict, init=False, repr=False)
@@ -106,10 +108,7 @@ class StagePrices:
         """
         best: PricedStage | None = None
         errors: list[PlanError] = []
-        for setting in sorted(
-            self.settings(ranks), key=lambda it: self._sums(it)[end] - self._sums(it)[start]
-        ):
-            least = self._sums(setting)[end] - self._sums(setting)[start]
+        for least, setting in sorted(self._by_least(start, end, ranks), key=lambda it: it[0]):
             if best is not None and least >= best.sharding.total_ps:
                 break
             try:
@@ -123,6 +122,36 @@ class StagePrices:
             short = [it for it in errors if isinstance(it, MemoryShortError)]
             raise min(short, key=lambda it: it.least_bytes) if short else errors[0]
         return best
+
+    def scheduled(self, start: int, end: int, ranks: Sequence[int], in_flight: int) -> PricedStage:
+        """The same where collectives take what their schedules take when simulated, which is no less.
+
+        Meshes that exact rates do not rule out are sharded again.
+        """
+        rough: list[tuple[int, Setting]] = []
+        for setting in self.settings(ranks):
+            with suppress(PlanError):
+                rough.append((self._on_mesh(start, end, setting, in_flight).sharding.total_ps, setting))
+        if not rough:
+            return self.priced(start, end, ranks, in_flight)  # raises
+        best: PricedStage | None = None
+        for least, setting in sorted(rough, key=lambda it: it[0]):
+            if best is None or least < best.sharding.total_ps:
+                found = self._on_mesh(start, end, self._real(setting), in_flight)
+                if best is None or found.sharding.total_ps < best.sharding.total_ps:
+                    best = found
+        assert best is not None
+        return best
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every program so far was solved to the proof."""
+        return all(
+            it.is_optimal
+            for known in (self._free, self._fitted)
+            for it in known.values()
+            if isinstance(it, Sharding)
+        )
 
     def graph(self, start: int, end: int) -> Graph:
         """The layers [start, end)."""
@@ -139,14 +168,41 @@ class StagePrices:
             self._fragments[ranks] = self._settings[key]
         return tuple(it for it in self._fragments[ranks] if len(it.sizes) <= self.axes)
 
+    def setting(self, ranks: Sequence[int], shape: tuple[int, ...], in_flight: int) -> Setting:
+        """One mesh of some ranks, at what schedules take.
+
+        Raises:
+            PlanError: ranks have no such mesh.
+        """
+        found = [it for it in self.settings(ranks) if it.sizes == shape]
+        if not found:
+            names = ", ".join(str(it.prices.mesh) for it in self.settings(ranks))
+            raise PlanError(f"mesh {'x'.join(map(str, shape))} of {len(ranks)} ranks: must be one of {names}")
+        return replace(self._real(found[0]), in_flight=in_flight)
+
     def restricted(self, layout: Layout, axes: int = 2) -> StagePrices:
         """The same prices with other strategies allowed."""
         return replace(self, layout=layout, axes=axes)
 
+    def _real(self, setting: Setting) -> Setting:
+        if id(setting) not in self._by_schedule:
+            assert isinstance(setting.prices, FabricPrices)
+            self._by_schedule[id(setting)] = replace(
+                setting, prices=replace(setting.prices, by_schedule=True)
+            )
+        return self._by_schedule[id(setting)]
+
+    def _by_least(self, start: int, end: int, ranks: Sequence[int]) -> list[tuple[int, Setting]]:
+        sums = self.limits_ps(ranks)
+        return [
+            (it[end] - it[start], setting) for it, setting in zip(sums, self.settings(ranks), strict=True)
+        ]
+
     def _made(self, fragment: Topology) -> tuple[Setting, ...]:
         found: list[Setting] = []
+        prices = FabricPrices(fragment, Mesh((), (0,)))
         for mesh in meshes(range(fragment.ranks)):
-            prices = replace(found[0].prices, mesh=mesh) if found else FabricPrices(fragment, mesh)
+            prices = replace(prices, mesh=mesh)
             found.append(Setting(prices, self.device, self.microbatches, 1, self.optimizer_ratio))
         return tuple(found)
 

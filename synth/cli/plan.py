@@ -6,7 +6,7 @@ whose model is costed for what the ranks of the topology are, without allocating
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -100,8 +100,11 @@ def plan(
     profile_output: Annotated[Path | None, option("--profile", "write the model's profile here")] = None,
     intra: Annotated[
         bool,
-        option("--intra", "one stage on all ranks: divide each operator over a mesh, beside fixed layouts"),
+        option("--intra", "divide each operator over a mesh of its stage's ranks, beside fixed layouts"),
     ] = False,
+    given: Annotated[
+        Path | None, option("--given", "with --intra: tell what this plan takes instead of finding one")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a pipeline: stages, ranks, microbatches, order.
@@ -111,21 +114,21 @@ def plan(
     if intra:
         unused = {
             "--method": method != "all",
-            "--stages": stages is not None,
             "--order": order is not None,
             "--recompute/--keep": recompute is not None,
             "--offload": offload is not None,
             "--max-in-flight": max_in_flight is not None,
             "--keep-ties-together": keep_ties,
-            "--output": output is not None,
-            "--picture": picture is not None,
             "--trace": trace is not None,
             "--profile": profile_output is not None,
         }
         for name in (name for name, given in unused.items() if given):
-            raise InputError(f"{name}: must not be given with --intra, which is about one stage")
-        _inside(model, fabric, device, batch, microbatches or 1, memory, as_json)
+            raise InputError(f"{name}: must not be given with --intra")
+        asked = _Inside(device, batch, microbatches or 1, memory, stages, given, output, picture)
+        _inside(model, fabric, asked, as_json)
         return
+    if given is not None:
+        raise InputError("--given: must be given with --intra only")
     from arborcast.pipeline.pictures.chrome_trace import write_chrome_trace
     from arborcast.pipeline.pictures.plan import draw_plan
     from arborcast.pipeline.planning.comparison import EVERY, compare
@@ -178,43 +181,63 @@ def plan(
         print_lines(describe_plan(found, document))
 
 
-def _inside(
-    model: str,
-    fabric: FabricOptions,
-    device: str | None,
-    batch: int | None,
-    microbatches: int,
-    memory: str | None,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class _Inside:
+    """What was asked of a plan of both levels, as in `plan`."""
+
+    device: str | None
+    batch: int | None
+    microbatches: int
+    memory: str | None
+    stages: int | None
+    given: Path | None
+    output: Path | None
+    picture: Path | None
+
+
+def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) -> None:
     from arborcast.pipeline import zoo
+    from arborcast.pipeline.pictures.sharded import draw_sharded
     from arborcast.pipeline.planning.costing import device_for
-    from arborcast.synth.cli.plan_inside import choice_document, choose_inside, describe_choice
+    from arborcast.pipeline.planning.formats import write_sharded_plan
+    from arborcast.synth.cli.plan_inside import (
+        choice_document,
+        choose_inside,
+        describe_choice,
+        traced_operators,
+    )
     from arborcast.synth.formats.sizes import parse_size
 
+    for path in (asked.output, asked.picture):
+        writable(path)
     on = load_fabric(fabric)
     machine = replace(on.machine_left, topology=on.topology)
-    named = device_for(device, machine)
+    named = device_for(asked.device, machine)
     watch = Stopwatch()
     with progress(f"sharding {model} on {on.topology.name}", quiet=as_json):
         if ".py:" in model:
             made = _called(model)
         elif model in zoo.NAMES:
-            made = zoo.build(model, samples=batch)
+            made = zoo.build(model, samples=asked.batch)
         else:
             raise InputError(
                 f"model {model}: with --intra must be one of {', '.join(zoo.NAMES)}, or FILE.py:FUNCTION"
             )
         found = choose_inside(
-            model,
-            made,
+            traced_operators(model, made, batch=asked.batch, microbatches=asked.microbatches),
             machine,
             device=named,
-            batch=batch,
-            microbatches=microbatches,
-            memory_bytes=None if memory is None else parse_size(memory),
+            microbatches=asked.microbatches,
+            memory_bytes=None if asked.memory is None else parse_size(asked.memory),
+            stages=asked.stages,
+            given=asked.given,
         )
     document = choice_document(found, named, watch.seconds)
+    if asked.output is not None:
+        kept = ("device", "time_us", "time_at_rates_us", "bound_at_rates_us", "memory_bytes", "ways")
+        write_sharded_plan(found.plan, asked.output, {key: document[key] for key in kept})
+    if asked.picture is not None:
+        draw_sharded(found, asked.picture)
     if as_json:
         print_json(document)
     else:

@@ -1,10 +1,11 @@
-"""`synth plan --intra`: how the operators of one stage, the whole model, are divided over all ranks."""
+"""`synth plan --intra`: stages, each divided over a mesh of its ranks, beside the other ways to train."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.cli.console import table
@@ -12,40 +13,31 @@ from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
     from arborcast.pipeline.costs.devices import Device
-    from arborcast.pipeline.sharding.choice import Choice, OnMesh
+    from arborcast.pipeline.planning.joint import JointPlan, JointStage
+    from arborcast.pipeline.planning.sharded import ShardedChoice, Way
+    from arborcast.pipeline.sharding.graph import Graph
     from arborcast.topologies.machine import Machine
 
-MS = 1e9
+US = 1e6
 """Picoseconds."""
 
 
-def choose_inside(
-    name: str,
-    model: tuple[Any, Any, Any],
-    machine: Machine,
-    *,
-    device: Device,
-    batch: int | None,
-    microbatches: int,
-    memory_bytes: int | None,
-) -> Choice:
-    """Trace a model and shard its operators over all ranks of a machine.
+def traced_operators(
+    name: str, model: tuple[Any, Any, Any], *, batch: int | None, microbatches: int
+) -> Graph:
+    """The operators of a model with their layers, for the samples of a microbatch.
 
     Args:
         name: of the model.
         model: a module, its example and its loss or None.
-        machine: the fabric.
-        device: that its ranks are taken for.
         batch: samples of a step; None for those of the example.
         microbatches: that they are divided into.
-        memory_bytes: of each rank; None for the device's.
 
     Raises:
-        InputError: the batch does not split into microbatches, the model cannot be traced, nothing fits.
+        InputError: the batch does not split into microbatches, or the model cannot be traced.
     """
     from arborcast.pipeline import trace
     from arborcast.pipeline.model.traced.operators import operator_trace
-    from arborcast.pipeline.sharding.choice import choose
     from arborcast.pipeline.sharding.graph import merged
 
     made, example, loss = model
@@ -53,34 +45,98 @@ def choose_inside(
     samples = traced.training.captured.example if batch is None else batch
     if samples % microbatches:
         raise InputError(f"batch of {samples} samples: must split into {microbatches} equal microbatches")
-    graph = replace(merged(operator_trace(traced, samples // microbatches)), name=name)
-    limit = device.memory_bytes if memory_bytes is None else memory_bytes
-    return choose(graph, machine.topology, device, microbatches=microbatches, memory_bytes=limit)
+    return replace(merged(operator_trace(traced, samples // microbatches, by_layer=True)), name=name)
 
 
-def choice_document(found: Choice, device: Device, seconds: float) -> dict[str, Any]:
+def choose_inside(
+    graph: Graph,
+    machine: Machine,
+    *,
+    device: Device,
+    microbatches: int,
+    memory_bytes: int | None,
+    stages: int | None,
+    given: Path | None,
+) -> ShardedChoice:
+    """The best plan of both levels, or what a given one takes.
+
+    Args:
+        graph: the operators with their layers.
+        machine: the fabric.
+        device: that its ranks are taken for.
+        microbatches: of a step.
+        memory_bytes: of each rank; None for the device's.
+        stages: at most; None for no limit.
+        given: the file of a plan to price instead; None to find one.
+
+    Raises:
+        InputError: nothing fits, or the given plan is for another model, topology, batch or mesh.
+    """
+    from arborcast.pipeline.planning.formats import read_sharded_plan
+    from arborcast.pipeline.planning.sharded import choose_both, given_choice
+
+    if given is not None:
+        return given_choice(read_sharded_plan(given), graph, machine.topology, device)
+    return choose_both(
+        graph,
+        machine.topology,
+        device,
+        microbatches=microbatches,
+        memory_bytes=device.memory_bytes if memory_bytes is None else memory_bytes,
+        stages=stages,
+    )
+
+
+def choice_document(found: ShardedChoice, device: Device, seconds: float) -> dict[str, Any]:
     """The keys that `--json` prints."""
-    from arborcast.pipeline.sharding.evaluation import calls
-
-    sharding, best = found.sharding, found.best
-    assert best.at_rates is not None
-    microbatches = best.setting.microbatches
+    plan = found.joint
+    at_rates = found.ways[found.best].at_rates
     return {
-        "model": found.graph.name,
+        "model": found.sliced.graph.name,
         "topology": found.topology.name,
         "device": device.name,
-        "batch": found.graph.samples * microbatches,
-        "microbatches": microbatches,
-        "mesh": list(best.mesh.shape),
-        "ranks": list(best.mesh.ranks),
-        "time_us": sharding.total_ps / 1e6,
-        "bound_us": sharding.bound_ps / 1e6,
-        "time_at_rates_us": best.at_rates.total_ps / 1e6,
-        "scope": sharding.scope,
-        "memory_bytes": sharding.cost.memory_bytes,
-        "whole_operators": list(found.graph.unknown),
-        "meshes": {str(it.mesh): _mesh(it, microbatches) for it in found.tried},
-        "operators": _operators(found),
+        "batch": found.sliced.graph.samples * found.microbatches,
+        "microbatches": found.microbatches,
+        "best": found.best,
+        "time_us": plan.step_ps() / US,
+        "time_at_rates_us": None if at_rates is None else at_rates.step_ps() / US,
+        "bound_at_rates_us": None if found.bound_ps is None else found.bound_ps / US,
+        "memory_bytes": max(it.priced.memory_bytes for it in plan.stages),
+        "whole_operators": list(found.sliced.graph.unknown),
+        "ways": {name: _way(it) for name, it in found.ways.items()},
+        "stages": [_stage(found, plan, number) for number in range(len(plan.stages))],
+        "programs": found.programs,
+        "seconds": seconds,
+    }
+
+
+def _way(way: Way) -> dict[str, Any]:
+    if way.scheduled is None:
+        return {"why": way.why_not}
+    return {
+        "time_us": way.scheduled.step_ps() / US,
+        "time_at_rates_us": None if way.at_rates is None else way.at_rates.step_ps() / US,
+        "memory_bytes": max(it.priced.memory_bytes for it in way.scheduled.stages),
+        "stages": [
+            {"layers": [it.start, it.end], "ranks": list(it.ranks), "mesh": list(it.priced.setting.sizes)}
+            for it in way.scheduled.stages
+        ],
+    }
+
+
+def _stage(found: ShardedChoice, plan: JointPlan, number: int) -> dict[str, Any]:
+    from arborcast.pipeline.sharding.evaluation import calls
+
+    stage = plan.stages[number]
+    graph, setting = found.sliced.stage(stage.start, stage.end), stage.priced.setting
+    return {
+        "layers": [stage.start, stage.end],
+        "ranks": list(stage.ranks),
+        "mesh": list(setting.sizes),
+        "time_us": stage.total_ps(plan.microbatches) / US,
+        "crossing_us": stage.crossing_ps * plan.microbatches / US,
+        "memory_bytes": stage.priced.memory_bytes,
+        "operators": list(_operators(graph, stage)),
         "collectives": [
             {
                 "kind": str(it.kind),
@@ -89,116 +145,111 @@ def choice_document(found: Choice, device: Device, seconds: float) -> dict[str, 
                 "per_microbatch": it.per_microbatch,
                 "per_step": it.per_step,
             }
-            for it in calls(found.graph, sharding.chosen, best.setting)
+            for it in calls(graph, stage.priced.sharding.chosen, setting)
         ],
-        "seconds": seconds,
     }
 
 
-def _mesh(tried: OnMesh, microbatches: int) -> dict[str, Any]:
-    known: dict[str, Any] = {"why": dict(tried.why_not)}
-    if tried.sharding is not None and tried.scheduled is not None and tried.at_rates is not None:
-        known |= {
-            "time_us": tried.scheduled.total_ps(microbatches) / 1e6,
-            "time_at_rates_us": tried.at_rates.total_ps / 1e6,
-            "memory_bytes": tried.sharding.cost.memory_bytes,
-            "chosen_by": "rates" if tried.sharding is tried.at_rates else "schedules",
-        }
-    known["layouts"] = {
-        name: {"time_us": it.total_ps / 1e6, "memory_bytes": it.cost.memory_bytes}
-        for name, it in tried.layouts.items()
-    }
-    return known
-
-
-def _operators(found: Choice) -> list[dict[str, Any]]:
+def _operators(graph: Graph, stage: JointStage) -> Iterator[dict[str, Any]]:
     """A row for every operator and parameter; those that repeat, once."""
     from arborcast.pipeline.sharding.specs import shown
 
-    grouping = found.graph.classes
-    count = Counter(grouping)
-    rows = []
-    for number, (operator, way) in enumerate(zip(found.graph.operators, found.sharding.chosen, strict=True)):
-        if way is None or grouping[number] != number:
+    count = Counter(graph.classes)
+    chosen = stage.priced.sharding.chosen
+    for number, (operator, way) in enumerate(zip(graph.operators, chosen, strict=True)):
+        if way is None or graph.classes[number] != number:
             continue
         is_parameter = operator.given is not None
-        rows.append(
-            {
-                "operator": operator.kind,
-                "name": operator.module if is_parameter else operator.name,
-                "times": count[number],
-                "reads": [shown(it.spec) for it in way.demands],
-                "makes": [shown(it) for it in way.outputs],
-                "updated": None if way.update is None else shown(way.update),
-            }
-        )
-    return rows
+        yield {
+            "operator": operator.kind,
+            "name": operator.module if is_parameter else operator.name,
+            "times": count[number],
+            "reads": [shown(it.spec) for it in way.demands],
+            "makes": [shown(it) for it in way.outputs],
+            "updated": None if way.update is None else shown(way.update),
+        }
 
 
 def describe_choice(document: Mapping[str, Any]) -> list[str]:
-    """The meshes beside the fixed layouts, then how everything is divided on the best one, for people."""
+    """The plan beside the other ways, then how everything is divided in each stage, for people."""
     from arborcast.pipeline.planning.memory import readable
-    from arborcast.pipeline.sharding.layouts import LAYOUTS
 
-    best = "x".join(map(str, document["mesh"])) or "1"
     whole = document["whole_operators"]
-    marks = {row.get("chosen_by", "")[:1] for row in document["meshes"].values()}
-    meshes = []
-    for name, row in document["meshes"].items():
-        fixed = row["layouts"]
-        meshes.append(
+    rows, missing = [], []
+    for name, way in document["ways"].items():
+        if "why" in way:
+            missing.append(f"{name}: {way['why']}")
+            continue
+        stages = ", ".join(f"{_mesh(it['mesh'])} for {_range(it['layers'])}" for it in way["stages"])
+        rows.append(
             (
-                f"{name} *" if name == best else f"{name} r" if row.get("chosen_by") == "rates" else name,
-                _ms(row.get("time_us")),
-                _ms(row.get("time_at_rates_us")),
-                readable(row["memory_bytes"]) if "memory_bytes" in row else "-",
-                *(_ms(fixed[it]["time_us"]) if it in fixed else "-" for it in LAYOUTS),
+                f"{name} *" if name == document["best"] else name,
+                _ms(way["time_us"]),
+                _ms(way["time_at_rates_us"]),
+                readable(way["memory_bytes"]),
+                stages,
             )
         )
+    bound = document["bound_at_rates_us"]
     proof = (
-        "proved optimal"
-        if document["bound_us"] >= document["time_us"]
-        else f"no choice takes less than {_ms(document['bound_us'])}"
+        [] if bound is None else [f"at exact rates no plan in scope takes less than {_ms(bound)} (proved)"]
     )
-    return [
+    lines = [
         f"{document['model']} on {document['topology']}, every rank a {document['device']}: "
         f"{document['batch']} samples a step, microbatches: {document['microbatches']}",
-        *table(("mesh", "step", "at rates", "a rank holds", *LAYOUTS), meshes),
-        f"*: {proof} over {document['scope']}, collectives as their schedules take",
-        *(["r: too slow already at exact rates, as its layouts are given"] if "r" in marks else []),
+        *table(("way", "step", "at rates", "a rank holds", "meshes and layers"), rows, left=1),
+        *missing,
+        *proof,
         *([f"whole on every rank, for want of a rule: {', '.join(whole)}"] if whole else []),
-        "",
-        *table(
-            ("operator", "name", "times", "reads", "makes", "updated"),
-            [
-                (
-                    row["operator"],
-                    row["name"],
-                    row["times"],
-                    ", ".join(row["reads"]),
-                    ", ".join(row["makes"]),
-                    row["updated"] or "",
-                )
-                for row in document["operators"]
-            ],
-            left=2,
-        ),
-        "",
-        *table(
-            ("collective", "axes", "size", "each microbatch", "each step"),
-            [
-                (
-                    row["kind"],
-                    ",".join(map(str, row["axes"])),
-                    readable(row["size_bytes"]),
-                    row["per_microbatch"],
-                    row["per_step"],
-                )
-                for row in document["collectives"]
-            ],
-            left=2,
-        ),
     ]
+    for number, stage in enumerate(document["stages"]):
+        ranks = ", ".join(map(str, stage["ranks"]))
+        lines += [
+            "",
+            f"stage {number}: {_range(stage['layers'])} on ranks {ranks} as mesh {_mesh(stage['mesh'])}; "
+            f"of a step {_ms(stage['time_us'])}, {_ms(stage['crossing_us'])} of it messages behind it; a rank holds "
+            f"{readable(stage['memory_bytes'])}",
+            *table(
+                ("operator", "name", "times", "reads", "makes", "updated"),
+                [
+                    (
+                        row["operator"],
+                        row["name"],
+                        row["times"],
+                        ", ".join(row["reads"]),
+                        ", ".join(row["makes"]),
+                        row["updated"] or "",
+                    )
+                    for row in stage["operators"]
+                ],
+                left=2,
+            ),
+        ]
+        if stage["collectives"]:
+            lines += table(
+                ("collective", "axes", "size", "each microbatch", "each step"),
+                [
+                    (
+                        row["kind"],
+                        ",".join(map(str, row["axes"])),
+                        readable(row["size_bytes"]),
+                        row["per_microbatch"],
+                        row["per_step"],
+                    )
+                    for row in stage["collectives"]
+                ],
+                left=2,
+            )
+    return lines
+
+
+def _mesh(shape: list[int]) -> str:
+    return "x".join(map(str, shape)) or "1"
+
+
+def _range(layers: list[int]) -> str:
+    start, end = layers
+    return f"layer {start}" if end == start + 1 else f"layers {start}-{end - 1}"
 
 
 def _ms(time_us: float | None) -> str:

@@ -1,0 +1,239 @@
+"""A model's best plan of both levels on a fabric; beside it each level alone and fixed layouts.
+
+Shardings and cuts are searched at exact rates, where they are the best in scope; what comes out, and all that
+stands beside it, is then priced by the schedules that will run, and the fastest by those is the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+
+from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.planning.device_order import device_order
+from arborcast.pipeline.planning.joint import (
+    ORDER,
+    JointPlan,
+    JointStage,
+    best_joint,
+    crossing_ps,
+    one_stage,
+    ties_ps,
+)
+from arborcast.pipeline.planning.memory import peak_in_flight
+from arborcast.pipeline.sharding.evaluation import cost_of
+from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.layouts import LAYOUTS
+from arborcast.pipeline.sharding.mesh import Mesh
+from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage, check_topology, strategies_of
+from arborcast.pipeline.sharding.program import Sharding
+from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.pipeline.sharding.stage import stage_sharding
+from arborcast.pipeline.sharding.stage_prices import PricedStage, StagePrices
+from arborcast.synth.topology import Topology
+
+BOTH = "both levels"
+ONE_STAGE = "one stage"
+PIPELINES = "pipelines"
+"""Stages whose ranks are replicas."""
+
+GIVEN = "given"
+"""A plan of a file."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train.
+
+    Attributes:
+        at_rates: the plan with the least step at exact rates.
+        scheduled: the same stages, each divided anew over its best mesh by what schedules take.
+        why_not: in words why there is none; else "".
+    """
+
+    at_rates: JointPlan | None
+    scheduled: JointPlan | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class ShardedChoice:
+    """The ways to train a model on a fabric.
+
+    Attributes:
+        sliced: the model.
+        topology: the fabric.
+        microbatches: of a step.
+        ways: by name; fixed layouts are of one stage.
+        best: the name of the fastest by schedules; of equals the first.
+        bound_ps: no plan in scope takes less for a step at exact rates.
+        programs: integer programs that were solved.
+    """
+
+    sliced: Sliced
+    topology: Topology
+    microbatches: int
+    ways: Mapping[str, Way]
+    best: str
+    bound_ps: int | None
+    programs: int
+
+    @property
+    def joint(self) -> JointPlan:
+        """The best one, by schedules."""
+        found = self.ways[self.best].scheduled
+        assert found is not None
+        return found
+
+    @property
+    def plan(self) -> ShardedPlan:
+        """As a file holds it."""
+        graph = self.sliced.graph
+        stages = []
+        for stage in self.joint.stages:
+            mesh = Mesh(stage.priced.setting.sizes, stage.ranks)
+            own = self.sliced.stage(stage.start, stage.end)
+            sharding = stage_sharding(own, stage.priced.sharding.chosen, mesh)
+            stages.append(ShardedStage(stage.start, stage.end, sharding))
+        batch = graph.samples * self.microbatches
+        return ShardedPlan(
+            graph.name, batch, self.microbatches, tuple(stages), self.topology, tuple(graph.unknown)
+        )
+
+
+def choose_both(
+    graph: Graph,
+    topology: Topology,
+    device: Device,
+    *,
+    microbatches: int = 1,
+    optimizer_ratio: Fraction = Fraction(2),
+    memory_bytes: int | None = None,
+    stages: int | None = None,
+    deadline_s: float | None = None,
+) -> ShardedChoice:
+    """The best way to divide a model into stages and its operators over meshes of their ranks.
+
+    Args:
+        graph: the operators with their layers, for the samples of a microbatch.
+        topology: the fabric.
+        device: that every rank is.
+        microbatches: of a step.
+        optimizer_ratio: bytes of the optimizer's state for each byte of weights.
+        memory_bytes: of one rank that may be used; None for no limit.
+        stages: at most; None for no limit.
+        deadline_s: for each integer program.
+
+    Raises:
+        MemoryShortError: nothing fits: by how much, on which rank, in the plan that comes closest.
+        PlanError: no plan for want of links.
+    """
+    sliced = Sliced(graph, topology.ranks)
+    orders = tuple(dict.fromkeys((device_order(topology), tuple(range(topology.ranks)))))
+    network = LinkCosts(topology)
+    free = StagePrices(
+        sliced,
+        topology,
+        device,
+        microbatches,
+        optimizer_ratio,
+        memory_bytes,
+        deadline_s=deadline_s,
+    )
+    ways: dict[str, Way] = {}
+    ways[ONE_STAGE] = _way(free, [partial(one_stage, free, order) for order in orders])
+    for name, layout in LAYOUTS.items():
+        fixed = free.restricted(layout)
+        ways[name] = _way(fixed, [partial(one_stage, fixed, order) for order in orders])
+    replicas = free.restricted(LAYOUTS["data-parallel"], axes=1)
+    ways[PIPELINES] = _way(
+        replicas, [partial(best_joint, replicas, network, order, most_stages=stages) for order in orders]
+    )
+    known = [it.at_rates for it in (ways[ONE_STAGE], ways[PIPELINES]) if it.at_rates is not None]
+    made = []
+    for order in orders:
+        made.append(partial(best_joint, free, network, order, most_stages=stages, known=known))
+    found = _least(made)  # raises where nothing fits
+    ways = {BOTH: Way(found, _scheduled(found, free)), **ways}
+    steps = {name: it.scheduled.step_ps() for name, it in ways.items() if it.scheduled is not None}
+    best = min(steps, key=steps.__getitem__)
+    bound = found.step_ps() if free.is_exact else None
+    return ShardedChoice(sliced, topology, microbatches, ways, best, bound, free.programs)
+
+
+def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Device) -> JointPlan:
+    """A plan of a file on a model and a fabric, its collectives by their schedules.
+
+    Raises:
+        PlanError: the plan is for another model, topology or mesh, or its links are gone.
+    """
+    check_topology(plan, topology)
+    sliced = Sliced(graph, topology.ranks)
+    if plan.depth != sliced.depth:
+        raise PlanError(f"plan: must hold the {sliced.depth} layers of {graph.name}, got {plan.depth}")
+    prices = StagePrices(sliced, topology, device, plan.microbatches)
+    network = LinkCosts(topology)
+    stages: list[JointStage] = []
+    for number, it in reversed(list(enumerate(plan.stages))):
+        in_flight = peak_in_flight(ORDER, len(plan.stages) - 1 - number, plan.microbatches)
+        own = sliced.stage(it.start, it.end)
+        setting = prices.setting(it.ranks, it.sharding.mesh.shape, in_flight)
+        chosen = strategies_of(it, own, setting)
+        cost = cost_of(own, chosen, setting)
+        total = cost.total_ps(plan.microbatches)
+        sharding = Sharding(own, chosen, cost, 0, total, "as given")
+        crossing = crossing_ps(prices, network, it.end, it.ranks, stages[0].ranks) if stages else 0
+        priced = PricedStage(sharding, setting, cost.memory_bytes)
+        stages.insert(0, JointStage(it.start, it.end, it.ranks, priced, crossing))
+    ranges = [(it.start, it.end, it.ranks) for it in stages]
+    return JointPlan(tuple(stages), plan.microbatches, ties_ps(sliced, ranges, network))
+
+
+def given_choice(plan: ShardedPlan, graph: Graph, topology: Topology, device: Device) -> ShardedChoice:
+    """The same for a plan of a file alone.
+
+    Raises:
+        PlanError: as `priced_plan`, or the plan is for another number of samples.
+    """
+    if plan.batch != graph.samples * plan.microbatches:
+        raise PlanError(
+            f"plan: is for a batch of {plan.batch}, got {graph.samples * plan.microbatches} samples"
+        )
+    way = Way(None, priced_plan(plan, graph, topology, device))
+    sliced = Sliced(graph, topology.ranks)
+    return ShardedChoice(sliced, topology, plan.microbatches, {GIVEN: way}, GIVEN, None, 0)
+
+
+def _way(prices: StagePrices, made: Sequence[Callable[[], JointPlan]]) -> Way:
+    try:
+        found = _least(made)
+    except PlanError as error:
+        return Way(None, None, str(error))
+    return Way(found, _scheduled(found, prices))
+
+
+def _least(made: Sequence[Callable[[], JointPlan]]) -> JointPlan:
+    """The fastest of those that there are; where there is none, the first one's error."""
+    plans: list[JointPlan] = []
+    errors: list[PlanError] = []
+    for make in made:
+        try:
+            plans.append(make())
+        except PlanError as error:
+            errors.append(error)
+    if not plans:
+        raise errors[0]
+    return min(plans, key=lambda it: it.step_ps())
+
+
+def _scheduled(plan: JointPlan, prices: StagePrices) -> JointPlan:
+    stages = []
+    for number, stage in enumerate(plan.stages):
+        in_flight = peak_in_flight(ORDER, len(plan.stages) - 1 - number, plan.microbatches)
+        priced = prices.scheduled(stage.start, stage.end, stage.ranks, in_flight)
+        stages.append(replace(stage, priced=priced))
+    return replace(plan, stages=tuple(stages))
