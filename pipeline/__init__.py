@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from arborcast.pipeline.planning.comparison import compare as compare
     from arborcast.pipeline.planning.formats import read_plan as read_plan
     from arborcast.pipeline.planning.formats import read_profile as read_profile
+    from arborcast.pipeline.planning.formats import read_sharded_plan as read_sharded_plan
     from arborcast.pipeline.planning.formats import write_plan as write_plan
     from arborcast.pipeline.planning.formats import write_profile as write_profile
+    from arborcast.pipeline.planning.formats import write_sharded_plan as write_sharded_plan
     from arborcast.pipeline.planning.planner import plan as plan
     from arborcast.pipeline.planning.prediction import Prediction as Prediction
     from arborcast.pipeline.planning.prediction import predict as predict
@@ -62,10 +64,12 @@ _HOMES = {
     "profile": "arborcast.pipeline.costs.measured",
     "read_plan": "arborcast.pipeline.planning.formats",
     "read_profile": "arborcast.pipeline.planning.formats",
+    "read_sharded_plan": "arborcast.pipeline.planning.formats",
     "simulate": "arborcast.pipeline.simulation.simulator",
     "trace": "arborcast.pipeline.model.traced",
     "write_plan": "arborcast.pipeline.planning.formats",
     "write_profile": "arborcast.pipeline.planning.formats",
+    "write_sharded_plan": "arborcast.pipeline.planning.formats",
 }
 
 __all__ = list(_HOMES)

@@ -63,7 +63,7 @@ def _draw_stages(axes: Axes, found: ShardedChoice, order: list[int], lines: list
         first, width = order.index(stage.ranks[0]), stage.end - stage.start
         colour = PALETTE[len(stage.priced.setting.sizes) * 2 % len(PALETTE)]
         corner = stage.start - 0.5, first - 0.5
-        axes.add_patch(Rectangle(corner, width, len(stage.ranks), facecolor=colour, alpha=0.14))
+        box = axes.add_patch(Rectangle(corner, width, len(stage.ranks), facecolor=colour, alpha=0.14))
         axes.add_patch(
             Rectangle(corner, width, len(stage.ranks), fill=False, edgecolor=colour, linewidth=1.4)
         )
@@ -75,6 +75,8 @@ def _draw_stages(axes: Axes, found: ShardedChoice, order: list[int], lines: list
             fontsize=7,
             color=INK,
             linespacing=1.25,
+            clip_path=box,
+            clip_on=True,
         )
     axes.set_xlim(-0.5, found.sliced.depth - 0.5)
     axes.set_ylim(len(order) - 0.5, -0.5)
@@ -116,6 +118,8 @@ def _lines(found: ShardedChoice, stage: JointStage) -> list[str]:
     heavy = [number for number in range(len(graph.operators)) if flops[number] and count[number]]
     mesh = "x".join(map(str, stage.priced.setting.sizes)) or "1"
     head = f"mesh {mesh}, {readable(stage.priced.memory_bytes)}"
+    if not stage.priced.setting.sizes:
+        return [head]  # nothing is divided
     return [head, *(_said(graph, stage, it, count[it]) for it in heavy if graph.classes[it] == it)]
 
 

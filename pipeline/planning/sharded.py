@@ -172,6 +172,8 @@ def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Dev
         PlanError: the plan is for another model, topology or mesh, or its links are gone.
     """
     check_topology(plan, topology)
+    if plan.model != graph.name:
+        raise PlanError(f"plan: is for model {plan.model}, got {graph.name}")
     sliced = Sliced(graph, topology.ranks)
     if plan.depth != sliced.depth:
         raise PlanError(f"plan: must hold the {sliced.depth} layers of {graph.name}, got {plan.depth}")

@@ -224,7 +224,7 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
                 f"model {model}: with --intra must be one of {', '.join(zoo.NAMES)}, or FILE.py:FUNCTION"
             )
         found = choose_inside(
-            traced_operators(model, made, batch=asked.batch, microbatches=asked.microbatches),
+            traced_operators(Path(model).name, made, batch=asked.batch, microbatches=asked.microbatches),
             machine,
             device=named,
             microbatches=asked.microbatches,

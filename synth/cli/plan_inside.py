@@ -206,9 +206,9 @@ def describe_choice(document: Mapping[str, Any]) -> list[str]:
         ranks = ", ".join(map(str, stage["ranks"]))
         lines += [
             "",
-            f"stage {number}: {_range(stage['layers'])} on ranks {ranks} as mesh {_mesh(stage['mesh'])}; "
-            f"of a step {_ms(stage['time_us'])}, {_ms(stage['crossing_us'])} of it messages behind it; a rank holds "
-            f"{readable(stage['memory_bytes'])}",
+            f"stage {number}: {_range(stage['layers'])} on ranks {ranks} as mesh {_mesh(stage['mesh'])}, "
+            f"a rank holds {readable(stage['memory_bytes'])}",
+            f"of a step {_ms(stage['time_us'])}, {_ms(stage['crossing_us'])} of it messages behind it",
             *table(
                 ("operator", "name", "times", "reads", "makes", "updated"),
                 [

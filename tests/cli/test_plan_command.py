@@ -224,25 +224,58 @@ def test_layers_that_recompute_or_offload_are_printed_and_written(
     assert offloaded.time_us < found["time_us"]
 
 
-def test_inside_a_stage_operators_are_divided_and_told(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(
+def test_both_levels_are_planned_told_drawn_and_read_again(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "four.py").write_text(
         "import torch\n"
-        "def make():\n"
-        "    up, down = torch.nn.Linear(64, 8192), torch.nn.Linear(8192, 64)\n"
+        "def make(width=8192):\n"
+        "    up, down = torch.nn.Linear(64, width), torch.nn.Linear(width, 64)\n"
         "    return torch.nn.Sequential(up, torch.nn.GELU(), down), torch.zeros(2, 64)\n"
+        "def other():\n"
+        "    return make(4096)\n"
     )
-    ran = command("plan", f"{tmp_path}/two.py:make", "ring:2", "--intra", "--json")
+    file, drawn = tmp_path / "plan.json", tmp_path / "plan.svg"
+    asked = "plan", f"{tmp_path}/four.py:make", "ring:2", "--intra", "--json"
+    ran = command(*asked, "-o", str(file), "--picture", str(drawn))
     assert (ran.status, ran.err) == (0, ""), ran.err
     found = ran.document
     # two samples, 2 MiB of weights: columns, then rows, and each rank gets its half of the sum
-    made = {row["name"]: (row["makes"], row["updated"]) for row in found["operators"]}
+    (stage,) = found["stages"]
+    made = {row["name"]: (row["makes"], row["updated"]) for row in stage["operators"]}
     assert (made["0.weight"], made["2.weight"]) == ((["S(0)"], "S(0)"), (["S(1)"], "S(1)"))
-    kinds = {row["kind"] for row in found["collectives"]}
-    assert "reduce-scatter" in kinds
-    assert found["time_us"] >= found["bound_us"] >= found["time_at_rates_us"]
-    for row in found["meshes"]["2"]["layouts"].values():
+    assert "reduce-scatter" in {row["kind"] for row in stage["collectives"]}
+    assert found["time_us"] >= found["time_at_rates_us"] >= found["bound_at_rates_us"]
+    assert set(found["ways"]) == {
+        "both levels",
+        "one stage",
+        "data-parallel",
+        "zero-3",
+        "megatron",
+        "pipelines",
+    }
+    for row in found["ways"].values():
         assert row["time_us"] >= found["time_us"]
-    ran = command(
-        "plan", f"{tmp_path}/two.py:make", "ring:2", "--intra", "--batch", "3", "--microbatches", "2"
+        assert row["time_at_rates_us"] >= found["bound_at_rates_us"]
+    assert "stages: layers by ranks" in drawn.read_text()
+    plan = pipeline.read_sharded_plan(file)
+    assert next((it.path, it.stored) for it in plan.stages[0].sharding.parameters) == ("0.weight", (0,))
+    again = command(*asked, "--given", str(file)).document
+    assert again["time_us"] == found["time_us"]
+    assert again["stages"] == found["stages"]
+    refused(
+        command(*asked[:2], "ring:3", "--intra", "--given", str(file)), "is for topology ring:2", "ring:3"
     )
-    refused(ran, "batch of 3 samples: must split into 2 equal microbatches")
+    refused(
+        command(
+            "plan", f"{tmp_path}/four.py:make", "ring:2", "--intra", "--given", str(file), "--batch", "4"
+        ),
+        "batch of 2, got 4",
+    )
+    other = "plan", f"{tmp_path}/four.py:other", "ring:2", "--intra", "--given", str(file)
+    refused(command(*other), "is for model", "four.py:make", "four.py:other")
+    text = file.read_text()
+    (tmp_path / "bad.json").write_text(text.replace('"stored": "S(0)"', '"stored": "S(7)"', 1))
+    refused(command(*asked, "--given", f"{tmp_path}/bad.json"), "0.weight cannot be divided over mesh 2")
+    (tmp_path / "bad.json").write_text(text.replace('"shape": [2]', '"shape": [3]', 1))
+    refused(command(*asked, "--given", f"{tmp_path}/bad.json"), "bad.json", "hold 2 ranks")
+    refused(command(*asked, "--memory", "1MiB"), "every plan is at least", "rank 0", "1048576")
+    refused(command(*asked, "--batch", "3", "--microbatches", "2"), "batch of 3 samples: must split into 2")

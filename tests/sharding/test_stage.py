@@ -7,6 +7,7 @@ import json
 import pytest
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage, check_topology, strategies_of
 from arborcast.pipeline.sharding.program import shard
 from arborcast.pipeline.sharding.stage import (
     parse_spec,
@@ -14,7 +15,7 @@ from arborcast.pipeline.sharding.stage import (
     sharding_to_document,
     stage_sharding,
 )
-from tests.sharding.examples import mlp, on_ring
+from tests.sharding.examples import Writer, mlp, on_ring, ring
 
 
 def test_columns_then_rows_as_drawn_and_read_back():
@@ -49,3 +50,27 @@ def test_columns_then_rows_as_drawn_and_read_back():
 def test_a_spec_of_another_mesh_is_refused(text):
     with pytest.raises(PlanError, match=r"must be 2 of R, P and S\(dimension\), got"):
         parse_spec(text, 2)
+
+
+def test_a_plan_gives_back_its_strategies_and_is_refused_for_others():
+    graph, setting = mlp(1, 64, 512), on_ring((2,))
+    chosen = shard(graph, setting).chosen
+    stage = ShardedStage(0, 1, stage_sharding(graph, chosen, setting.prices.mesh))
+    assert strategies_of(stage, graph, setting) == chosen
+    it = Writer()
+    it.linear("up", it.input("x", 1, 64), it.weight("w1", 512, 64))
+    with pytest.raises(PlanError, match=r"layers \[0, 1\): is for another model: it has down"):
+        strategies_of(stage, it.graph(), setting)
+    with pytest.raises(PlanError, match="w1 cannot be divided over mesh 2 as it says"):
+        strategies_of(stage, mlp(1, 64, 511), setting)
+    with pytest.raises(PlanError, match="mesh must be 4, got 2"):
+        strategies_of(stage, graph, on_ring((4,)))
+    plan = ShardedPlan("mlp", 2, 2, (stage,), ring(2))
+    with pytest.raises(PlanError, match="is for topology ring, got ring, which has other links"):
+        check_topology(plan, ring(3))
+    with pytest.raises(PlanError, match="rank 0 must be in one mesh"):
+        ShardedPlan("mlp", 2, 2, (stage, ShardedStage(1, 2, stage.sharding)), ring(2))
+    with pytest.raises(PlanError, match=r"stage 1 must begin at layer 1 and hold a layer, got \[2, 3\)"):
+        ShardedPlan("mlp", 2, 2, (stage, ShardedStage(2, 3, stage.sharding)), ring(2))
+    with pytest.raises(PlanError, match="batch of 3 samples must split into 2"):
+        ShardedPlan("mlp", 3, 2, (stage,), ring(2))
