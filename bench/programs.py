@@ -84,7 +84,7 @@ SHAPES = (
 )
 SIZES = ((16 << 10, Protocol.LL), (1 << 20, Protocol.SIMPLE), (256 << 20, Protocol.SIMPLE))
 ORDERS_OF_EXPORTS = 3
-MUTATED = ("ring:3", "ring:4", "star:4", "full:4", "torus:3x3", "dgx1")
+MUTATED = ("ring:3", "ring:4", "star:4", "star:4,in-network=loopback", "full:4", "torus:3x3", "dgx1")
 MUTATED_KINDS = (
     Kind.BROADCAST,
     Kind.REDUCE,

@@ -88,6 +88,86 @@ def interpret(
     return Interpretation(wrong, hangs)
 
 
+def run_in_any_order(
+    new: list[Task], chance: random.Random, goes_on: Callable[[], bool] = lambda: True
+) -> int:
+    """Let tasks go on in random order until all have ended or none can; how many then wait for ever.
+
+    Args:
+        new: the tasks; more may be put there while others run.
+        chance: draws who goes on, anew at each stop or by priorities that change now and then.
+        goes_on: false once enough has happened.
+    """
+    uniform, draw = chance.random() < _HALF, chance.random
+    waiting: list[tuple[Task, Callable[[], bool] | None]] = []
+    stalled: list[tuple[Task, Callable[[], bool] | None]] = []
+    progress = True
+    while goes_on():
+        if new:
+            waiting += [(task, None) for task in new]
+            new.clear()
+            chance.shuffle(waiting)
+        if not waiting:
+            if not progress or not stalled:
+                return len(stalled)
+            waiting, stalled, progress = stalled, [], False
+            chance.shuffle(waiting)
+        if uniform:
+            at = int(draw() * len(waiting))
+            waiting[at], waiting[-1] = waiting[-1], waiting[at]
+        task, ready = waiting.pop()
+        if ready is not None and not ready():
+            stalled.append((task, ready))
+            continue
+        progress = True
+        try:
+            waiting.append((task, next(task)))
+        except StopIteration:
+            continue
+        if not uniform and draw() < _NOW_AND_THEN:
+            chance.shuffle(waiting)
+    return 0
+
+
+def input_and_output(program: GlobalProgram, rank: int) -> tuple[int, int]:
+    """Chunks of a rank's input and of its output."""
+    whole, block, at_root = program.chunks, program.chunks // program.ranks, rank == program.root
+    match program.kind:
+        case Kind.ALLGATHER | Kind.GATHER:
+            return block, whole if program.kind is Kind.ALLGATHER or at_root else 0
+        case Kind.REDUCE_SCATTER | Kind.SCATTER:
+            return whole if program.kind is Kind.REDUCE_SCATTER or at_root else 0, block
+        case _:
+            return whole, whole
+
+
+def expected_outputs(  # noqa: PLR0911  (one of each kind)
+    program: GlobalProgram, given: Sequence[Array]
+) -> list[Array | None]:
+    """What must stand in the output of each rank, by the inputs of all; None where it does not matter."""
+    ranks, root = range(program.ranks), program.root or 0
+    block = program.chunks // program.ranks
+    of_rank = [slice(rank * block, (rank + 1) * block) for rank in ranks]
+    match program.kind:
+        case Kind.ALLREDUCE:
+            return [np.sum(given, axis=0)] * program.ranks
+        case Kind.REDUCE:
+            return [np.sum(given, axis=0) if rank == root else None for rank in ranks]
+        case Kind.REDUCE_SCATTER:
+            total = np.sum(given, axis=0)
+            return [total[mine] for mine in of_rank]
+        case Kind.BROADCAST:
+            return [given[root]] * program.ranks
+        case Kind.ALLGATHER:
+            return [np.concatenate(given)] * program.ranks
+        case Kind.GATHER:
+            return [np.concatenate(given) if rank == root else None for rank in ranks]
+        case Kind.SCATTER:
+            return [given[root][mine] for mine in of_rank]
+        case _:
+            return [np.concatenate([one[mine] for one in given]) for mine in of_rank]
+
+
 class _Fifo:
     """Parts of messages on their way; a slot is free again when what was in it has been worked in."""
 
@@ -119,40 +199,21 @@ class _Machine:
         self._inputs = [memory[Memory.INPUT].copy() for memory in self._memory]
         self._fifos: dict[tuple[int, int, int], _Fifo] = {}
         self._flags = [[(-1, -1)] * len(part.blocks) for part in program.parts]
-        self._tasks = [
-            self._block(rank, number)
-            for rank, part in enumerate(program.parts)
-            for number in range(len(part.blocks))
-        ]
 
     def run(self) -> str | None:
-        """Let tasks go on in random order until all have ended or none can."""
-        waiting: list[tuple[Task, Callable[[], bool] | None]] = [(task, None) for task in self._tasks]
-        uniform = self._random.random() < _HALF
-        stalled: list[tuple[Task, Callable[[], bool] | None]] = []
-        self._random.shuffle(waiting)
-        progress = False
-        while waiting or stalled:
-            if not waiting:
-                if not progress:
-                    return f"{len(stalled)} of {len(self._tasks)} blocks wait for ever"
-                waiting, stalled, progress = stalled, [], False
-                self._random.shuffle(waiting)
-            at = self._random.randrange(len(waiting)) if uniform else len(waiting) - 1
-            waiting[at], waiting[-1] = waiting[-1], waiting[at]
-            task, ready = waiting.pop()
-            if ready is not None and not ready():
-                stalled.append((task, ready))
-                continue
-            progress = True
-            try:
-                waiting.append((task, next(task)))
-            except StopIteration:
-                continue
-            except ValueError:  # of numpy
-                return "a message is not of the length that its receiver expects"
-            if not uniform and self._random.random() < _NOW_AND_THEN:
-                self._random.shuffle(waiting)
+        """Let tasks go on in random order; why they did not end as they should."""
+        tasks = [
+            self._block(rank, number)
+            for rank, part in enumerate(self._program.parts)
+            for number in range(len(part.blocks))
+        ]
+        count = len(tasks)
+        try:
+            stuck = run_in_any_order(tasks, self._random)
+        except ValueError:  # of numpy
+            return "a message is not of the length that its receiver expects"
+        if stuck:
+            return f"{stuck} of {count} blocks wait for ever"
         left = sum(len(fifo.parts) for fifo in self._fifos.values())
         return f"{left} parts of messages were never received" if left else None
 
@@ -160,48 +221,20 @@ class _Machine:
         """What stands in the outputs."""
         return [memory[Memory.OUTPUT] for memory in self._memory]
 
-    def expected(self) -> list[Array | None]:  # noqa: PLR0911  (one of each kind)
+    def expected(self) -> list[Array | None]:
         """What should; None where it does not matter."""
-        given, ranks, root = self._inputs, self._program.ranks, self._program.root or 0
-        block = self._program.chunks // ranks
-        match self._program.kind:
-            case Kind.ALLREDUCE:
-                return [np.sum(given, axis=0)] * ranks
-            case Kind.REDUCE:
-                return [np.sum(given, axis=0) if rank == root else None for rank in range(ranks)]
-            case Kind.REDUCE_SCATTER:
-                total = np.sum(given, axis=0)
-                return [total[rank * block : (rank + 1) * block] for rank in range(ranks)]
-            case Kind.BROADCAST:
-                return [given[root]] * ranks
-            case Kind.ALLGATHER:
-                return [np.concatenate(given)] * ranks
-            case Kind.GATHER:
-                return [np.concatenate(given) if rank == root else None for rank in range(ranks)]
-            case Kind.SCATTER:
-                return [given[root][rank * block : (rank + 1) * block] for rank in range(ranks)]
-            case _:
-                return [
-                    np.concatenate([one[rank * block : (rank + 1) * block] for one in given])
-                    for rank in range(ranks)
-                ]
+        return expected_outputs(self._program, self._inputs)
 
     def _buffers(self, rank: int, in_place: bool, seed: int) -> dict[Memory, Array]:
         """Rows are chunks. Garbage wherever nothing is given."""
         program = self._program
-        whole, block, at_root = program.chunks, program.chunks // program.ranks, rank == program.root
+        block = program.chunks // program.ranks
         data = np.random.default_rng((seed, rank))
 
         def rows(count: int) -> Array:
             return data.integers(-(1 << 40), 1 << 40, (count, self._elements))
 
-        match program.kind:
-            case Kind.ALLGATHER | Kind.GATHER:
-                given, wanted = block, whole if program.kind is Kind.ALLGATHER or at_root else 0
-            case Kind.REDUCE_SCATTER | Kind.SCATTER:
-                given, wanted = whole if program.kind is Kind.REDUCE_SCATTER or at_root else 0, block
-            case _:
-                given, wanted = whole, whole
+        given, wanted = input_and_output(program, rank)
         large = rows(max(given, wanted))
         first, second = (large, rows(wanted)) if given >= wanted else (rows(given), large)
         if in_place:

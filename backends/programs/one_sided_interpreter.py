@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-from arborcast.backends.programs.interpreter import Interpretation
+from arborcast.backends.programs.interpreter import (
+    Array,
+    Interpretation,
+    Task,
+    expected_outputs,
+    input_and_output,
+    run_in_any_order,
+)
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -30,16 +36,9 @@ from arborcast.backends.programs.program import (
     Synchronize,
     Wait,
 )
-from arborcast.synth.collective import Kind
-
-Array = npt.NDArray[np.int64]
-Task = Generator[Callable[[], bool] | None, None, None]
 
 THREADS = 2
 """Of a block: enough to show what is missing between them."""
-
-_HALF = 0.5
-_NOW_AND_THEN = 0.1
 
 _PLAIN, _PACKED = 2, 1  # consecutive elements of one thread, where it moves data and where it moves packets
 
@@ -87,7 +86,7 @@ class _Machine:
         self._calls = calls
         self._elements = elements
         self._random = random.Random(seed)
-        self._layout = [self._sizes(rank) for rank in range(program.ranks)]
+        self._layout = [input_and_output(program, rank) for rank in range(program.ranks)]
         self._memory = [self._buffers(rank) for rank in range(program.ranks)]
         shapes = [(2, part.scratch_chunks, elements) for part in program.parts]
         self._scratch = [self._data(rank, -1, shape) for rank, shape in enumerate(shapes)]
@@ -101,35 +100,12 @@ class _Machine:
         self._new: list[Task] = [self._rank(rank) for rank in range(program.ranks)]
         self._running = program.ranks
         self._wrong = 0
+        self._results: dict[int, list[Array | None]] = {}
 
     def run(self) -> Interpretation:
         """Until all ranks have ended all calls, or nobody can go on."""
-        uniform = self._random.random() < _HALF
-        waiting: list[tuple[Task, Callable[[], bool] | None]] = []
-        stalled: list[tuple[Task, Callable[[], bool] | None]] = []
-        progress = True
-        while self._running:
-            waiting += [(task, None) for task in self._new]
-            self._new = []
-            if not waiting:
-                if not progress:
-                    return Interpretation(self._wrong, f"{len(stalled)} threads wait for ever")
-                waiting, stalled, progress = stalled, [], False
-                self._random.shuffle(waiting)
-            at = self._random.randrange(len(waiting)) if uniform else len(waiting) - 1
-            waiting[at], waiting[-1] = waiting[-1], waiting[at]
-            task, ready = waiting.pop()
-            if ready is not None and not ready():
-                stalled.append((task, ready))
-                continue
-            progress = True
-            try:
-                waiting.append((task, next(task)))
-            except StopIteration:
-                continue
-            if not uniform and self._random.random() < _NOW_AND_THEN:
-                self._random.shuffle(waiting)
-        return Interpretation(self._wrong)
+        stuck = run_in_any_order(self._new, self._random, lambda: self._running > 0)
+        return Interpretation(self._wrong, f"{stuck} threads wait for ever" if stuck else None)
 
     # ---- ranks and their memory
 
@@ -154,21 +130,6 @@ class _Machine:
             yield None
         self._running -= 1
 
-    def _sizes(self, rank: int) -> tuple[int, int]:
-        """Chunks of the input and of the output."""
-        whole, block = self._program.chunks, self._program.chunks // self._program.ranks
-        match self._program.kind:
-            case Kind.ALLGATHER:
-                return block, whole
-            case Kind.REDUCE_SCATTER:
-                return whole, block
-            case Kind.GATHER:
-                return block, whole if rank == self._program.root else 0
-            case Kind.SCATTER:
-                return whole if rank == self._program.root else 0, block
-            case _:
-                return whole, whole
-
     def _buffers(self, rank: int) -> dict[Memory, Array]:
         given, wanted = self._layout[rank]
         large = np.zeros((max(given, wanted), self._elements), dtype=np.int64)
@@ -188,28 +149,11 @@ class _Machine:
     def _given(self, rank: int, call: int) -> Array:
         return self._data(rank, call, (self._layout[rank][0], self._elements))
 
-    def _expected(self, rank: int, call: int) -> Array | None:  # noqa: PLR0911  (a table of cases)
-        program, root = self._program, self._program.root or 0
-        given = [self._given(other, call) for other in range(program.ranks)]
-        block = program.chunks // program.ranks
-        mine = slice(rank * block, (rank + 1) * block)
-        match program.kind:
-            case Kind.ALLREDUCE:
-                return np.sum(given, axis=0)  # type: ignore[no-any-return]
-            case Kind.REDUCE:
-                return np.sum(given, axis=0) if rank == root else None
-            case Kind.REDUCE_SCATTER:
-                return np.sum(given, axis=0)[mine]  # type: ignore[no-any-return]
-            case Kind.BROADCAST:
-                return given[root]
-            case Kind.ALLGATHER:
-                return np.concatenate(given)
-            case Kind.GATHER:
-                return np.concatenate(given) if rank == root else None
-            case Kind.SCATTER:
-                return given[root][mine]
-            case _:
-                return np.concatenate([one[mine] for one in given])
+    def _expected(self, rank: int, call: int) -> Array | None:
+        if call not in self._results:
+            given = [self._given(other, call) for other in range(self._program.ranks)]
+            self._results[call] = expected_outputs(self._program, given)
+        return self._results[call][rank]
 
     # ---- thread blocks
 
