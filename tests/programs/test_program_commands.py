@@ -122,7 +122,7 @@ def test_a_table_of_plans_becomes_a_folder_with_its_commands(tmp_path: Path, com
         assert program.least_bytes <= size <= (program.most_bytes or size)
         assert ("--in_place" in line) is program.in_place
         assert command("verify", str(folder / "mscclpp-plans" / name)).status == 0
-    refused(command(*words[:2], "gather", *words[3:]), "MSCCL++ plans do broadcast, reduce")
+    refused(command(*words[:2], "gather", *words[3:]), "ranks besides the root have but one")
     refused(
         command(*words[:3], "--ranks-per-host", "2", *words[5:]), "--ranks-per-host: is nothing that msccl"
     )

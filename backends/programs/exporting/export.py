@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 from arborcast.backends.lowering.layout import blocks_in
 from arborcast.backends.programs.checking.check import check_program
@@ -55,13 +56,43 @@ def export_program(
     Raises:
         ProgramError: MSCCL has no such collective, or the schedule does not fit: which limit, by how much.
     """
-    collective = schedule.collective
-    _check_kind(schedule)
+    check_schedule(schedule, COLLECTIVES, "MSCCL")
+    if schedule.uses_switches:
+        raise ProgramError("MSCCL has no switches that add or multicast; solve with --no-in-network")
     explicit, units = in_units(schedule, chunks)
-    _check_units(units, collective)
+    _check_units(units, schedule.collective)
     ranks = Ranks(explicit, units, MSCCL.count, in_place=in_place)
-    draft = GlobalProgram(
-        name=name or f"{explicit.topology.name}-{collective.kind}-{explicit.method.name}",
+    draft = draft_of(
+        explicit,
+        units,
+        in_place=in_place,
+        protocol=protocol,
+        least_bytes=least_bytes,
+        most_bytes=most_bytes,
+        name=name,
+    )
+    most = min(MSCCL.channels, explicit.chunk_count, channels or MSCCL.channels)
+    ways = (
+        over_channels(_numbers(most), partial(_over, draft, ranks, pair=pair), _beyond)
+        for pair in (True, False)
+    )
+    return first_correct(ways, draft.name, "MSCCL")
+
+
+def draft_of(
+    schedule: Schedule,
+    units: int,
+    *,
+    in_place: bool,
+    protocol: Protocol,
+    least_bytes: int,
+    most_bytes: int | None,
+    name: str | None,
+) -> GlobalProgram:
+    """A program of a schedule's that has all but its parts."""
+    collective = schedule.collective
+    return GlobalProgram(
+        name=name or f"{schedule.topology.name}-{collective.kind}-{schedule.method.name}",
         kind=collective.kind,
         root=collective.root,
         chunks=units,
@@ -72,14 +103,50 @@ def export_program(
         least_bytes=least_bytes,
         most_bytes=most_bytes,
     )
+
+
+def first_correct(programs: Iterable[GlobalProgram], name: str, runtime: str) -> GlobalProgram:
+    """The first of some ways to say the same that the checker finds right.
+
+    Raises:
+        ProgramError: none is.
+    """
     why = ""
-    for pair in (True, False):
-        program = _within_limits(draft, ranks, explicit.chunk_count, channels, pair)
+    for program in programs:
         verdict = check_program(program, max_errors=1)
         if verdict.correct:
             return program
         why = why or verdict.errors[0]
-    raise ProgramError(f"{draft.name}: cannot be run by MSCCL as it is: {why}")
+    raise ProgramError(f"{name}: cannot be run by {runtime} as it is: {why}")
+
+
+def over_channels(
+    numbers: Iterable[int],
+    made: Callable[[int], GlobalProgram],
+    beyond: Callable[[GlobalProgram], Iterator[str]],
+    runtime: str = "MSCCL",
+) -> GlobalProgram:
+    """The program over as many channels as fit: more of them means less steps a block, and more blocks.
+
+    Args:
+        numbers: of channels, the most first.
+        made: the program over so many.
+        beyond: what of it does not fit, and by how much.
+        runtime: which it is for.
+
+    Raises:
+        ProgramError: none fits.
+    """
+    why, name = "", ""
+    for number in numbers:
+        program = made(number)
+        found = next(beyond(program), None)
+        if found is None:
+            return program
+        name = program.name
+        if not why or "thread blocks" in why:
+            why = f"over {number} channels {found}"
+    raise ProgramError(f"{name}: does not fit {runtime}: {why}")
 
 
 def in_units(schedule: AnySchedule, chunks: int | None) -> tuple[Schedule, int]:
@@ -146,22 +213,25 @@ def _apportion(shares: list[Fraction], units: int) -> list[int]:
     return whole
 
 
-def _check_kind(schedule: AnySchedule) -> None:
+def check_schedule(schedule: AnySchedule, kinds: Collection[Kind], runtime: str) -> None:
+    """Refuse what no program of a runtime does.
+
+    Raises:
+        ProgramError: another collective, not all ranks in their order, or too many transfers.
+    """
     collective, topology = schedule.collective, schedule.topology
-    if collective.kind not in COLLECTIVES:
-        raise ProgramError(f"{collective.kind}: MSCCL runs {', '.join(COLLECTIVES)}")
+    if collective.kind not in kinds:
+        raise ProgramError(f"{collective.kind}: {runtime} runs {', '.join(kinds)}")
     if collective.ranks != tuple(range(topology.ranks)):
         left = sorted(set(range(topology.ranks)) - collective.members)
         raise ProgramError(
-            f"{collective.kind}: all ranks take part in MSCCL's collectives, in their order; "
+            f"{collective.kind}: all ranks take part in {runtime}'s collectives, in their order; "
             + (
                 f"{len(left)} are relays ({', '.join(map(str, left[:8]))})"
                 if left
                 else "these are in another one"
             )
         )
-    if schedule.uses_switches:
-        raise ProgramError("MSCCL has no switches that add or multicast; solve with --no-in-network")
     if schedule.transfer_count > MOST_TRANSFERS:
         raise ProgramError(f"at most {MOST_TRANSFERS} transfers are exported, got {schedule.transfer_count}")
 
@@ -174,22 +244,6 @@ def _check_units(units: int, collective: Collective) -> None:
         )
 
 
-def _within_limits(
-    draft: GlobalProgram, ranks: Ranks, chunks: int, channels: int | None, pair: bool
-) -> GlobalProgram:
-    """The program over as many channels as fit: more of them means less steps a block, and more blocks."""
-    most = min(MSCCL.channels, chunks, channels or MSCCL.channels)
-    why = ""
-    for number in _numbers(most):
-        program = _over(draft, ranks, number, pair)
-        found = next(_beyond(program), None)
-        if found is None:
-            return program
-        if not why or "thread blocks" in why:
-            why = f"over {number} channels {found}"
-    raise ProgramError(f"{draft.name}: does not fit MSCCL: {why}")
-
-
 def _numbers(most: int) -> Iterator[int]:
     number = most
     while number:
@@ -197,7 +251,7 @@ def _numbers(most: int) -> Iterator[int]:
         number = number * 3 // 4 if number > 8 else number - 1
 
 
-def _over(draft: GlobalProgram, ranks: Ranks, channels: int, pair: bool) -> GlobalProgram:
+def _over(draft: GlobalProgram, ranks: Ranks, channels: int, *, pair: bool) -> GlobalProgram:
     def channel_of(action: Action) -> int:
         return action.piece.chunk % channels
 

@@ -21,10 +21,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.blocks import thread_blocks
-from arborcast.backends.programs.exporting.export import MOST_TRANSFERS, in_units
-from arborcast.backends.programs.exporting.logical import Action, Ranks
+from arborcast.backends.programs.exporting.export import (
+    check_schedule,
+    draft_of,
+    first_correct,
+    in_units,
+    over_channels,
+)
+from arborcast.backends.programs.exporting.logical import Ranks
 from arborcast.backends.programs.exporting.switches import BLOCKS, switch_program
 from arborcast.backends.programs.mscclpp import limits
 from arborcast.backends.programs.program import (
@@ -105,26 +110,17 @@ def export_one_sided(
             "chunks= (--chunks) rounds "
             "the shares to fewer"
         )
-    draft = GlobalProgram(
-        name=name or f"{explicit.topology.name}-{collective.kind}-{explicit.method.name}",
-        kind=collective.kind,
-        root=collective.root,
-        chunks=units,
-        parts=(),
-        protocol=protocol,
+    draft = draft_of(
+        explicit,
+        units,
         in_place=in_place,
-        out_of_place=not in_place,
+        protocol=protocol,
         least_bytes=least_bytes,
         most_bytes=most_bytes,
-        double_scratch=protocol is not Protocol.SIMPLE,
+        name=name,
     )
-    why = ""
-    for program in _drafts(draft, explicit, channels, ranks_per_host):
-        verdict = check_program(program, max_errors=1)
-        if verdict.correct:
-            return program
-        why = why or verdict.errors[0]
-    raise ProgramError(f"{draft.name}: cannot be run by MSCCL++ as it is: {why}")
+    draft = replace(draft, double_scratch=protocol is not Protocol.SIMPLE)
+    return first_correct(_drafts(draft, explicit, channels, ranks_per_host), draft.name, "MSCCL++")
 
 
 def _drafts(
@@ -168,14 +164,12 @@ def _ways(protocol: Protocol) -> list[_Ways]:
 
 def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None) -> None:
     collective, topology = schedule.collective, schedule.topology
-    if collective.kind not in KINDS:
+    if collective.kind in {Kind.GATHER, Kind.SCATTER}:
         raise ProgramError(
-            f"{collective.kind}: MSCCL++ plans do {', '.join(KINDS)}; each rank needs both buffers"
+            f"{collective.kind}: MSCCL++'s executor divides the bytes of both buffers by their chunks on "
+            f"every rank, and ranks besides the root have but one; it runs {', '.join(KINDS)}"
         )
-    if collective.ranks != tuple(range(topology.ranks)):
-        raise ProgramError(f"{collective.kind}: all ranks take part in MSCCL++'s plans, in their order")
-    if schedule.transfer_count > MOST_TRANSFERS:
-        raise ProgramError(f"at most {MOST_TRANSFERS} transfers are exported, got {schedule.transfer_count}")
+    check_schedule(schedule, KINDS, "MSCCL++")
     if protocol is Protocol.LL128:
         raise ProgramError("MSCCL++ has protocols Simple and LL, got LL128")
     if schedule.uses_switches and (ranks_per_host or topology.ranks) < topology.ranks:
@@ -199,21 +193,16 @@ def _within_limits(
 ) -> GlobalProgram:
     """Over as many channels as fit: more of them are more blocks."""
     most = min(_MOST_CHANNELS, schedule.chunk_count, channels or _MOST_CHANNELS)
-    why = ""
-    for number in sorted({*range(1, min(most, 8) + 1), most * 3 // 4, most}, reverse=True):
-        if not number:
-            continue
 
-        def channel_of(action: Action, number: int = number) -> int:
-            return action.piece.chunk % number
+    def over(number: int) -> GlobalProgram:
+        two_sided = [
+            thread_blocks(actions, lambda action: action.piece.chunk % number, pair=True)
+            for actions in ranks.actions
+        ]
+        return _Translation(draft, two_sided, ranks, ranks_per_host, ways).program(number)
 
-        two_sided = [thread_blocks(actions, channel_of, pair=True) for actions in ranks.actions]
-        program = _Translation(draft, two_sided, ranks, ranks_per_host, ways).program(number)
-        found = next(_beyond(program), None)
-        if found is None:
-            return program
-        why = why if why and "thread blocks" in found else f"over {number} channels {found}"
-    raise ProgramError(f"{draft.name}: does not fit MSCCL++: {why}")
+    numbers = sorted({*range(1, min(most, 8) + 1), most * 3 // 4, most} - {0}, reverse=True)
+    return over_channels(numbers, over, _beyond, "MSCCL++")
 
 
 def _beyond(program: GlobalProgram) -> Iterator[str]:
