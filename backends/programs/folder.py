@@ -83,7 +83,7 @@ def export_table(
     files: dict[str, GlobalProgram] = {}
     missing: list[str] = []
     explicit = [replace(choice, schedule=_written_out(choice.schedule)) for choice in choices]
-    for number, (choice, least, most, small) in enumerate(_ranges(explicit, most_bytes, ranks_per_host)):
+    for number, (choice, least, most, small) in enumerate(_ranges(explicit, most_bytes)):
         schedule = choice.schedule
         assert isinstance(schedule, Schedule), "it is written out"
         for in_place in (True, False):
@@ -138,21 +138,17 @@ def usual_units(schedule: Schedule) -> int:
     raise AssertionError("shares are rounded to themselves in the end")
 
 
-def _ranges(
-    choices: Sequence[Choice], end: int | None, ranks_per_host: int | None
-) -> list[tuple[Choice, int, int | None, bool]]:
+def _ranges(choices: Sequence[Choice], end: int | None) -> list[tuple[Choice, int, int | None, bool]]:
     """Each choice with its first and last bytes, and whether by LL; what both protocols share is cut in two.
 
-    Switches add no packets, and MSCCL++'s packets do not pass proxies.
+    Switches add no packets.
     """
     ranges: list[tuple[Choice, int, int | None, bool]] = []
     for place, choice in enumerate(choices):
         schedule = choice.schedule
         least = choice.from_bytes if place else 0
         most = choices[place + 1].from_bytes - 1 if place + 1 < len(choices) else end
-        packets = not schedule.uses_switches and (ranks_per_host or schedule.topology.ranks) >= (
-            schedule.topology.ranks
-        )
+        packets = not schedule.uses_switches
         if packets and least < LARGEST_LL and (most is None or most > LARGEST_LL):
             ranges += [(choice, least, LARGEST_LL, True), (choice, LARGEST_LL + 1, most, False)]
         else:

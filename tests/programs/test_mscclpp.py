@@ -378,6 +378,7 @@ def _check_export(
 def test_exports_move_every_element_where_it_belongs(kind: Kind) -> None:
     _check_export(load("ring:4"), kind, Protocol.SIMPLE, in_place=True, hosts=2)
     _check_export(load("star:3"), kind, Protocol.LL, in_place=False)
+    _check_export(load("ring:4"), kind, Protocol.LL, in_place=False, hosts=2)
 
 
 @pytest.mark.long
@@ -390,6 +391,7 @@ def test_exports_of_machines_are_right(spec: str, kind: Kind) -> None:
     for in_place in (True, False):
         _check_export(topology, kind, Protocol.SIMPLE, in_place)
         _check_export(topology, kind, Protocol.LL, in_place)
+        _check_export(topology, kind, Protocol.LL, in_place, hosts=4)
         _check_export(topology, kind, Protocol.SIMPLE, in_place, hosts=4)
 
 
@@ -413,5 +415,3 @@ def test_what_has_no_plan_is_refused() -> None:
         export_one_sided(synth.solve(ring, "gather"))
     with pytest.raises(ProgramError, match="has protocols Simple and LL"):
         export_one_sided(synth.solve(ring, "allgather"), protocol=Protocol.LL128)
-    with pytest.raises(ProgramError, match="LL is exported for one host"):
-        export_one_sided(synth.solve(ring, "allgather"), protocol=Protocol.LL, ranks_per_host=2)

@@ -11,7 +11,8 @@ Nothing flows back within a call: every message has its own place. That its rece
 sender waits for once. Dependencies between blocks become semaphores. Blocks of too many operations go on in
 another block, over connections of its own.
 
-With packets (LL) data and flag are one: messages pass through scratch, and there are no signals.
+With packets (LL) data and flag are one: messages pass through scratch, and there are no signals. Proxies take
+packets out of scratch, where they are made first.
 """
 
 from __future__ import annotations
@@ -179,8 +180,6 @@ def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None
         )
     if ranks_per_host is not None and ranks_per_host < 1:
         raise ProgramError(f"ranks per host must be at least 1, got {ranks_per_host}")
-    if protocol is Protocol.LL and ranks_per_host is not None and ranks_per_host < topology.ranks:
-        raise ProgramError("LL is exported for one host: the executor's packets through proxies go astray")
 
 
 def _within_limits(
@@ -299,9 +298,8 @@ class _Translation:
         for number in range(len(self._blocks[rank])):
             seats, seat, used = [], 0, _AROUND
             for step in self._steps(rank, number):
-                cost = (
-                    2 * bool(step.after) + 2 + 4 * step.code.receives + 3 * step.code.sends + 2 * step.posts
-                )
+                sends = (3 if self._per_host is None or not self._packets else 6) * step.code.sends
+                cost = 2 * bool(step.after) + 2 + 4 * step.code.receives + sends + 2 * step.posts
                 if used + cost > limits.OPERATIONS:
                     seat, used = seat + 1, _AROUND
                 used += cost
@@ -419,7 +417,7 @@ class _Translation:
         if go is not None:
             seat.leaving.setdefault(Connection(go.receiver[0], go.kind, go.number))
         if self._packets:
-            self._with_packets(step, place, body, come, go)
+            self._with_packets(step, place, seat, come, go)
         else:
             self._plain(step, seat, come, go)
         release = self._releasing.get(place)
@@ -468,27 +466,48 @@ class _Translation:
         body.append(Signal((seat.channel(Connection(go.receiver[0], go.kind, go.number)),)))
 
     def _with_packets(
-        self, step: Step, place: Place, body: list[Operation], come: _Message | None, go: _Message | None
+        self, step: Step, place: Place, seat: _Seat, come: _Message | None, go: _Message | None
     ) -> None:
+        body = seat.body
         source, target = step.source, step.target
         landed = None if come is None else replace(come.lands, rank=None)
-        far = () if go is None else (go.lands,)
+        by_proxy = go is not None and go.kind == "port"
+        far = () if go is None or by_proxy else (go.lands,)
+        passed = landed  # as it stands in scratch, where nobody adds to it
         if step.code is Code.REDUCE:
             assert source is not None and target is not None, "it has both"
             body.append(Move((target, source), (target,)))
         elif landed is None:
             assert source is not None, "it reads"
-            body.append(Move((source,), far or (target or source,)))
+            if by_proxy:
+                passed = self._staged(source, seat, place)
+            if not by_proxy or target is not None:
+                body.append(Move((source,), far or (target or source,)))
         elif step.code.reads:
             assert source is not None, "it reads"
             result = target if target is not None else self._room[place]
             body.append(Move((source, landed), (result, *far)))
+            if by_proxy:
+                body.append(Synchronize())
+                passed = self._staged(result, seat, place)
         else:
             assert target is not None, "it writes"
             if far:
                 body.append(Move((landed,), far))
             body.append(Move((landed,), (target,)))
+        if by_proxy and go is not None and passed is not None:
+            # All threads have seen all packets before one tells the proxy.
+            channel = seat.channel(Connection(go.receiver[0], go.kind, go.number))
+            body += [Synchronize(), Move((passed,), ()), Synchronize(), Move((passed,), (go.lands,), channel)]
         body.append(Synchronize())
+
+    def _staged(self, data: Span, seat: _Seat, place: Place) -> Span:
+        """Data made packets in scratch of their own, whence a proxy takes them."""
+        rank = place[0]
+        room = Span(Memory.SCRATCH, self._slots[rank], data.count, packets=True)
+        self._slots[rank] += data.count
+        seat.body.append(Move((data,), (room,)))
+        return room
 
     def _block(self, seat: _Seat) -> ThreadBlock:
         """Greetings, what the block before has to hand on, the steps."""

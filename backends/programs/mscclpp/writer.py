@@ -1,7 +1,7 @@
 """A one-sided program as MSCCL++'s execution plan (JSON), by operations that its executor does rightly.
 
-Others are `flush` (it flushes nothing), `get` of different places (it exchanges them) and packets through
-proxies.
+Others are `flush` (it flushes nothing), `get` of different places (it exchanges them) and `ppkt` through
+proxies (from the scratch of the executor's first plan).
 """
 
 from __future__ import annotations
@@ -180,6 +180,9 @@ class _Block:
                 case Signal(relaxed=relaxed) | Wait(relaxed=relaxed):
                     name = "signal" if isinstance(operation, Signal) else "wait"
                     yield self._named(("rlx" if relaxed else "") + name, operation.channels)
+                case Move(targets=()):
+                    yield self._packets_by_proxy(operation, operations[at : at + 2])
+                    at += 2
                 case Move(channel=None):
                     yield self._by_threads(operation)
                 case Move():
@@ -217,6 +220,18 @@ class _Block:
         entry["src_buff"] = [_local(move.sources[0])]
         entry["dst_buff"] = [self._remote(move.targets[0], "port")]
         return entry, used
+
+    def _packets_by_proxy(self, read: Move, following: Sequence[Operation]) -> Entry:
+        """Packets of the rank's scratch, all of them awaited, as a proxy puts them elsewhere."""
+        match following:
+            case [Synchronize(), Move(sources=sources, targets=(far,), channel=channel, thread=0)] if (
+                sources == read.sources and len(sources) == 1 and far.packets and channel is not None
+            ):
+                entry = self._named("rppkt", [channel])
+                entry["src_buff"] = [_local(sources[0])]
+                entry["dst_buff"] = [self._remote(far, "port")]
+                return entry
+        raise ProgramError(f"{read}: is only read where a proxy then puts it")
 
     def _by_threads(self, move: Move) -> Entry:
         if move.switch:
