@@ -230,13 +230,14 @@ def _interpreted(program: GlobalProgram) -> Interpretation:
     return found
 
 
-def mutated(count: int, orders: int, seed: int, runtime: str) -> Iterator[Row]:
+def mutated(specs: Sequence[str], count: int, orders: int, seed: int, runtime: str) -> Iterator[Row]:
     """A row for each machine and mistake, over all collectives, protocols and ways to call."""
-    programs = list(_to_mutate(runtime))
+    programs = list(_to_mutate(specs, runtime))
     each = -(-count // len(programs))
     counts: dict[tuple[str, str], Counter[str]] = {}
     of = program_mutants if runtime == "msccl" else one_sided_mutants
-    for spec, program in programs:
+    for done, (spec, program) in enumerate(programs):
+        _say(f"{spec}: {done} of {len(programs)} programs mutated, {each} times each")
         for name, mutant in itertools.islice(of.mutants(program, seed), each):
             outcome = of.judge(name, mutant, orders)
             if outcome.rejected:
@@ -258,9 +259,9 @@ def mutated(count: int, orders: int, seed: int, runtime: str) -> Iterator[Row]:
         }
 
 
-def _to_mutate(runtime: str) -> Iterator[tuple[str, GlobalProgram]]:
+def _to_mutate(specs: Sequence[str], runtime: str) -> Iterator[tuple[str, GlobalProgram]]:
     export = export_program if runtime == "msccl" else export_one_sided
-    for spec in MUTATED:
+    for spec in specs:
         topology = topologies.load(spec)
         for kind in MUTATED_KINDS:
             schedule = approach(topology, kind, "auto", Request(), "explicit").answer()
@@ -346,7 +347,13 @@ def main() -> None:
         else:
             for runtime in arguments.runtimes:
                 if part == "mutants" and runtime in RUNTIMES:
-                    rows += mutated(arguments.count, ORDERS_OF_MUTANTS, arguments.seed, runtime)
+                    rows += mutated(
+                        arguments.machines or MUTATED,
+                        arguments.count,
+                        ORDERS_OF_MUTANTS,
+                        arguments.seed,
+                        runtime,
+                    )
                 elif runtime in RUNTIMES:
                     rows += files(arguments.xml, runtime)
     rows.sort(key=lambda row: PARTS.index(row["part"]))
@@ -391,7 +398,7 @@ def _arguments() -> argparse.Namespace:
         default=(*RUNTIMES, *OTHERS),
         help="these formats",
     )
-    parser.add_argument("--machines", nargs="+", metavar="SPEC", help="these instead of the catalog's")
+    parser.add_argument("--machines", nargs="+", metavar="SPEC", help="these instead of the usual ones")
     parser.add_argument("--count", type=int, default=10_000, help="mutants in all")
     parser.add_argument("--seed", type=int, default=0, help="of the mutants")
     parser.add_argument("--xml", type=Path, metavar="FOLDER", help="with others' files")
