@@ -98,7 +98,7 @@ class _Gpu:
             {
                 "channel_type": "switch",
                 "buffer_type": memory,
-                "rank_groups": [{"size": 1, "ranks": list(ranks)}],
+                "rank_groups": [{"size": len(ranks), "ranks": list(ranks)}],
             }
             for memory, ranks in self._groups
         ]
