@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +18,8 @@ from arborcast.pipeline.costs.activations import (
     merged,
 )
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.activations import Menu, Units
+from arborcast.pipeline.planning.activations import Menu, Room, Units
+from arborcast.pipeline.planning.tables import LayerTables
 from arborcast.pipeline.profiles import Layer, Profile
 from tests.support.planning_cases import every_choice
 
@@ -129,6 +133,19 @@ def test_the_choice_is_that_of_brute_force(profile, menu, share, in_flight, data
         assert ours == pytest.approx(best)
     least = units.least_memory(start, end, in_flight)
     assert held(profile, least, share).with_in_flight(in_flight) == min(needs.values())
+
+
+@given(models(most=2), st.lists(st.integers(0, 1), min_size=3, max_size=5), st.integers(0, 90))
+@settings(max_examples=25)
+def test_equal_stages_share_a_choice(profile, kinds, limit):
+    """What was found for other layers of the same costs is what is found for these alone."""
+    kinds = [min(it, profile.depth - 1) for it in kinds]
+    equal = tuple(replace(profile.layers[it], name=f"{at}") for at, it in enumerate(kinds))
+    repeated = replace(profile, layers=equal)
+    tables, menu, room = LayerTables(repeated), Menu(True, 0.002), Room(1, 0.5, 2, limit)
+    for start, end in combinations(range(repeated.depth + 1), 2):
+        alone = Units(repeated, menu, room.share, room.samples).choice(start, end, 2, limit)
+        assert tables.choice(start, end, menu, room) == alone
 
 
 def drawn(treatments, lengths):
