@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
@@ -36,6 +37,9 @@ from arborcast.pipeline.stages import boundary_messages
 
 ORDER = "1f1b"
 """Of passes, which says what is in flight."""
+
+FAR = 1 << 60
+"""Picoseconds: more than anything takes."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,6 @@ class _Partial:
         total: W summed up, with ties.
         longest: the largest W.
         ties_ps: of those that are complete.
-        least_ps: of the first stage while it is not found: its W at least.
         behind: without the first stage; None of no stages.
         stage: the first one; None until its sharding is found.
     """
@@ -151,7 +154,6 @@ class _Partial:
     total: int
     longest: int
     ties_ps: int
-    least_ps: int
     behind: _Partial | None
     stage: JointStage | None
 
@@ -184,19 +186,17 @@ class _Search:
         heap: list[tuple[int, int, _Partial]] = []
         seen: dict[object, list[tuple[int, int]]] = {}
 
-        def push(partial: _Partial) -> None:
-            least = self.limit(partial)
-            if least < limit:
-                heapq.heappush(heap, (least, next(serial), partial))
+        def lengthen(behind: _Partial) -> None:
+            for least, longer in self.longer(behind, limit):
+                heapq.heappush(heap, (least, next(serial), longer))
 
-        for partial in self.starting():
-            push(partial)
+        lengthen(_Partial(self.depth, len(self.order), 0, 0, (), 0, 0, 0, None, None))
         while heap:
             _, _, partial = heapq.heappop(heap)
             if partial.stage is None:
                 found = self.found(partial)
-                if found is not None:
-                    push(found)
+                if found is not None and self.limit(found) < limit:
+                    heapq.heappush(heap, (self.limit(found), next(serial), found))
                 continue
             if partial.layer == 0:
                 return self.plan(partial)
@@ -206,49 +206,49 @@ class _Search:
                 continue
             others.append(mine)
             if partial.number != self.most_stages:
-                for longer in self.longer(partial):
-                    push(longer)
+                lengthen(partial)
         if best is not None:
             return best
         error = self.short or self.lacking
         assert error is not None, "some stage was tried"
         raise error
 
-    def starting(self) -> Iterator[_Partial]:
-        """Every last stage."""
-        end = _Partial(self.depth, len(self.order), 0, 0, (), 0, 0, 0, 0, None, None)
-        return self.longer(end)
-
-    def longer(self, behind: _Partial) -> Iterator[_Partial]:
-        """With one more stage in front."""
+    def longer(self, behind: _Partial, below: float) -> Iterator[tuple[int, _Partial]]:
+        """With one more stage in front, and a limit, if that is lower than this."""
         for size in self.sizes:
             place = behind.place - size
             if place < 0:
                 break
-            ranks = self.order[place : behind.place]
-            for layer in range(behind.layer):
-                least = self.prices.least_ps(layer, behind.layer, ranks)
-                if behind.size:
-                    least += self.microbatches * self.crossing_ps(behind, size)
-                yield _Partial(
-                    layer,
-                    place,
-                    size,
-                    behind.number + 1,
-                    behind.users,
-                    behind.total,
-                    behind.longest,
-                    behind.ties_ps,
-                    least,
-                    behind,
-                    None,
+            least = self.rest.least(0, behind.layer, place, size)
+            if behind.size:
+                least = least + self.microbatches * self.crossing_ps(behind, size)
+            total, longest = self.rest.total[: behind.layer, place], self.rest.longest[: behind.layer, place]
+            layers = np.flatnonzero(total < FAR)
+            least, total, longest = least[layers], total[layers], longest[layers]
+            total = total + behind.total + least + self.microbatches * behind.ties_ps
+            longest = np.maximum(np.maximum(longest, least), behind.longest)
+            limits = total + (self.microbatches - 1) * longest
+            for at in np.flatnonzero(limits < below):
+                yield (
+                    int(limits[at]),
+                    _Partial(
+                        int(layers[at]),
+                        place,
+                        size,
+                        behind.number + 1,
+                        behind.users,
+                        behind.total,
+                        behind.longest,
+                        behind.ties_ps,
+                        behind,
+                        None,
+                    ),
                 )
 
     def limit(self, partial: _Partial) -> int:
-        """No plan that ends like this has less."""
-        total, longest = self.rest.least(partial.layer, partial.place)
-        total += partial.total + (0 if partial.stage else partial.least_ps)
-        longest = max(longest, partial.longest, 0 if partial.stage else partial.least_ps)
+        """No plan that ends with these stages has less."""
+        total = partial.total + int(self.rest.total[partial.layer, partial.place])
+        longest = max(partial.longest, int(self.rest.longest[partial.layer, partial.place]))
         return total + (self.microbatches - 1) * longest + self.microbatches * partial.ties_ps
 
     def found(self, partial: _Partial) -> _Partial | None:
@@ -278,7 +278,6 @@ class _Search:
             partial.total + own,
             max(partial.longest, own),
             partial.ties_ps + ties,
-            0,
             behind,
             stage,
         )
@@ -330,29 +329,38 @@ class _Search:
 
 
 class _Rest:
-    """What the first layers take at least on the first ranks of the order, in any stages."""
+    """What the first layers take at least on the first ranks of the order; `FAR` where there are no ranks.
+
+    Attributes:
+        total: the least sum of W, by number of layers and of ranks.
+        longest: the least largest W.
+    """
 
     def __init__(self, search: _Search) -> None:
+        self.search = search
         places, depth = len(search.order), search.depth
-        self.total = np.full((depth + 1, places + 1), np.inf)
-        self.longest = np.full((depth + 1, places + 1), np.inf)
+        self.sums: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self.total = np.full((depth + 1, places + 1), FAR, dtype=np.int64)
+        self.longest = self.total.copy()
         self.total[0, :] = self.longest[0, :] = 0
         for place in range(1, places + 1):
             for size in (it for it in search.sizes if it <= place):
-                ranks = search.order[place - size : place]
-                sums = np.array(search.prices.limits_ps(ranks), dtype=np.float64)
+                before = self.total[:, place - size], self.longest[:, place - size]
                 for end in range(1, depth + 1):
-                    least = (sums[:, end, None] - sums[:, :end]).min(axis=0)
-                    before = self.total[:end, place - size], self.longest[:end, place - size]
-                    self.total[end, place] = min(self.total[end, place], (before[0] + least).min())
-                    self.longest[end, place] = min(
-                        self.longest[end, place], np.maximum(before[1], least).min()
-                    )
+                    least = self.least(0, end, place - size, size)
+                    total = int((before[0][:end] + least).min())
+                    longest = int(np.maximum(before[1][:end], least).min())
+                    self.total[end, place] = min(int(self.total[end, place]), total, FAR)
+                    self.longest[end, place] = min(int(self.longest[end, place]), longest)
 
-    def least(self, layers: int, place: int) -> tuple[int, int]:
-        """The least sum of W and the least largest W; far too much where there is no rank left."""
-        total, longest = self.total[layers, place], self.longest[layers, place]
-        return (1 << 80, 1 << 80) if math.isinf(total) else (int(total), int(longest))
+    def least(self, start: int, end: int, place: int, size: int) -> NDArray[np.int64]:
+        """W at least of the layers from each in [start, end) to the end, on so many ranks from a place."""
+        if (place, size) not in self.sums:
+            ranks = self.search.order[place : place + size]
+            self.sums[place, size] = np.array(self.search.prices.limits_ps(ranks), dtype=np.int64)
+        sums = self.sums[place, size]
+        least: NDArray[np.int64] = (sums[:, end, None] - sums[:, start:end]).min(axis=0)
+        return least
 
 
 def crossing_ps(

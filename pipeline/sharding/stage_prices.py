@@ -89,10 +89,6 @@ class StagePrices:
         """
         return [self._sums(setting) for setting in self.settings(ranks)]
 
-    def least_ps(self, start: int, end: int, ranks: Sequence[int]) -> int:
-        """No sharding of these layers on these ranks takes less for a step."""
-        return min(it[end] - it[start] for it in self.limits_ps(ranks))
-
     def priced(self, start: int, end: int, ranks: Sequence[int], in_flight: int) -> PricedStage:
         """The sharding of these layers on these ranks that takes the least time for a step.
 

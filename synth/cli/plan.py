@@ -100,7 +100,11 @@ def plan(
     profile_output: Annotated[Path | None, option("--profile", "write the model's profile here")] = None,
     intra: Annotated[
         bool,
-        option("--intra", "divide each operator over a mesh of its stage's ranks, beside fixed layouts"),
+        option(
+            "--intra",
+            "divide each operator over a mesh of its stage's ranks, beside fixed layouts; one microbatch "
+            "unless --microbatches says more",
+        ),
     ] = False,
     given: Annotated[
         Path | None, option("--given", "with --intra: tell what this plan takes instead of finding one")
