@@ -190,11 +190,10 @@ def _exported(
 ) -> dict[str, Any]:
     start = time.perf_counter()
     export = export_program if runtime == "msccl" else export_one_sided
-    call = {"in_place": in_place, "protocol": protocol, "most_bytes": size}
     exact = in_units(schedule, None)[1]
     chunks = usual_units(schedule) if exact > MSCCL.offset else None
     try:
-        program = export(schedule, chunks=chunks, **call)
+        program = export(schedule, in_place=in_place, protocol=protocol, chunks=chunks, most_bytes=size)
     except InputError as error:
         return {"verdict": "does not fit", "why": str(error), "wrong": 0}
     if runtime == "msccl":
