@@ -4,8 +4,8 @@ allreduce, broadcast, allgather and reduce-scatter in all their forms go to a `C
 another on a thread of their own, and return work with a future as gloo's does. Everything else, and whatever
 schedules do not serve (sparse tensors, truth values, other devices' tensors), goes to an inner gloo as it is.
 
-This is the one module that knows how torch 2.13 lets a process group be written in Python. Newer versions
-take a `Backend`; `create` is where the two would part.
+This is the one module that knows how torch, from 2.11 to 2.15, lets a process group be written in Python.
+What goes to `super()` goes by the names that all of these have.
 """
 
 from __future__ import annotations
