@@ -13,7 +13,7 @@ from functools import partial
 
 from arborcast.pipeline.costs.devices import Device
 from arborcast.pipeline.costs.links import LinkCosts
-from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.joint import (
     ORDER,
@@ -195,17 +195,29 @@ def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Dev
     return JointPlan(tuple(stages), plan.microbatches, ties_ps(sliced, ranges, network))
 
 
-def given_choice(plan: ShardedPlan, graph: Graph, topology: Topology, device: Device) -> ShardedChoice:
+def given_choice(
+    plan: ShardedPlan, graph: Graph, topology: Topology, device: Device, *, memory_bytes: int | None = None
+) -> ShardedChoice:
     """The same for a plan of a file alone.
 
     Raises:
+        MemoryShortError: a rank has less memory than it needs (which, and by how much).
         PlanError: as `priced_plan`, or the plan is for another number of samples.
     """
     if plan.batch != graph.samples * plan.microbatches:
         raise PlanError(
             f"plan: is for a batch of {plan.batch}, got {graph.samples * plan.microbatches} samples"
         )
-    way = Way(None, priced_plan(plan, graph, topology, device))
+    priced = priced_plan(plan, graph, topology, device)
+    worst = max(priced.stages, key=lambda it: it.priced.memory_bytes)
+    least = worst.priced.memory_bytes
+    if memory_bytes is not None and least > memory_bytes:
+        raise MemoryShortError(
+            f"plan: rank {worst.ranks[0]} must have at least {least} bytes, got {memory_bytes}: "
+            f"{least - memory_bytes} short",
+            least,
+        )
+    way = Way(None, priced)
     sliced = Sliced(graph, topology.ranks)
     return ShardedChoice(sliced, topology, plan.microbatches, {GIVEN: way}, GIVEN, None, 0)
 

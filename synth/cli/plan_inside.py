@@ -75,14 +75,16 @@ def choose_inside(
     from arborcast.pipeline.planning.formats import read_sharded_plan
     from arborcast.pipeline.planning.sharded import choose_both, given_choice
 
+    limit = device.memory_bytes if memory_bytes is None else memory_bytes
     if given is not None:
-        return given_choice(read_sharded_plan(given), graph, machine.topology, device)
+        plan = read_sharded_plan(given)
+        return given_choice(plan, graph, machine.topology, device, memory_bytes=limit)
     return choose_both(
         graph,
         machine.topology,
         device,
         microbatches=microbatches,
-        memory_bytes=device.memory_bytes if memory_bytes is None else memory_bytes,
+        memory_bytes=limit,
         stages=stages,
     )
 

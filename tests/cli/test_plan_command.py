@@ -277,5 +277,6 @@ def test_both_levels_are_planned_told_drawn_and_read_again(command: Command, tmp
     refused(command(*asked, "--given", f"{tmp_path}/bad.json"), "0.weight cannot be divided over mesh 2")
     (tmp_path / "bad.json").write_text(text.replace('"shape": [2]', '"shape": [3]', 1))
     refused(command(*asked, "--given", f"{tmp_path}/bad.json"), "bad.json", "hold 2 ranks")
-    refused(command(*asked, "--memory", "1MiB"), "every plan is at least", "rank 0", "1048576")
+    refused(command(*asked, "--memory", "1MiB"), "every plan is at least", "memory: rank ", "got 1048576")
+    refused(command(*asked, "--given", str(file), "--memory", "1MiB"), "plan: rank 0", "1048576", "short")
     refused(command(*asked, "--batch", "3", "--microbatches", "2"), "batch of 3 samples: must split into 2")
