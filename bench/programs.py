@@ -4,16 +4,16 @@ Four parts. *exports*: every machine of the catalog up to 16 ranks, each collect
 MSCCL's XML and MSCCL++'s plans at three sizes, in place and not: exported, written, read back, checked,
 interpreted under random orders; where the exact shares take more chunks than fit, they are rounded. NCCL's
 rings and SCCL's steps are read back and verified; GOAL and Chakra are written, and judged by others.
-*mutants*: right programs with one mistake each, by the checker and under 100
-random orders. *files*: a folder of others' files, by path; nothing of them is kept but the verdict. Results
-go to `bench/results/programs.json`. *judges*: what programs of others say of ours, with checkouts that you
-have built (`bench/judges.py`).
+*mutants*: right programs with one mistake each, by the checker and under 100 random orders. *files*: a folder
+of others' files, by path; nothing of them is kept but the verdict. *judges*: what programs of others say of
+ours, with checkouts that you have built (`bench/judges.py`). Results go to `bench/results/programs.json`;
+mutants and others' plans of MSCCL++ are in `programs_mscclpp.json` beside it.
 
     python bench/programs.py                                   # exports and mutants, some twenty minutes
     python bench/programs.py --only exports --machines dgx1
     python bench/programs.py --only files --xml FOLDER
     python bench/programs.py --only judges --loggopsim FOLDER --astra-sim BINARY --msccl-tools FOLDER
-    python bench/programs.py --runtimes mscclpp
+    python bench/programs.py --runtimes mscclpp --only mutants files --xml FOLDER --json FILE
 """
 
 from __future__ import annotations
