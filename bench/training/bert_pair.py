@@ -2,7 +2,7 @@
 
 RaNNC's authors end with such a pair (BERT-Large and BERT-Tall); this one is small enough for a CPU. The text
 is what Python itself ships (`pydoc_data.topics`, the help pages), read as characters; the last tenth is for
-evaluation. One character of seven is hidden, and told from those around it. The larger model is wider, and not
+evaluation. One character of seven is hidden, and told from those around it. The larger model is wider, not
 deeper, so that both learn in the same few steps; each at a learning rate in inverse proportion to its width.
 """
 
