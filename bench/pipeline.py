@@ -1,12 +1,13 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Fifteen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+Seventeen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
 models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside the
 others (plans), where they gain (gains), RaNNC's experiments planned (rannc), the sweeps of the Divisible
 paper (divisible), the planner's own time (planner), a training step on emulated links (testbed), what orders
 leave of the bubble (bubbles), our steps beside those of torch's own schedules and DDP (runtimes), accuracy
 over time with and without waiting for updates (convergence), what limits of memory cost by what becomes of
-results (activations), what ranks hold of a model made on "meta" (memory), two sizes of a BERT (pair).
+results (activations), what ranks hold of a model made on "meta" (memory), two sizes of a BERT (pair),
+layouts of operators on meshes (sharding) and how long they take to find (intra).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -203,6 +204,46 @@ def planner(quick: bool) -> dict[str, Any]:
     )
 
 
+def sharding(quick: bool) -> dict[str, Any]:
+    """The best layouts of operators beside fixed ones."""
+    from arborcast.bench.training.sharded import FABRICS, layout_rows
+
+    return document(
+        "Which layout of operators is best on a mesh, and by how much?",
+        layout_rows(FABRICS[:1] if quick else FABRICS),
+        keys=("topology", "model", "method"),
+        measures={"time_us": Measure("less"), "ratio": Measure("more", follows="time_us")},
+        units={
+            "time_us": "of a step, predicted: compute by rates, collectives by simulated schedules",
+            "ratio": "over the time of the free choice",
+            "how": "what products of a block make: for each axis of the mesh the dimension divided, or R",
+            "memory_bytes": "weights, gradients, Adam's state and activations of a rank",
+        },
+        packages=TORCH,
+        code=TRAINING,
+    )
+
+
+def intra(quick: bool) -> dict[str, Any]:
+    """How long it takes to divide the operators of deep models."""
+    from arborcast.bench.training.sharded import TIMED, time_rows
+
+    return document(
+        "How long does planning inside a stage take?",
+        time_rows(TIMED[:1], runs=1) if quick else time_rows(),
+        keys=("topology", "layers"),
+        measures={"cpu_seconds": Measure("less", "spread")},
+        units={
+            "cpu_seconds": "from a module on meta to the sharding on the best mesh; median over processes",
+            "trace_seconds": "CPU time of that for the graph of operators",
+            "program_seconds": "CPU time of the program of the best mesh once more, its prices known",
+            "seconds": "elapsed",
+        },
+        packages=TORCH,
+        code=TRAINING,
+    )
+
+
 def testbed(quick: bool) -> dict[str, Any]:
     """A training step on emulated links."""
     from arborcast.bench.emulation.machine import check_machine
@@ -356,6 +397,8 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "rannc": rannc,
     "divisible": divisible,
     "planner": planner,
+    "sharding": sharding,
+    "intra": intra,
     "testbed": testbed,
     "bubbles": bubbles,
     "runtimes": runtimes,

@@ -22,6 +22,7 @@ from arborcast.bench.page import (
     plans,
     programs,
     scale,
+    sharded,
     staging,
     steps,
     sweeps,
@@ -61,6 +62,7 @@ SECTIONS: tuple[Section, ...] = (
     *steps.SECTIONS,
     *plans.SECTIONS,
     *planners.SECTIONS,
+    *sharded.SECTIONS,
 )
 """In the order of the page and of the README."""
 

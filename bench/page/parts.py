@@ -217,7 +217,7 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     ),
     seconds: (
         "call_seconds cpu_seconds first_seconds load_seconds program_seconds read_seconds seconds "
-        "simulate_seconds solve_seconds target_seconds verify_seconds"
+        "simulate_seconds solve_seconds target_seconds trace_seconds verify_seconds"
     ),
     percent: (
         "bubble burst_share equation_error error predicted_bubble rate_kept share_of_bound share_of_nominal "

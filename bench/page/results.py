@@ -27,9 +27,9 @@ Row: TypeAlias = Any
 
 TEXT = tuple(
     """
-    best_other box case claim collective collectives experiment family faults file gpus judge measure method
-    model mutation network order part reason result runtime schedule served_by service solver sweep testbed
-    title topology verdict verified way what why why_not why_stopped
+    best_other box case claim collective collectives experiment family faults file gpus how judge measure
+    mesh method model mutation network order part reason result runtime schedule served_by service solver
+    sweep testbed title topology verdict verified way what why why_not why_stopped
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 FIGURES = tuple(
@@ -50,8 +50,9 @@ FIGURES = tuple(
     simulated_engine_us simulated_fifo_us simulated_priority_us simulated_us solve_seconds speed_up
     speed_up_over_gloo speed_up_over_ring spread stage stages steps target target_s target_seconds theirs_us
     time_us time_us_64KiB time_us_64MiB time_us_with_nccl_overhead times_faster_than_gloo times_gloo
-    times_ours torch_samples_per_second torch_us transfers trees verify_seconds weight_difference width
-    working_bytes worst_engine_us worst_random_us written_out_program_seconds written_out_seconds wrong
+    times_ours torch_samples_per_second torch_us trace_seconds transfers trees verify_seconds
+    weight_difference width working_bytes worst_engine_us worst_random_us written_out_program_seconds
+    written_out_seconds wrong
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 OTHERS = tuple(

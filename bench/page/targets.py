@@ -96,6 +96,7 @@ _VERDICTS: Mapping[str, Callable[[Document], list[Verdict]]] = {
     "pipeline_memory": _at_most("ratio", limit="limit"),
     "pipeline_prediction": _at_most("error", limit="target"),
     "pipeline_planner": _at_most("seconds", limit="target_s"),
+    "pipeline_intra": _at_most("cpu_seconds", limit="target_s"),
 }
 
 TITLES: Mapping[str, str] = {
@@ -107,5 +108,6 @@ TITLES: Mapping[str, str] = {
     "pipeline_memory": "memory of ranks",
     "pipeline_prediction": "predicted steps",
     "pipeline_planner": "planning",
+    "pipeline_intra": "planning",
 }
 """Results files with targets, as the headline calls them."""

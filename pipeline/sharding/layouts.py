@@ -53,15 +53,20 @@ def zero_3(sizes: tuple[int, ...]) -> Allowed:
 
 
 def megatron(sizes: tuple[int, ...]) -> Allowed:
-    """Samples along all axes but the last; along that one anything else, with sums made whole at once."""
+    """Samples along all axes but the last; along that one weights, with sums made whole at once.
+
+    Operators without weights are divided by anything but samples there, such as heads and classes.
+    """
 
     def allowed(operator: Operator, strategy: Strategy) -> bool:
         if operator.given is not None:
             return strategy.update == strategy.before and set(strategy.before[:-1]) <= {None}
         first = strategy.before[:-1] == _samples(operator, sizes[:-1])
         inner = strategy.before[-1]
-        is_weight = inner is None or inner != operator.sample
-        return first and is_weight and not _is_scattered(operator, strategy)
+        weights = [it for it in operator.reads if operator.sample not in it.labels]
+        is_weight = inner is None or any(inner in it.labels for it in weights)
+        is_value = not weights and inner != operator.sample
+        return first and (is_weight or is_value) and not _is_scattered(operator, strategy)
 
     return allowed
 

@@ -70,6 +70,8 @@ HEADINGS = [
     "What do recomputation and offload by layer save where memory is short?",
     "With which links and batches does SPP gain over the others?",
     "What does the partitioner of RaNNC give in its experiments?",
+    "Which layout is best inside a stage, and by how much?",
+    "How long does planning inside a stage take?",
 ]
 PIPELINE = [
     f"pipeline_{part}"
@@ -86,6 +88,8 @@ PIPELINE = [
         "activations",
         "gains",
         "rannc",
+        "sharding",
+        "intra",
     )
 ]
 NAMED = (
@@ -229,7 +233,7 @@ def test_forestcoll_is_told_by_call_and_by_process_also_where_it_is_faster(resul
 
 
 def test_targets_of_all_benches_are_counted_and_missed_ones_named(results: Path) -> None:
-    pipelines = [f"pipeline_{part}" for part in ("curves", "memory", "prediction", "planner")]
+    pipelines = [f"pipeline_{part}" for part in ("curves", "memory", "prediction", "planner", "intra")]
     for name in ("in_network", "scale_targets", "loopback", *pipelines):
         (results / f"{name}.json").unlink()
     assert told(results)[3] == (
@@ -343,6 +347,8 @@ FIGURES = [
     ("pipeline_plans", "time_us", 654_321.0, "654 ms"),
     ("pipeline_divisible", "time_us", 543_210.0, "543 ms"),
     ("pipeline_planner", "seconds", 0.4321, "432 ms"),
+    ("pipeline_sharding", "time_us", 431_999.0, "432 ms"),
+    ("pipeline_intra", "cpu_seconds", 6.543, "6.54 s"),
 ]
 
 

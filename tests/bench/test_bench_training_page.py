@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from arborcast.bench.compare import compare
-from arborcast.bench.page import planners, plans, steps, training
+from arborcast.bench.page import planners, plans, sharded, steps, training
 from arborcast.bench.page.charts import Line, LineChart, svg
 from arborcast.bench.page.parts import Table
 from arborcast.bench.page.render import part_html, table_markdown
@@ -36,6 +36,8 @@ PARTS = (
     "gains",
     "rannc",
     "pair",
+    "sharding",
+    "intra",
 )
 
 
@@ -49,7 +51,13 @@ def said(document: Document) -> str:
     """The answer to a question as its reader sees it."""
     question = next(
         each
-        for each in (*training.SECTIONS, *steps.SECTIONS, *plans.SECTIONS, *planners.SECTIONS)
+        for each in (
+            *training.SECTIONS,
+            *steps.SECTIONS,
+            *plans.SECTIONS,
+            *planners.SECTIONS,
+            *sharded.SECTIONS,
+        )
         if each.file == document.name
     )
     drawn = " ".join(map(part_html, question.answer(document)))
@@ -273,6 +281,22 @@ def test_a_planner_above_its_target_is_told(documents: dict[str, Document]) -> N
         "| torus:4x4 | 16 | 50 | 838 ms | 50.0 ms | – | – | 1.00 s | 16 stages, m 128, list order |",
         "| mi250 | 16 | 50 | 1.14 s (missed) | 50.0 ms | – | – | 1.00 s | 16 replicas, m 1, 1F1B |",
         "| dgx-a100:boxes=4 | 32 | 50 | 7.54 s | 50.0 ms | – | – |  | 16+16, m 4, 1F1B |",
+    ]
+
+
+def test_layouts_inside_a_stage(documents: dict[str, Document]) -> None:
+    assert (
+        "faster than the best fixed layout in 1 of 2 cases , 1.12× in the median and 1.24× at most. data "
+        "parallel takes 1.00× to 1.00× as long. ZeRO-3 takes 1.25× to 3.50× as long."
+    ) in said(documents["sharding"])
+    assert lines(sharded.layout_table(documents["sharding"])) == [
+        "| four GPUs | 4 blocks of 1024 | 2x2 | query S(0) S(0) | 8.00 ms | 1.00× | 1.25× | 1.12× |",
+        "| two boxes | 2 blocks of 4096 | 2x4 | query R S(1) | 4.00 ms | does not fit | 3.50× | 1.24× |",
+    ]
+    assert "1 of 2 targets met, 1 missed." in said(documents["intra"])
+    assert lines(sharded.time_table(documents["intra"])) == [
+        "| dgx1 | 8 | 24 | 8.25 s | 400 ms | 3.50 s | 250 ms | 8.50 s | 30.0 s | 2x4 |",
+        "| dgx1 | 8 | 96 | 61.5 s (missed) | 1.50 s | 14.0 s | 750 ms | 66.0 s | 60.0 s | 8 |",
     ]
 
 
