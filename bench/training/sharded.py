@@ -167,7 +167,7 @@ def _how(sharding: Sharding) -> str:
     return ", ".join(found)
 
 
-def time_rows(cases: Sequence[tuple[int, str, float]] = TIMED, *, runs: int = 3) -> list[dict[str, Any]]:
+def time_rows(cases: Sequence[tuple[int, str, float]] = TIMED, *, runs: int = 1) -> list[dict[str, Any]]:
     """How long tracing and planning take, each case in processes of its own; the median run."""
     rows = []
     for blocks, spec, target_s in cases:
