@@ -7,8 +7,9 @@ on a mesh and `resharding` what it costs to change that; `setting` is all that a
 `strategies` lists how an operator may be divided and what it then costs; `program` chooses among them by an
 integer program, `evaluation` prices any choice on its own; `layouts` restricts the choice to data
 parallelism, Megatron's layout or ZeRO-3, to compare with;
-`choice` tries every mesh, prices the results by schedules and takes the best. For stages, `slices` makes
-graphs of ranges of layers and `stage_prices` asks each but once; `stage` and `plan` are what files hold.
+`choice` tries every mesh at exact rates, those that may be best again by schedules, and takes the best.
+For stages, `slices` makes graphs of ranges of layers and `stage_prices` asks each but once; `stage` and
+`plan` are what files hold.
 
 All times are integers of picoseconds, rounded once per item, and all sizes bytes.
 Source: Alpa (OSDI 2022), section 4.

@@ -3,7 +3,8 @@
     linear    input (.., k)  weight (n, k)  bias (n)  ->  (.., n), k summed
     softmax   input (.., whole, ..)                   ->  the same
 
-Rules see shapes and options, never tensors. An operator without a rule works on whole tensors.
+Rules see shapes and options, never tensors. An operator without a rule works on whole tensors. What a rule
+says is carried out on real tensors in `tests/sharding/test_strategies.py`.
 """
 
 from __future__ import annotations
@@ -441,6 +442,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _pool(3)),
     "transpose": _permuted(_swapped),
     "t": _permuted(_swapped),
+    "numpy_T": _permuted(lambda call: range(len(call.output))[::-1]),
     "permute": _permuted(lambda call: call.options["dims"]),
     **dict.fromkeys(
         ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"), _view
@@ -458,7 +460,10 @@ RULES: Mapping[str, Rule] = {
     "einsum": _einsum,
     "where": _keeping("condition"),
     **dict.fromkeys(("detach", "alias", "getitem"), _same),
-    **dict.fromkeys(("dropout", "contiguous", "clone", "to", "_to_copy", "zeros_like"), _keeping()),
+    **dict.fromkeys(
+        ("dropout", "contiguous", "clone", "to", "type_as", "_to_copy", "zeros_like", "empty_like"),
+        _keeping(),
+    ),
     **dict.fromkeys(("__and__", "__or__"), _keeping()),
     **dict.fromkeys(("relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt"), _keeping("output")),
 }
