@@ -114,7 +114,9 @@ def _call(node: fx.Node, target: torch._ops.OpOverload, inputs: list[fx.Node], s
             return _Form(sizes.shape(value), strides, value.dtype)
         return sizes.of(value) if isinstance(value, torch.SymInt) else value
 
-    known = {it.name: _Given(number, tree_map(form, it.meta["val"])) for number, it in enumerate(inputs)}
+    known: dict[str, Any] = {
+        it.name: _Given(number, tree_map(form, it.meta["val"])) for number, it in enumerate(inputs)
+    }
     given = fx.map_arg((node.args, node.kwargs), lambda source: known[source.name])
     return _Call(target, repr(given), given)
 
