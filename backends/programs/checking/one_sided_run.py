@@ -20,6 +20,7 @@ next call on.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ Clocks: TypeAlias = npt.NDArray[np.int32]
 Counter: TypeAlias = tuple[Any, ...]
 """A connection in one direction, or a semaphore."""
 
-Reads: TypeAlias = frozenset[tuple[int, int, int, int]]
-"""Rank, cell, stream and number of operations that read what a value was made of."""
+Reads: TypeAlias = frozenset[int]
+"""Numbers of the reads that a value was made of: whole sets are joined, and integers join quickly."""
 
 _ALL, _BEGUN = 0, 1
 _EVERYBODY = -1
@@ -143,8 +144,9 @@ class Execution:
         self._written: list[dict[int, Access]] = [{} for _ in scratch]
         self._read: list[dict[int, list[Access]]] = [{} for _ in scratch]
         self._packets: dict[tuple[int, int], tuple[int, Clocks, Reads]] = {}
-        self._reads_of_call: list[set[tuple[int, int, int, int]]] = [set() for _ in scratch]
-        self._reads_known: list[list[frozenset[tuple[int, int, int, int]]]] = [[] for _ in scratch]
+        self._number_of_read: dict[tuple[int, int, int, int], int] = {}  # of rank, cell, stream, operation
+        self._reads_of_call: list[set[int]] = [set() for _ in scratch]
+        self._reads_known: list[list[Reads]] = [[] for _ in scratch]
         self._awaited: dict[tuple[int, int], list[Access]] = {}
         self._seen: set[tuple[int, int, int, int]] = set()
         self._now = np.zeros((len(self._blocks), 2, self._width), dtype=np.int32)
@@ -157,6 +159,16 @@ class Execution:
 
     def run(self) -> Outcome:
         """All calls, then what callers do after the last one."""
+        collects = gc.isenabled()
+        gc.disable()  # of millions of values none is in a cycle; looking for one takes a third of the time
+        try:
+            self._run()
+        finally:
+            if collects:
+                gc.enable()
+        return self._outcome
+
+    def _run(self) -> None:
         for call in range(self._calls):
             self._call = call
             for rank in range(self._program.ranks):
@@ -171,7 +183,6 @@ class Execution:
             self._call = self._calls
             for rank in range(self._program.ranks):
                 self._begin(rank)
-        return self._outcome
 
     def _count(self) -> None:
         """How often each stream adds to each counter in a call."""
@@ -388,15 +399,19 @@ class Execution:
 
     def _move(self, stream: int, move: Move) -> object | None:
         begun = self._now[stream][_BEGUN]
-        for span in move.sources:
+        sources = [self._place_of(stream, span) for span in move.sources]
+        awaited: list[Clocks] = []
+        for span, (rank, cells) in zip(move.sources, sources, strict=True):
             if span.packets and move.channel is None:
-                rank, cells = self._place_of(stream, span)
                 for cell in cells:
-                    call, known, _ = self._packets.get((rank, cell), (-1, begun, None))
-                    if call != self._call:
+                    found = self._packets.get((rank, cell))
+                    if found is None or found[0] != self._call:
                         return rank, cell
-                    begun = np.maximum(begun, known)
-        by, index, sharing = stream, self._index(stream), "packets" if move.packets else "plain"
+                    awaited.append(found[1])
+        for known in awaited:
+            begun = np.maximum(begun, known)
+        has_packets = bool(awaited) or move.packets
+        by, index, sharing = stream, self._index(stream), "packets" if has_packets else "plain"
         if move.channel is None:
             clock = np.maximum(self._now[stream][_ALL], begun)
         else:
@@ -406,9 +421,9 @@ class Execution:
             np.maximum(clock, begun, out=clock)
             index, sharing = len(self._orders[by]), ""
             self._orders[by].append((stream, self._place[stream], self._call))
-        if begun is not self._now[stream][_BEGUN]:
+        if awaited:
             self._learn(stream, _EVERYBODY, begun, begun)
-        self._access(by, index, sharing, clock, move, stream, begun)
+        self._access(by, index, sharing, clock, move, stream, begun, sources, has_packets)
         if not self._call:
             self._outcome.moves.append((self._blocks[stream][0], move))
         if move.channel is not None:
@@ -416,9 +431,17 @@ class Execution:
         return None
 
     def _access(
-        self, by: int, index: int, sharing: str, clock: Clocks, move: Move, stream: int, begun: Clocks
+        self,
+        by: int,
+        index: int,
+        sharing: str,
+        clock: Clocks,
+        move: Move,
+        stream: int,
+        begun: Clocks,
+        sources: Sequence[tuple[int, range]],
+        has_packets: bool,
     ) -> None:
-        sources = [self._place_of(stream, span) for span in move.sources]
         targets = [self._place_of(stream, span) for span in move.targets]
         for rank, cells in sources:
             for other, others in targets:
@@ -428,7 +451,7 @@ class Execution:
                     )
         for offset in range(move.count):
             access = Access(by, index, offset, sharing)
-            value, made_of = self._sum(access, clock, offset, move, sources)
+            value, made_of = self._sum(access, clock, offset, move, sources, has_packets)
             for (rank, cells), span in zip(targets, move.targets, strict=True):
                 cell = cells[offset]
                 if span.packets and self._packets.get((rank, cell), (-1,))[0] == self._call:
@@ -449,20 +472,28 @@ class Execution:
                     self._wake((rank, cell))
 
     def _sum(
-        self, access: Access, clock: Clocks, offset: int, move: Move, sources: Sequence[tuple[int, range]]
+        self,
+        access: Access,
+        clock: Clocks,
+        offset: int,
+        move: Move,
+        sources: Sequence[tuple[int, range]],
+        has_packets: bool,
     ) -> tuple[int, Reads]:
         """The sum of one chunk of all sources, and who read what for it."""
         total: int | None = None
-        made_of: set[tuple[int, int, int, int]] = set()
+        made_of: set[int] = set()
+        numbers = self._number_of_read
         for (rank, cells), span in zip(sources, move.sources, strict=True):
             cell = cells[offset]
             awaits = span.packets and move.channel is None
             if awaits:
                 self._awaited.setdefault((rank, cell), []).append(access)
-                made_of |= self._packets[rank, cell][2]
-                self._reads_of_call[self._rank_of(access.stream)] |= self._packets[rank, cell][2]
-            if move.packets:
-                made_of.add((rank, cell, access.stream, access.index))
+                reads = self._packets[rank, cell][2]
+                made_of |= reads
+                self._reads_of_call[self._blocks[access.stream][0]] |= reads
+            if has_packets:
+                made_of.add(numbers.setdefault((rank, cell, access.stream, access.index), len(numbers)))
             self._touch(
                 rank, cell, access, clock, writes=False, flagged=awaits or self._known(rank, cell, clock)
             )
@@ -501,7 +532,7 @@ class Execution:
             if (
                 clock[other.stream] <= other.index
                 and not (own and access.sharing)
-                and (rank, cell, other.stream, other.index) not in made_of
+                and self._number_of_read.get((rank, cell, other.stream, other.index)) not in made_of
                 and not self._was_read(rank, cell, other, clock)
             ):
                 self._unordered(rank, cell, other, access)
@@ -513,14 +544,11 @@ class Execution:
 
     def _was_read(self, rank: int, cell: int, other: Access, clock: Clocks) -> bool:
         """Whether a packet made of a read was there before a call began of which this clock knows."""
-        key = rank, cell, other.stream, other.index
+        number = self._number_of_read.get((rank, cell, other.stream, other.index))
         begun = clock[self._callers :]
         return any(
-            calls and key in self._reads_known[of][calls - 1] for of, calls in enumerate(begun.tolist())
+            calls and number in self._reads_known[of][calls - 1] for of, calls in enumerate(begun.tolist())
         )
-
-    def _rank_of(self, stream: int) -> int:
-        return self._blocks[stream][0]
 
     def _unordered(self, rank: int, cell: int, first: Access, second: Access) -> None:
         """Two accesses of a cell that nothing orders; said once for each two operations."""
