@@ -191,8 +191,10 @@ def _short(path: str) -> str:
     return f"{folder.replace('+', '/')}: {name.partition('__')[2] or name}".replace("__", "/")
 
 
-def _sentence(why: str, most: int = 220) -> str:
-    return why if len(why) <= most else f"{why[:most].rsplit(' ', 1)[0]} ..."
+def _sentence(why: str, most: int = 160) -> str:
+    """The first objection; of a hang, who waits for whom, as far as there is room."""
+    told = why if why.startswith("hangs") else why.partition("; ")[0]
+    return told if len(told) <= most else f"{told[:most].rsplit(' ', 1)[0]} ..."
 
 
 # ----------------------------------------------------------------------------------------------- judges
