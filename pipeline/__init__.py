@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from arborcast.pipeline.profiles import Layer as Layer
     from arborcast.pipeline.profiles import Profile as Profile
     from arborcast.pipeline.profiles import Tie as Tie
+    from arborcast.pipeline.run.intra.trainer import ShardedTrainer as ShardedTrainer
+    from arborcast.pipeline.sharding.choice import shard_model as shard_model
     from arborcast.pipeline.simulation.simulator import simulate as simulate
     from arborcast.pipeline.simulation.timeline import Timeline as Timeline
     from arborcast.pipeline.stages import Plan as Plan
@@ -52,6 +54,7 @@ _HOMES = {
     "Prediction": "arborcast.pipeline.planning.prediction",
     "Profile": "arborcast.pipeline.profiles",
     "Segment": "arborcast.pipeline.costs.activations",
+    "ShardedTrainer": "arborcast.pipeline.run.intra.trainer",
     "Stage": "arborcast.pipeline.stages",
     "Tie": "arborcast.pipeline.profiles",
     "Timeline": "arborcast.pipeline.simulation.timeline",
@@ -65,6 +68,7 @@ _HOMES = {
     "read_plan": "arborcast.pipeline.planning.formats",
     "read_profile": "arborcast.pipeline.planning.formats",
     "read_sharded_plan": "arborcast.pipeline.planning.formats",
+    "shard_model": "arborcast.pipeline.sharding.choice",
     "simulate": "arborcast.pipeline.simulation.simulator",
     "trace": "arborcast.pipeline.model.traced",
     "write_plan": "arborcast.pipeline.planning.formats",

@@ -53,7 +53,7 @@ class Primitive:
     Attributes:
         name: of the value that it makes.
         kind: torch's name of the operator ("linear").
-        inputs: what it reads of samples and parameters; constants are at hand everywhere.
+        inputs: what it reads of samples and parameters, in the order of its arguments.
         output: what it makes.
         parts: into at most how many equal parts each label may be divided; any divisor will do.
         summed: labels whose parts give results that must be added up.
@@ -68,6 +68,8 @@ class Primitive:
         statistics: sums inside.
         place: the number of the model's layer.
         module: where in the model it is.
+        constants: what else it reads, in that order; every rank has or makes them, and takes its parts.
+        has_gradient: whether gradients come back through it to inputs that have any.
     """
 
     name: str
@@ -87,6 +89,8 @@ class Primitive:
     statistics: tuple[Statistic, ...] = ()
     place: int = 0
     module: str = ""
+    constants: tuple[Operand, ...] = ()
+    has_gradient: bool = True
 
 
 @dataclass(frozen=True, slots=True)

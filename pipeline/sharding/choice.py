@@ -11,16 +11,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.devices import Device, device_named
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.evaluation import Cost, repriced
-from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh, meshes
 from arborcast.pipeline.sharding.program import Sharding, shard
 from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.stage import StageSharding, stage_sharding
 from arborcast.synth.topology import Topology
+
+if TYPE_CHECKING:
+    from arborcast.pipeline.model.traced.model import Traced
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,51 @@ class Choice:
         """On the best mesh."""
         assert self.best.sharding is not None
         return self.best.sharding
+
+    @property
+    def stage(self) -> StageSharding:
+        """The same as a value that files hold and `ShardedTrainer` runs."""
+        return stage_sharding(self.graph, self.sharding.chosen, self.best.mesh)
+
+
+def shard_model(
+    model: Traced,
+    topology: Topology,
+    device: Device | str,
+    *,
+    batch: int,
+    microbatches: int = 1,
+    memory_bytes: int | None = None,
+    name: str | None = None,
+) -> Choice:
+    """The best way to divide the operators of a whole model over all ranks of a topology: `choose`.
+
+    Args:
+        model: traced with its loss.
+        topology: the fabric.
+        device: that every rank is, or its name ("v100").
+        batch: samples of a step.
+        microbatches: that they are divided into.
+        memory_bytes: of each rank; None for the device's.
+        name: of the model; None for its class.
+
+    Raises:
+        PlanError: the batch does not split into microbatches, or nothing fits.
+        ProfileError: no such device.
+    """
+    from arborcast.pipeline.model.traced.operators import operator_trace
+
+    if microbatches < 1 or batch % microbatches:
+        raise PlanError(f"batch of {batch} samples: must split into {microbatches} equal microbatches")
+    on = device_named(device) if isinstance(device, str) else device
+    graph = merged(operator_trace(model, batch // microbatches))
+    return choose(
+        graph if name is None else replace(graph, name=name),
+        topology,
+        on,
+        microbatches=microbatches,
+        memory_bytes=on.memory_bytes if memory_bytes is None else memory_bytes,
+    )
 
 
 def choose(

@@ -99,8 +99,15 @@ def readings(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) 
             ways = crossing_ways(tensor, spec, update, demand, setting)
             if cost is None or ways is None:
                 raise PlanError(f"operator {operator.name}: no links lead to {tensor.value} as {demand.spec}")
-            if again:
-                cost, ways = Crossing(0, 0, cost.memory_bytes), []
+            if again:  # read before by one that does not keep it: only what keeping it costs is new
+                former = crossing(graph, replace(tensor, kept=False), spec, update, demand, setting)
+                before = crossing_ways(replace(tensor, kept=False), spec, update, demand, setting)
+                assert former is not None and before is not None, "links allowed it"
+                cost = Crossing(cost.ps - former.ps, 0, cost.memory_bytes - former.memory_bytes)
+                ways = [
+                    replace(it, per_microbatch=it.per_microbatch - old.per_microbatch, per_step=0)
+                    for it, old in zip(ways, before, strict=True)
+                ]
             yield Reading(tensor, spec, demand, cost, tuple(ways))
 
 

@@ -77,6 +77,19 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """One operator of torch within a merged one, to run it on parts.
+
+    Attributes:
+        value: what it makes.
+        constants: what it reads that every rank has, in the order of its arguments.
+    """
+
+    value: Tensor
+    constants: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """An operator with those that follow it.
 
@@ -97,7 +110,7 @@ class Operator:
         sample: the label that counts samples.
         given: of an input of the model or a parameter; else None.
         is_known: whether there was a rule for each operator in it.
-        members: names of all values made.
+        made: all values made, in order.
         is_end: whether it gives to another stage or takes from one, in equal parts of all ranks.
     """
 
@@ -117,8 +130,13 @@ class Operator:
     sample: int | None
     given: Given | None
     is_known: bool
-    members: tuple[str, ...]
+    made: tuple[Member, ...]
     is_end: bool = False
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of all values made."""
+        return tuple(it.value.value for it in self.made)
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -199,6 +217,7 @@ class _Group:
     inputs: list[Tensor] = field(default_factory=list)
     joined: list[Tensor] = field(default_factory=list)
     values: dict[str, Tensor] = field(default_factory=dict)
+    constants: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     sums: list[Sum] = field(default_factory=list)
@@ -221,7 +240,7 @@ class _Group:
             self.sample,
             self.given,
             self.is_known,
-            tuple(self.values),
+            tuple(Member(it, self.constants.get(name, ())) for name, it in self.values.items()),
         )
 
 
@@ -248,7 +267,7 @@ class _Merger:
 
     def add(self, primitive: Primitive) -> None:
         """One operator: to the group of what it reads, or as one of its own."""
-        if any(operand.value in self.trained for operand in primitive.inputs):
+        if primitive.has_gradient and any(operand.value in self.trained for operand in primitive.inputs):
             self.trained.add(primitive.name)
         home = self._home(primitive)
         numbers = None if home is None else self._numbers(primitive, self.groups[home])
@@ -343,6 +362,7 @@ class _Merger:
         is_view = not primitive.moves and source in self.memory
         self.memory[primitive.name] = self.memory[source] if is_view else primitive.name
         self._made(group, home, output)
+        group.constants[primitive.name] = tuple(_numbered(it, numbers) for it in primitive.constants)
         if primitive.output.kept:
             self._keep(group, output)
         if primitive.extra_bytes and is_trained:

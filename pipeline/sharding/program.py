@@ -264,10 +264,18 @@ class _Program:
             for demand, columns in asked.items():
                 self._row(0, 0, dict.fromkeys(columns, -1) | dict.fromkeys(by_demand[demand], 1))
         for readings in shared.values():
-            dearest = max((cost for _, cost in readings), key=lambda it: it.memory_bytes)
-            together = self._column(dearest, use.count, whole=False)
+            # Once for all, and once more what it costs that some keep it.
+            least = min((cost for _, cost in readings), key=lambda it: (it.memory_bytes, it.ps))
+            together = self._column(least, use.count, whole=False)
             for column, _ in readings:
                 self._row(0, math.inf, {together: 1, column: -1})
+            keeping = [(column, cost) for column, cost in readings if cost != least]
+            if keeping:
+                cost = keeping[0][1]
+                more = Crossing(cost.ps - least.ps, 0, cost.memory_bytes - least.memory_bytes)
+                kept = self._column(more, use.count, whole=False)
+                for column, _ in keeping:
+                    self._row(0, math.inf, {kept: 1, column: -1})
 
     def solve(
         self, memory_bytes: int | None, deadline: Deadline

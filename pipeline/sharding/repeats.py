@@ -83,5 +83,5 @@ def _plain(operator: Operator) -> Operator:
         result=replace(operator.result, value=""),
         outputs=nameless(operator.outputs),
         kept=nameless(operator.kept),
-        members=(),
+        made=(),
     )

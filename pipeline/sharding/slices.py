@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from arborcast.pipeline.operators import Given
-from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
+from arborcast.pipeline.sharding.graph import Graph, Member, Operator, Tensor
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,6 @@ def _end(
         sample=None,
         given=None,
         is_known=True,
-        members=(name,),
+        made=(Member(replace(tensor, value=name)),),
         is_end=True,
     )

@@ -321,7 +321,7 @@ def _nameless(graph: Graph) -> Hashable:
             outputs=plain(it.outputs),
             kept=plain(it.kept),
             given=None if it.given is None else replace(it.given, name="", path=""),
-            members=(),
+            made=(),
         )
         for it in graph.operators
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
@@ -134,6 +134,16 @@ def _priced(
         for it in tensors:  # of what others make, the crossing says what is kept
             if it.kept and _is_input(graph, it):
                 kept += local_bytes(it.size_bytes, spec_of(it, assignment), setting.sizes)
+    return replace(
+        strategy_of(graph, operator, before, after),
+        compute_ps=sum(setting.kernel_ps(it, before if it.is_first else after) for it in operator.kernels),
+        communication_ps=sum(it.path.ps * it.per_microbatch for it in ways),
+        memory_bytes=setting.in_flight * kept + (2 * messages if operator.is_end else 0),
+    )
+
+
+def strategy_of(graph: Graph, operator: Operator, before: Assignment, after: Assignment) -> Strategy:
+    """The strategy that divides an operator so, without its costs."""
     return Strategy(
         before,
         after,
@@ -142,9 +152,6 @@ def _priced(
             *(_demand(graph, it, after, frozenset()) for it in operator.joined),
         ),
         tuple(spec_of(it, after) for it in operator.outputs),
-        compute_ps=sum(setting.kernel_ps(it, before if it.is_first else after) for it in operator.kernels),
-        communication_ps=sum(it.path.ps * it.per_microbatch for it in ways),
-        memory_bytes=setting.in_flight * kept + (2 * messages if operator.is_end else 0),
     )
 
 
@@ -171,10 +178,9 @@ def inner_ways(
     They add up the result, mirror that for its gradient, and add up statistics.
     """
     result, resharder = operator.result, setting.resharder
-    is_summed = [label in operator.summed for label in before]
     trained = any(it.value in graph.trained for it in operator.reads)
-    made = spec_of(result, tuple(None if it else label for it, label in zip(is_summed, before, strict=True)))
-    summands = tuple(SUM if it else at for it, at in zip(is_summed, made, strict=True))
+    summands = summands_of(operator, before)
+    made = tuple(None if at == SUM else at for at in summands)
     ends = spec_of(result, after)
     pairs = [(summands, ends), *([(ends, made)] if trained else [])]
     paths = [resharder.path(result.shape, result.size_bytes, *pair) for pair in pairs]
@@ -185,6 +191,14 @@ def inner_ways(
             paths.append(_allreduce(axes, -(-inner.size_bytes // parts), setting))
     found = [Way(path, 1) for path in paths if path is not None]
     return found if len(found) == len(paths) else None
+
+
+def summands_of(operator: Operator, before: Assignment) -> Spec:
+    """How the result of an operator lies before it is added up."""
+    return tuple(
+        SUM if label in operator.summed else at
+        for label, at in zip(before, spec_of(operator.result, before), strict=True)
+    )
 
 
 def _allreduce(axes: Axes, size_bytes: int, setting: Setting) -> Path | None:
@@ -289,9 +303,9 @@ def crossing_ways(
 ) -> list[Way] | None:
     """The collectives between a maker and a reader; None where links do not allow them.
 
-    Weights that are stored more finely than they are read are gathered before each forward and each backward
-    pass, and their gradients leave in each microbatch (ZeRO-3); else gradients are added up where they arise
-    and leave once per step.
+    Weights that are stored more finely than they are read are gathered before each forward pass, and before
+    each backward pass that needs them, and their gradients leave in each microbatch (ZeRO-3); else gradients
+    are added up where they arise and leave once per step.
 
     Args:
         tensor: as it is read.
@@ -309,7 +323,7 @@ def crossing_ways(
         return None
     if update is None or demand.gradient is None:
         return [Way(there, 1), Way(back, 1)]
-    return [Way(there, 2), Way(back, 1)] if there.ps else [Way(there, 1), Way(back, per_step=1)]
+    return [Way(there, 1 + tensor.kept), Way(back, 1)] if there.ps else [Way(there, 1), Way(back, per_step=1)]
 
 
 def _keeps(graph: Graph, operator: Operator, value: str) -> bool:

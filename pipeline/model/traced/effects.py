@@ -46,7 +46,7 @@ class Effects:
 def effects(node: fx.Node, sizes: Sizes) -> Effects:
     """What running an operator does; `node.meta["val"]` of its inputs are tensors without data."""
     shares, flops = _rehearsed(node, sizes)
-    return Effects(shares, tuple(_changed(node)), _is_random(node), flops)
+    return Effects(shares, tuple(_changed(node)), is_random(node), flops)
 
 
 def is_tensor(node: fx.Node) -> bool:
@@ -177,10 +177,11 @@ def _is_changing(node: fx.Node) -> bool:
     return node.op == "call_function" and next(_changed(node), None) is not None
 
 
-def _is_random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or any(
-        _is_random(inner) for graph in _subgraphs(node) for inner in graph.nodes
+        is_random(inner) for graph in _subgraphs(node) for inner in graph.nodes
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.effects import effects
 from arborcast.pipeline.model.traced.model import Traced
-from arborcast.pipeline.model.traced.rules import Call, Form, form_of
+from arborcast.pipeline.model.traced.rules import PRODUCTS, Call, Form, form_of
 from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.operators import Given, Operand, OperatorTrace, Primitive, Statistic
 
@@ -27,7 +27,7 @@ _ATTENTION_BACKWARD = 5, 2
 def operator_trace(traced: Traced, samples: int | None = None, *, by_layer: bool = False) -> OperatorTrace:
     """The operators of a traced model in training, its loss among them.
 
-    Constants (masks, positions, buffers) are left out: every rank has or makes them.
+    Constants (masks, positions, buffers) are no operators: every rank has or makes them.
 
     Args:
         traced: what `trace` gave; its loss too, where it was traced with one.
@@ -82,7 +82,7 @@ class _Reader:
         )
 
     def _primitive(self, node: fx.Node, place: int) -> Primitive:
-        tensors, options = _arguments(node)
+        tensors, options = arguments(node)
         read = {name: it for name, it in tensors.items() if it.name in self.known}
         value = _tensor(node)
         assert value is not None
@@ -91,12 +91,21 @@ class _Reader:
         form = form_of(kind, Call(shapes, options, shape), is_pointwise=_is_pointwise(node))
         is_known = form is not None
         form = form or Form({}, (None,) * len(shape), kept=frozenset(read))
-        inputs = tuple(
-            self._operand(it, form.inputs.get(name, (None,) * len(shapes[name])), name in form.kept)
-            for name, it in read.items()
-        )
         gets = [it for it in read.values() if it.name in self.trained]
-        if gets and value.is_floating_point():
+        factors = {name for name, it in read.items() if name in form.kept and it.name in self.trained}
+        inputs, constants = (
+            tuple(
+                self._operand(
+                    it,
+                    form.inputs.get(name, (None,) * len(shapes[name])),
+                    name in form.kept and (kind not in PRODUCTS or bool(factors - {name})),
+                )
+                for name, it in some.items()
+            )
+            for some in (read, {name: it for name, it in tensors.items() if name not in read})
+        )
+        has_gradient = value.is_floating_point() and kind != "detach" and self._is_trained_item(node)
+        if gets and has_gradient:
             self.trained.add(node.name)
         self.known[node.name] = None
         output = self._operand(node, form.output, "output" in form.kept and node.name in self.trained)
@@ -119,7 +128,17 @@ class _Reader:
             statistics=tuple(Statistic(*it) for it in form.statistics),
             place=place,
             module=_module(node, self.captured.prefix),
+            constants=constants,
+            has_gradient=has_gradient,
         )
+
+    def _is_trained_item(self, node: fx.Node) -> bool:
+        """Whether what is taken of tensors that were broadcast has a gradient, as each of them may have."""
+        source, *index = node.args
+        if not isinstance(source, fx.Node) or _kind(source) != "broadcast_tensors":
+            return True
+        (taken,) = index
+        return source.args[0][taken].name in self.trained  # type: ignore[index, union-attr]
 
     def _operand(self, node: fx.Node, dims: tuple[str | None, ...], kept: bool) -> Operand:
         shape = self.sizes.shape(_tensor(node))
@@ -169,13 +188,13 @@ def _places(traced: Traced) -> dict[str, int]:
     }
 
 
-def _arguments(node: fx.Node) -> tuple[dict[str, fx.Node], dict[str, Any]]:
-    """The tensors that an operator reads by the names of its arguments, and everything else."""
+def arguments(node: fx.Node) -> tuple[dict[str, fx.Node], dict[str, Any]]:
+    """The tensors that an operator reads by the names of its arguments, and everything else, defaults too.
+
+    Of a list with any, each entry stands alone: `tensors.0`.
+    """
     schema = getattr(node.target, "_schema", None)
-    names = (
-        [it.name for it in schema.arguments] if schema else [f"self{i or ''}" for i in range(len(node.args))]
-    )
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    given = named(node)
     for it in schema.arguments if schema else ():
         if it.has_default_value():
             given.setdefault(it.name, it.default_value)
@@ -187,6 +206,15 @@ def _arguments(node: fx.Node) -> tuple[dict[str, fx.Node], dict[str, Any]]:
             else:
                 options[key] = it
     return tensors, options
+
+
+def named(node: fx.Node) -> dict[str, Any]:
+    """The arguments that an operator is called with, by their names; those of Python's own are self, self1, ..."""
+    schema = getattr(node.target, "_schema", None)
+    names = (
+        [it.name for it in schema.arguments] if schema else [f"self{i or ''}" for i in range(len(node.args))]
+    )
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def _entries(name: str, value: object) -> Iterator[tuple[str, Any]]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from arborcast.pipeline.operators import Dims
 
 Shape = tuple[int, ...]
+
+_MEAN = 1
+"""torch's number of the mean among the reductions of losses."""
 
 _FLOAT_BYTES = 4
 """Of statistics, which are added up in float32."""
@@ -216,7 +219,7 @@ def _norm_over_last(call: Call) -> Form:
     whole = len(call.options["normalized_shape"])
     front = _labels(len(call.output) - whole)
     dims: Dims = (*front, *(None,) * whole)
-    return Form({"input": dims}, dims, kept=frozenset(("input",)))
+    return Form({"input": dims}, dims, kept=frozenset(("input", "weight", "bias")))
 
 
 def _batch_norm(call: Call) -> Form:
@@ -225,13 +228,13 @@ def _batch_norm(call: Call) -> Form:
     dims: Dims = ("s", "c", *space)
     inputs: dict[str, Dims] = {"input": dims, "weight": ("c",), "bias": ("c",)}
     # forward: sum and sum of squares; backward: sum of gradients and of their products with the values
-    sums = (frozenset("s"), ("c",), 4 * _FLOAT_BYTES * call.output[1])
-    return Form(inputs, dims, kept=frozenset(("input",)), statistics=(sums,))
+    sums = (frozenset("s"), ("c",), 2 * _FLOAT_BYTES * call.output[1])
+    return Form(inputs, dims, kept=frozenset(("input", "weight")), statistics=(sums, sums))
 
 
 def _group_norm(call: Call) -> Form:
     dims: Dims = ("s", *(None,) * (len(call.output) - 1))
-    return Form({"input": dims}, dims, kept=frozenset(("input",)))
+    return Form({"input": dims}, dims, kept=frozenset(("input", "weight")))
 
 
 def _softmax(call: Call) -> Form:
@@ -242,18 +245,37 @@ def _softmax(call: Call) -> Form:
 
 
 def _cross_entropy(call: Call) -> Form:
-    """By samples; by classes if maximum, sum and the score of the target are agreed on for each sample."""
+    """By samples; by classes if maximum, sum and the score of the target are agreed on for each sample.
+
+    Of a mean the samples that count are added up first.
+    """
     shape = call.shapes["self"]
     rest = _labels(len(shape))[2:]
     front: Dims = ("s", *rest) if len(shape) > 1 else ()
     scores: Dims = ("s", "v", *rest) if len(shape) > 1 else ("v",)
     target = scores if call.shapes["target"] == shape else front
     rows = math.prod(shape) // shape[1 if len(shape) > 1 else 0]
-    sums = (frozenset("v"), front, 3 * _FLOAT_BYTES * rows)
+    is_mean = not call.output and call.options.get("reduction", _MEAN) == _MEAN
+    statistics = [
+        (frozenset("v"), front, _FLOAT_BYTES * rows),
+        (frozenset("v"), front, 2 * _FLOAT_BYTES * rows),
+    ]
+    if is_mean and target is front:
+        statistics.append((frozenset(name for name in front if name), (), _FLOAT_BYTES))
+    plain = target is front and "weight" not in call.shapes and not call.options.get("label_smoothing")
     summed = frozenset(name for name in front if name) if not call.output else frozenset[str]()
     output: Dims = front if call.output else ()
     inputs: dict[str, Dims] = {"self": scores, "target": target}
-    return Form(inputs, output, summed, frozenset(("self", "target")), statistics=(sums,))
+    parts = {} if plain else {"v": 1}
+    return Form(
+        inputs, output, summed, frozenset(("self", "target")), parts=parts, statistics=tuple(statistics)
+    )
+
+
+def _score_of_target(call: Call) -> Form:
+    """As cross entropy, of logarithms that are whole for each sample."""
+    form = _cross_entropy(call)
+    return replace(form, parts={"v": 1}, statistics=form.statistics[2:])
 
 
 def _loss_of_elements(call: Call) -> Form:
@@ -418,6 +440,15 @@ _LINEAR = frozenset(
 )
 """Element by element, with gradients that need no values."""
 
+PRODUCTS = frozenset(
+    (
+        "linear",
+        *("matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mul"),
+        *("conv1d", "conv2d", "conv3d", "convolution"),
+    )
+)
+"""Of which each factor is kept for the gradients of the others."""
+
 RULES: Mapping[str, Rule] = {
     "linear": _linear,
     "matmul": _product("self", "other"),
@@ -433,7 +464,8 @@ RULES: Mapping[str, Rule] = {
     "batch_norm": _batch_norm,
     "group_norm": _group_norm,
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), _softmax),
-    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd"), _cross_entropy),
+    "cross_entropy_loss": _cross_entropy,
+    **dict.fromkeys(("nll_loss", "nll_loss_nd"), _score_of_target),
     **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss"), _loss_of_elements),
     **dict.fromkeys(("sum", "mean"), _reduction),
     **dict.fromkeys(("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d"), _pool(1)),

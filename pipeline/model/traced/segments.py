@@ -74,7 +74,7 @@ class Segment(nn.Module):
         self._missing = evaluation if isinstance(evaluation, str) else ""
         self._paths: dict[bool, tuple[str, ...]] = {True: training.tensors}
         for path, tensor, is_saved in held:
-            _register(self, path, tensor, is_saved)
+            register(self, path, tensor, is_saved)
         # As submodules, so that whoever changes operators (batch norm over replicas) finds the graphs.
         self._run_training = training.module
         if isinstance(evaluation, Code):
@@ -189,7 +189,8 @@ def size_node(graph: fx.Graph, samples: fx.Node, slope: int, rest: int) -> Any:
     return graph.call_function(operator.add, (size, rest)) if rest else size
 
 
-def _register(root: nn.Module, path: str, tensor: Tensor, is_saved: bool) -> None:
+def register(root: nn.Module, path: str, tensor: Tensor, is_saved: bool) -> None:
+    """Give a module a parameter or buffer by a path, with modules on the way where there are none."""
     *modules, name = path.split(".")
     owner = root
     for module in modules:

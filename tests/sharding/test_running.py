@@ -1,0 +1,337 @@
+"""Divided models on real processes: serial losses and weights, and exactly the collectives of the plan."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from arborcast import pipeline, topologies  # noqa: E402
+from arborcast.pipeline.errors import BatchError, PlanError  # noqa: E402
+from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
+from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
+from arborcast.pipeline.run.intra.assignments import strategies_of  # noqa: E402
+from arborcast.pipeline.sharding.graph import Graph, merged  # noqa: E402
+from arborcast.pipeline.sharding.layouts import LAYOUTS  # noqa: E402
+from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh  # noqa: E402
+from arborcast.pipeline.sharding.program import shard  # noqa: E402
+from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
+from arborcast.pipeline.sharding.stage import StageSharding, stage_sharding  # noqa: E402
+from arborcast.pipeline.sharding.strategies import Strategy, strategies  # noqa: E402
+from arborcast.synth.errors import InputError  # noqa: E402
+from tests.sharding.examples import UNIT, mlp, on_ring  # noqa: E402
+from tests.sharding.test_operators import Block  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+
+RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor", "torch.export._trace")
+STEPS = 3
+BATCH = 8
+
+
+def draw(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained: made anew by `make`, alike each time; data, loss, microbatches."""
+
+    make: Callable[[], nn.Module]
+    inputs: Tensor
+    targets: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
+    microbatches: int
+
+    def traced(self) -> Traced:
+        return trace(self.make(), (self.inputs, self.targets), self.loss, evaluation=False)
+
+
+def two_layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+
+class Causal(nn.Module):
+    """Attention as products and a softmax with a mask, sums of a row, and weights that two operators read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.out = nn.Linear(16, 32), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.both(x).chunk(2, -1)
+        mask = torch.ones(x.size(1), x.size(1)).tril() == 0
+        scores = (q @ k.transpose(1, 2) / 4).masked_fill(mask, -1e9)
+        mixed = functional.relu(functional.softmax(scores, -1) @ self.out(x), inplace=True)
+        return mixed + functional.linear(x, self.out.weight.t()) / (1 + x.abs().mean(-1, keepdim=True))
+
+
+def transformer() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Embedding(32, 16, padding_idx=3), Block(16, 4), Causal(), nn.LayerNorm(16), nn.Linear(16, 32)
+    )
+
+
+def of_tokens(scores: Tensor, following: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+def tokens(number: int) -> Tensor:
+    return torch.randint(0, 32, (BATCH, 8), generator=draw(number))
+
+
+def padded(number: int) -> Tensor:
+    """Samples with unequal numbers of tokens that count."""
+    given = tokens(number)
+    given[1, 3:] = given[4:7, 1] = -100
+    return given
+
+
+MODELS = {
+    "mlp": Model(
+        two_layers,
+        torch.randn(BATCH, 16, generator=draw(1)),
+        torch.randn(BATCH, 16, generator=draw(2)),
+        functional.mse_loss,
+        2,
+    ),
+    "transformer": Model(transformer, tokens(1), padded(2), of_tokens, 1),
+}
+
+
+def chosen_for(graph: Graph, setting: Setting, layout: str) -> Sequence[Strategy | None]:
+    """The best of a fixed layout, the free choice, or any strategy for each operator ("any 1")."""
+    if not layout.startswith("any"):
+        allowed = None if layout == "free" else LAYOUTS[layout](setting.sizes)
+        return shard(graph, setting, allowed=allowed).chosen
+    draws = random.Random(layout)
+    ways = [strategies(graph, it, setting) for it in graph.operators]
+    return [draws.choice(it) if it else None for it in ways]
+
+
+KINDS = {
+    "all_reduce": "allreduce",
+    "all_gather_into_tensor": "allgather",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "all_to_all_single": "alltoall",
+}
+"""Of torch's functional collectives."""
+
+
+class Counting(TorchDispatchMode):
+    """Notes kind, axes and bytes of the whole buffer of every collective."""
+
+    def __init__(self, trainer: pipeline.ShardedTrainer, mesh: Mesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.axes = {trainer.line(it).group_name: it for it in mesh.ways}
+        self.found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        space, _, name = str(func.overloadpacket).partition(".")
+        if "c10d" in space and name != "wait_tensor":
+            kind, axes = KINDS[name], self.axes[args[-1]]
+            size = args[0].nbytes * (self.mesh.size(axes) if kind == "allgather" else 1)
+            self.found[kind, axes, size] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def planned(trainer: pipeline.ShardedTrainer, microbatches: int) -> Counter[tuple[str, tuple[int, ...], int]]:
+    found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+    for it in trainer.calls:
+        found[str(it.kind), it.axes, it.size_bytes] += it.per_microbatch * microbatches + it.per_step
+    return +found
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, 0.01)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def divided(rank: int, size: int, name: str, layouts: list[str], collectives: str) -> list[dict[str, Any]]:
+    """What training by each layout gives."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    model, fabric = MODELS[name], topologies.load(f"full:{size},bandwidth=10")
+    mesh = Mesh((size,) if size == 2 else (2, 2), tuple(range(size)))
+    setting = Setting(FabricPrices(fabric, mesh), UNIT, model.microbatches)
+    traced = model.traced()
+    graph = merged(operator_trace(traced, BATCH // model.microbatches))
+    results = []
+    for layout in layouts:
+        sharding = stage_sharding(graph, chosen_for(graph, setting, layout), mesh)
+        trainer = pipeline.ShardedTrainer(
+            traced,
+            sharding,
+            fabric,
+            adam if layout == "zero-3" else momentum,
+            batch=BATCH,
+            microbatches=model.microbatches,
+            collectives=collectives,
+            by_schedule=False,
+        )
+        losses = []
+        for _ in range(STEPS):
+            with CommDebugMode() as mode, Counting(trainer, mesh) as counting:
+                losses.append(trainer.step(model.inputs, model.targets))
+        served = Counter[str]()
+        if collectives == "synth":
+            for axes in mesh.ways:
+                for kind, calls in trainer.line(axes).counters().items():  # type: ignore[attr-defined]
+                    served[kind] += calls["schedule"]
+        results.append(
+            {
+                "losses": losses,
+                "weights": {key: it.numpy() for key, it in trainer.state_dict().items()},
+                "planned": planned(trainer, model.microbatches),
+                "counted": counting.found,
+                "in all": mode.get_total_counts(),
+                "held": sum(it.to_local().numel() for it in trainer.module.parameters()),
+                "served": served,
+            }
+        )
+        trainer.close()
+    return results
+
+
+def serial(model: Model, optimizer: Callable[[Any], torch.optim.Optimizer]) -> tuple[list[float], nn.Module]:
+    module = model.make()
+    stepping, losses = optimizer(module.parameters()), []
+    for _ in range(STEPS):
+        stepping.zero_grad()
+        loss = model.loss(module(model.inputs), model.targets)
+        loss.backward()
+        stepping.step()
+        losses.append(loss.item())
+    return losses, module
+
+
+def check(name: str, size: int, layouts: list[str], collectives: str = "gloo") -> list[dict[str, Any]]:
+    """Losses and weights of all ranks are serial ones, collectives those of the plan."""
+    found = run_ranks(size, divided, name, layouts, collectives, timeout_s=400, group_timeout_s=200)
+    for number, layout in enumerate(layouts):
+        losses, module = serial(MODELS[name], adam if layout == "zero-3" else momentum)
+        for mine in (ranks[number] for ranks in found):
+            assert mine["losses"] == pytest.approx(losses, rel=1e-6)
+            assert mine["losses"] == found[0][number]["losses"]
+            for key, tensor in module.state_dict().items():
+                torch.testing.assert_close(torch.tensor(mine["weights"][key]), tensor, rtol=0, atol=1e-6)
+            assert mine["counted"] == mine["planned"], layout
+            assert mine["in all"] == mine["planned"].total()
+    return found[0]
+
+
+def test_two_layers_on_two_ranks() -> None:
+    """Any division, and ZeRO-3: of the four collectives and updates divided."""
+    _, zero = check("mlp", 2, ["any 1", "zero-3"])
+    weights = sum(it.numel() for it in two_layers().parameters())
+    assert zero["held"] == weights / 2
+    # both weights and biases gathered for the forward pass, the second weight again for the backward one,
+    # as only its operator has an input with a gradient; gradients leave in each of two microbatches
+    kinds = Counter[str]()
+    for (kind, _, _), count in zero["planned"].items():
+        kinds[kind] += count
+    assert kinds == {"allgather": 2 * 5, "reduce-scatter": 2 * 4, "allreduce": 2}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_layouts_and_any_divisions_on_four_ranks(name: str) -> None:
+    layouts = ["free", *LAYOUTS, *(f"any {it}" for it in range(8))]
+    found = check(name, 4, layouts)
+    kinds = {kind for it in found for kind, _, _ in it["planned"]}
+    assert kinds == set(KINDS.values())
+
+
+@pytest.mark.long
+def test_synthesized_schedules_run_a_division() -> None:
+    """Classes of the cross entropy over one axis, samples over the other, as the layout says."""
+    (found,) = check("transformer", 4, ["megatron"], "synth")
+    assert found["served"]["allreduce"]
+
+
+def fresh(name: str, size: int = 2) -> tuple[Traced, Graph, StageSharding]:
+    model = MODELS[name]
+    traced = model.traced()
+    graph = merged(operator_trace(traced, BATCH))
+    setting = on_ring((size,))
+    return traced, graph, stage_sharding(graph, shard(graph, setting).chosen, setting.prices.mesh)
+
+
+def test_a_sharding_tells_its_strategies_and_those_of_another_model_are_refused() -> None:
+    _, graph, sharding = fresh("mlp")
+    again = strategies_of(graph, sharding)
+    assert stage_sharding(graph, again, sharding.mesh) == sharding
+    other = mlp(64, 64, 512)
+    with pytest.raises(
+        PlanError, match=r"^sharding: must be of model example, which has parameter w1, got none$"
+    ):
+        strategies_of(other, sharding)
+    more = replace(
+        sharding, parameters=(*sharding.parameters, replace(sharding.parameters[0], path="9.bias"))
+    )
+    with pytest.raises(PlanError, match=r"^sharding: must be of model Sequential, which has no 9\.bias$"):
+        strategies_of(graph, more)
+    first, *rest = sharding.operators
+    wrong = replace(first, result=tuple(0 if at is None else None for at in first.result))
+    with pytest.raises(
+        PlanError, match=r"^sharding: operator linear of Sequential must be divided as .*, got "
+    ):
+        strategies_of(graph, replace(sharding, operators=(wrong, *rest)))
+
+
+def said(make: Callable[[], Any]) -> str:
+    try:
+        make()
+    except (PlanError, InputError, BatchError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def refused(rank: int, size: int) -> list[str]:
+    traced, _, sharding = fresh("mlp")
+    model, fabric = MODELS["mlp"], topologies.load("full:2")
+
+    def trainer(*changed: Any, **options: Any) -> pipeline.ShardedTrainer:
+        given = (traced, sharding, fabric, momentum)
+        given = (*changed, *given[len(changed) :])
+        return pipeline.ShardedTrainer(*given, **({"batch": BATCH, "collectives": "gloo"} | options))
+
+    made = trainer()
+    found = [
+        said(lambda: trainer(traced, replace(sharding, mesh=Mesh((2,), (2, 3))))),
+        said(lambda: trainer(traced, sharding, topologies.load("full:4"))),
+        said(lambda: trainer(trace(two_layers(), model.inputs, evaluation=False))),
+        said(lambda: trainer(batch=BATCH, microbatches=3)),
+        said(lambda: trainer(traced, replace(sharding, mesh=Mesh((2,), (1, 0))))),
+        said(lambda: made.step(model.inputs[:4], model.targets[:4])),
+    ]
+    made.close()
+    return found
+
+
+@pytest.mark.long
+def test_a_plan_for_another_job_is_refused_in_a_line() -> None:
+    for lines in run_ranks(2, refused, timeout_s=200):
+        assert lines == [
+            "PlanError: sharding: mesh 2 must hold the 2 ranks of the job, got [2, 3]",
+            "PlanError: topology full:4: must have the 2 ranks of the job, got 4",
+            "PlanError: model Sequential: must be traced with its loss to be trained",
+            "InputError: batch of 8 samples: must split into 3 equal microbatches",
+            "PlanError: mesh 2: ranks must ascend along axis 0, got [1, 0]",
+            "BatchError: batch: must have 8 samples, as planned, got [4]",
+        ]
