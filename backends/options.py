@@ -52,8 +52,9 @@ class Options:
         topology: the fabric: a spec (`dgx1`), a path, or the value itself; None for a full mesh.
         ranks: the rank of the fabric that each rank of the default group is; None where they are the same.
         groups: schedules that several groups of the job run at once (`synth groups --no-relays`): the folder,
-            or the value itself, whose fabric is `topology` where that is None. A group of the job on the
-            ranks of one of them does its collective so, and what else it does by itself.
+            or the value itself, whose fabric is `topology` where that is None, or several values of which
+            one serves at a time. A group of the job on the ranks of one of them does its collective so, and
+            what else it does by itself.
         deadline_s: seconds that finding the schedules of one collective may take.
         gloo_below: bytes below which gloo serves; 0 for never, None for what was measured.
         transport: one of `TRANSPORTS`.
@@ -78,7 +79,7 @@ class Options:
 
     topology: str | os.PathLike[str] | Topology | None = None
     ranks: Sequence[int] | None = None
-    groups: str | os.PathLike[str] | GroupSchedules | None = None
+    groups: str | os.PathLike[str] | GroupSchedules | tuple[GroupSchedules, ...] | None = None
     deadline_s: float = 30.0
     gloo_below: int | None = None
     transport: str = "auto"

@@ -1,13 +1,14 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Seventeen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+Eighteen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
 models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside the
 others (plans), where they gain (gains), RaNNC's experiments planned (rannc), the sweeps of the Divisible
-paper (divisible), the planner's own time (planner), a training step on emulated links (testbed), what orders
-leave of the bubble (bubbles), our steps beside those of torch's own schedules and DDP (runtimes), accuracy
-over time with and without waiting for updates (convergence), what limits of memory cost by what becomes of
-results (activations), what ranks hold of a model made on "meta" (memory), two sizes of a BERT (pair),
-layouts of operators on meshes (sharding) and how long they take to find (intra).
+paper (divisible), the planner's own time (planner), a training step on emulated links (testbed), divided
+models on them (sharded), what orders leave of the bubble (bubbles), our steps beside those of torch's own
+schedules and DDP (runtimes), accuracy over time with and without waiting for updates (convergence), what
+limits of memory cost by what becomes of results (activations), what ranks hold of a model made on "meta"
+(memory), two sizes of a BERT (pair), layouts of operators on meshes (sharding) and how long they take to find
+(intra).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -265,6 +266,39 @@ def testbed(quick: bool) -> dict[str, Any]:
     )
 
 
+def sharded(quick: bool) -> dict[str, Any]:
+    """Steps of divided models on emulated links."""
+    from arborcast.bench.emulation.machine import check_machine
+    from arborcast.bench.training.sharded_step import CASES, step_rows
+
+    check_machine()
+    cases = CASES[:1] if quick else CASES
+    return document(
+        "How far is the planned time of a divided step from the measured one, and is the choice the fastest?",
+        [row for case in cases for row in step_rows(case, steps=2 if quick else 6)],
+        keys=("topology", "model", "batch", "layout"),
+        measures={
+            "time_us": Measure("less", "spread"),
+            "error": Measure("less", follows="time_us"),
+            "ratio": Measure("more", follows="time_us"),
+        },
+        units={
+            "time_us": "of the slowest rank, a whole step with its update; median over the runs",
+            "calls": "collectives of a step, all alike counted and planned",
+            "planned_us": "when the layout was chosen, at the rates that links were set to",
+            "collectives_us": "simulated at the rates that links delivered",
+            "computing_us": "a serial step times the share of the plan's computing that a rank has, times "
+            "ranks over processors",
+            "each_us": "an allreduce of 1 KiB: what each collective costs besides",
+            "predicted_us": "collectives_us, computing_us, and each_us for every collective",
+            "error": "|predicted - measured| / measured",
+            "ratio": "this layout's time over that of the choice",
+        },
+        packages=TORCH,
+        code=TRAINING,
+    )
+
+
 def bubbles(quick: bool) -> dict[str, Any]:
     """How much of a step ranks wait, with layers that sleep."""
     from arborcast.bench.training.runtimes import bubble_rows
@@ -400,6 +434,7 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "sharding": sharding,
     "intra": intra,
     "testbed": testbed,
+    "sharded": sharded,
     "bubbles": bubbles,
     "runtimes": runtimes,
     "convergence": convergence,

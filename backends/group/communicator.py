@@ -396,7 +396,7 @@ class Communicator:
         return {
             "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
-            "groups": None if self.fabric.joint is None else digest_of(self.fabric.joint),
+            "groups": [digest_of(it) for it in self.fabric.joint],
             "gloo_below": self.options.gloo_below,
             "piece_bytes": self.options.piece_bytes,
             "transport": self.options.transport,

@@ -43,7 +43,7 @@ class Fabric:
         aggregators: where the processes of its able switches listen, by vertex; without them all switches
             only forward, whatever the fabric's can do.
         places: the rank of the whole fabric that each rank of the group is; empty where that is not known.
-        joint: what groups of the job run at once on the whole fabric; None where nobody says.
+        joint: what groups of the job run at once on the whole fabric; nothing where nobody says.
     """
 
     topology: Topology
@@ -52,7 +52,7 @@ class Fabric:
     healthy: Topology | None = None
     aggregators: Mapping[Vertex, Address] = field(default_factory=dict)
     places: tuple[int, ...] = ()
-    joint: GroupSchedules | None = None
+    joint: tuple[GroupSchedules, ...] = ()
 
     @property
     def asked(self) -> Topology | Faulty:
@@ -84,12 +84,12 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     """
     assert all(0 <= rank < world_size for rank in global_ranks), "the caller knows the world"
     joint = _joint(options)
-    described = options.topology if joint is None or options.topology is not None else joint.topology
+    described = options.topology if not joint or options.topology is not None else joint[0].topology
     if described is None:
         return _assumed(options, global_ranks, world_size)
     whole, source = _described(described)
-    if joint is not None:
-        _check_joint(joint, whole, options)
+    for it in joint:
+        _check_joint(it, whole, options)
     of_switch = _aggregators(options, whole)
     if not of_switch:
         whole = whole.forwarding
@@ -109,10 +109,12 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     )
 
 
-def _joint(options: Options) -> GroupSchedules | None:
+def _joint(options: Options) -> tuple[GroupSchedules, ...]:
     """What groups run at once, read once in a process."""
     given = options.groups
-    return _read_once(os.fspath(given)) if isinstance(given, str | os.PathLike) else given
+    if isinstance(given, str | os.PathLike):
+        return (_read_once(os.fspath(given)),)
+    return given if isinstance(given, tuple) else () if given is None else (given,)
 
 
 @cache

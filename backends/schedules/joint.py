@@ -49,16 +49,15 @@ def joint_part(fabric: Fabric, kind: Kind, root: int | None) -> JointPart | None
     Raises:
         InputError: the schedule passes ranks of other groups.
     """
-    if fabric.joint is None:
-        return None
     place = {vertex: rank for rank, vertex in enumerate(fabric.places)}
-    for number, group in enumerate(fabric.joint.groups):
+    every = ((number, it, joint) for joint in fabric.joint for number, it in enumerate(joint.groups))
+    for number, group, joint in every:
         asked = group.collective
         if asked.kind is not kind or asked.members != place.keys():
             continue
         if root is not None and asked.root != fabric.places[root]:
             continue
-        whole, own = fabric.joint.topology, fabric.topology
+        whole, own = joint.topology, fabric.topology
         named = {str(own.label(vertex)): vertex for vertex in range(own.ranks, own.size)}
         for vertex in range(whole.ranks, whole.size):
             if str(whole.label(vertex)) in named:
@@ -78,9 +77,9 @@ def joint_part(fabric: Fabric, kind: Kind, root: int | None) -> JointPart | None
             replace(it, owner=place[it.owner], target=None if it.target is None else place[it.target])
             for it in schedule.chunks
         )
-        settings = (*schedule.method.settings, ("jointly", len(fabric.joint.groups)))
+        settings = (*schedule.method.settings, ("jointly", len(joint.groups)))
         return JointPart(
-            f"group {number} of {digest_of(fabric.joint)}",
+            f"group {number} of {digest_of(joint)}",
             own,
             Collective.on(own, kind, root=root or 0),
             replace(schedule.method, settings=settings),

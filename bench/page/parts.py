@@ -206,13 +206,14 @@ in_gigabytes = scaled("GB", 1e3, 2)
 UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     _method: "method",
     count: (
-        "allocations asked buffers chunks devices fragments height joined layers legal_cuts mbit "
+        "allocations asked buffers calls chunks devices fragments height joined layers legal_cuts mbit "
         "microbatches nic_gbit paper_microbatches parts pieces ranks runs samples_each stages steps "
         "transfers trees width"
     ),
     digits: "algbw busbw optimum rate ratio samples_per_second",
     duration: (
-        "cpu_us data_parallel_us equation_us floor_us predicted_us simulated_us spread time_us "
+        "collectives_us computing_us cpu_us data_parallel_us each_us equation_us floor_us planned_us "
+        "predicted_us simulated_us spread time_us "
         "time_us_64KiB time_us_64MiB torch_us"
     ),
     seconds: (

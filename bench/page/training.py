@@ -307,6 +307,55 @@ _STEPS = columns(
 )
 
 
+# ------------------------------------------------------------------------------------------ divided steps
+
+
+def _sharded(document: Document) -> Iterator[Part]:
+    rows = document.rows
+    errors = rows["error"].dropna()
+    behind = []
+    for (topology, model, batch), alike in groups(rows, "topology", "model", "batch"):
+        fastest, chosen = alike["time_us"].min(), first(alike, layout="chosen").time_us
+        if chosen > fastest:
+            ratio = times(chosen / fastest)
+            behind.append(f"{model} of {count(batch)} samples on {topology} ({ratio} of the fastest)")
+    yield text(
+        "Predictions are off by ",
+        Strong(percent(errors.median())),
+        f" in the median and {percent(errors.max())} at the most. The choice takes longer than a fixed layout "
+        f"for {', '.join(behind) or 'none'}.",
+        tone="bad" if behind else "",
+    )
+    yield sharded_table(document)
+    yield all_rows(_SHARDED, rows)
+
+
+def sharded_table(document: Document) -> Table:
+    """A line per model, topology and layout: planned, predicted and measured."""
+    rows = [
+        (
+            row.topology,
+            f"{row.model}, {count(row.batch)} samples",
+            row.layout,
+            row.mesh,
+            cell(duration, row.predicted_us, "ours"),
+            cell(duration, row.time_us),
+            cell(percent, row.error),
+            cell(times, row.ratio),
+        )
+        for row in records(document.rows)
+    ]
+    head = ("topology", "model", "layout", "mesh", ">predicted", ">measured", ">error", ">over the choice")
+    return lines(head, rows)
+
+
+_SHARDED = columns(
+    "topology | model | >batch | layout | mesh | >calls | >planned: planned_us | "
+    ">collectives: collectives_us | >computing: computing_us | >each call: each_us | "
+    ">predicted: predicted_us | >measured: time_us | >spread | >runs | >error"
+)
+
+
 def _memory(document: Document) -> Iterator[Part]:
     limit, rows = number(document.get("limit")), document.rows
     above = rows[rows["ratio"] > limit]
@@ -410,5 +459,18 @@ SECTIONS = (
         "schedule or gloo's. Both take turns in the same processes.",
         _steps,
         ("A training step on emulated links", steps_table),
+    ),
+    Section(
+        "pipeline_sharded",
+        "sharded",
+        "Is a divided step as fast as its plan says?",
+        "measured on emulated links",
+        COMMAND + "sharded",
+        "Models whose operators are divided over all ranks, whole steps: by the choice of the integer "
+        "program, and by the best data parallelism and the best of Megatron's layout on the same costs. "
+        "All take turns in the same processes. Collectives are predicted by simulating their schedules at "
+        "the rates that links delivered, computing by a serial step.",
+        _sharded,
+        ("Steps of divided models on emulated links", sharded_table),
     ),
 )

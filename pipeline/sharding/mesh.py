@@ -152,6 +152,16 @@ class FabricPrices:
         low, high = (self._simulated(self._key(kind, axes), power + more) for more in (0, 2))
         return fixed + low + (high - low) * (size_bytes - (1 << power)) // (3 << power)
 
+    def schedules(self, needed: Iterable[tuple[Kind, Axes]]) -> tuple[GroupSchedules, ...]:
+        """What the groups of axes run at once, of some collectives; those that all ranks do are left out."""
+        found = []
+        for kind, axes in needed:
+            if self.rate(kind, axes) and isinstance(
+                it := self._schedules.get(self._key(kind, axes)), GroupSchedules
+            ):
+                found.append(it)
+        return tuple(found)
+
     def rate(self, kind: Kind, axes: Axes) -> Fraction:
         """GB/s of the slowest group while all run; 0 where links do not connect one."""
         key = self._key(kind, axes)

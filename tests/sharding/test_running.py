@@ -155,7 +155,8 @@ def planned(trainer: pipeline.ShardedTrainer, microbatches: int) -> Counter[tupl
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, 0.01)
+    """Gradients that are zero but for rounding, as those of a bias of keys, stay small beside its eps."""
+    return torch.optim.AdamW(parameters, 0.01, eps=1e-4)
 
 
 def momentum(parameters: Any) -> torch.optim.Optimizer:
@@ -251,7 +252,7 @@ def test_two_layers_on_two_ranks() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_layouts_and_any_divisions_on_four_ranks(name: str) -> None:
-    layouts = ["free", *LAYOUTS, *(f"any {it}" for it in range(8))]
+    layouts = ["free", *LAYOUTS, *(f"any {it}" for it in range(4))]
     found = check(name, 4, layouts)
     kinds = {kind for it in found for kind, _, _ in it["planned"]}
     assert kinds == set(KINDS.values())

@@ -209,7 +209,7 @@ def arguments(node: fx.Node) -> tuple[dict[str, fx.Node], dict[str, Any]]:
 
 
 def named(node: fx.Node) -> dict[str, Any]:
-    """The arguments that an operator is called with, by their names; those of Python's own are self, self1, ..."""
+    """The arguments that an operator is called with, by name; those of Python's own are self, self1, ..."""
     schema = getattr(node.target, "_schema", None)
     names = (
         [it.name for it in schema.arguments] if schema else [f"self{i or ''}" for i in range(len(node.args))]

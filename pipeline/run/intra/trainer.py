@@ -59,9 +59,10 @@ class ShardedTrainer:
         batch: samples of a step.
         microbatches: that it is divided into.
         collectives: "synth" for synthesized schedules, "gloo" for gloo's.
-        groups: schedules that the groups of an axis run at once; None where each group finds its own.
-        by_schedule: whether the sharding was chosen by what schedules take, as `shard_model` does, or by exact
-            rates: paths of tensors follow.
+        groups: schedules that the groups of an axis run at once, such as `FabricPrices.schedules` gives; where
+            there are none, each group finds its own.
+        by_schedule: whether the sharding was chosen by what schedules take, as `shard_model` does, or by
+            exact rates: paths of tensors follow.
         seed: of random numbers.
         timeout_s: after which waiting for another rank fails.
 
@@ -85,7 +86,7 @@ class ShardedTrainer:
         batch: int,
         microbatches: int = 1,
         collectives: str = "synth",
-        groups: GroupSchedules | None = None,
+        groups: tuple[GroupSchedules, ...] = (),
         by_schedule: bool = True,
         seed: int = 0,
         timeout_s: float = 60.0,
@@ -179,11 +180,11 @@ class ShardedTrainer:
         self._made.clear()
 
 
-def _options(topology: Topology, groups: GroupSchedules | None) -> Options:
+def _options(topology: Topology, groups: tuple[GroupSchedules, ...]) -> Options:
     world = dist.group.WORLD
     known = world.options if isinstance(world, SynthGroup) else Options.from_environment(os.environ)
     ranks = tuple(range(dist.get_world_size()))
-    return replace(known, topology=topology, ranks=ranks, groups=known.groups if groups is None else groups)
+    return replace(known, topology=topology, ranks=ranks, groups=groups or known.groups)
 
 
 def _device_mesh(collectives: MeshCollectives) -> Any:

@@ -1,0 +1,354 @@
+"""Steps of divided models on emulated links beside what their plans say: fixed layouts and the choice.
+
+Each layout runs with the schedules that priced it: groups of an axis, which share links, run what was made
+for all of them. What collectives take is simulated at the rates that the links delivered, with what one of
+them costs besides as measured; what computing takes is a serial step, as the plan divides it among ranks that
+share the processors.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborcast import topologies
+from arborcast.bench.contest.rows import delivered_fabric
+from arborcast.bench.emulation import network
+from arborcast.bench.emulation.delivery import check_delivery, delivered
+from arborcast.bench.emulation.plan import at_rates, plan_emulation
+from arborcast.bench.emulation.processes import run_inside
+from arborcast.pipeline.costs.devices import Device
+
+if TYPE_CHECKING:
+    from arborcast.pipeline.model.traced.model import Traced
+    from arborcast.pipeline.sharding.evaluation import Cost
+    from arborcast.pipeline.sharding.mesh import FabricPrices
+    from arborcast.pipeline.sharding.program import Sharding
+    from arborcast.pipeline.sharding.stage import StageSharding
+    from arborcast.synth.groups import GroupSchedules
+    from arborcast.synth.topology import Topology
+
+CHOSEN = "chosen"
+LAYOUTS = (CHOSEN, "data-parallel", "megatron")
+
+_CORE = Device("a core", {"float32": 4e10}, 8, 2**33, efficiency=1, memory_efficiency=1, launch_us=20)
+"""About what a rank of the bench is: plans are chosen for it, and predictions divide measured time by it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a topology.
+
+    Attributes:
+        spec: of the topology.
+        model: one of `MODELS`.
+        batch: samples of a step.
+        ranks: the fragment; None for all.
+        mbit: rate of the slowest link.
+    """
+
+    spec: str
+    model: str
+    batch: int
+    ranks: tuple[int, ...] | None = None
+    mbit: int = 100
+
+    def topology(self) -> Topology:
+        """At the rates of the emulation."""
+        whole = topologies.load(self.spec)
+        return at_rates(whole if self.ranks is None else whole.subset(self.ranks), self.mbit)
+
+
+_TWO_BOXES = str(Path(topologies.__file__).parent / "examples" / "two-boxes.yaml")
+
+CASES = (
+    Case("dgx1", "mlp", 4096, (0, 1, 2, 3)),
+    Case("dgx1", "mlp", 384, (0, 1, 2, 3)),
+    Case("dgx1", "gpt-block", 48, (0, 1, 2, 3)),
+    Case(_TWO_BOXES, "mlp", 768),
+    Case(_TWO_BOXES, "gpt-block", 144),
+)
+
+
+def _mlp(batch: int) -> tuple[Any, Any, Any, Callable[..., Any]]:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(384, 1536), nn.GELU(), nn.Linear(1536, 384))
+    return model, torch.randn(batch, 384), torch.randn(batch, 384), nn.functional.mse_loss
+
+
+def _gpt(batch: int) -> tuple[Any, Any, Any, Callable[..., Any]]:
+    import torch
+    from torch import Tensor, nn
+
+    class Block(nn.Module):
+        """Attention over heads and a feed-forward block, each added to what it read."""
+
+        def __init__(self, width: int, heads: int) -> None:
+            super().__init__()
+            self.heads = heads
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+            self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norms[0](x)
+            heads = (
+                it(y).view(*y.shape[:2], self.heads, -1).transpose(1, 2)
+                for it in (self.query, self.key, self.value)
+            )
+            mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+            return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+    def loss(scores: Tensor, following: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+    model = nn.Sequential(nn.Embedding(768, 384), Block(384, 12), nn.LayerNorm(384), nn.Linear(384, 768))
+    tokens = torch.randint(0, 768, (2, batch, 32))
+    return model, tokens[0], tokens[1], loss
+
+
+MODELS: Mapping[str, Callable[[int], tuple[Any, Any, Any, Callable[..., Any]]]] = {
+    "mlp": _mlp,
+    "gpt-block": _gpt,
+}
+"""From samples to model, inputs, targets and loss."""
+
+
+def _made(case: Case) -> tuple[Traced, Any, Any, Any, Callable[..., Any]]:
+    """Alike in every process."""
+    import torch
+
+    from arborcast.pipeline import trace
+
+    torch.manual_seed(0)
+    model, inputs, targets, loss = MODELS[case.model](case.batch)
+    return trace(model, (inputs, targets), loss, evaluation=False), model, inputs, targets, loss
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout of a model on the mesh where it is fastest.
+
+    Attributes:
+        layout: one of `LAYOUTS`.
+        sharding: what ranks do.
+        total_us: of a step, planned.
+        groups: schedules of axes.
+    """
+
+    layout: str
+    sharding: StageSharding
+    total_us: float
+    groups: tuple[GroupSchedules, ...]
+
+
+def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dict[str, Any]]:
+    """Predicted and measured time of a step by each layout, on the same links, in turns.
+
+    Raises:
+        InputError: the machine cannot emulate links, or the topology has too many vertices.
+        EmulationError: a rank failed, or a link does not deliver its rate.
+    """
+    topology = case.topology()
+    found = plans(case, topology)
+    wiring = plan_emulation(topology, case.mbit)
+    with network.emulate(wiring) as emulation:
+        rates = delivered(emulation)
+        check_delivery(wiring, rates, print)
+        seen = run_inside(
+            emulation,
+            measure,
+            case,
+            topology,
+            [plan for plan, *_ in found],
+            steps,
+            timeout_s=timeout_s * steps,
+        )
+    fabric = delivered_fabric(topology, rates["alone"])
+    serial_us = _serial_us(case)
+    busy = max(1.0, topology.ranks / len(os.sched_getaffinity(0)))
+    each_us = statistics.median(max(run) for run in zip(*(rank["small"] for rank in seen), strict=True)) * 1e6
+    rows = []
+    for plan, sharding, prices, whole in found:
+        runs = [max(run) for run in zip(*(rank[plan.layout]["seconds"] for rank in seen), strict=True)]
+        losses = {rank[plan.layout]["loss"] for rank in seen}
+        assert len(losses) == 1, f"ranks must see the same loss, got {losses}"
+        cost = _at(case, sharding, replace(prices, topology=fabric, collective_us=Fraction(0)))
+        calls = seen[0][plan.layout]["calls"]
+        computing_us = serial_us * busy * cost.compute_ps / whole.compute_ps
+        collectives_us = (cost.total_ps(1) - cost.compute_ps - _updates(sharding, prices)) / 1e6
+        predicted_us = computing_us + collectives_us + calls * each_us
+        time_us = statistics.median(runs) * 1e6
+        rows.append(
+            {
+                "topology": topology.name,
+                "model": case.model,
+                "batch": case.batch,
+                "layout": plan.layout,
+                "mesh": str(plan.sharding.mesh),
+                "calls": calls,
+                "mbit": case.mbit,
+                "planned_us": plan.total_us,
+                "collectives_us": collectives_us,
+                "computing_us": computing_us,
+                "each_us": each_us,
+                "predicted_us": predicted_us,
+                "time_us": time_us,
+                "spread": (max(runs) - min(runs)) * 1e6,
+                "runs": len(runs),
+                "error": abs(predicted_us - time_us) / time_us,
+                "last_loss": losses.pop(),
+            }
+        )
+    for row in rows:
+        row["ratio"] = row["time_us"] / rows[0]["time_us"]
+    return rows
+
+
+def plans(case: Case, topology: Topology) -> list[tuple[Plan, Sharding, FabricPrices, Cost]]:
+    """The best of each layout over all meshes, with its prices, and the cost of the undivided model."""
+    from arborcast.pipeline.errors import PlanError
+    from arborcast.pipeline.model.traced.operators import operator_trace
+    from arborcast.pipeline.sharding.evaluation import calls
+    from arborcast.pipeline.sharding.graph import merged
+    from arborcast.pipeline.sharding.layouts import LAYOUTS as FIXED
+    from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh, meshes
+    from arborcast.pipeline.sharding.program import shard
+    from arborcast.pipeline.sharding.setting import Setting
+    from arborcast.pipeline.sharding.stage import stage_sharding
+
+    graph = merged(operator_trace(_made(case)[0], case.batch))
+    alone = Mesh((), (0,))
+    whole = shard(graph, Setting(FabricPrices(topology, alone), _CORE)).cost
+    tried = [FabricPrices(topology, mesh, by_schedule=True) for mesh in meshes(range(topology.ranks))]
+    found = []
+    for layout in LAYOUTS:
+        best: tuple[Sharding, FabricPrices] | None = None
+        for prices in tried:
+            allowed = None if layout == CHOSEN else FIXED[layout](prices.mesh.shape)
+            try:
+                sharding = shard(graph, Setting(prices, _CORE), allowed=allowed)
+            except PlanError:
+                continue  # this layout has no links on this mesh
+            if best is None or sharding.total_ps < best[0].total_ps:
+                best = sharding, prices
+        assert best is not None, "every layout has the mesh of one axis"
+        sharding, prices = best
+        needed = calls(graph, sharding.chosen, Setting(prices, _CORE))
+        groups = prices.schedules(sorted({(it.kind, it.axes) for it in needed}))
+        value = stage_sharding(graph, sharding.chosen, prices.mesh)
+        found.append((Plan(layout, value, sharding.total_ps / 1e6, groups), sharding, prices, whole))
+    return found
+
+
+def _at(case: Case, sharding: Sharding, prices: FabricPrices) -> Cost:
+    """The cost of the same collectives on other links."""
+    from arborcast.pipeline.sharding.evaluation import repriced
+    from arborcast.pipeline.sharding.setting import Setting
+
+    planned = Setting(replace(prices, topology=case.topology()), _CORE)
+    fresh = replace(prices, _rates={}, _schedules={}, _times={})
+    return repriced(sharding.graph, sharding.chosen, planned, fresh)
+
+
+def _updates(sharding: Sharding, prices: FabricPrices) -> int:
+    """Picoseconds of updates, which are in the serial step too."""
+    from arborcast.pipeline.sharding.setting import Setting
+    from arborcast.pipeline.sharding.specs import local_bytes
+
+    setting = Setting(prices, _CORE)
+    return sum(
+        setting.update_ps(local_bytes(it.given.size_bytes, way.update, setting.sizes))
+        for it, way in zip(sharding.graph.operators, sharding.chosen, strict=True)
+        if way is not None and way.update is not None and it.given is not None
+    )
+
+
+def _serial_us(case: Case, runs: int = 5) -> float:
+    """A step of the undivided model on one core."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    _, model, inputs, targets, loss = _made(case)
+    optimizer, seconds = torch.optim.SGD(model.parameters(), 0.01), []
+    for _ in range(runs + 1):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - begin)
+    torch.set_num_threads(threads)
+    return statistics.median(seconds[1:]) * 1e6
+
+
+def measure(
+    rank: int,
+    address: str,
+    store_path: str,
+    case: Case,
+    topology: Topology,
+    found: Sequence[Plan],
+    steps: int,
+) -> dict[str, Any]:
+    """What one rank saw of the steps of each layout; the first of each is not counted."""
+    import torch
+    import torch.distributed as dist
+
+    from arborcast import pipeline
+    from arborcast.backends.tensors.torch_compat import FileStore
+
+    os.environ["ARBORCAST_TRANSPORT"] = "sockets"  # not the memory that ranks share here
+    size = topology.ranks
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=FileStore(store_path, size), rank=rank, world_size=size)
+    traced, _, inputs, targets, _ = _made(case)
+    trainers = {
+        plan.layout: pipeline.ShardedTrainer(
+            traced,
+            plan.sharding,
+            topology,
+            lambda parameters: torch.optim.SGD(parameters, 0.01),
+            batch=case.batch,
+            groups=plan.groups,
+            timeout_s=300,
+        )
+        for plan in found
+    }
+    seconds: dict[str, list[float]] = {layout: [] for layout in trainers}
+    losses: dict[str, float] = {}
+    for turn in range(steps + 1):
+        for layout in trainers if turn % 2 else reversed(trainers):
+            dist.barrier()
+            begin = time.perf_counter()
+            losses[layout] = trainers[layout].step(inputs, targets)
+            if turn:
+                seconds[layout].append(time.perf_counter() - begin)
+    small = []
+    line = trainers[found[0].layout].line(found[0].sharding.mesh.ways[-1])
+    for _ in range(20):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(torch.zeros(256), group=line)
+        small.append(time.perf_counter() - begin)
+    dist.barrier()
+    return {
+        "small": small,
+        **{
+            layout: {
+                "seconds": seconds[layout],
+                "loss": losses[layout],
+                "calls": sum(it.per_microbatch + it.per_step for it in trainer.calls),
+            }
+            for layout, trainer in trainers.items()
+        },
+    }
