@@ -287,8 +287,8 @@ def sharded(quick: bool) -> dict[str, Any]:
             "calls": "collectives of a step, all alike counted and planned",
             "planned_us": "when the layout was chosen, at the rates that links were set to",
             "collectives_us": "simulated at the rates that links delivered",
-            "computing_us": "a serial step times the share of the plan's computing that a rank has, times "
-            "ranks over processors",
+            "computing_us": "a serial step, on all ranks at once, times the share of the plan's computing "
+            "that a rank has",
             "each_us": "an allreduce of 1 KiB: what each collective costs besides",
             "predicted_us": "collectives_us, computing_us, and each_us for every collective",
             "error": "|predicted - measured| / measured",

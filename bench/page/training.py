@@ -322,8 +322,8 @@ def _sharded(document: Document) -> Iterator[Part]:
     yield text(
         "Predictions are off by ",
         Strong(percent(errors.median())),
-        f" in the median and {percent(errors.max())} at the most. The choice takes longer than a fixed layout "
-        f"for {', '.join(behind) or 'none'}.",
+        f" in the median and {percent(errors.max())} at the most. The choice takes longer than a fixed "
+        f"layout for {', '.join(behind) or 'none'}.",
         tone="bad" if behind else "",
     )
     yield sharded_table(document)

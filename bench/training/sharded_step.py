@@ -2,8 +2,8 @@
 
 Each layout runs with the schedules that priced it: groups of an axis, which share links, run what was made
 for all of them. What collectives take is simulated at the rates that the links delivered, with what one of
-them costs besides as measured; what computing takes is a serial step, as the plan divides it among ranks that
-share the processors.
+them costs besides as measured; what computing takes is a serial step of all ranks at once, which share the
+processors, times the part of it that the plan gives each.
 """
 
 from __future__ import annotations
@@ -174,8 +174,7 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
             timeout_s=timeout_s * steps,
         )
     fabric = delivered_fabric(topology, rates["alone"])
-    serial_us = _serial_us(case)
-    busy = max(1.0, topology.ranks / len(os.sched_getaffinity(0)))
+    serial_us = max(rank["serial"] for rank in seen) * 1e6
     each_us = statistics.median(max(run) for run in zip(*(rank["small"] for rank in seen), strict=True)) * 1e6
     rows = []
     for plan, sharding, prices, whole in found:
@@ -184,7 +183,7 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
         assert len(losses) == 1, f"ranks must see the same loss, got {losses}"
         cost = _at(case, sharding, replace(prices, topology=fabric, collective_us=Fraction(0)))
         calls = seen[0][plan.layout]["calls"]
-        computing_us = serial_us * busy * cost.compute_ps / whole.compute_ps
+        computing_us = serial_us * cost.compute_ps / whole.compute_ps
         collectives_us = (cost.total_ps(1) - cost.compute_ps - _updates(sharding, prices)) / 1e6
         predicted_us = computing_us + collectives_us + calls * each_us
         time_us = statistics.median(runs) * 1e6
@@ -273,12 +272,10 @@ def _updates(sharding: Sharding, prices: FabricPrices) -> int:
     )
 
 
-def _serial_us(case: Case, runs: int = 5) -> float:
-    """A step of the undivided model on one core."""
+def _serial_s(case: Case, runs: int = 5) -> float:
+    """Seconds of a step of the undivided model."""
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     _, model, inputs, targets, loss = _made(case)
     optimizer, seconds = torch.optim.SGD(model.parameters(), 0.01), []
     for _ in range(runs + 1):
@@ -287,8 +284,7 @@ def _serial_us(case: Case, runs: int = 5) -> float:
         loss(model(inputs), targets).backward()
         optimizer.step()
         seconds.append(time.perf_counter() - begin)
-    torch.set_num_threads(threads)
-    return statistics.median(seconds[1:]) * 1e6
+    return statistics.median(seconds[1:])
 
 
 def measure(
@@ -333,6 +329,8 @@ def measure(
             losses[layout] = trainers[layout].step(inputs, targets)
             if turn:
                 seconds[layout].append(time.perf_counter() - begin)
+    dist.barrier()
+    serial = _serial_s(case)  # on all ranks at once, which share the processors
     small = []
     line = trainers[found[0].layout].line(found[0].sharding.mesh.ways[-1])
     for _ in range(20):
@@ -343,6 +341,7 @@ def measure(
     dist.barrier()
     return {
         "small": small,
+        "serial": serial,
         **{
             layout: {
                 "seconds": seconds[layout],

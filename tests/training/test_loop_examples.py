@@ -27,6 +27,16 @@ def test_both_ways_give_equal_losses(name: str) -> None:
 
 
 @pytest.mark.long
+def test_a_divided_model_gives_serial_losses_by_the_planned_collectives() -> None:
+    script = str(ROOT / "examples" / "train_sharded.py")
+    done = run(*TORCHRUN, "4", script, "--topology", "dgx1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = re.search(r"^collectives of a step: (\d+), planned (\d+)$", done.stdout, re.MULTILINE)
+    assert counts is not None
+    assert counts[1] == counts[2]
+
+
+@pytest.mark.long
 def test_transformers_learn_over_schedules() -> None:
     pytest.importorskip("transformers")
     script = str(ROOT / "examples" / "train_transformers.py")

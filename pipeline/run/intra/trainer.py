@@ -59,8 +59,8 @@ class ShardedTrainer:
         batch: samples of a step.
         microbatches: that it is divided into.
         collectives: "synth" for synthesized schedules, "gloo" for gloo's.
-        groups: schedules that the groups of an axis run at once, such as `FabricPrices.schedules` gives; where
-            there are none, each group finds its own.
+        groups: schedules that the groups of an axis run at once, as `FabricPrices.schedules` gives them; each
+            group finds its own where there are none.
         by_schedule: whether the sharding was chosen by what schedules take, as `shard_model` does, or by
             exact rates: paths of tensors follow.
         seed: of random numbers.
