@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CHOSEN = "chosen"
 LAYOUTS = (CHOSEN, "data-parallel", "megatron")
 
-_CORE = Device("a core", {"float32": 4e10}, 8, 2**33, efficiency=1, memory_efficiency=1, launch_us=20)
+_CORE = Device("a core", {"float32": 6e10}, 12, 2**33, efficiency=1, memory_efficiency=1, launch_us=20)
 """About what a rank of the bench is: plans are chosen for it, and predictions divide measured time by it."""
 
 
@@ -179,8 +179,9 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
     rows = []
     for plan, sharding, prices, whole in found:
         runs = [max(run) for run in zip(*(rank[plan.layout]["seconds"] for rank in seen), strict=True)]
-        losses = {rank[plan.layout]["loss"] for rank in seen}
-        assert len(losses) == 1, f"ranks must see the same loss, got {losses}"
+        losses = [rank[plan.layout]["loss"] for rank in seen]
+        # Where each rank adds up what all send it, the sums are rounded in other orders.
+        assert max(losses) - min(losses) < 1e-5 * losses[0], f"ranks must see the same loss, got {losses}"
         cost = _at(case, sharding, replace(prices, topology=fabric, collective_us=Fraction(0)))
         calls = seen[0][plan.layout]["calls"]
         computing_us = serial_us * cost.compute_ps / whole.compute_ps
@@ -205,7 +206,7 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
                 "spread": (max(runs) - min(runs)) * 1e6,
                 "runs": len(runs),
                 "error": abs(predicted_us - time_us) / time_us,
-                "last_loss": losses.pop(),
+                "last_loss": losses[0],
             }
         )
     for row in rows:

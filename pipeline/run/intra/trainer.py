@@ -138,7 +138,7 @@ class ShardedTrainer:
         self.optimizer = optimizer(parameters)
 
     def step(self, inputs: Tensors, targets: Tensors | None = None) -> float:
-        """Train with one batch; its loss before the update, the same on every rank.
+        """Train with one batch; its loss before the update, the same on every rank up to rounding.
 
         Args:
             inputs: all samples, as the model was traced with them, the same on every rank.
