@@ -160,6 +160,8 @@ def _tall(topology: Topology) -> Iterator[dict[str, Any]]:
     case = {
         "experiment": "tall",
         "devices": topology.ranks,
+        "parts": None,
+        "asked": None,
         "layers": TALL.blocks,
         "batch": TALL_BATCH,
         "parameters": parameters(profile),

@@ -197,7 +197,8 @@ class Units:
     @cached_property
     def _kept(self) -> Ints:
         """Bytes of each layer that is not the first of its stage."""
-        return np.array(self._values("saved_bytes")) - np.array(self._values("passing_bytes"))
+        kept: Ints = np.array(self._values("saved_bytes")) - np.array(self._values("passing_bytes"))
+        return kept
 
     @cached_property
     def _taken(self) -> Ints:
@@ -348,7 +349,7 @@ def _most_kept(room: Ints, peak: int) -> float:
     left = limit / in_flight
     if in_flight > 1:
         left = min(left, (limit - peak * share / whole) / (in_flight - 1))
-    return left * whole / share
+    return float(left * whole / share)
 
 
 @kernel
@@ -390,10 +391,10 @@ def _knapsack_us(freed: Floats, takes: Floats, free: float) -> float:
         return 0.0
     if free >= freed[-1]:
         # Sums of floats may miss the last digits of what is freed exactly.
-        return takes[-1] if free <= freed[-1] * (1 + 1e-12) else np.inf
+        return float(takes[-1]) if free <= freed[-1] * (1 + 1e-12) else np.inf
     at = np.searchsorted(freed, free, side="right")
     part = (free - freed[at - 1]) / (freed[at] - freed[at - 1])
-    return takes[at - 1] + part * (takes[at] - takes[at - 1])
+    return float(takes[at - 1] + part * (takes[at] - takes[at - 1]))
 
 
 @kernel
@@ -411,7 +412,8 @@ def _put(queue: Ints, place: int, prefix: int, costs: Floats, made: Ints) -> Non
 @kernel
 def _first(queue: Ints, count: int, costs: Floats, made: Ints) -> int:
     """Take the first prefix from a queue of `count`."""
-    first, last, place = queue[0], queue[count - 1], 0
+    first: int = queue[0]
+    last, place = queue[count - 1], 0
     while 2 * place + 1 < count - 1:
         below = 2 * place + 1
         if below + 1 < count - 1 and _is_before(queue[below + 1], queue[below], costs, made):
@@ -427,11 +429,12 @@ def _first(queue: Ints, count: int, costs: Floats, made: Ints) -> int:
 @kernel
 def _is_before(one: int, other: int, costs: Floats, made: Ints) -> bool:
     """Whether the search goes on with one rather than the other: less time, longer, found earlier."""
+    is_before = one < other
     if costs[one, 0] != costs[other, 0]:
-        return costs[one, 0] < costs[other, 0]
-    if made[one, 0] != made[other, 0]:
-        return made[one, 0] > made[other, 0]
-    return one < other
+        is_before = costs[one, 0] < costs[other, 0]
+    elif made[one, 0] != made[other, 0]:
+        is_before = made[one, 0] > made[other, 0]
+    return is_before
 
 
 @kernel

@@ -54,6 +54,14 @@ def test_blocks_cost_what_one_costs() -> None:
         assert ours.optimizer_bytes == 12 * ours.gradient_bytes // 2
 
 
+def test_rows_of_all_experiments_have_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TALL": SMALL, "LARGE": SMALL, "TALL_BATCH": 8}.items():
+        monkeypatch.setattr(paper, name, value)
+    rows = paper.tall_rows((8,))
+    columns = set(paper._large(paper.Way("data-parallel", 1, None, 64), SMALL.blocks)) | {"experiment"}
+    assert [set(row) for row in rows] == [columns] * 3
+
+
 @pytest.mark.long
 def test_megatron_in_one_part_is_data_parallelism() -> None:
     profile, network = paper.costs(SMALL, 8), LinkCosts(load("ndv2"))
