@@ -50,7 +50,7 @@ def main() -> int:
 
     traced = pipeline.trace(network(), (inputs, following), loss_fn)
     choice = pipeline.shard_model(traced, topology, "v100", batch=BATCH)
-    trainer = pipeline.ShardedTrainer(traced, choice.stage, topology, sgd, batch=BATCH)
+    trainer = pipeline.ShardedTrainer(traced, choice.plan, sgd)
     losses = []
     for _ in range(STEPS):
         with CommDebugMode() as mode:

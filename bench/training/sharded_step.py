@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from arborcast.pipeline.model.traced.model import Traced
     from arborcast.pipeline.sharding.evaluation import Cost
     from arborcast.pipeline.sharding.mesh import FabricPrices
+    from arborcast.pipeline.sharding.plan import ShardedPlan
     from arborcast.pipeline.sharding.program import Sharding
-    from arborcast.pipeline.sharding.stage import StageSharding
     from arborcast.synth.groups import GroupSchedules
     from arborcast.synth.topology import Topology
 
@@ -104,9 +104,11 @@ def _gpt(batch: int) -> tuple[Any, Any, Any, Callable[..., Any]]:
                 it(y).view(*y.shape[:2], self.heads, -1).transpose(1, 2)
                 for it in (self.query, self.key, self.value)
             )
-            mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+            q, k, v = heads
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
-            return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+            made: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+            return made
 
     def loss(scores: Tensor, following: Tensor) -> Tensor:
         return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
@@ -146,7 +148,7 @@ class Plan:
     """
 
     layout: str
-    sharding: StageSharding
+    sharding: ShardedPlan
     total_us: float
     groups: tuple[GroupSchedules, ...]
 
@@ -194,7 +196,7 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
                 "model": case.model,
                 "batch": case.batch,
                 "layout": plan.layout,
-                "mesh": str(plan.sharding.mesh),
+                "mesh": str(prices.mesh),
                 "calls": calls,
                 "mbit": case.mbit,
                 "planned_us": plan.total_us,
@@ -222,6 +224,7 @@ def plans(case: Case, topology: Topology) -> list[tuple[Plan, Sharding, FabricPr
     from arborcast.pipeline.sharding.graph import merged
     from arborcast.pipeline.sharding.layouts import LAYOUTS as FIXED
     from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh, meshes
+    from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage
     from arborcast.pipeline.sharding.program import shard
     from arborcast.pipeline.sharding.setting import Setting
     from arborcast.pipeline.sharding.stage import stage_sharding
@@ -245,7 +248,8 @@ def plans(case: Case, topology: Topology) -> list[tuple[Plan, Sharding, FabricPr
         sharding, prices = best
         needed = calls(graph, sharding.chosen, Setting(prices, _CORE))
         groups = prices.schedules(sorted({(it.kind, it.axes) for it in needed}))
-        value = stage_sharding(graph, sharding.chosen, prices.mesh)
+        stage = ShardedStage(0, 1, stage_sharding(graph, sharding.chosen, prices.mesh))
+        value = ShardedPlan(graph.name, case.batch, 1, (stage,), topology)
         found.append((Plan(layout, value, sharding.total_ps / 1e6, groups), sharding, prices, whole))
     return found
 
@@ -313,9 +317,7 @@ def measure(
         plan.layout: pipeline.ShardedTrainer(
             traced,
             plan.sharding,
-            topology,
             lambda parameters: torch.optim.SGD(parameters, 0.01),
-            batch=case.batch,
             groups=plan.groups,
             timeout_s=300,
         )
@@ -333,7 +335,7 @@ def measure(
     dist.barrier()
     serial = _serial_s(case)  # on all ranks at once, which share the processors
     small = []
-    line = trainers[found[0].layout].line(found[0].sharding.mesh.ways[-1])
+    line = trainers[found[0].layout].line(found[0].sharding.stages[0].sharding.mesh.ways[-1])
     for _ in range(20):
         dist.barrier()
         begin = time.perf_counter()

@@ -19,9 +19,10 @@ from arborcast.pipeline.sharding.evaluation import Cost, repriced
 from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh, meshes
+from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage
 from arborcast.pipeline.sharding.program import Sharding, shard
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.stage import StageSharding, stage_sharding
+from arborcast.pipeline.sharding.stage import stage_sharding
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -78,9 +79,12 @@ class Choice:
         return self.best.sharding
 
     @property
-    def stage(self) -> StageSharding:
-        """The same as a value that files hold and `ShardedTrainer` runs."""
-        return stage_sharding(self.graph, self.sharding.chosen, self.best.mesh)
+    def plan(self) -> ShardedPlan:
+        """The same as a plan of one stage and one layer, which files hold and `ShardedTrainer` runs."""
+        microbatches = self.best.setting.microbatches
+        stage = stage_sharding(self.graph, self.sharding.chosen, self.best.mesh)
+        batch, stages = self.graph.samples * microbatches, (ShardedStage(0, 1, stage),)
+        return ShardedPlan(self.graph.name, batch, microbatches, stages, self.topology)
 
 
 def shard_model(

@@ -20,16 +20,17 @@ from arborcast import pipeline, topologies  # noqa: E402
 from arborcast.pipeline.errors import BatchError, PlanError  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
-from arborcast.pipeline.run.intra.assignments import strategies_of  # noqa: E402
+from arborcast.pipeline.run.sharded import local  # noqa: E402
 from arborcast.pipeline.sharding.graph import Graph, merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import LAYOUTS  # noqa: E402
 from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh  # noqa: E402
+from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage  # noqa: E402
 from arborcast.pipeline.sharding.program import shard  # noqa: E402
 from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
-from arborcast.pipeline.sharding.stage import StageSharding, stage_sharding  # noqa: E402
+from arborcast.pipeline.sharding.stage import stage_sharding  # noqa: E402
 from arborcast.pipeline.sharding.strategies import Strategy, strategies  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
-from tests.sharding.examples import UNIT, mlp, on_ring  # noqa: E402
+from tests.sharding.examples import UNIT  # noqa: E402
 from tests.sharding.test_operators import Block  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 
@@ -174,14 +175,11 @@ def divided(rank: int, size: int, name: str, layouts: list[str], collectives: st
     graph = merged(operator_trace(traced, BATCH // model.microbatches))
     results = []
     for layout in layouts:
-        sharding = stage_sharding(graph, chosen_for(graph, setting, layout), mesh)
+        stage = ShardedStage(0, 1, stage_sharding(graph, chosen_for(graph, setting, layout), mesh))
         trainer = pipeline.ShardedTrainer(
             traced,
-            sharding,
-            fabric,
+            ShardedPlan(graph.name, BATCH, model.microbatches, (stage,), fabric),
             adam if layout == "zero-3" else momentum,
-            batch=BATCH,
-            microbatches=model.microbatches,
             collectives=collectives,
             by_schedule=False,
         )
@@ -201,7 +199,7 @@ def divided(rank: int, size: int, name: str, layouts: list[str], collectives: st
                 "planned": planned(trainer, model.microbatches),
                 "counted": counting.found,
                 "in all": mode.get_total_counts(),
-                "held": sum(it.to_local().numel() for it in trainer.module.parameters()),
+                "held": sum(local(it).numel() for it in trainer.module.parameters()),
                 "served": served,
             }
         )
@@ -266,36 +264,6 @@ def test_synthesized_schedules_run_a_division() -> None:
     assert found["served"]["allreduce"]
 
 
-def fresh(name: str, size: int = 2) -> tuple[Traced, Graph, StageSharding]:
-    model = MODELS[name]
-    traced = model.traced()
-    graph = merged(operator_trace(traced, BATCH))
-    setting = on_ring((size,))
-    return traced, graph, stage_sharding(graph, shard(graph, setting).chosen, setting.prices.mesh)
-
-
-def test_a_sharding_tells_its_strategies_and_those_of_another_model_are_refused() -> None:
-    _, graph, sharding = fresh("mlp")
-    again = strategies_of(graph, sharding)
-    assert stage_sharding(graph, again, sharding.mesh) == sharding
-    other = mlp(64, 64, 512)
-    with pytest.raises(
-        PlanError, match=r"^sharding: must be of model example, which has parameter w1, got none$"
-    ):
-        strategies_of(other, sharding)
-    more = replace(
-        sharding, parameters=(*sharding.parameters, replace(sharding.parameters[0], path="9.bias"))
-    )
-    with pytest.raises(PlanError, match=r"^sharding: must be of model Sequential, which has no 9\.bias$"):
-        strategies_of(graph, more)
-    first, *rest = sharding.operators
-    wrong = replace(first, result=tuple(0 if at is None else None for at in first.result))
-    with pytest.raises(
-        PlanError, match=r"^sharding: operator linear of Sequential must be divided as .*, got "
-    ):
-        strategies_of(graph, replace(sharding, operators=(wrong, *rest)))
-
-
 def said(make: Callable[[], Any]) -> str:
     try:
         make()
@@ -305,21 +273,29 @@ def said(make: Callable[[], Any]) -> str:
 
 
 def refused(rank: int, size: int) -> list[str]:
-    traced, _, sharding = fresh("mlp")
     model, fabric = MODELS["mlp"], topologies.load("full:2")
+    traced = model.traced()
+    plan = pipeline.shard_model(traced, fabric, UNIT, batch=BATCH).plan
 
-    def trainer(*changed: Any, **options: Any) -> pipeline.ShardedTrainer:
-        given = (traced, sharding, fabric, momentum)
-        given = (*changed, *given[len(changed) :])
-        return pipeline.ShardedTrainer(*given, **({"batch": BATCH, "collectives": "gloo"} | options))
+    def on(ranks: tuple[int, ...], topology: str) -> ShardedPlan:
+        sharding = replace(plan.stages[0].sharding, mesh=Mesh((2,), ranks))
+        return replace(plan, stages=(ShardedStage(0, 1, sharding),), topology=topologies.load(topology))
+
+    def trainer(plan: ShardedPlan = plan, model: Traced = traced) -> pipeline.ShardedTrainer:
+        return pipeline.ShardedTrainer(model, plan, momentum, collectives="gloo")
 
     made = trainer()
+    two = (
+        ShardedStage(0, 1, on((0, 1), "full:4").stages[0].sharding),
+        ShardedStage(1, 2, on((2, 3), "full:4").stages[0].sharding),
+    )
     found = [
-        said(lambda: trainer(traced, replace(sharding, mesh=Mesh((2,), (2, 3))))),
-        said(lambda: trainer(traced, sharding, topologies.load("full:4"))),
-        said(lambda: trainer(trace(two_layers(), model.inputs, evaluation=False))),
-        said(lambda: trainer(batch=BATCH, microbatches=3)),
-        said(lambda: trainer(traced, replace(sharding, mesh=Mesh((2,), (1, 0))))),
+        said(lambda: trainer(on((2, 3), "full:4"))),
+        said(lambda: trainer(on((0, 1), "full:4"))),
+        said(lambda: trainer(on((1, 0), "full:2"))),
+        said(lambda: trainer(replace(plan, stages=two, topology=topologies.load("full:4")))),
+        said(lambda: trainer(model=trace(two_layers(), model.inputs, evaluation=False))),
+        said(lambda: trainer(model=MODELS["transformer"].traced())),
         said(lambda: made.step(model.inputs[:4], model.targets[:4])),
     ]
     made.close()
@@ -330,10 +306,11 @@ def refused(rank: int, size: int) -> list[str]:
 def test_a_plan_for_another_job_is_refused_in_a_line() -> None:
     for lines in run_ranks(2, refused, timeout_s=200):
         assert lines == [
-            "PlanError: sharding: mesh 2 must hold the 2 ranks of the job, got [2, 3]",
+            "PlanError: plan: mesh 2 must hold the 2 ranks of the job, got [2, 3]",
             "PlanError: topology full:4: must have the 2 ranks of the job, got 4",
-            "PlanError: model Sequential: must be traced with its loss to be trained",
-            "InputError: batch of 8 samples: must split into 3 equal microbatches",
             "PlanError: mesh 2: ranks must ascend along axis 0, got [1, 0]",
+            "PlanError: plan: must have one stage to be run so, got 2",
+            "PlanError: model Sequential: must be traced with its loss to be trained",
+            "PlanError: plan: stage of layers [0, 1): is for another model: it lacks 1.norms.0.weight",
             "BatchError: batch: must have 8 samples, as the plan says, got [4]",
         ]

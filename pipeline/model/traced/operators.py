@@ -138,7 +138,8 @@ class _Reader:
         if not isinstance(source, fx.Node) or _kind(source) != "broadcast_tensors":
             return True
         (taken,) = index
-        return source.args[0][taken].name in self.trained  # type: ignore[index, union-attr]
+        one: Any = source.args[0]
+        return one[taken].name in self.trained
 
     def _operand(self, node: fx.Node, dims: tuple[str | None, ...], kept: bool) -> Operand:
         shape = self.sizes.shape(_tensor(node))

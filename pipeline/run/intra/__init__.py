@@ -1,7 +1,6 @@
 """Runs a stage as its sharding says: every rank its parts, with exactly the collectives that were planned.
 
-`assignments` tells from a sharding which labels of each operator the axes divide, and checks it against the
-model; `collectives` carries out the plan's paths along the axes of the mesh; `operators` runs one operator of
+`collectives` carries out the plan's paths along the axes of the mesh; `operators` runs one operator of
 torch on parts; `stage` puts them together, with parameters as `DTensor`s; `trainer` trains one stage alone.
 
 `DTensor`'s own dispatch would choose strategies and collectives for itself; here the integer program did.

@@ -169,7 +169,7 @@ class _Moved(torch.autograd.Function):
     """A tensor along one path, its gradient along another."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         tensor: Tensor,
         collectives: MeshCollectives,
@@ -181,7 +181,7 @@ class _Moved(torch.autograd.Function):
         return made.view_as(made) if made is tensor else made
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return ctx.collectives.follow(gradient, *ctx.back), None, None, None
 
 

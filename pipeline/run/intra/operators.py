@@ -113,11 +113,11 @@ class _Once(torch.autograd.Function):
     """Added on one of the ranks that divide a sum; its gradient is the same on all."""
 
     @staticmethod
-    def forward(ctx: Any, bias: Tensor, is_mine: bool) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, bias: Tensor, is_mine: bool) -> Tensor:
         return bias.clone() if is_mine else torch.zeros_like(bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient, None
 
 
@@ -166,7 +166,7 @@ class _RowsOverClasses(torch.autograd.Function):
     """Cross entropy of each row, whose classes lie on several ranks: (.., classes), (..) -> (..)."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, scores: Tensor, target: Tensor, ignored: int, axes: Axes, collectives: MeshCollectives
     ) -> Tensor:
         classes = scores.size(-1)
@@ -178,10 +178,11 @@ class _RowsOverClasses(torch.autograd.Function):
         score = shifted.gather(-1, here).squeeze(-1).masked_fill(outside, 0)
         total, score = collectives.allreduce(torch.stack([powers.sum(-1), score]), axes)
         ctx.save_for_backward(powers / total.unsqueeze(-1), here, outside, target == ignored)
-        return (total.log() - score).masked_fill(target == ignored, 0)
+        rows: Tensor = (total.log() - score).masked_fill(target == ignored, 0)
+        return rows
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         shares, here, outside, left_out = ctx.saved_tensors
         hits = (~outside).to(shares.dtype).unsqueeze(-1)
         of_rows = gradient.masked_fill(left_out, 0).unsqueeze(-1)

@@ -559,12 +559,12 @@ class _Gathered(torch.autograd.Function):
     """A weight for one pass; its gradient goes home at once."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, again: _Again) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, anchor: Tensor, again: _Again) -> Tensor:
         ctx.again = again
         return again.gather()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         ctx.again.take_home(gradient)
         return None, None
 

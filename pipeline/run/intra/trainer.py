@@ -1,6 +1,6 @@
 """Trains a model whose operators are divided over all ranks of a mesh: one stage, no pipeline.
 
-trainer = pipeline.ShardedTrainer(traced, sharding, topology, optimizer, batch=64)
+trainer = pipeline.ShardedTrainer(traced, plan, optimizer)
 loss = trainer.step(inputs, targets)  # the whole batch, on every rank
 """
 
@@ -19,27 +19,26 @@ from torch import Tensor, nn
 from arborcast.backends.group.process_group import SynthGroup
 from arborcast.backends.options import Options
 from arborcast.backends.tensors.torch_compat import forget_meshes
-from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.devices import device_named
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.model.traced.operators import operator_trace
 from arborcast.pipeline.run.batches import Tensors
 from arborcast.pipeline.run.groups import COLLECTIVES
-from arborcast.pipeline.run.intra.assignments import strategies_of
 from arborcast.pipeline.run.intra.collectives import MeshCollectives
 from arborcast.pipeline.run.intra.stage import ShardedStage
 from arborcast.pipeline.run.update import OptimizerOf
 from arborcast.pipeline.sharding.evaluation import Call, calls
 from arborcast.pipeline.sharding.graph import merged
 from arborcast.pipeline.sharding.mesh import FabricPrices
+from arborcast.pipeline.sharding.plan import ShardedPlan, strategies_of
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.stage import StageSharding
 from arborcast.synth.errors import InputError
 from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.topology import Topology
 
-_IDLE = Device("none", {}, 1.0, 1)
-"""Collectives alone are asked for, not what operators take."""
+_ANY = device_named("h100")
+"""What operators take does not count here: collectives alone do."""
 
 
 class ShardedTrainer:
@@ -53,11 +52,8 @@ class ShardedTrainer:
 
     Args:
         model: traced with its loss. Its values on the mesh's first rank are taken; it is not changed.
-        sharding: of all operators of the model, over all ranks of the job.
-        topology: whose links chose the paths of tensors; of as many ranks as the job has.
+        plan: of one stage on all ranks of the job, such as `shard_model(..).plan`.
         optimizer: called with the list of parameters.
-        batch: samples of a step.
-        microbatches: that it is divided into.
         collectives: "synth" for synthesized schedules, "gloo" for gloo's.
         groups: schedules that the groups of an axis run at once, as `FabricPrices.schedules` gives them; each
             group finds its own where there are none.
@@ -79,26 +75,24 @@ class ShardedTrainer:
     def __init__(
         self,
         model: Traced,
-        sharding: StageSharding,
-        topology: Topology,
+        plan: ShardedPlan,
         optimizer: OptimizerOf,
         *,
-        batch: int,
-        microbatches: int = 1,
         collectives: str = "synth",
         groups: tuple[GroupSchedules, ...] = (),
         by_schedule: bool = True,
         seed: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
-        size, mesh = dist.get_world_size(), sharding.mesh
+        (stage, *others), size = plan.stages, dist.get_world_size()
+        topology, mesh = plan.topology, stage.sharding.mesh
         if collectives not in COLLECTIVES:
             raise InputError(f"collectives: must be one of {', '.join(COLLECTIVES)}, got {collectives}")
-        if microbatches < 1 or batch % microbatches:
-            raise InputError(f"batch of {batch} samples: must split into {microbatches} equal microbatches")
+        if others:
+            raise PlanError(f"plan: must have one stage to be run so, got {len(plan.stages)}")
         if sorted(mesh.ranks) != list(range(size)):
             raise PlanError(
-                f"sharding: mesh {mesh} must hold the {size} ranks of the job, got {list(mesh.ranks)}"
+                f"plan: mesh {mesh} must hold the {size} ranks of the job, got {list(mesh.ranks)}"
             )
         if topology.ranks != size:
             raise PlanError(
@@ -106,12 +100,13 @@ class ShardedTrainer:
             )
         if not model.training.captured.is_loss:
             raise PlanError(f"model {model.name}: must be traced with its loss to be trained")
-        self._model, self._batch, self._microbatches = model, batch, microbatches
+        self._model, self._batch, self._microbatches = model, plan.batch, plan.microbatches
         self._steps = 0
-        trace = operator_trace(model, batch // microbatches)
+        trace = operator_trace(model, plan.batch // plan.microbatches, by_layer=plan.depth > 1)
         graph = merged(trace)
-        chosen = strategies_of(graph, sharding)
-        setting = Setting(FabricPrices(topology, mesh, by_schedule), _IDLE, microbatches)
+        prices = FabricPrices(topology, mesh)
+        chosen = strategies_of(stage, graph, Setting(prices, _ANY))
+        setting = Setting(replace(prices, by_schedule=by_schedule), _ANY, plan.microbatches)
         options = _options(topology, groups) if collectives == "synth" else None
         self._made: list[dist.ProcessGroup] = []
 
