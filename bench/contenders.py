@@ -108,6 +108,8 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
     import torch.distributed as dist
 
+    from arborcast.backends.tensors.torch_compat import all_gather_single, reduce_scatter_single
+
     def call(buffers: Buffers, i: int) -> None:
         match case.collective:
             case "allreduce":
@@ -115,9 +117,9 @@ def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
             case "broadcast":
                 dist.broadcast(buffers.outputs[i], 0, group=group)
             case "allgather":
-                dist.all_gather_single(buffers.outputs[i], buffers.inputs[i], group=group)
+                all_gather_single(buffers.outputs[i], buffers.inputs[i], group=group)
             case _:
-                dist.reduce_scatter_single(buffers.outputs[i], buffers.inputs[i], group=group)
+                reduce_scatter_single(buffers.outputs[i], buffers.inputs[i], group=group)
 
     return call
 

@@ -16,7 +16,8 @@ PrefixStore = c10d.PrefixStore
 FileStore = c10d.FileStore
 
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Its name since torch 2.13."""
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Their names since torch 2.13."""
 
 _NOBODY_SENDS = (1 << 31) - 1
 """A tag."""

@@ -279,6 +279,8 @@ class Participant:
     def _by_gloo(self) -> Callable[[], None]:
         import torch.distributed as dist
 
+        from arborcast.backends.tensors.torch_compat import all_gather_single
+
         data, root = self.data, self.order.collective.root
         match self.order.collective.kind:
             case Kind.ALLREDUCE:
@@ -287,7 +289,7 @@ class Participant:
                 assert root is not None, "a broadcast has a root"
                 return lambda: _done(dist.broadcast(data.output, root))
             case _:
-                return lambda: _done(dist.all_gather_single(data.output, data.given))
+                return lambda: _done(all_gather_single(data.output, data.given))
 
     def _by_whole_copies(
         self, contender: Contender, schedule: Schedule, copies: Copies

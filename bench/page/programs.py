@@ -234,7 +234,7 @@ def _timed(name: str, service: str, rows: pd.DataFrame) -> Iterator[Part]:
         "the same order.",
     )
     cuts = sorted(set(rows["pieces"]))
-    head = ("topology", "collective", ">bound")
+    head: tuple[str, ...] = ("topology", "collective", ">bound")
     for pieces in cuts:
         head += (f">{count(pieces)} pieces: ours", ">theirs", ">theirs over the bound")
     drawn = []

@@ -63,7 +63,8 @@ class Block(nn.Module):
         )
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.out(seen.transpose(1, 2).flatten(2))
-        return hidden + self.down(functional.gelu(self.up(self.norms[1](hidden))))
+        widened: Tensor = self.down(functional.gelu(self.up(self.norms[1](hidden))))
+        return hidden + widened
 
 
 class Gpt(nn.Module):
