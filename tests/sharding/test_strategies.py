@@ -202,6 +202,7 @@ CASES = [
     ),
     Case("sum", lambda self: self.sum(1), {"self": values(4, 8, 2)}, {"dim": [1]}),
     Case("mul", lambda self, other: self * other, {"self": values(4, 4, 6), "other": values(4, 1)}),
+    Case("type_as", lambda self, _: self * 1, {"self": values(4, 8), "other": tokens(2, 3, 4, below=3)}),
     Case("gelu", functional.gelu, {"self": values(4, 8)}),
     Case("max_pool2d", lambda self: functional.max_pool2d(self, 2), {"self": values(4, 4, 4, 4)}),
     Case("view", lambda self: self.reshape(*self.shape[:2], -1, 2), {"self": values(4, 3, 8)}),

@@ -491,9 +491,10 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("pad", "constant_pad_nd"), _padded),
     "einsum": _einsum,
     "where": _keeping("condition"),
+    "type_as": lambda call: _pointwise(replace(call, shapes={"self": call.shapes["self"]})),
     **dict.fromkeys(("detach", "alias", "getitem"), _same),
     **dict.fromkeys(
-        ("dropout", "contiguous", "clone", "to", "type_as", "_to_copy", "zeros_like", "empty_like"),
+        ("dropout", "contiguous", "clone", "to", "_to_copy", "zeros_like", "empty_like"),
         _keeping(),
     ),
     **dict.fromkeys(("__and__", "__or__"), _keeping()),
