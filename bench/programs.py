@@ -6,8 +6,7 @@ interpreted under random orders; where the exact shares take more chunks than fi
 rings and SCCL's steps are read back and verified; GOAL and Chakra are written, and judged by others.
 *mutants*: right programs with one mistake each, by the checker and under 100 random orders. *files*: a folder
 of others' files, by path; nothing of them is kept but the verdict. *judges*: what programs of others say of
-ours, with checkouts that you have built (`bench/judges.py`). Results go to `bench/results/programs.json`;
-mutants and others' plans of MSCCL++ are in `programs_mscclpp.json` beside it.
+ours, with checkouts that you have built (`bench/judges.py`). Results go to `bench/results/programs.json`.
 
     python bench/programs.py                                   # exports and mutants, some twenty minutes
     python bench/programs.py --only exports --machines dgx1
