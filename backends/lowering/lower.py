@@ -19,7 +19,7 @@ this order of messages nothing waits for what comes later, and the argument abov
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -164,7 +164,8 @@ def _lower(
     messages = _messages_of(layout, rank, transfers, pieces, pace)
     if rank not in layout.collective.members:  # all inputs of a piece take a slot, those of the next others
         window *= _most_inputs(rank, transfers)
-    writer = _Writer(layout, rank, pieces, Scratch(layout.count, window), ring)
+    sent = {(it.chunk, it.step, it.dst) for _, it in transfers if it.src == rank and it.reduce}
+    writer = _Writer(layout, rank, pieces, Scratch(layout.count, window), ring, sent)
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
         writer.copy(0, *kept)
@@ -270,6 +271,7 @@ def _messages_of(
 class _Arrival:
     """A receive whose data does not count yet; `claims` where its slice becomes the cell's home."""
 
+    src: int
     into: Slice
     reduce: bool
     claims: bool
@@ -302,16 +304,25 @@ class _Writer:
     """Writes the operations of one rank and keeps track of what depends on what.
 
     Slices that are in use at the same time are disjoint and keep their start, so a slice is known by its
-    buffer and start.
+    buffer and start. `sent_summands` has chunk, step and rank of what others are sent to be added.
     """
 
-    def __init__(self, layout: Layout, rank: int, pieces: int, scratch: Scratch, ring: _Ring | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        rank: int,
+        pieces: int,
+        scratch: Scratch,
+        ring: _Ring | None,
+        sent_summands: Collection[tuple[int, int, int]],
+    ) -> None:
         self.operations: list[Operation] = []
         self.scratch = scratch
         self._ring = ring
         self._layout = layout
         self._rank = rank
         self._pieces = pieces
+        self._sent_summands = sent_summands
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._uses: dict[tuple[Buffer, int], _Use] = defaultdict(_Use)
 
@@ -346,25 +357,45 @@ class _Writer:
             claims = True
             direct = cell.home != cell.final or not more_sends
         into = cell.final if direct and cell.final is not None else self._take(message)
-        cell.arrivals.append(_Arrival(into, transfer.reduce, claims))
+        cell.arrivals.append(_Arrival(transfer.src, into, transfer.reduce, claims))
         after = self._writes(into)
         self.operations.append(Receive(message.time, transfer.src, into, message.tag, tuple(sorted(after))))
 
     def settle(self, message: _Message) -> None:
         """Let what arrived in this step count."""
         cell = self._cell(message)
+        added = [it for it in cell.arrivals if it.reduce]
         for arrival in cell.arrivals:
             if not arrival.reduce:
                 self._replace(message, cell, arrival.into)
-            elif not arrival.claims:
-                assert cell.home is not None, "the first arrival claims a home where there is none"
-                self._reduce(message.time, arrival.into, cell.home)
-                self.scratch.give_back(message.transfer.chunk, arrival.into)
-            else:
-                if cell.home is not None:
-                    self._reduce(message.time, cell.home, arrival.into)
-                cell.home = arrival.into
+        if added:
+            self._add(message, cell, added)
         cell.arrivals.clear()
+
+    def _add(self, message: _Message, cell: _Cell, arrivals: Sequence[_Arrival]) -> None:
+        """Add up what is here and what arrived.
+
+        Ranks that exchange their values do so in the order of ranks: each adds up for itself, and all get
+        the same bits.
+        """
+        result = next((it.into for it in arrivals if it.claims), cell.home)
+        assert result is not None, "the first arrival claims a home where there is none"
+        given = [] if cell.home is None else [(self._rank, cell.home)]
+        given += [(it.src, it.into) for it in arrivals]
+        chunk, step = message.transfer.chunk, message.transfer.step
+        if any((chunk, step, it.src) in self._sent_summands for it in arrivals):
+            given.sort(key=lambda one: one[0])
+        total, *rest = (it for _, it in given)
+        for other in rest:
+            if other == result or total.buffer is Buffer.INPUT:
+                self._reduce(message.time, total, other)
+                total = other
+            else:
+                self._reduce(message.time, other, total)
+        for arrival in arrivals:
+            if arrival.into != result:
+                self.scratch.give_back(chunk, arrival.into)
+        cell.home = result
 
     def close(self, message: _Message) -> None:
         """No message of this cell follows."""

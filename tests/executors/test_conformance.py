@@ -139,6 +139,27 @@ EXECUTORS: dict[str, Run] = {"interpreter": interpreted, "task graphs": simulate
 each_executor = pytest.mark.parametrize("run", EXECUTORS.values(), ids=EXECUTORS)
 
 
+@each_executor
+def test_ranks_that_exchange_their_values_get_the_same_bits(run: Run) -> None:
+    """In groups of three, in two steps: whoever adds up the same values adds them in the same order."""
+    threes = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    transfers = [
+        Transfer(0, src, dst, step, True)
+        for step, grouped in enumerate((threes, list(zip(*threes, strict=True))))
+        for group in grouped
+        for src in reversed(group)
+        for dst in group
+        if src != dst
+    ]
+    schedule = make("allreduce", [Chunk(Fraction(1), 0)], transfers, total=9)
+    values = np.random.default_rng(0).normal(size=(9, 64)).astype(np.float32)
+    found = run(lower(schedule, 64), list(values), Kind.ALLREDUCE, Reduction.SUM, "float32", 0)
+    first, *others = (np.asarray(it) for it in found)
+    np.testing.assert_allclose(first, values.sum(axis=0), rtol=1e-5, atol=1e-5)
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
 def check(
     run: Run,
     schedule: Schedule,
