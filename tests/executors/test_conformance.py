@@ -145,7 +145,7 @@ def test_ranks_that_exchange_their_values_get_the_same_bits(run: Run) -> None:
     threes = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     transfers = [
         Transfer(0, src, dst, step, True)
-        for step, grouped in enumerate((threes, list(zip(*threes, strict=True))))
+        for step, grouped in enumerate((threes, [[*it] for it in zip(*threes, strict=True)]))
         for group in grouped
         for src in reversed(group)
         for dst in group
