@@ -59,7 +59,8 @@ class Trainer:
             the sum of their losses, and the weight that is to divide the sum over all samples of an update
             (of all its batches, where it accumulates), such as the number of tokens that count. None for a
             model that returns its loss (labels among its inputs): training is by the loss that it has of
-            whole batches. None, too, for one that was traced with a loss.
+            whole batches. None, too, for one that was traced with a loss. Where a plan recomputes the last
+            layers, it is called once more in the backward pass.
         optimizer: called with the list of a stage's parameters; or an optimizer of the whole model's, which
             keeps those of this rank's stage only (so that schedulers of learning rates work as they are).
         collectives: what sums gradients over the replicas of a stage: "synth" for synthesized schedules,
