@@ -130,8 +130,11 @@ def choose_both(
 
     Raises:
         MemoryShortError: nothing fits: by how much, on which rank, in the plan that comes closest.
-        PlanError: no plan for want of links.
+        PlanError: no plan for want of links, or fewer than one microbatch or stage.
     """
+    for name, count in {"microbatches": microbatches, "stages": stages}.items():
+        if count is not None and count < 1:
+            raise PlanError(f"{name}: must be at least 1, got {count}")
     sliced = Sliced(graph, topology.ranks)
     orders = tuple(dict.fromkeys((device_order(topology), tuple(range(topology.ranks)))))
     network = LinkCosts(topology)

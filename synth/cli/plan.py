@@ -128,7 +128,12 @@ def plan(
         }
         for name in (name for name, given in unused.items() if given):
             raise InputError(f"{name}: must not be given with --intra")
-        asked = _Inside(device, batch, microbatches or 1, memory, stages, given, output, picture)
+        counts = {"--batch": batch, "--microbatches": microbatches, "--stages": stages}
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise InputError(f"{name}: must be at least 1, got {count}")
+        microbatches = 1 if microbatches is None else microbatches
+        asked = _Inside(device, batch, microbatches, memory, stages, given, output, picture)
         _inside(model, fabric, asked, as_json)
         return
     if given is not None:

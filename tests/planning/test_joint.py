@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.joint import best_joint, one_stage
+from arborcast.pipeline.planning.sharded import choose_both
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
@@ -213,3 +214,14 @@ def test_passes_in_1f1b_take_no_longer_than_the_formula(stages: Sequence[tuple[i
     each = [f + b + 2 for f, b in stages]
     took = simulate(plan, profile, LinkCosts(topology), batch=microbatches).time_us
     assert took <= sum(each) + (microbatches - 1) * max(each) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [({"microbatches": 0}, "microbatches: .* got 0"), ({"stages": -1}, "stages: .* got -1")],
+)
+def test_counts_below_one_are_refused(counts, said):
+    it = Writer()
+    it.softmax("s", it.linear("a", it.input("x", 8, 8), it.weight("w", 8, 8)))
+    with pytest.raises(PlanError, match=said):
+        choose_both(it.graph(), ring(2), UNIT, **counts)
