@@ -103,11 +103,15 @@ def plan(
         option(
             "--intra",
             "divide each operator over a mesh of its stage's ranks, beside fixed layouts; one microbatch "
-            "unless --microbatches says more",
+            "unless --microbatches says more, at most as many stages as --stages says",
         ),
     ] = False,
     given: Annotated[
-        Path | None, option("--given", "with --intra: tell what this plan takes instead of finding one")
+        Path | None,
+        option(
+            "--given",
+            "with --intra: tell what this plan takes, for its batch and microbatches, instead of finding one",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -128,11 +132,6 @@ def plan(
         }
         for name in (name for name, given in unused.items() if given):
             raise InputError(f"{name}: must not be given with --intra")
-        counts = {"--batch": batch, "--microbatches": microbatches, "--stages": stages}
-        for name, count in counts.items():
-            if count is not None and count < 1:
-                raise InputError(f"{name}: must be at least 1, got {count}")
-        microbatches = 1 if microbatches is None else microbatches
         asked = _Inside(device, batch, microbatches, memory, stages, given, output, picture)
         _inside(model, fabric, asked, as_json)
         return
@@ -196,7 +195,7 @@ class _Inside:
 
     device: str | None
     batch: int | None
-    microbatches: int
+    microbatches: int | None
     memory: str | None
     stages: int | None
     given: Path | None
@@ -213,12 +212,20 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
         choice_document,
         choose_inside,
         describe_choice,
+        given_plan,
         traced_operators,
     )
     from arborcast.synth.formats.sizes import parse_size
 
     for path in (asked.output, asked.picture):
         writable(path)
+    batch, microbatches, plan = asked.batch, 1 if asked.microbatches is None else asked.microbatches, None
+    for name, count in {"--batch": batch, "--microbatches": microbatches, "--stages": asked.stages}.items():
+        if count is not None and count < 1:
+            raise InputError(f"{name}: must be at least 1, got {count}")
+    if asked.given is not None:
+        plan = given_plan(asked.given, batch, asked.microbatches, asked.stages)
+        batch, microbatches = plan.batch, plan.microbatches
     on = load_fabric(fabric)
     machine = replace(on.machine_left, topology=on.topology)
     named = device_for(asked.device, machine)
@@ -227,19 +234,19 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
         if ".py:" in model:
             made = _called(model)
         elif model in zoo.NAMES:
-            made = zoo.build(model, samples=asked.batch)
+            made = zoo.build(model, samples=batch)
         else:
             raise InputError(
                 f"model {model}: with --intra must be one of {', '.join(zoo.NAMES)}, or FILE.py:FUNCTION"
             )
         found = choose_inside(
-            traced_operators(Path(model).name, made, batch=asked.batch, microbatches=asked.microbatches),
+            traced_operators(Path(model).name, made, batch=batch, microbatches=microbatches),
             machine,
             device=named,
-            microbatches=asked.microbatches,
+            microbatches=microbatches,
             memory_bytes=None if asked.memory is None else parse_size(asked.memory),
             stages=asked.stages,
-            given=asked.given,
+            given=plan,
         )
     document = choice_document(found, named, watch.seconds)
     if asked.output is not None:

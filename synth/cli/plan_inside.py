@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from arborcast.pipeline.planning.joint import JointPlan, JointStage
     from arborcast.pipeline.planning.sharded import ShardedChoice, Way
     from arborcast.pipeline.sharding.graph import Graph
+    from arborcast.pipeline.sharding.plan import ShardedPlan
     from arborcast.topologies.machine import Machine
 
 US = 1e6
@@ -48,6 +49,30 @@ def traced_operators(
     return replace(merged(operator_trace(traced, samples // microbatches, by_layer=True)), name=name)
 
 
+def given_plan(file: Path, batch: int | None, microbatches: int | None, stages: int | None) -> ShardedPlan:
+    """The plan of a file, where the options that were given beside it ask for nothing else.
+
+    Args:
+        file: of the plan.
+        batch: samples of a step; here and below None where the option was not given.
+        microbatches: that they are divided into.
+        stages: at most.
+
+    Raises:
+        InputError: the file holds no plan, or an option differs from the plan: which one.
+    """
+    from arborcast.pipeline.planning.formats import read_sharded_plan
+
+    plan = read_sharded_plan(file)
+    options = {"--batch": (batch, plan.batch), "--microbatches": (microbatches, plan.microbatches)}
+    for name, (asked, held) in options.items():
+        if asked not in (None, held):
+            raise InputError(f"{name}: must be {held} as in the plan {file}, got {asked}")
+    if stages is not None and stages < len(plan.stages):
+        raise InputError(f"--stages: must allow the {len(plan.stages)} of the plan {file}, got {stages}")
+    return plan
+
+
 def choose_inside(
     graph: Graph,
     machine: Machine,
@@ -56,7 +81,7 @@ def choose_inside(
     microbatches: int,
     memory_bytes: int | None,
     stages: int | None,
-    given: Path | None,
+    given: ShardedPlan | None,
 ) -> ShardedChoice:
     """The best plan of both levels, or what a given one takes.
 
@@ -67,18 +92,16 @@ def choose_inside(
         microbatches: of a step.
         memory_bytes: of each rank; None for the device's.
         stages: at most; None for no limit.
-        given: the file of a plan to price instead; None to find one.
+        given: a plan to price instead; None to find one.
 
     Raises:
         InputError: nothing fits, or the given plan is for another model, topology, batch or mesh.
     """
-    from arborcast.pipeline.planning.formats import read_sharded_plan
     from arborcast.pipeline.planning.sharded import choose_both, given_choice
 
     limit = device.memory_bytes if memory_bytes is None else memory_bytes
     if given is not None:
-        plan = read_sharded_plan(given)
-        return given_choice(plan, graph, machine.topology, device, memory_bytes=limit)
+        return given_choice(given, graph, machine.topology, device, memory_bytes=limit)
     return choose_both(
         graph,
         machine.topology,

@@ -268,7 +268,8 @@ def test_both_levels_are_planned_told_drawn_and_read_again(command: Command, tmp
         command(
             "plan", f"{tmp_path}/four.py:make", "ring:2", "--intra", "--given", str(file), "--batch", "4"
         ),
-        "batch of 2, got 4",
+        "--batch: must be 2 as in the plan",
+        "got 4",
     )
     other = "plan", f"{tmp_path}/four.py:other", "ring:2", "--intra", "--given", str(file)
     refused(command(*other), "is for model", "four.py:make", "four.py:other")
@@ -280,3 +281,24 @@ def test_both_levels_are_planned_told_drawn_and_read_again(command: Command, tmp
     refused(command(*asked, "--memory", "1MiB"), "every plan is at least", "memory: rank ", "got 1048576")
     refused(command(*asked, "--given", str(file), "--memory", "1MiB"), "plan: rank 0", "1048576", "short")
     refused(command(*asked, "--batch", "3", "--microbatches", "2"), "batch of 3 samples: must split into 2")
+
+
+def test_a_given_plan_says_its_batch_and_microbatches(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    layers = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)\n"
+        "    return torch.nn.Sequential(*layers), torch.zeros(2, 8)\n"
+    )
+    file = str(tmp_path / "plan.json")
+    asked = "plan", f"{tmp_path}/two.py:make", "ring:2", "--intra", "--json"
+    counts = "--batch", "8", "--microbatches", "2"
+    found = command(*asked, *counts, "-o", file).document
+    for more in ((), ("--batch", "8"), ("--microbatches", "2"), ("--stages", "2")):
+        again = command(*asked, "--given", file, *more).document
+        assert {key: again[key] for key in ("batch", "microbatches", "time_us", "stages")} == {
+            key: found[key] for key in ("batch", "microbatches", "time_us", "stages")
+        }
+    refused(command(*asked, "--given", file, "--microbatches", "4"), "--microbatches: must be 2", "got 4")
+    assert len(found["stages"]) == 2
+    refused(command(*asked, "--given", file, "--stages", "1"), "--stages: must allow the 2", "got 1")
