@@ -136,7 +136,7 @@ def choose_both(
         if count is not None and count < 1:
             raise PlanError(f"{name}: must be at least 1, got {count}")
     sliced = Sliced(graph, topology.ranks)
-    orders = tuple(dict.fromkeys((device_order(topology), tuple(range(topology.ranks)))))
+    orders = tuple(dict.fromkeys((tuple(range(topology.ranks)), device_order(topology))))  # ties: ascending
     network = LinkCosts(topology)
     free = StagePrices(
         sliced,

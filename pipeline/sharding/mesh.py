@@ -72,6 +72,33 @@ class Mesh:
             for fixed in self._walk(others)
         )
 
+    def ascending(self) -> Mesh:
+        """The same groups along every axis, named so that ranks ascend along each: places on axes swapped.
+
+        Raises:
+            PlanError: no names of the places do.
+        """
+        if not self.shape:
+            return self
+        first = self.ranks.index(min(self.ranks))
+        places = []
+        for axis in range(len(self.shape)):
+            (line,) = (it for it in self.groups((axis,)) if first in it)
+            theirs = [self.ranks[place] for place in line]
+            places.append([theirs.index(rank) for rank in sorted(theirs)])
+        axes = tuple(range(len(places)))
+        ranks = [self.ranks[self._place({}, axes, at)] for at in product(*places)]
+        found = Mesh(self.shape, tuple(ranks))
+        for axis in axes:
+            for line in found.groups((axis,)):
+                theirs = [ranks[place] for place in line]
+                if theirs != sorted(theirs):
+                    raise PlanError(
+                        f"mesh {self} of ranks {list(self.ranks)}: must have an order of rows and columns in "
+                        f"which ranks ascend along every axis, got {theirs} along axis {axis}"
+                    )
+        return found
+
     def _walk(self, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         return product(*(range(self.shape[axis]) for axis in axes))
 

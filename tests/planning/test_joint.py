@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast import topologies
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
+from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.joint import best_joint, one_stage
 from arborcast.pipeline.planning.sharded import choose_both
 from arborcast.pipeline.profiles import Layer, Profile
@@ -225,3 +227,12 @@ def test_counts_below_one_are_refused(counts, said):
     it.softmax("s", it.linear("a", it.input("x", 8, 8), it.weight("w", 8, 8)))
     with pytest.raises(PlanError, match=said):
         choose_both(it.graph(), ring(2), UNIT, **counts)
+
+
+def test_of_equal_orders_ranks_ascend():
+    torus = topologies.load("torus:2x2")
+    assert device_order(torus) == (0, 1, 3, 2)
+    it = Writer()
+    it.linear("a", it.input("x", 512, 64), it.weight("w", 64, 64))
+    found = choose_both(it.graph(), torus, UNIT, stages=1)
+    assert found.plan.stages[0].ranks == (0, 1, 2, 3)

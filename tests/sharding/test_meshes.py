@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
+from itertools import permutations, product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.pipeline.errors import PlanError
@@ -31,6 +35,35 @@ def test_groups_as_drawn():
     assert [str(it) for it in meshes([3])] == ["1"]
     with pytest.raises(PlanError, match="mesh 2x3: axes must be at least 2 long and hold 4 ranks"):
         Mesh((2, 3), (0, 1, 2, 3))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_ascending_meshes_have_the_same_groups(data):
+    shape = data.draw(st.sampled_from([(), (4,), (2, 2), (2, 3), (3, 2)]))
+    mesh = Mesh(shape, tuple(data.draw(st.permutations(range(math.prod(shape))))))
+
+    def ranks(it: Mesh, axis: int) -> list[list[int]]:
+        return [[it.ranks[place] for place in group] for group in it.groups((axis,))]
+
+    # each order of the places on each axis
+    ascend = set()
+    places = dict(zip(product(*map(range, shape)), mesh.ranks, strict=True))
+    for names in product(*(permutations(range(size)) for size in shape)):
+        renamed = [
+            places[tuple(name[it] for name, it in zip(names, at, strict=True))]
+            for at in product(*map(range, shape))
+        ]
+        other = Mesh(shape, tuple(renamed))
+        if all(line == sorted(line) for axis in range(len(shape)) for line in ranks(other, axis)):
+            ascend.add(other)
+    if not ascend:
+        with pytest.raises(PlanError, match="in which ranks ascend along every axis, got"):
+            mesh.ascending()
+        return
+    assert ascend == {mesh.ascending()}
+    for axis in range(len(shape)):
+        assert sorted(map(sorted, ranks(mesh, axis))) == sorted(ranks(mesh.ascending(), axis))
 
 
 def test_axes_have_the_rates_of_their_links():

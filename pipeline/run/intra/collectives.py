@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.mesh import Axes, Mesh
 from arborcast.pipeline.sharding.resharding import Path, Step
 from arborcast.pipeline.sharding.specs import SUM, Spec
@@ -45,20 +44,20 @@ class MeshCollectives:
     """All groups of a mesh; every rank of the job makes them.
 
     Args:
-        mesh: of the stage. Ranks must ascend along every axis, as torch's groups have them.
+        mesh: of the stage.
         make: of groups.
 
     Attributes:
-        mesh: as given.
+        mesh: the same groups, in which ranks ascend along every axis, as torch's groups have them.
         lines: along each axis and along all.
         coordinates: of this rank on the axes; None outside of the mesh.
 
     Raises:
-        PlanError: ranks do not ascend.
+        PlanError: there is no such mesh.
     """
 
     def __init__(self, mesh: Mesh, make: MakeGroup) -> None:
-        self.mesh = mesh
+        self.mesh = mesh = mesh.ascending()
         rank = dist.get_rank()
         self.lines: dict[Axes, Line] = {}
         self.coordinates: tuple[int, ...] | None = None
@@ -66,8 +65,6 @@ class MeshCollectives:
             for places in mesh.groups(axes):
                 ranks = [mesh.ranks[place] for place in places]
                 ascending = sorted(ranks)
-                if len(axes) == 1 and ranks != ascending:
-                    raise PlanError(f"mesh {mesh}: ranks must ascend along axis {axes[0]}, got {ranks}")
                 group = make(ascending)
                 if rank in ranks and group is not None:
                     self.lines[axes] = Line(group, tuple(ascending.index(it) for it in ranks))
