@@ -219,7 +219,36 @@ CASES = [
         {"self": values(4, 3, 8), "index": tokens(4, 2, 8, below=3)},
         {"dim": 1},
     ),
-    Case("pad", lambda self: functional.pad(self, (0, 1)), {"self": values(4, 2, 8)}),
+    Case(
+        "gather",  # takes rows of the first half only
+        lambda self, index: self.gather(1, index),
+        {"self": values(8, 3, 2), "index": tokens(4, 2, 2, below=3)},
+        {"dim": 1},
+    ),
+    Case(
+        "scatter",
+        lambda self, index, src: self.scatter(1, index, src),
+        {"self": values(8, 3, 2), "index": tokens(4, 2, 2, below=3), "src": values(4, 2, 2)},
+        {"dim": 1},
+    ),
+    Case(
+        "pad",
+        lambda self: functional.pad(self, (0, 1)),
+        {"self": values(4, 2, 8)},
+        {"pad": [0, 1]},
+    ),
+    Case(
+        "pad",  # as long as before, but shifted
+        lambda self: functional.pad(self, (0, 0, 1, -1)),
+        {"self": values(4, 8, 6)},
+        {"pad": [0, 0, 1, -1]},
+    ),
+    Case(
+        "pad",  # the size is computed
+        lambda self: functional.pad(self, (0, 1)),
+        {"self": values(4, 2, 8)},
+        {"pad.0": 0, "pad.1": "size"},
+    ),
     Case("cat", lambda a, b: torch.cat((a, b), 1), {"a": values(4, 2, 8), "b": values(4, 3, 8)}, {"dim": 1}),
 ]
 

@@ -403,25 +403,27 @@ def _axes(call: Call, option: str = "dim") -> set[int]:
 
 
 def _at_indices(call: Call) -> Form:
-    """Entries taken from, or put to, places along one dimension."""
+    """Entries taken from, or put to, places along one dimension.
+
+    Where an index is shorter than the tensor along another dimension, it goes with the first entries there:
+    equal parts of both do not belong together.
+    """
     axis = call.options["dim"] % max(len(call.output), 1)
-    inputs: dict[str, Dims] = {}
-    for name, shape in call.shapes.items():
-        dims = zip(_labels(len(shape)), shape, call.output, strict=True)
-        inputs[name] = tuple(
-            label if at != axis and size == whole else None for at, (label, size, whole) in enumerate(dims)
-        )
-    output = tuple(None if at == axis else label for at, label in enumerate(_labels(len(call.output))))
-    return Form(inputs, output, kept=frozenset(("index",)))
+    sizes = zip(*call.shapes.values(), call.output, strict=True)
+    dims = tuple(
+        label if at != axis and len({*along}) == 1 else None
+        for at, (label, along) in enumerate(zip(_labels(len(call.output)), sizes, strict=True))
+    )
+    return Form(dict.fromkeys(call.shapes, dims), dims, kept=frozenset(("index",)))
 
 
 def _padded(call: Call) -> Form:
-    """Whole along the dimensions that grow."""
+    """Whole along the dimensions that grow, shrink or shift."""
     (shape,) = call.shapes.values()
-    dims = tuple(
-        label if size == made else None
-        for label, size, made in zip(_labels(len(shape)), shape, call.output, strict=True)
-    )
+    some = [it for name, it in call.options.items() if name.startswith("pad.")]  # a list with computed sizes
+    pads = call.options.get("pad", some)  # before and behind, of the last dimension first
+    changed = {len(shape) - 1 - at // 2 for at, size in enumerate(pads) if size != 0}
+    dims = tuple(None if at in changed else label for at, label in enumerate(_labels(len(shape))))
     return Form(dict.fromkeys(call.shapes, dims), dims)
 
 
