@@ -93,8 +93,7 @@ def shard(
     """
     deadline = Deadline.after(deadline_s)
     words = f"mesh {setting.prices.mesh} of ranks {list(setting.prices.mesh.ranks)}"
-    grouping = graph.classes if alike else tuple(range(len(graph.operators)))
-    program = _Program(graph, setting, grouping, allowed)
+    program = _Program(graph, setting, alike, allowed)
     found = program.solve(memory_bytes, deadline)
     if found is None and memory_bytes is None:
         raise PlanError(f"{words}: no choice of strategies that its links allow for {graph.name}")
@@ -116,12 +115,12 @@ def shard(
 def least_memory(
     graph: Graph, setting: Setting, *, allowed: Allowed | None = None, deadline_s: float | None = None
 ) -> int:
-    """Bytes of one rank without which no choice fits in which repeated blocks are divided alike.
+    """Bytes of one rank without which no choice fits, also of those that divide repeated blocks unlike.
 
     Raises:
         PlanError: links do not allow any choice.
     """
-    return _Program(graph, setting, graph.classes, allowed).least_memory(Deadline.after(deadline_s))
+    return _Program(graph, setting, False, allowed).least_memory(Deadline.after(deadline_s))
 
 
 @dataclass(slots=True)
@@ -137,10 +136,9 @@ class _Use:
 class _Program:
     """Columns and rows for HiGHS; a column is a binary or follows from binaries."""
 
-    def __init__(
-        self, graph: Graph, setting: Setting, grouping: Sequence[int], allowed: Allowed | None
-    ) -> None:
-        self.graph, self.setting, self.grouping = graph, setting, grouping
+    def __init__(self, graph: Graph, setting: Setting, alike: bool, allowed: Allowed | None) -> None:
+        self.graph, self.setting = graph, setting
+        self.grouping = grouping = graph.classes if alike else tuple(range(len(graph.operators)))
         self.costs: list[int] = []
         self.memory: list[int] = []
         self.whole: list[bool] = []

@@ -68,7 +68,8 @@ class Sliced:
     def layer(self, number: int) -> Graph:
         """A layer alone, for what it costs at least: what others make, or use too, is there for nothing.
 
-        Any sharding of a stage, restricted to the layers in it, is one of each, and costs no less than all.
+        Any sharding of a stage, restricted to the layers in it, is one of each, and costs no less than all;
+        not each divides alike what repeats within a layer, as other blocks may repeat in the stage.
         """
         graph = self.stage(number, number + 1)
         received = {it.value for it in self.crossing(number)}

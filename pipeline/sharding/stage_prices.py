@@ -220,7 +220,10 @@ class StagePrices:
         graph = self.sliced.layer(number)
         key = self._sign(graph), id(setting.prices)
         if key not in self._layers:
-            found = shard(graph, setting, allowed=self._allowed(setting), deadline_s=self.deadline_s)
+            # A stage may fold other blocks than its layers do: only a choice without any is no dearer.
+            found = shard(
+                graph, setting, allowed=self._allowed(setting), alike=False, deadline_s=self.deadline_s
+            )
             self._layers[key] = found.bound_ps
         return self._layers[key]
 

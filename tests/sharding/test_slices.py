@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.program import shard
 from arborcast.pipeline.sharding.slices import Sliced
-from tests.sharding.examples import Writer, on_ring
+from arborcast.pipeline.sharding.stage_prices import StagePrices
+from tests.sharding.examples import UNIT, Writer, on_ring, ring
 
 
 def skipping() -> Graph:
@@ -68,3 +71,20 @@ def test_a_layer_alone_costs_no_more_than_in_any_stage():
     for start in range(3):
         for end in range(start + 1, 4):
             assert shard(sliced.stage(start, end), setting).total_ps >= sum(alone[start:end])
+
+
+def test_limits_hold_where_blocks_repeat_within_a_layer():
+    # Alone, a layer folds its three blocks; two layers are two blocks, in which the three may differ.
+    it, number = Writer(), count()
+    x = it.input("x", 4, 12)
+    for it.place in range(2):
+        for _ in range(3):
+            x = it.softmax(f"s{next(number)}", x)
+            for outer in (12, 6, 1024, 12):
+                inner, at = it.shapes[x][1], next(number)
+                x = it.linear(f"l{at}", x, it.weight(f"w{at}", outer, inner))
+        x = it.softmax(f"end{it.place}", x)
+    prices = StagePrices(Sliced(it.graph(), 2), ring(2, 5), UNIT, 4)
+    stage, (setting,) = prices.graph(0, 2), prices.settings((0, 1))
+    folded = [shard(prices.sliced.layer(layer), setting).bound_ps for layer in range(2)]
+    assert sum(folded) > shard(stage, setting).total_ps >= prices.limits_ps((0, 1))[0][-1]
