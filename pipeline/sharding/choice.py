@@ -84,7 +84,8 @@ class Choice:
         microbatches = self.best.setting.microbatches
         stage = stage_sharding(self.graph, self.sharding.chosen, self.best.mesh)
         batch, stages = self.graph.samples * microbatches, (ShardedStage(0, 1, stage),)
-        return ShardedPlan(self.graph.name, batch, microbatches, stages, self.topology)
+        whole = tuple(self.graph.unknown)
+        return ShardedPlan(self.graph.name, batch, microbatches, stages, self.topology, whole)
 
 
 def shard_model(

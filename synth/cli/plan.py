@@ -239,8 +239,12 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
             raise InputError(
                 f"model {model}: with --intra must be one of {', '.join(zoo.NAMES)}, or FILE.py:FUNCTION"
             )
+        by_layer = plan is None or plan.depth > 1
+        graph = traced_operators(
+            Path(model).name, made, batch=batch, microbatches=microbatches, by_layer=by_layer
+        )
         found = choose_inside(
-            traced_operators(Path(model).name, made, batch=batch, microbatches=microbatches),
+            graph,
             machine,
             device=named,
             microbatches=microbatches,

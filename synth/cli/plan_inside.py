@@ -24,15 +24,16 @@ US = 1e6
 
 
 def traced_operators(
-    name: str, model: tuple[Any, Any, Any], *, batch: int | None, microbatches: int
+    name: str, model: tuple[Any, Any, Any], *, batch: int | None, microbatches: int, by_layer: bool = True
 ) -> Graph:
-    """The operators of a model with their layers, for the samples of a microbatch.
+    """The operators of a model, for the samples of a microbatch.
 
     Args:
         name: of the model.
         model: a module, its example and its loss or None.
         batch: samples of a step; None for those of the example.
         microbatches: that they are divided into.
+        by_layer: whether they bear their layers; otherwise all are of one, as in plans of `shard_model`.
 
     Raises:
         InputError: the batch does not split into microbatches, or the model cannot be traced.
@@ -46,7 +47,7 @@ def traced_operators(
     samples = traced.training.captured.example if batch is None else batch
     if samples % microbatches:
         raise InputError(f"batch of {samples} samples: must split into {microbatches} equal microbatches")
-    return replace(merged(operator_trace(traced, samples // microbatches, by_layer=True)), name=name)
+    return replace(merged(operator_trace(traced, samples // microbatches, by_layer=by_layer)), name=name)
 
 
 def given_plan(file: Path, batch: int | None, microbatches: int | None, stages: int | None) -> ShardedPlan:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from arborcast import pipeline
+from arborcast import pipeline, topologies
 from arborcast.pipeline.planning.comparison import EVERY
+from arborcast.pipeline.planning.formats import write_sharded_plan
 from arborcast.pipeline.profiles import Layer, Profile
 from tests.support.commands import Command, refused
 
@@ -281,6 +283,28 @@ def test_both_levels_are_planned_told_drawn_and_read_again(command: Command, tmp
     refused(command(*asked, "--memory", "1MiB"), "every plan is at least", "memory: rank ", "got 1048576")
     refused(command(*asked, "--given", str(file), "--memory", "1MiB"), "plan: rank 0", "1048576", "short")
     refused(command(*asked, "--batch", "3", "--microbatches", "2"), "batch of 3 samples: must split into 2")
+
+
+def test_a_plan_of_shard_model_is_given(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "import torch\n"
+        "class Whole(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.renorm(x, 2, 0, 1e6)\n"
+        "def make():\n"
+        "    layers = torch.nn.Linear(64, 2048), torch.nn.GELU(), Whole(), torch.nn.Linear(2048, 64)\n"
+        "    return torch.nn.Sequential(*layers), (torch.zeros(4, 64),) * 2, torch.nn.functional.mse_loss\n"
+    )
+    made, file = runpy.run_path(str(tmp_path / "two.py"))["make"](), tmp_path / "plan.json"
+    traced, name = pipeline.trace(*made, evaluation=False), "two.py:make"
+    ring = topologies.load("ring:2")
+    found = pipeline.shard_model(traced, ring, "v100", batch=4, microbatches=2, name=name)
+    assert found.plan.whole == found.graph.unknown == ("renorm",)
+    write_sharded_plan(found.plan, file)
+    asked = "plan", f"{tmp_path}/{name}", "ring:2", "--device", "v100", "--intra", "--json"
+    told = command(*asked, "--given", str(file)).document
+    assert told["time_us"] == found.sharding.total_ps / 10**6
+    assert told["whole_operators"] == ["renorm"]
 
 
 def test_a_given_plan_says_its_batch_and_microbatches(command: Command, tmp_path: Path) -> None:
