@@ -309,6 +309,10 @@ def test_what_breaks_the_runtime_is_a_fault(change: Any, said: str) -> None:
     assert any(said in error for error in verdict.errors)
 
 
+PUT_NOWHERE = block(move("put", near("i", 0), far(0), channel_type="port", channel_ids=[]))
+PUT_NOWHERE["remote_buffer_refs"][0]["access_channel_type"] = "port"
+"""The one channel of the block is by memory."""
+
 REFUSED = [
     ("[1]", "plan: must be an object"),
     ("{", "plan: "),
@@ -326,6 +330,10 @@ REFUSED = [
     (
         json.dumps(plan(gpus=[{**pair(0), "channels": [{"channel_type": "wave"}]}, pair(1)])),
         "must be memory, port or switch",
+    ),
+    *(
+        (json.dumps(plan(gpus=[{**pair(0), "threadblocks": [it]}, pair(1)])), "needs a port channel")
+        for it in (PUT_NOWHERE, {**PUT_NOWHERE, "channels": []})
     ),
     (json.dumps(plan(inplace=1)), "inplace must be true or false, got 1"),
 ]

@@ -95,12 +95,14 @@ class Moves:
             return
         of_targets = not name.endswith("pkt")  # which of the two sizes the runtime takes
         channels = self._lists.connections("port", entry, where) if kind == "port" else ()
+        if kind == "port" and not channels:
+            raise ProgramError(f"{where}: needs a port channel, channel_ids names none")
         if kind == "port" and len(channels) < len(targets):
             self._reading.fault(
                 f"{where}: {len(channels)} channel_ids for {len(targets)} buffers; others use the "
                 "first channel"
             )
-            channels += (channels or (0,)) * len(targets)
+            channels += channels[:1] * len(targets)
         if name == "ppkt" and kind == "port":
             self._reading.note(f"{where}: sends packets as they are, from the executor's first plan")
         packed = name == "rppkt" or (name == "ppkt" and kind == "port")
