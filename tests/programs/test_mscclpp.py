@@ -331,6 +331,10 @@ REFUSED = [
         json.dumps(plan(gpus=[{**pair(0), "channels": [{"channel_type": "wave"}]}, pair(1)])),
         "must be memory, port or switch",
     ),
+    (
+        json.dumps(plan(gpus=[{**pair(rank), "scratch_chunks": 1 << 22} for rank in (0, 1)])),
+        "at most 4194304 chunks of scratch on all ranks are read, got 8388608",
+    ),
     *(
         (json.dumps(plan(gpus=[{**pair(0), "threadblocks": [it]}, pair(1)])), "needs a port channel")
         for it in (PUT_NOWHERE, {**PUT_NOWHERE, "channels": []})

@@ -102,6 +102,9 @@ class _Plan:
                 f"at most {MAX_CELLS} chunks on all ranks are read, got {chunks} on {len(self._gpus)}"
             )
         parts = tuple(self._part(rank, gpu) for rank, gpu in enumerate(self._gpus))
+        scratch = sum(part.scratch_chunks for part in parts)
+        if scratch > MAX_CELLS:
+            raise ProgramError(f"at most {MAX_CELLS} chunks of scratch on all ranks are read, got {scratch}")
         least = a_number(plan, "min_message_size", "plan", 0, 1 << 64, default=0)
         most = a_number(plan, "max_message_size", "plan", 0, 1 << 64, default=1 << 64)
         program = GlobalProgram(
