@@ -52,9 +52,8 @@ class Options:
         topology: the fabric: a spec (`dgx1`), a path, or the value itself; None for a full mesh.
         ranks: the rank of the fabric that each rank of the default group is; None where they are the same.
         groups: schedules that several groups of the job run at once (`synth groups --no-relays`): the folder,
-            or the value itself, whose fabric is `topology` where that is None, or several values of which
-            one serves at a time. A group of the job on the ranks of one of them does its collective so, and
-            what else it does by itself.
+            or the value itself, or several values, whose fabric is `topology` where that is None. The first
+            that has the collective of a group of the job serves it; what none has, a group does by itself.
         deadline_s: seconds that finding the schedules of one collective may take.
         gloo_below: bytes below which gloo serves; 0 for never, None for what was measured.
         transport: one of `TRANSPORTS`.
@@ -79,7 +78,7 @@ class Options:
 
     topology: str | os.PathLike[str] | Topology | None = None
     ranks: Sequence[int] | None = None
-    groups: str | os.PathLike[str] | GroupSchedules | tuple[GroupSchedules, ...] | None = None
+    groups: str | os.PathLike[str] | GroupSchedules | Sequence[GroupSchedules] | None = None
     deadline_s: float = 30.0
     gloo_below: int | None = None
     transport: str = "auto"
@@ -99,6 +98,8 @@ class Options:
         """Check every field; lists become tuples, so that nobody changes them later."""
         if self.ranks is not None:
             object.__setattr__(self, "ranks", tuple(self.ranks))
+        if isinstance(self.groups, Sequence) and not isinstance(self.groups, str):
+            object.__setattr__(self, "groups", tuple(self.groups))
         object.__setattr__(self, "prepare", tuple(self.prepare))
         object.__setattr__(self, "without", tuple((first, second) for first, second in self.without))
         object.__setattr__(self, "aggregators", tuple(self.aggregators))
@@ -260,6 +261,17 @@ def _ranks_rule(ranks: Sequence[int] | None) -> str | None:
     return None
 
 
+def _groups_rule(groups: object) -> str | None:
+    if groups is None or isinstance(groups, str | os.PathLike):
+        return None
+    from arborcast.synth.groups.result import GroupSchedules
+
+    several = groups if isinstance(groups, tuple) else (groups,)
+    if all(isinstance(it, GroupSchedules) for it in several):
+        return None
+    return "must be a folder, or GroupSchedules, one or several"
+
+
 def _deadline_rule(seconds: float) -> str | None:
     return None if 0 < seconds < math.inf else "must be a positive number of seconds"
 
@@ -322,6 +334,7 @@ def _depth_rule(depth: int | None) -> str | None:
 
 _RULES: dict[str, Callable[[Any], str | None]] = {
     "ranks": _ranks_rule,
+    "groups": _groups_rule,
     "deadline_s": _deadline_rule,
     "gloo_below": lambda size: None if size is None or size >= 0 else "must be at least 0 bytes",
     "transport": _transport_rule,

@@ -114,7 +114,9 @@ def _joint(options: Options) -> tuple[GroupSchedules, ...]:
     given = options.groups
     if isinstance(given, str | os.PathLike):
         return (_read_once(os.fspath(given)),)
-    return given if isinstance(given, tuple) else () if given is None else (given,)
+    if isinstance(given, Sequence):
+        return tuple(given)
+    return () if given is None else (given,)
 
 
 @cache

@@ -42,7 +42,7 @@ def joint() -> GroupSchedules:
 def test_each_group_has_its_part_whatever_the_order_of_its_ranks(joint: GroupSchedules) -> None:
     """Verified on the links among its ranks alone, at the rate that it has on the whole fabric."""
     other = solve_groups(joint.topology, [*along(joint.topology, MESH, 1, "alltoall")], relays=False)
-    options = Options(groups=(other, joint))
+    options = Options(groups=[other, joint])
     for number, group in enumerate(joint.groups):
         asked = group.collective
         for ranks in (asked.ranks, asked.ranks[::-1]):

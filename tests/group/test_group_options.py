@@ -112,6 +112,8 @@ def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) 
         ("ranks", [], "ranks: must be ranks of the fabric, from 0 on, got"),
         ("ranks", [0, -1], r"ranks: must be ranks of the fabric, from 0 on, got \[0, -1\]"),
         ("ranks", [1, 1], "ranks: must name each rank once, names 1 twice"),
+        ("groups", ["one", "two"], r"groups: must be a folder, or .* several, got \['one', 'two'\]"),
+        ("groups", 3, "groups: must be a folder, or GroupSchedules, one or several, got 3"),
         ("deadline_s", -1.0, "deadline_s: must be a positive number of seconds, got -1.0"),
         ("gloo_below", -1, "gloo_below: must be at least 0 bytes, got -1"),
         ("piece_bytes", 0, "piece_bytes: must be at least 1 byte, got 0"),
