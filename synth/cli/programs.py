@@ -15,6 +15,7 @@ from arborcast.synth.cli.options import (
     AsJson,
     Deadline,
     File,
+    NoInNetwork,
     Root,
     collective_name,
     number,
@@ -95,6 +96,7 @@ def export(
     ] = None,
     pieces: Annotated[int | None, number("--pieces", "goal, chakra: messages of a chunk")] = None,
     deadline: Deadline = None,
+    no_in_network: NoInNetwork = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a schedule as a program for another runtime.
@@ -125,10 +127,12 @@ def export(
         pieces=pieces,
     )
     if collective is not None:
-        _export_table(source, collective, root, to, wishes, span, output, deadline, as_json)
+        _export_table(source, collective, root, to, wishes, span, output, deadline, no_in_network, as_json)
         return
     if root is not None:
         raise InputError(f"--root {root}: the schedule has its own")
+    if no_in_network:
+        raise InputError("--no-in-network: is for tables; the schedule uses switches as it was solved")
     _export_schedule(Path(source), to, wishes, output, as_json)
 
 
@@ -344,6 +348,7 @@ def _export_table(
     sizes: tuple[int, ...] | None,
     folder: Path,
     deadline: float | None,
+    no_in_network: bool,
     as_json: bool,
 ) -> None:
     from arborcast.backends.programs.folder import export_table
@@ -362,7 +367,7 @@ def _export_table(
         raise InputError("--ranks-per-host: is nothing that msccl knows")
     check_folder(folder)
     # Sums that switches give to one rank alone have no operation in MSCCL++.
-    forwarding = to == "msccl" or collective in {"reduce", "reduce-scatter"}
+    forwarding = no_in_network or to == "msccl" or collective in {"reduce", "reduce-scatter"}
     on = load_fabric(FabricOptions(spec, no_in_network=forwarding))
     with progress(f"exporting {collective} on {on.topology.name}", quiet=as_json):
         choices = _choices(collective_on(collective, on, root), on.topology, sizes or SIZES, deadline)

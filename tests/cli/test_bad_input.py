@@ -100,6 +100,7 @@ WRONG: list[tuple[str, ...]] = [
     ("export {file} -o {folder}/x.xml --protocol TCP", "--protocol", "'LL128'", "'TCP'"),
     ("export {file} -o {folder}/x.xml --chunks 0", "--chunks 0: must be at least 1"),
     ("export {file} -o {folder}/x.xml --root 1", "--root 1: the schedule has its own"),
+    ("export {file} -o {folder}/x.xml --no-in-network", "--no-in-network: is for tables"),
     ("export {file} -o missing/x.xml", "missing", "does not exist"),
     ("export ring:4 allreduce -o {folder}/t --chunks 8", "--chunks", "are chosen"),
     ("export no-such.json -o {folder}/x.xml", "no-such.json"),

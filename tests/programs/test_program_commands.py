@@ -128,6 +128,16 @@ def test_a_table_of_plans_becomes_a_folder_with_its_commands(tmp_path: Path, com
     )
 
 
+def test_a_table_keeps_its_large_sizes_where_switches_only_forward(tmp_path: Path, command: Command) -> None:
+    """NVLink SHARP does not do what these switches can."""
+    words = ("export", "star:4,in-network=both", "allreduce", "--to", "mscclpp", "--sizes", "1KiB:1MiB")
+    found = command(*words, "-o", str(tmp_path / "switches"), "--json").document
+    assert any(line.endswith("solve with --no-in-network") for line in found["missing"])
+    found = command(*words, "-o", str(tmp_path / "ranks"), "--no-in-network", "--json").document
+    assert found["missing"] == []
+    assert found["files"][-1]["most_bytes"] is None
+
+
 def test_the_document_of_a_refusal_is_one_object(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "race.xml"
     file.write_text(write(drawn("0>1: s i0\n0<1: r i0\n1<0: rrc i0 i0\n1>0: s i0")))

@@ -164,7 +164,7 @@ def _use(schedule: Schedule, chunk: int, transfers: Sequence[Transfer]) -> _Use:
     if sums and len(sums[0].outputs) > 1:
         raise ProgramError(
             f"{where}: switch {name} multicasts its own sum; MSCCL++'s switch channels are NVLink SHARP, "
-            "where a rank does"
+            "where a rank does; solve with --no-in-network"
         )
     if sums and (len(contents) != 2 or contents[1].inputs != sums[0].outputs or len(sums) > 1):
         raise ProgramError(
@@ -173,7 +173,8 @@ def _use(schedule: Schedule, chunk: int, transfers: Sequence[Transfer]) -> _Use:
         )
     if not sums and len(contents) > 1:
         raise ProgramError(
-            f"{where}: is multicast {len(contents)} times, switch channels are exported for one"
+            f"{where}: is multicast {len(contents)} times, switch channels are exported for one; "
+            "solve with --no-in-network"
         )
     last = contents[-1]
     use = _Use(last.inputs[0], tuple(sorted(sums[0].inputs)) if sums else (), tuple(sorted(last.outputs)))
@@ -181,7 +182,7 @@ def _use(schedule: Schedule, chunk: int, transfers: Sequence[Transfer]) -> _Use:
         if use.mover not in ranks:
             raise ProgramError(
                 f"{where}: rank {use.mover} must be of the group of its switch channel, as NVLink SHARP "
-                f"loops back, got ranks {', '.join(map(str, ranks[:8]))}"
+                f"loops back, got ranks {', '.join(map(str, ranks[:8]))}; solve with --no-in-network"
             )
     return use
 
