@@ -36,6 +36,9 @@ CHAIN_BYTES, CHAIN_LATENCY = 1 << 20, 5
 PLANNED = "priority"
 """The order of service that schedules are planned with."""
 
+LIMIT_S = 600
+"""Seconds for one run of another program."""
+
 RIGHT = Fraction(1, 1000)
 """How far a simulator may be off on the chain."""
 
@@ -145,8 +148,7 @@ def _simulated(
             bound_us = SIZE / 1000 / float(schedule.bound.rate)
             for pieces, service in asked:
                 ours = simulate(schedule, SIZE, pieces=pieces, service=service).time_us
-                theirs = time_us(schedule, SIZE, pieces, service)
-                yield {
+                row: Row = {
                     "topology": topology.name,
                     "collective": str(kind),
                     "bytes": SIZE,
@@ -154,6 +156,14 @@ def _simulated(
                     "service": service,
                     "bound_us": bound_us,
                     "ours_us": ours,
+                }
+                try:
+                    theirs = time_us(schedule, SIZE, pieces, service)
+                except InputError as error:
+                    yield {**row, "verdict": "no answer", "why": str(error)}
+                    continue
+                yield {
+                    **row,
                     "theirs_us": theirs,
                     "over_bound": theirs / bound_us,
                     "ours_over_bound": ours / bound_us,
@@ -168,31 +178,36 @@ def _explicit(schedule: object) -> Schedule:
 
 def _msccl_tools(folder: Path) -> Iterator[Row]:
     """`Algorithm.check_implements` and its limits of links, on our SCCL files; then with a send less."""
-    text = ""
+    text, of = "", ""
     for case in CASES:
         for kind in sccl.NAMES:
             topology = case.topology.forwarding
             row: Row = {"topology": topology.name, "collective": str(kind)}
             try:
-                text = sccl.write(solve(topology, kind))
+                text, of = sccl.write(solve(topology, kind)), str(kind)
             except ProgramError as error:
                 yield {**row, "verdict": "does not fit", "why": str(error)}
                 continue
-            why = _refused(folder, text)
-            yield {**row, "verdict": "not passed" if why else "passed", "why": why}
+            yield {**row, **_checked(folder, text, "not passed", "passed")}
     damaged = json.loads(text)
     del damaged["steps"][-1]["sends"][-1]
-    why = _refused(folder, json.dumps(damaged))
-    row = {"topology": f"{damaged['topology']['name']}, a send less", "collective": str(kind)}
-    yield {**row, "verdict": "refused" if why else "not refused", "why": why}
+    row = {"topology": f"{damaged['topology']['name']}, a send less", "collective": of}
+    yield {**row, **_checked(folder, json.dumps(damaged), "refused", "not refused")}
 
 
-def _refused(folder: Path, text: str) -> str:
-    """What msccl-tools says against a file; nothing where it passes."""
+def _checked(folder: Path, text: str, refused: str, passed: str) -> Row:
+    """One of these verdicts, with what msccl-tools says against a file; "no answer" where it says nothing."""
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "x.json").write_text(text, encoding="utf-8")
-        told = _run([sys.executable, "-c", _CHECK, folder, Path(scratch, "x.json")], crashes=True).strip()
-    return "" if told == "passed" else told.splitlines()[-1][:200]
+        try:
+            told = _run([sys.executable, "-c", _CHECK, folder, Path(scratch, "x.json")], crashes=True).strip()
+        except InputError as error:
+            return {"verdict": "no answer", "why": str(error)}
+    if not told:
+        return {"verdict": "no answer", "why": "the check ended without a word"}
+    if told == "passed":
+        return {"verdict": passed, "why": ""}
+    return {"verdict": refused, "why": told.splitlines()[-1][:200]}
 
 
 _CHECK = """
@@ -216,12 +231,14 @@ def _run(command: list[object], *, folder: Path | None = None, crashes: bool = F
             [str(word) for word in command],
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=LIMIT_S,
             check=False,
             cwd=folder,
         )
     except OSError as error:
         raise InputError(f"{command[0]}: cannot be run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"{command[0]}: must end within {LIMIT_S} s, and was stopped") from error
     if done.returncode and not crashes:
         raise InputError(f"{command[0]}: ended with status {done.returncode}: {done.stderr[-200:]!r}")
     return done.stdout + done.stderr

@@ -210,6 +210,10 @@ def _judges(rows: pd.DataFrame) -> Iterator[Part]:
                 f"{name} on a {row.topology}: {duration(row.theirs_us)}, by hand {duration(row.ours_us)}.",
                 tone="quiet" if row.verdict == "as by hand" else "bad",
             )
+        unanswered = alike[alike["verdict"] == "no answer"]
+        if len(unanswered):
+            why = ", ".join(dict.fromkeys(unanswered["why"]))
+            yield text(f"{name} gives no answer to {count(len(unanswered))} questions: {why}.", tone="bad")
         for service, served in groups(timed, "service"):
             yield from _timed(name, service, served)
         if not len(timed) and not len(chain):
