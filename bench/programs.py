@@ -54,6 +54,8 @@ from arborcast.synth.topology import Topology
 
 RESULTS = Path(__file__).resolve().parent / "results" / "programs.json"
 PARTS = ("exports", "mutants", "files", "judges")
+OF_MACHINES = ("exports", "mutants")
+"""Parts that ask about machines, all or those named."""
 RUNTIMES = ("msccl", "mscclpp")
 OTHERS = ("nccl-graph", "sccl", "goal", "chakra")
 """Targets of exports alone."""
@@ -383,6 +385,7 @@ def _kept(arguments: argparse.Namespace, asked: Sequence[str]) -> list[Row]:
         for row in rows
         if row["part"] not in asked
         or (row["judge"] or row["runtime"]) not in again.get(row["part"], arguments.runtimes)
+        or (row["part"] in OF_MACHINES and arguments.machines and row["topology"] not in arguments.machines)
     ]
 
 
@@ -415,4 +418,8 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(f"programs: {error}", file=sys.stderr)
+        sys.exit(2)
