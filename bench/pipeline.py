@@ -231,11 +231,11 @@ def intra(quick: bool) -> dict[str, Any]:
 
     return document(
         "How long does planning inside a stage take?",
-        time_rows(TIMED[:1], runs=1) if quick else time_rows(),
+        time_rows(TIMED[:1] if quick else TIMED),
         keys=("topology", "layers"),
         measures={"cpu_seconds": Measure("less", "spread")},
         units={
-            "cpu_seconds": "from a module on meta to the sharding on the best mesh; median over processes",
+            "cpu_seconds": "from a module on meta to the sharding on the best mesh; one run",
             "trace_seconds": "CPU time of that for the graph of operators",
             "program_seconds": "CPU time of the program of the best mesh once more, its prices known",
             "seconds": "elapsed",

@@ -168,17 +168,13 @@ def _how(sharding: Sharding) -> str:
     return ", ".join(found)
 
 
-def time_rows(cases: Sequence[tuple[int, str, float]] = TIMED, *, runs: int = 1) -> list[dict[str, Any]]:
-    """How long tracing and planning take, each case in processes of its own; the median run."""
+def time_rows(cases: Sequence[tuple[int, str, float]] = TIMED) -> list[dict[str, Any]]:
+    """How long tracing and planning take, each case once, in a process of its own."""
     rows = []
     for blocks, spec, target_s in cases:
-        found = []
-        for _ in range(runs):
-            with get_context("spawn").Pool(1) as pool:
-                found.append(pool.apply(plan_once, (blocks, spec)))
-        found.sort(key=lambda it: it["cpu_seconds"])
-        spread = found[-1]["cpu_seconds"] - found[0]["cpu_seconds"]
-        rows.append(found[len(found) // 2] | {"spread": spread, "runs": runs, "target_s": target_s})
+        with get_context("spawn").Pool(1) as pool:
+            found = pool.apply(plan_once, (blocks, spec))
+        rows.append(found | {"spread": None, "runs": 1, "target_s": target_s})
     return rows
 
 
