@@ -112,7 +112,7 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
 def _joint(options: Options) -> tuple[GroupSchedules, ...]:
     """What groups run at once, read once in a process."""
     given = options.groups
-    if isinstance(given, str | os.PathLike):
+    if isinstance(given, (str, os.PathLike)):
         return (_read_once(os.fspath(given)),)
     if isinstance(given, Sequence):
         return tuple(given)

@@ -277,7 +277,11 @@ def test_sums_and_multicasts_of_switches_are_exported() -> None:
             {"ranks_per_host": 2},
             "ranks whose memory one switch reaches, all 3",
         ),
-        (through_switch("star:3,in-network=both", "broadcast"), {}, "must be of the group.*; solve with --no-in-network"),
+        (
+            through_switch("star:3,in-network=both", "broadcast"),
+            {},
+            "must be of the group.*; solve with --no-in-network",
+        ),
     ],
 )
 def test_what_switch_channels_cannot_do_is_refused(schedule: Any, wishes: Any, said: str) -> None:
@@ -287,7 +291,7 @@ def test_what_switch_channels_cannot_do_is_refused(schedule: Any, wishes: Any, s
 
 def test_switches_that_multicast_their_own_sums_are_not_nvlink_sharp() -> None:
     schedule = synth.solve(load("star:3,in-network=turn"), "allreduce")
-    with pytest.raises(ProgramError, match="multicasts its own sum.*; solve with --no-in-network"):
+    with pytest.raises(ProgramError, match=r"multicasts its own sum.*; solve with --no-in-network"):
         export_one_sided(schedule)
 
 

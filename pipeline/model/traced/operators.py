@@ -57,23 +57,16 @@ class _Reader:
         for name, path in self.captured.parameters.items():
             self.known[name] = self._given(nodes[name], path)
             self.trained.add(name)
-        needed = self._needed()
+        wanted = needed(self.captured)
         made = []
         place = 0
         for node in self.captured.operators:
             place = places.get(node.name, place)
             varies = any(source.name in self.known for source in node.all_input_nodes)
-            if varies and node.name in needed and _tensor(node) is not None:
+            if varies and node.name in wanted and _tensor(node) is not None:
                 made.append(self._primitive(node, place))
         used = {operand.value for it in made for operand in it.inputs}
         return tuple(it for name, it in self.known.items() if it and name in used), tuple(made)
-
-    def _needed(self) -> set[str]:
-        found = {node.name for node in self.captured.outputs}
-        for node in reversed(self.captured.operators):
-            if node.name in found:
-                found.update(source.name for source in node.all_input_nodes)
-        return found
 
     def _given(self, node: fx.Node, path: str = "") -> Given:
         value = node.meta["val"]
@@ -86,7 +79,7 @@ class _Reader:
         read = {name: it for name, it in tensors.items() if it.name in self.known}
         value = _tensor(node)
         assert value is not None
-        shape, kind = self.sizes.shape(value), _kind(node)
+        shape, kind = self.sizes.shape(value), kind_of(node)
         shapes = {name: self.sizes.shape(_tensor(it)) for name, it in tensors.items()}
         form = form_of(kind, Call(shapes, options, shape), is_pointwise=_is_pointwise(node))
         is_known = form is not None
@@ -135,7 +128,7 @@ class _Reader:
     def _is_trained_item(self, node: fx.Node) -> bool:
         """Whether what is taken of tensors that were broadcast has a gradient, as each of them may have."""
         source, *index = node.args
-        if not isinstance(source, fx.Node) or _kind(source) != "broadcast_tensors":
+        if not isinstance(source, fx.Node) or kind_of(source) != "broadcast_tensors":
             return True
         (taken,) = index
         one: Any = source.args[0]
@@ -189,6 +182,15 @@ def _places(traced: Traced) -> dict[str, int]:
     }
 
 
+def needed(captured: Captured) -> set[str]:
+    """Of what outputs are made, by what operators read; not by what they change in place."""
+    found = {node.name for node in captured.outputs}
+    for node in reversed(captured.operators):
+        if node.name in found:
+            found.update(source.name for source in node.all_input_nodes)
+    return found
+
+
 def arguments(node: fx.Node) -> tuple[dict[str, fx.Node], dict[str, Any]]:
     """The tensors that an operator reads by the names of its arguments, and everything else, defaults too.
 
@@ -233,7 +235,8 @@ def _tensor(node: fx.Node) -> Any:
     return value if isinstance(value, Tensor) else None
 
 
-def _kind(node: fx.Node) -> str:
+def kind_of(node: fx.Node) -> str:
+    """What an operator is called, in place or not."""
     if node.target is operator.getitem:
         return "getitem"
     name = str(getattr(node.target, "overloadpacket", node.target)).rsplit(".", 1)[-1]

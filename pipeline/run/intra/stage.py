@@ -29,13 +29,14 @@ from arborcast.pipeline.model.traced.operators import arguments, named
 from arborcast.pipeline.model.traced.segments import register
 from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.operators import OperatorTrace
+from arborcast.pipeline.run.intra.changes import changed_arguments, check_changes
 from arborcast.pipeline.run.intra.collectives import MeshCollectives, moved
-from arborcast.pipeline.run.intra.operators import Division, run
+from arborcast.pipeline.run.intra.operators import Division, called, run
 from arborcast.pipeline.run.sharded import local, over
 from arborcast.pipeline.sharding.graph import Graph, Member, Operator
 from arborcast.pipeline.sharding.resharding import Path
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.specs import Assignment, Spec, spec_of
 from arborcast.pipeline.sharding.strategies import (
     Demand,
     Strategy,
@@ -132,7 +133,11 @@ class ShardedStage:
         self._varying = {*self._primitives, *(it.name for it in trace.given)}
         self._sizes = Sizes(captured.samples, trace.samples)
         self._constants: dict[str, Any] = {}
-        self._changed = {it.name: self._changes(it.name) for it in trace.operators}
+        self._drawn: set[str] = set()  # random numbers, and what is made of them
+        for node in captured.operators:
+            if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
+                self._drawn.add(node.name)
+        check_changes(captured, self._sizes)
         self._routes = dict(self._all_routes())
         self._sums = [self._sum(number) for number in range(len(graph.operators))]
         self.module = nn.Module()  # of parameters alone, so that no name of ours is in their way
@@ -285,13 +290,11 @@ class ShardedStage:
                 read[key] = next(reads)
             else:
                 spec = spec_of(next(constants), division.assignment)
-                read[key] = _parts(self._constant(source), spec, self._collectives)
-        for key in self._changed[name]:
+                read[key] = _parts(self._constant(source, turn), spec, self._collectives)
+        for key in changed_arguments(node):
             read[key] = read[key].clone()
-        plain = {key: self._plain(it) for key, it in options.items()}
-        with self._drawing(division) if is_random(node) else nullcontext() as seed:
-            if seed is not None:
-                torch.manual_seed(zlib.crc32(repr((self._seed, *turn, name, seed)).encode()))
+        plain = {key: self._plain(it, turn) for key, it in options.items()}
+        with self._drawing(node, turn, division.assignment):
             return run(node.target, _given(node, read | plain), division)
 
     # ------------------------------------------------------------------ preparation
@@ -371,47 +374,27 @@ class ShardedStage:
             values[member.value.value] = self.run_member(operator, member, way, values, iter(()), (0, 0))
         return values
 
-    def _changes(self, name: str) -> tuple[str, ...]:
-        """Arguments that an operator changes in place; nobody may read them afterwards.
-
-        Raises:
-            PlanError: somebody does.
-        """
-        node = self._nodes[name]
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            return ()
-        tensors, _ = arguments(node)
-        found = [it.name for it in schema.arguments if it.alias_info is not None and it.alias_info.is_write]
-        places = {other: at for at, other in enumerate(self._nodes)}
-        for key in found:
-            source = tensors[key]
-            later = [it.name for it in source.users if places[it.name] > places[name]]
-            if later or source.name not in self._primitives:
-                raise PlanError(
-                    f"operator {name}: cannot be run on parts, as it changes {source.name} in place, which "
-                    + (f"{later[0]} reads afterwards" if later else "belongs to the model")
-                )
-        return tuple(found)
-
-    def _constant(self, node: fx.Node) -> Any:
-        """What depends on no sample and no parameter, whole."""
-        if node.name not in self._constants:
-            captured = self._captured
-            if node.name in captured.buffers:
-                made = python.attrgetter(captured.buffers[node.name])(self._model)
-            elif node.name in captured.literals:
-                made = captured.literals[node.name]
-            elif node.op == "get_attr":
-                made = getattr(captured.module, str(node.target))
-            else:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), self._plain)
-                assert callable(node.target), "placeholders are known"
-                made = node.target(*args, **kwargs)
+    def _constant(self, node: fx.Node, turn: tuple[int, int]) -> Any:
+        """What depends on no sample and no parameter, whole; random numbers are drawn anew for each turn."""
+        if node.name in self._constants:
+            return self._constants[node.name]
+        captured = self._captured
+        if node.name in captured.buffers:
+            made = python.attrgetter(captured.buffers[node.name])(self._model)
+        elif node.name in captured.literals:
+            made = captured.literals[node.name]
+        elif node.op == "get_attr":
+            made = getattr(captured.module, str(node.target))
+        else:
+            given = {key: self._plain(it, turn) for key, it in named(node).items()}
+            given |= {key: given[key].clone() for key in changed_arguments(node)}
+            with self._drawing(node, turn, (None,) * len(self._setting.sizes)):
+                made = called(node.target, given)
+        if node.name not in self._drawn:
             self._constants[node.name] = made
-        return self._constants[node.name]
+        return made
 
-    def _plain(self, value: Any) -> Any:
+    def _plain(self, value: Any, turn: tuple[int, int]) -> Any:
         """An argument without nodes: sizes are those of whole tensors."""
 
         def known(node: fx.Node) -> Any:
@@ -420,20 +403,25 @@ class ShardedStage:
                 exact = meta.node.expr.subs(self._sizes.symbol, self._sizes.samples)
                 kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(meta)]
                 return kind(exact)
-            return meta if isinstance(meta, int | float) else self._constant(node)
+            return meta if isinstance(meta, int | float) else self._constant(node, turn)
 
         return fx.map_arg(value, known)
 
     @contextmanager
-    def _drawing(self, division: Division) -> Iterator[tuple[tuple[int, int], ...]]:
+    def _drawing(self, node: fx.Node, turn: tuple[int, int], assignment: Assignment) -> Iterator[None]:
         """Random numbers of their own, the same for ranks that do the same work: what tells others apart."""
+        if not is_random(node):
+            yield
+            return
+        assert self._collectives.coordinates is not None
+        places = tuple(
+            (axis, self._collectives.coordinates[axis])
+            for axis, label in enumerate(assignment)
+            if label is not None
+        )
         with torch.random.fork_rng(devices=[]):
-            assert self._collectives.coordinates is not None
-            yield tuple(
-                (axis, self._collectives.coordinates[axis])
-                for axis, label in enumerate(division.assignment)
-                if label is not None
-            )
+            torch.manual_seed(zlib.crc32(repr((self._seed, *turn, node.name, places)).encode()))
+            yield
 
 
 class _Pass:

@@ -1,0 +1,168 @@
+"""What a divided stage does on its rank, without processes: changes in place and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from arborcast.pipeline.errors import PlanError  # noqa: E402
+from arborcast.pipeline.model.traced import trace  # noqa: E402
+from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
+from arborcast.pipeline.run.intra.collectives import MeshCollectives  # noqa: E402
+from arborcast.pipeline.run.intra.stage import ShardedStage  # noqa: E402
+from arborcast.pipeline.sharding.graph import merged  # noqa: E402
+from arborcast.pipeline.sharding.layouts import data_parallel  # noqa: E402
+from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh  # noqa: E402
+from arborcast.pipeline.sharding.program import shard  # noqa: E402
+from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
+from tests.sharding.examples import UNIT, ring  # noqa: E402
+
+
+class Alone(MeshCollectives):
+    """Of a rank without others: sums are its own."""
+
+    def __init__(self, mesh: Mesh, place: int) -> None:
+        self.mesh, self.lines = mesh, {}
+        self.coordinates = (place,) if mesh.shape else ()
+
+    def allreduce(self, tensor: Tensor, axes: Any, op: str = "sum") -> Tensor:
+        return tensor
+
+
+class Layer(nn.Module):
+    """A linear layer, and what is done with its result and its input."""
+
+    count: Tensor
+
+    def __init__(self, then: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.linear, self.norm, self.then = nn.Linear(8, 8), nn.BatchNorm1d(8), then
+        self.register_buffer("count", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, self.linear(x), x)
+
+
+def stages(model: nn.Module, x: Tensor, ranks: int = 1) -> list[ShardedStage]:
+    """Of each rank, by data parallelism; instead of a loss they give what the model makes."""
+    traced = trace(model, x, evaluation=False)
+    operators = operator_trace(traced, x.size(0))
+    graph = merged(operators)
+    mesh = Mesh((ranks,) if ranks > 1 else (), tuple(range(ranks)))
+    setting = Setting(FabricPrices(ring(max(ranks, 2)), mesh), UNIT)
+    chosen = shard(graph, setting, allowed=data_parallel(setting.sizes)).chosen
+    return [
+        ShardedStage(traced, operators, graph, chosen, setting, Alone(mesh, rank), None)
+        for rank in range(ranks)
+    ]
+
+
+SAMPLES = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+
+
+def column(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    y[:, 0] = 0
+    return y
+
+
+def view(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    y.view(-1).mul_(3)
+    return y + 1
+
+
+def before(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    first = y[:, :4]
+    return torch.cat([y.mul_(3)[:, 4:], first], 1)
+
+
+def mask(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    mask = torch.zeros(8)
+    mask[2:4] = 1
+    return y * mask
+
+
+def filled(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    whole = torch.zeros(x.size(0), 8)
+    whole[:, :4] = y[:, :4]
+    return whole * x
+
+
+def counted(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return y * self.count.add_(1)
+
+
+def given(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return y + x.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        (column, "fill_: cannot be run on parts, as it changes select in place, whose memory .* as linear$"),
+        (view, "mul_: cannot .* view in place, whose memory add reads afterwards as linear$"),
+        (before, "mul_: cannot .* linear in place, whose memory cat reads afterwards as slice_.$"),
+        (mask, "fill_: cannot .* slice_. in place, whose memory mul reads afterwards as zeros$"),
+        (filled, "copy_: cannot .* in place, whose memory mul reads afterwards as zeros$"),
+        (counted, "add_: cannot .* in place, which belongs to the model or its inputs and add_ reads"),
+        (given, "mul_: cannot .* in place, which belongs to the model or its inputs and"),
+    ],
+)
+def test_changes_in_place_that_others_would_see_are_refused(then: Callable[..., Tensor], said: str) -> None:
+    with pytest.raises(PlanError, match=f"^operator {said}"):
+        stages(Layer(then), SAMPLES)
+
+
+def rectified(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return functional.relu(self.norm(y), inplace=True).mul_(2) * x
+
+
+def constants(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    ones = torch.ones(8)
+    twice = ones * 2
+    return y * (ones.add_(4) + twice) + torch.tensor(3.0)  # 7, though twice is asked for last
+
+
+@pytest.mark.parametrize("then", [rectified, constants])
+def test_changes_in_place_that_nobody_else_sees_are_made(then: Callable[..., Tensor]) -> None:
+    model = Layer(then)
+    (stage,) = stages(model, SAMPLES)
+    for step in range(2):
+        torch.testing.assert_close(stage.loss(SAMPLES, step=step), model(SAMPLES))
+
+
+def stochastic_depth(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    noise = torch.empty(x.size(0), 1).bernoulli_(0.5)
+    return y * noise.div_(0.5)
+
+
+def dropout(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return functional.dropout(y)
+
+
+@pytest.mark.parametrize("then", [stochastic_depth, dropout])
+def test_random_numbers_are_others_for_each_turn_and_rank(then: Callable[..., Tensor]) -> None:
+    """Whatever generators the ranks have, and the same for a turn that comes again."""
+    x = torch.ones(64, 8)
+    model = Layer(then)
+    turns = [(0, 0), (0, 1), (1, 0), (0, 0)]
+    whole, *halves = (
+        [stage.loss(x, step=step, microbatch=microbatch) for step, microbatch in turns]
+        for stage in (*stages(model, x), *stages(model, x, 2))
+    )
+    for first, second, third, again in (whole, *halves):
+        assert torch.equal(first, again)
+        assert not (torch.equal(first, second) or torch.equal(first, third) or torch.equal(second, third))
+    assert not torch.equal(halves[0][0], halves[1][0])
+    joined = torch.cat([halves[0][0], halves[1][0]])
+    # what depends on sizes alone is drawn whole, so that divisions change nothing
+    assert torch.equal(joined, whole[0]) == (then is stochastic_depth)
+    kept = (joined != 0).float().mean().item()
+    assert 0.25 < kept < 0.75
+    torch.testing.assert_close(joined, (joined != 0) * 2 * model.linear(x))
