@@ -1,8 +1,8 @@
-"""What a divided stage does on its rank, without processes: changes in place and random numbers."""
+"""What a divided stage does on its rank, without processes: changes in place, random numbers, bad indices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from torch.nn import functional  # noqa: E402
 from arborcast.pipeline.errors import PlanError  # noqa: E402
 from arborcast.pipeline.model.traced import trace  # noqa: E402
 from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
+from arborcast.pipeline.operators import Operand, Primitive  # noqa: E402
 from arborcast.pipeline.run.intra.collectives import MeshCollectives  # noqa: E402
+from arborcast.pipeline.run.intra.operators import Division, run  # noqa: E402
 from arborcast.pipeline.run.intra.stage import ShardedStage  # noqa: E402
 from arborcast.pipeline.sharding.graph import merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import data_parallel  # noqa: E402
@@ -166,3 +168,38 @@ def test_random_numbers_are_others_for_each_turn_and_rank(then: Callable[..., Te
     kept = (joined != 0).float().mean().item()
     assert 0.25 < kept < 0.75
     torch.testing.assert_close(joined, (joined != 0) * 2 * model.linear(x))
+
+
+def divided(kind: str, rank: int, *shape: int) -> Division:
+    """Of rows or classes over two ranks."""
+    primitive = Primitive(kind, kind, (), Operand(kind, (), shape, 0, False), {"v": 8}, frozenset())
+    return Division(primitive, {"v": 0}, (0,), shape, Alone(Mesh((2,), (0, 1)), rank))
+
+
+def looked_up(indices: Tensor, ranks: Sequence[int] = (0, 1)) -> list[Tensor]:
+    """The rows of each rank."""
+    table = torch.arange(1.0, 9).view(8, 1)
+    return [
+        run(
+            torch.ops.aten.embedding.default,
+            {"weight": table.chunk(2)[rank], "indices": indices},
+            divided("embedding", rank, 3, 1),
+        )
+        for rank in ranks
+    ]
+
+
+def test_tokens_and_targets_that_no_rank_has_are_refused_by_all_alike() -> None:
+    assert sum(looked_up(torch.tensor([0, 7, 3]))).flatten().tolist() == [1, 8, 4]  # type: ignore[union-attr]
+    for rank in range(2):
+        for wrong in (8, -1):
+            with pytest.raises(IndexError, match=f"index must be at least 0 and below 8, got {wrong}$"):
+                looked_up(torch.tensor([0, wrong, 3]), [rank])
+        division = divided("cross_entropy_loss", rank, 3)
+        for wrong in (8, -1, -100):
+            given = {"self": torch.zeros(3, 4), "target": torch.tensor([0, wrong, 3]), "reduction": 0}
+            if wrong == -100:  # is ignored
+                assert run(None, given, division)[1] == 0
+                continue
+            with pytest.raises(IndexError, match=f"target must be at least 0 and below 8, got {wrong}$"):
+                run(None, given, division)

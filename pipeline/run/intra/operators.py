@@ -143,6 +143,7 @@ def _looked_up(target: Any, given: Arguments, division: Division) -> Any:
             f"operator {division.primitive.name}: sparse or scaled gradients must be of whole tables"
         )
     rows = given["weight"].size(0)
+    _check_range("index", given["indices"], rows, division)
     first = division.collectives.index(axes) * rows
     here = given["indices"] - first
     outside = (here < 0) | (here >= rows)
@@ -151,6 +152,16 @@ def _looked_up(target: Any, given: Arguments, division: Division) -> Any:
         padding = padding - first if first <= padding < first + rows else -1
     found = called(target, given | {"indices": here.masked_fill(outside, 0), "padding_idx": padding})
     return found.masked_fill(outside.unsqueeze(-1), 0)
+
+
+def _check_range(what: str, indices: Tensor, each: int, division: Division) -> None:
+    """See that some rank has what is asked for: all along the line have the same indices and say the same."""
+    count = each * division.parts("v")
+    wrong = indices[(indices < 0) | (indices >= count)]
+    if wrong.numel():
+        raise IndexError(
+            f"operator {division.primitive.name}: {what} must be at least 0 and below {count}, got {wrong[0]}"
+        )
 
 
 def _averaged(target: Any, given: Arguments, division: Division) -> Any:
@@ -196,6 +207,7 @@ def _cross_entropy(target: Any, given: Arguments, division: Division) -> Any:
     axes = division.axes("v")
     if axes:
         last = scores.movedim(1 if scores.dim() > 1 else 0, -1)
+        _check_range("target", wanted[wanted != ignored], last.size(-1), division)
         rows = _RowsOverClasses.apply(  # type: ignore[no-untyped-call]
             last, wanted, ignored, axes, division.collectives
         )
