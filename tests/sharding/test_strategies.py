@@ -1,263 +1,268 @@
 """Strategies carried out on real tensors, forward and backward: what the ranks have is the whole.
 
-Each rank runs the operator on the parts that a strategy lets it read. Along axes that divide a summed label
-the results are added up; gradients are, along axes where `Demand.gradient` says that ranks have summands.
-What operators need beside that (which rows of a table are here, sums inside) is written here once more.
+Each rank runs the operator as `ShardedTrainer` does, on the parts that a strategy lets it read. Along axes
+that divide a summed label the results are added up; gradients are, along axes where `Demand.gradient` says
+that ranks have summands. Ranks are threads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.traced.rules import Call, form_of
 from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive, Statistic
+from arborcast.pipeline.run.intra.collectives import MeshCollectives
+from arborcast.pipeline.run.intra.operators import Division, called, run
 from arborcast.pipeline.sharding.graph import Graph, merged
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
+from arborcast.pipeline.sharding.mesh import Axes, FabricPrices, Mesh
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import SUM, Spec
 from arborcast.pipeline.sharding.strategies import Strategy, strategies
 from tests.sharding.examples import UNIT, ring
 
+aten = torch.ops.aten
+
 SETTING = Setting(FabricPrices(ring(4), Mesh((2, 2), (0, 1, 3, 2))), UNIT)  # rows and columns are neighbours
 SIZES = SETTING.sizes
 PLACES = list(product(*map(range, SIZES)))
+RANKS = ThreadPoolExecutor(len(PLACES))
 
 Parts = Mapping[str, Tensor]
-Starts = Mapping[str, int]
-"""By label, where the part of a rank begins."""
-Ranks = Sequence[tuple[Parts, Starts]]
 
 
 def values(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
+def tokens(*shape: int, below: int) -> Tensor:
+    return torch.arange(math.prod(shape)).mul(7).remainder(below).view(shape)
+
+
 @dataclass(frozen=True)
 class Case:
-    """An operator: what it computes from tensors by the names of torch's arguments.
+    """An operator.
 
     Attributes:
-        kind: torch's name.
-        run: on whole tensors.
-        tensors: that it reads.
-        options: what the rule sees besides.
-        local: one rank's run, told where its parts begin; by default as on whole tensors.
-        together: the run of ranks that add something up inside, from the parts of all.
-        late: what is added to the sum of the results, behind it so many dimensions of length 1.
+        target: of torch.
+        tensors: that it reads, by the names of its arguments; those of a list as `tensors.0`.
+        options: its other arguments, but for defaults.
+        together: of what `ShardedTrainer` refuses: the run of ranks that add something up inside, from the
+            parts of all.
     """
 
-    kind: str
-    run: Callable[..., Tensor]
-    tensors: Mapping[str, Tensor]
+    target: Any
+    tensors: Parts
     options: Mapping[str, Any] = field(default_factory=dict)
-    local: Callable[..., Tensor] | None = None
-    together: Callable[[Ranks], list[Tensor]] | None = None
-    late: tuple[str, int] | None = None
+    together: Callable[[Sequence[Parts]], list[Tensor]] | None = None
+
+    @cached_property
+    def kind(self) -> str:
+        """torch's name."""
+        return str(self.target._schema.name).partition("::")[2]
+
+    def given(self, parts: Parts) -> dict[str, Any]:
+        """All arguments."""
+        found: dict[str, Any] = {}
+        for name, it in parts.items():
+            front, dot, _ = name.partition(".")
+            if dot:
+                found.setdefault(front, []).append(it)
+            else:
+                found[front] = it
+        return found | {name: it for name, it in self.all_options.items() if name not in found}
+
+    @cached_property
+    def all_options(self) -> dict[str, Any]:
+        """With defaults, as a trace gives them to rules."""
+        read = {name.partition(".")[0] for name in self.tensors}
+        defaults = {
+            it.name: it.default_value
+            for it in self.target._schema.arguments
+            if it.has_default_value() and it.name not in read
+        }
+        return defaults | dict(self.options)
+
+    def whole(self, tensors: Parts) -> Tensor:
+        """The result; of several the first."""
+        return _first(called(self.target, self.given(tensors)))
 
 
-def _rows(parts: Parts, starts: Starts) -> Tensor:
-    """Of tokens whose rows are elsewhere, zeros."""
-    weight, tokens = parts["weight"], parts["indices"] - starts.get("v", 0)
-    here = (tokens >= 0) & (tokens < len(weight))
-    return functional.embedding(tokens.clamp(0, len(weight) - 1), weight) * here[..., None]
+def _first(made: Any) -> Tensor:
+    found: Tensor = made if isinstance(made, Tensor) else made[0]
+    return found
 
 
-def _batch_norm(ranks: Ranks) -> list[Tensor]:
+class Board:
+    """Where ranks that run at the same time lay what they add up."""
+
+    def __init__(self) -> None:
+        self.barrier, self.laid = Barrier(len(PLACES), timeout=60), dict[tuple[int, ...], Tensor]()
+
+
+class Collectives(MeshCollectives):
+    """Of one rank among threads."""
+
+    def __init__(self, board: Board, place: tuple[int, ...]) -> None:
+        self.mesh, self.coordinates, self.board, self.place = SETTING.prices.mesh, place, board, place
+
+    def allreduce(self, tensor: Tensor, axes: Axes, op: str = "sum") -> Tensor:
+        self.board.laid[self.place] = tensor.detach()
+        self.board.barrier.wait()
+        line = [
+            it for it in PLACES if all(it[at] == self.place[at] for at in range(len(it)) if at not in axes)
+        ]
+        laid = torch.stack([self.board.laid[it] for it in line])
+        self.board.barrier.wait()
+        return laid.sum(0) if op == "sum" else laid.amax(0)
+
+
+def _batch_norm(ranks: Sequence[Parts]) -> list[Tensor]:
     """Mean and variance from sums over all parts; gradients go back through the sums."""
-    count = sum(parts["input"][:, 0].numel() for parts, _ in ranks)
-    mean = sum(parts["input"].sum((0, 2, 3)) for parts, _ in ranks) / count
-    square = sum((parts["input"] ** 2).sum((0, 2, 3)) for parts, _ in ranks) / count
+    count = sum(parts["input"][:, 0].numel() for parts in ranks)
+    mean = sum(parts["input"].sum((0, 2, 3)) for parts in ranks) / count
+    square = sum((parts["input"] ** 2).sum((0, 2, 3)) for parts in ranks) / count
     scale = (square - mean**2 + 1e-5).rsqrt()
     found = []
-    for parts, _ in ranks:
+    for parts in ranks:
         shift, factor = (it[None, :, None, None] for it in (mean, scale))
         weight, bias = (parts[name][None, :, None, None] for name in ("weight", "bias"))
         found.append((parts["input"] - shift) * factor * weight + bias)
     return found
 
 
-def _cross_entropy(ranks: Ranks) -> list[Tensor]:
-    """Each rank from the classes that it has; what others have comes as three numbers for each row."""
-
-    def scores(parts: Parts, starts: Starts) -> Tensor:
-        """Of the targets that are here; else zero."""
-        classes = parts["target"] - starts.get("v", 0)
-        here = (classes >= 0) & (classes < parts["self"].size(1))
-        at = classes.clamp(0, parts["self"].size(1) - 1)
-        return parts["self"].gather(1, at[:, None])[:, 0] * here
-
-    found = []
-    for mine in ranks:
-        top = torch.stack([parts["self"].detach().max(1)[0] for parts, _ in ranks]).max(0)[0]
-        both: list[Tensor] = []
-        for them in ranks:
-            summands = (them[0]["self"] - top[:, None]).exp().sum(1), scores(*them)
-            both.append(torch.stack([it if them is mine else it.detach() for it in summands]))
-        total, score = torch.stack(both).sum(0)
-        found.append((top + total.log() - score).sum())
-    return found
-
-
-def tokens(*shape: int, below: int) -> Tensor:
-    return torch.arange(math.prod(shape)).mul(7).remainder(below).view(shape)
-
-
 CASES = [
+    Case(aten.linear.default, {"input": values(4, 2, 8), "weight": values(12, 8), "bias": values(12)}),
+    Case(aten.addmm.default, {"self": values(12), "mat1": values(4, 8), "mat2": values(8, 12)}),
+    Case(aten.matmul.default, {"self": values(4, 1, 4, 8), "other": values(4, 8, 2)}),
+    Case(aten.bmm.default, {"self": values(4, 4, 8), "mat2": values(4, 8, 2)}),
     Case(
-        "linear",
-        lambda x, weight, _: functional.linear(x, weight),
-        {"input": values(4, 2, 8), "weight": values(12, 8), "bias": values(12)},
-        late=("bias", 0),
-    ),
-    Case(
-        "addmm",
-        lambda _, left, right: left @ right,
-        {"self": values(12), "mat1": values(4, 8), "mat2": values(8, 12)},
-        late=("self", 0),
-    ),
-    Case("matmul", lambda self, other: self @ other, {"self": values(4, 1, 4, 8), "other": values(4, 8, 2)}),
-    Case("bmm", lambda self, mat2: self @ mat2, {"self": values(4, 4, 8), "mat2": values(4, 8, 2)}),
-    Case(
-        "einsum",
-        lambda a, b: torch.einsum("bij,kj->ibk", a, b),
-        {"a": values(4, 2, 8), "b": values(4, 8)},
+        aten.einsum.default,
+        {"tensors.0": values(4, 2, 8), "tensors.1": values(4, 8)},
         {"equation": "bij,kj->ibk"},
     ),
-    Case("mm", lambda self, mat2: self @ mat2, {"self": values(4, 8), "mat2": values(8, 2)}),
+    Case(aten.mm.default, {"self": values(4, 8), "mat2": values(8, 2)}),
     Case(
-        "conv2d",
-        lambda x, weight, _: functional.conv2d(x, weight, padding=1),
+        aten.conv2d.default,
         {"input": values(4, 8, 3, 3), "weight": values(4, 8, 3, 3), "bias": values(4)},
-        late=("bias", 2),
+        {"padding": [1, 1]},
     ),
+    Case(aten.conv1d.default, {"input": values(4, 8, 5), "weight": values(8, 2, 3)}, {"groups": 4}),
+    Case(aten.embedding.default, {"weight": values(8, 4), "indices": tokens(4, 2, below=8)}),
     Case(
-        "conv1d",
-        lambda x, weight: functional.conv1d(x, weight, groups=x.size(1) // 2),
-        {"input": values(4, 8, 5), "weight": values(8, 2, 3)},
-        {"groups": 4},
-    ),
-    Case(
-        "embedding",
-        lambda weight, indices: functional.embedding(indices, weight),
+        aten.embedding.default,
         {"weight": values(8, 4), "indices": tokens(4, 2, below=8)},
-        local=_rows,
+        {"padding_idx": 5},
     ),
     Case(
-        "scaled_dot_product_attention",
-        functional.scaled_dot_product_attention,
+        aten.scaled_dot_product_attention.default,
         {"query": values(4, 2, 4, 3), "key": values(4, 2, 5, 3), "value": values(4, 2, 5, 3)},
     ),
     Case(
-        "scaled_dot_product_attention",
-        lambda query, key, value: functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=True
-        ),
+        aten.scaled_dot_product_attention.default,
         {"query": values(2, 8, 4, 3), "key": values(2, 4, 4, 3), "value": values(2, 4, 4, 3)},
         {"is_causal": True, "enable_gqa": True},
     ),
     Case(
-        "layer_norm",
-        lambda x, weight, bias: functional.layer_norm(x, [6], weight, bias),
+        aten.layer_norm.default,
         {"input": values(4, 4, 6), "weight": values(6), "bias": values(6)},
         {"normalized_shape": [6]},
     ),
     Case(
-        "rms_norm",
-        lambda x, weight: functional.rms_norm(x, [6], weight),
+        aten.rms_norm.default,
         {"input": values(4, 4, 6), "weight": values(6)},
         {"normalized_shape": [6]},
     ),
     Case(
-        "group_norm",
-        lambda x, weight, bias: functional.group_norm(x, 2, weight, bias),
+        aten.group_norm.default,
         {"input": values(4, 6, 3), "weight": values(6), "bias": values(6)},
+        {"num_groups": 2},
     ),
     Case(
-        "batch_norm",
-        lambda x, weight, bias: functional.batch_norm(x, None, None, weight, bias, training=True),
+        aten.batch_norm.default,
         {"input": values(4, 4, 2, 3), "weight": values(4), "bias": values(4)},
+        {
+            "running_mean": None,
+            "running_var": None,
+            "training": True,
+            "momentum": 0.1,
+            "eps": 1e-5,
+            "cudnn_enabled": False,
+        },
         together=_batch_norm,
     ),
-    Case("softmax", lambda self: self.softmax(1), {"self": values(4, 3, 4)}, {"dim": 1}),
-    Case("log_softmax", lambda self: self.log_softmax(-1), {"self": values(4, 4, 3)}, {"dim": -1}),
-    Case(
-        "cross_entropy_loss",
-        lambda self, target: functional.cross_entropy(self, target, reduction="sum"),
-        {"self": values(4, 8), "target": tokens(4, below=8)},
-        together=_cross_entropy,
+    Case(aten.softmax.int, {"self": values(4, 3, 4)}, {"dim": 1}),
+    Case(aten.log_softmax.int, {"self": values(4, 4, 3)}, {"dim": -1}),
+    *(
+        Case(
+            aten.cross_entropy_loss.default,
+            {"self": values(*shape), "target": tokens(*shape[:1], *shape[2:], below=8)},
+            {"reduction": reduction, "ignore_index": 7},
+        )
+        for reduction in range(3)
+        for shape in ((4, 8), (4, 8, 3))
     ),
     Case(
-        "mse_loss",
-        lambda self, target: functional.mse_loss(self, target, reduction="sum"),
-        {"self": values(4, 8), "target": values(4, 8) + 1},
+        aten.nll_loss_nd.default,
+        {"self": values(4, 3), "target": tokens(4, below=3)},
+        {"ignore_index": 1, "weight": values(3).abs()},
     ),
-    Case("sum", lambda self: self.sum(1), {"self": values(4, 8, 2)}, {"dim": [1]}),
-    Case("mul", lambda self, other: self * other, {"self": values(4, 4, 6), "other": values(4, 1)}),
-    Case("type_as", lambda self, _: self * 1, {"self": values(4, 8), "other": tokens(2, 3, 4, below=3)}),
-    Case("gelu", functional.gelu, {"self": values(4, 8)}),
-    Case("max_pool2d", lambda self: functional.max_pool2d(self, 2), {"self": values(4, 4, 4, 4)}),
-    Case("view", lambda self: self.reshape(*self.shape[:2], -1, 2), {"self": values(4, 3, 8)}),
-    Case("view", lambda self: self.flatten(0, 1), {"self": values(4, 3, 8)}),
-    Case("transpose", lambda self: self.transpose(0, -1), {"self": values(4, 3, 8)}, {"dim0": 0, "dim1": -1}),
-    Case("permute", lambda self: self.permute(2, 0, 1), {"self": values(4, 2, 8)}, {"dims": [2, 0, 1]}),
-    Case("select", lambda self: self.select(1, 2), {"self": values(4, 3, 8)}, {"dim": 1}),
-    Case("topk", lambda self: self.topk(2, -1)[0], {"self": values(4, 2, 8)}, {"dim": -1}),
-    Case("amax", lambda self: self.amax((0, 2)), {"self": values(2, 4, 8)}, {"dim": [0, 2]}),
-    Case("flip", lambda self: self.flip(1), {"self": values(4, 2, 8)}, {"dims": [1]}),
+    *(
+        Case(aten.mse_loss.default, {"self": values(4, 8), "target": values(4, 8) + 1}, {"reduction": it})
+        for it in range(3)
+    ),
+    Case(aten.sum.dim_IntList, {"self": values(4, 8, 2)}, {"dim": [1]}),
+    Case(aten.mean.dim, {"self": values(4, 8, 2)}, {"dim": [1], "keepdim": True}),
+    Case(aten.mul.Tensor, {"self": values(4, 4, 6), "other": values(4, 1)}),
+    Case(aten.type_as.default, {"self": values(4, 8), "other": tokens(2, 3, 4, below=3).double()}),
+    Case(aten.gelu.default, {"self": values(4, 8)}),
+    Case(aten.max_pool2d.default, {"self": values(4, 4, 4, 4)}, {"kernel_size": [2, 2]}),
+    Case(aten.view.default, {"self": values(4, 3, 8)}, {"size": [4, 3, -1, 2]}),
+    Case(aten.flatten.using_ints, {"self": values(4, 3, 8)}, {"start_dim": 0, "end_dim": 1}),
+    Case(aten.expand.default, {"self": values(4, 1, 8)}, {"size": [4, 6, 8]}),
+    Case(aten.transpose.int, {"self": values(4, 3, 8)}, {"dim0": 0, "dim1": -1}),
+    Case(aten.permute.default, {"self": values(4, 2, 8)}, {"dims": [2, 0, 1]}),
+    Case(aten.select.int, {"self": values(4, 3, 8)}, {"dim": 1, "index": 2}),
+    Case(aten.topk.default, {"self": values(4, 2, 8)}, {"k": 2}),
+    Case(aten.amax.default, {"self": values(2, 4, 8)}, {"dim": [0, 2]}),
+    Case(aten.flip.default, {"self": values(4, 2, 8)}, {"dims": [1]}),
     Case(
-        "gather",
-        lambda self, index: self.gather(1, index),
+        aten.gather.default,
         {"self": values(4, 3, 8), "index": tokens(4, 2, 8, below=3)},
         {"dim": 1},
     ),
     Case(
-        "gather",  # takes rows of the first half only
-        lambda self, index: self.gather(1, index),
+        aten.gather.default,  # takes rows of the first half only
         {"self": values(8, 3, 2), "index": tokens(4, 2, 2, below=3)},
         {"dim": 1},
     ),
     Case(
-        "scatter",
-        lambda self, index, src: self.scatter(1, index, src),
+        aten.scatter_add.default,
         {"self": values(8, 3, 2), "index": tokens(4, 2, 2, below=3), "src": values(4, 2, 2)},
         {"dim": 1},
     ),
-    Case(
-        "pad",
-        lambda self: functional.pad(self, (0, 1)),
-        {"self": values(4, 2, 8)},
-        {"pad": [0, 1]},
-    ),
-    Case(
-        "pad",  # as long as before, but shifted
-        lambda self: functional.pad(self, (0, 0, 1, -1)),
-        {"self": values(4, 8, 6)},
-        {"pad": [0, 0, 1, -1]},
-    ),
-    Case(
-        "pad",  # the size is computed
-        lambda self: functional.pad(self, (0, 1)),
-        {"self": values(4, 2, 8)},
-        {"pad.0": 0, "pad.1": "size"},
-    ),
-    Case("cat", lambda a, b: torch.cat((a, b), 1), {"a": values(4, 2, 8), "b": values(4, 3, 8)}, {"dim": 1}),
+    Case(aten.pad.default, {"self": values(4, 2, 8)}, {"pad": [0, 1]}),
+    Case(aten.pad.default, {"self": values(4, 8, 6)}, {"pad": [0, 0, 1, -1]}),  # as long, but shifted
+    Case(aten.cat.default, {"tensors.0": values(4, 2, 8), "tensors.1": values(4, 3, 8)}, {"dim": 1}),
 ]
 
 
-def graph_of(case: Case) -> tuple[Graph, Dims]:
-    """The operator alone, what it reads as weights where it has gradients, and its labels in order."""
-    whole = case.run(*case.tensors.values())
+def graph_of(case: Case) -> tuple[Graph, Primitive]:
+    """The operator alone; what it reads are weights where it has gradients."""
+    whole = case.whole(case.tensors)
     call = Call(
-        {name: tuple(it.shape) for name, it in case.tensors.items()}, case.options, tuple(whole.shape)
+        {name: tuple(it.shape) for name, it in case.tensors.items()}, case.all_options, tuple(whole.shape)
     )
     form = form_of(case.kind, call, is_pointwise=case.kind in ("mul", "gelu"))
     assert form is not None
@@ -289,7 +294,7 @@ def graph_of(case: Case) -> tuple[Graph, Dims]:
         Given(name, tuple(it.shape), it.nbytes, it.is_floating_point(), it.is_floating_point(), name)
         for name, it in case.tensors.items()
     )
-    return merged(OperatorTrace("case", 1, tuple(given), (primitive,))), tuple(parts)
+    return merged(OperatorTrace("case", 1, tuple(given), (primitive,))), primitive
 
 
 def part(tensor: Tensor, spec: Spec, place: tuple[int, ...]) -> Tensor:
@@ -299,68 +304,62 @@ def part(tensor: Tensor, spec: Spec, place: tuple[int, ...]) -> Tensor:
     return tensor
 
 
-def _behind(tensor: Tensor, count: int) -> Tensor:
-    return tensor.reshape(*tensor.shape, *[1] * count)
-
-
 def added(tensors: Sequence[Tensor], axes: Sequence[int]) -> list[Tensor]:
     """The sums over the ranks that differ along these axes only."""
+    return [torch.stack([tensors[it] for it in line]).sum(0) for line in lines(axes)]
+
+
+def lines(axes: Sequence[int]) -> list[list[int]]:
+    """For each rank those that differ from it along these axes only."""
     alike: dict[tuple[int, ...], list[int]] = {}
-    for number, place in enumerate(PLACES):
-        key = tuple(index for axis, index in enumerate(place) if axis not in axes)
+    keys = [tuple(index for axis, index in enumerate(place) if axis not in axes) for place in PLACES]
+    for number, key in enumerate(keys):
         alike.setdefault(key, []).append(number)
-    found = list(tensors)
-    for numbers in alike.values():
-        for number in numbers:
-            found[number] = torch.stack([tensors[it] for it in numbers]).sum(0)
-    return found
+    return [alike[key] for key in keys]
 
 
-def run_on_ranks(case: Case, parts: Sequence[dict[str, Tensor]], way: Strategy, labels: Dims) -> list[Tensor]:
+def run_on_ranks(
+    case: Case, parts: Sequence[Parts], way: Strategy, primitive: Primitive, shape: tuple[int, ...]
+) -> list[Tensor]:
     """What each rank makes before anything is added up."""
-    starts = [_starts(case, labels, way, place) for place in PLACES]
-    if case.local is not None:
-        return [case.local(mine, at) for mine, at in zip(parts, starts, strict=True)]
-    if case.together is None:
-        return [case.run(*mine.values()) for mine in parts]
-    inside = {"batch_norm": "s", "cross_entropy_loss": "v"}[case.kind]
-    axes = [axis for axis, label in enumerate(way.before) if label is not None and labels[label] == inside]
-    found: list[Tensor | None] = [None] * len(PLACES)
-    for number, place in enumerate(PLACES):
-        if found[number] is None:
-            group = [
-                other
-                for other, there in enumerate(PLACES)
-                if all(
-                    a == b for axis, (a, b) in enumerate(zip(place, there, strict=True)) if axis not in axes
-                )
-            ]
-            made = case.together([(parts[it], starts[it]) for it in group])
-            for it, tensor in zip(group, made, strict=True):
-                found[it] = tensor
-    return [it for it in found if it is not None]
+    numbers, board = {label: at for at, label in enumerate(primitive.parts)}, Board()
+    divisions = [
+        Division(primitive, numbers, way.before, shape, Collectives(board, place)) for place in PLACES
+    ]
+    if case.together is not None:
+        axes = divisions[0].axes("s")
+        if way.before != (None,) * len(SIZES):
+            with pytest.raises(PlanError, match=r"cannot be run on parts along [sc]"):
+                divisions[0].check()
+        return [
+            case.together([parts[it] for it in line])[line.index(number)]
+            for number, line in enumerate(lines(axes))
+        ]
+    divisions[0].check()
 
+    def on_rank(mine: Parts, division: Division) -> Tensor:
+        try:
+            return _first(run(case.target, case.given(mine), division))
+        except BaseException:
+            board.barrier.abort()
+            raise
 
-def _starts(case: Case, labels: Dims, way: Strategy, place: tuple[int, ...]) -> dict[str, int]:
-    """Where the part of a rank begins along the label "v", the rows or the classes."""
-    start, length = 0, {"embedding": 8, "cross_entropy_loss": 8}.get(case.kind, 0)
-    for label, size, index in zip(way.before, SIZES, place, strict=True):
-        if label is not None and labels[label] == "v":
-            length //= size
-            start += index * length
-    return {"v": start}
+    going = [RANKS.submit(on_rank, *it) for it in zip(parts, divisions, strict=True)]
+    errors = [it.exception() for it in going]
+    for error in errors:
+        if error is not None and not isinstance(error, BrokenBarrierError):
+            raise error
+    return [it.result() for it in going]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda it: it.kind)
 def test_what_ranks_have_is_the_whole(case):
-    graph, labels = graph_of(case)
+    graph, primitive = graph_of(case)
+    labels = tuple(primitive.parts)
     (operator,) = (it for it in graph.operators if it.given is None)
     leaves = {name: it.clone().requires_grad_(it.is_floating_point()) for name, it in case.tensors.items()}
-    made = case.run(*leaves.values())
+    made = case.whole(leaves)
     gradient = values(*made.shape)
-    bare = made.detach()
-    if case.late is not None:
-        made = made + _behind(leaves[case.late[0]], case.late[1])
     made.backward(gradient)
     ways = strategies(graph, operator, SETTING)
     tried = {labels[label] for way in ways for label in way.before if label is not None}
@@ -375,7 +374,6 @@ def test_what_ranks_have_is_the_whole(case):
             }
             for place in PLACES
         ]
-        made = run_on_ranks(case, parts, way, labels)
         summed = [axis for axis, label in enumerate(way.before) if label in operator.summed]
         spec = tuple(
             None
@@ -383,20 +381,18 @@ def test_what_ranks_have_is_the_whole(case):
             else operator.result.labels.index(label)
             for axis, label in enumerate(way.before)
         )
-        for place, mine in zip(PLACES, added([it.detach() for it in made], summed), strict=True):
-            torch.testing.assert_close(mine, part(bare, spec, place))
         pieces = [part(gradient, spec, place) for place in PLACES]
-        torch.autograd.backward(made, pieces)
-        for mine, piece in zip(parts, pieces, strict=True):
-            if case.late is not None:  # each rank adds it to its part of the sum
-                it = mine[case.late[0]]
-                it.grad = piece.sum_to_size(_behind(it, case.late[1]).shape).view_as(it)
+        theirs = run_on_ranks(case, parts, way, primitive, tuple(pieces[0].shape))
+        for place, mine in zip(PLACES, added([it.detach() for it in theirs], summed), strict=True):
+            torch.testing.assert_close(mine, part(made.detach(), spec, place))
+        torch.autograd.backward(theirs, pieces)
         for name, demand in demands.items():
             if demand.gradient is None:
                 continue
             axes = [axis for axis, at in enumerate(demand.gradient) if at == SUM]
-            grads = [it[name].grad for it in parts]
-            wanted = leaves[name].grad
-            assert wanted is not None
+            wanted, grads = leaves[name].grad, [it[name].grad for it in parts]
+            if wanted is None:  # only its type is read
+                assert grads == [None] * len(PLACES)
+                continue
             for place, mine in zip(PLACES, added(grads, axes), strict=True):
                 torch.testing.assert_close(mine, part(wanted, demand.gradient, place))
