@@ -78,7 +78,9 @@ class Options:
 
     topology: str | os.PathLike[str] | Topology | None = None
     ranks: Sequence[int] | None = None
-    groups: str | os.PathLike[str] | GroupSchedules | Sequence[GroupSchedules] | None = None
+    groups: (
+        str | os.PathLike[str] | GroupSchedules | tuple[GroupSchedules, ...] | list[GroupSchedules] | None
+    ) = None
     deadline_s: float = 30.0
     gloo_below: int | None = None
     transport: str = "auto"
@@ -98,7 +100,7 @@ class Options:
         """Check every field; lists become tuples, so that nobody changes them later."""
         if self.ranks is not None:
             object.__setattr__(self, "ranks", tuple(self.ranks))
-        if isinstance(self.groups, Sequence) and not isinstance(self.groups, str):
+        if isinstance(self.groups, list):
             object.__setattr__(self, "groups", tuple(self.groups))
         object.__setattr__(self, "prepare", tuple(self.prepare))
         object.__setattr__(self, "without", tuple((first, second) for first, second in self.without))
@@ -269,7 +271,7 @@ def _groups_rule(groups: object) -> str | None:
     several = groups if isinstance(groups, tuple) else (groups,)
     if all(isinstance(it, GroupSchedules) for it in several):
         return None
-    return "must be a folder, or GroupSchedules, one or several"
+    return "must be a folder, or GroupSchedules, one or a list of them"
 
 
 def _deadline_rule(seconds: float) -> str | None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from arborcast import topologies
 from arborcast.backends.options import Address, Options
@@ -112,11 +112,11 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
 def _joint(options: Options) -> tuple[GroupSchedules, ...]:
     """What groups run at once, read once in a process."""
     given = options.groups
-    if given is None:
-        return ()
-    if isinstance(given, str | os.PathLike):
+    if isinstance(given, (str, os.PathLike)):
         return (_read_once(os.fspath(given)),)
-    return tuple(cast("Sequence[GroupSchedules]", given)) if isinstance(given, Sequence) else (given,)
+    if isinstance(given, tuple | list):
+        return tuple(given)
+    return () if given is None else (given,)
 
 
 @cache
