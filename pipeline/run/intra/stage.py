@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map_only
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.traced.effects import is_random
@@ -387,7 +388,8 @@ class ShardedStage:
             made = getattr(captured.module, str(node.target))
         else:
             given = {key: self._plain(it, turn) for key, it in named(node).items()}
-            given |= {key: given[key].clone() for key in changed_arguments(node)}
+            for key in {it.split(".")[0] for it in changed_arguments(node)}:  # of lists all
+                given[key] = tree_map_only(Tensor, torch.clone, given[key])
             with self._drawing(node, turn, (None,) * len(self._setting.sizes)):
                 made = called(node.target, given)
         if node.name not in self._drawn:
