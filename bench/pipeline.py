@@ -293,6 +293,7 @@ def sharded(quick: bool) -> dict[str, Any]:
             "predicted_us": "collectives_us, computing_us, and each_us for every collective",
             "error": "|predicted - measured| / measured",
             "ratio": "this layout's time over that of the choice",
+            "same_plan": "the layout with the same plan, which was measured; null where this one was",
         },
         packages=TORCH,
         code=TRAINING,

@@ -28,8 +28,8 @@ Row: TypeAlias = Any
 TEXT = tuple(
     """
     best_other box case claim collective collectives experiment family faults file gpus how judge layout
-    measure mesh method model mutation network order part reason result runtime schedule served_by service
-    solver sweep testbed title topology verdict verified way what why why_not why_stopped
+    measure mesh method model mutation network order part reason result runtime same_plan schedule served_by
+    service solver sweep testbed title topology verdict verified way what why why_not why_stopped
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 FIGURES = tuple(

@@ -311,23 +311,42 @@ _STEPS = columns(
 
 
 def _sharded(document: Document) -> Iterator[Part]:
-    rows = document.rows
-    errors = rows["error"].dropna()
+    rows = _with_same_plans(document)
+    own = rows[rows["same_plan"] == DASH]
+    case = ["topology", "model", "batch"]
+    errors = rows.drop_duplicates([*case, "mesh", "time_us"])["error"].dropna()  # every measurement once
     behind = []
-    for (topology, model, batch), alike in groups(rows, "topology", "model", "batch"):
-        fastest, chosen = alike["time_us"].min(), first(alike, layout="chosen").time_us
-        if chosen > fastest:
-            ratio = times(chosen / fastest)
+    for (topology, model, batch), alike in groups(own, *case):
+        chosen = first(alike, layout="chosen")
+        spread = alike["spread"].fillna(0).clip(lower=chosen.spread)  # the larger of both
+        faster = alike["time_us"][alike["time_us"] + spread < chosen.time_us]
+        if len(faster):
+            ratio = times(chosen.time_us / faster.min())
             behind.append(f"{model} of {count(batch)} samples on {topology} ({ratio} of the fastest)")
     yield text(
         "Predictions are off by ",
         Strong(percent(errors.median())),
         f" in the median and {percent(errors.max())} at the most. The choice takes longer than a fixed "
-        f"layout for {', '.join(behind) or 'none'}.",
+        f"layout, by more than the spread of the runs, for {', '.join(behind) or 'none'}.",
         tone="bad" if behind else "",
     )
     yield sharded_table(document)
     yield all_rows(_SHARDED, rows)
+
+
+def _with_same_plans(document: Document) -> pd.DataFrame:
+    """Rows whose `same_plan` names the layout with the same plan that came before, or is a dash.
+
+    Files without that column measured such plans twice: equal meshes, calls and times tell them there.
+    """
+    rows = document.rows
+    if any("same_plan" in row for row in document.content["rows"]):
+        return rows
+    alike = ["topology", "model", "batch", "mesh", "calls", "planned_us", "predicted_us"]
+    before = rows.groupby(alike, sort=False, dropna=False)["layout"].transform("first")
+    return rows.assign(
+        same_plan=before.where((before != rows["layout"]) & rows["predicted_us"].notna(), DASH)
+    )
 
 
 def sharded_table(document: Document) -> Table:
@@ -339,19 +358,21 @@ def sharded_table(document: Document) -> Table:
             row.layout,
             row.mesh,
             cell(duration, row.predicted_us, "ours"),
-            cell(duration, row.time_us),
-            cell(percent, row.error),
-            cell(times, row.ratio),
+            *(
+                (cell(duration, row.time_us), cell(percent, row.error), cell(times, row.ratio))
+                if row.same_plan == DASH
+                else (f"the same plan as {row.same_plan}", DASH, DASH)
+            ),
         )
-        for row in records(document.rows)
+        for row in records(_with_same_plans(document))
     ]
     head = ("topology", "model", "layout", "mesh", ">predicted", ">measured", ">error", ">over the choice")
     return lines(head, rows)
 
 
 _SHARDED = columns(
-    "topology | model | >batch | layout | mesh | >calls | >planned: planned_us | "
-    ">collectives: collectives_us | >computing: computing_us | >each call: each_us | "
+    "topology | model | >batch | layout | the same plan as: same_plan | mesh | >calls | "
+    ">planned: planned_us | >collectives: collectives_us | >computing: computing_us | >each call: each_us | "
     ">predicted: predicted_us | >measured: time_us | >spread | >runs | >error"
 )
 
@@ -468,8 +489,9 @@ SECTIONS = (
         COMMAND + "sharded",
         "Models whose operators are divided over all ranks, whole steps: by the choice of the integer "
         "program, and by the best data parallelism and the best of Megatron's layout on the same costs. "
-        "All take turns in the same processes. Collectives are predicted by simulating their schedules at "
-        "the rates that links delivered, computing by a serial step.",
+        "All take turns in the same processes; what is the same plan is measured once. Collectives are "
+        "predicted by simulating their schedules at the rates that links delivered, computing by a serial "
+        "step.",
         _sharded,
         ("Steps of divided models on emulated links", sharded_table),
     ),

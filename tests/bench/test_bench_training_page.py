@@ -26,6 +26,7 @@ PARTS = (
     "memory",
     "prediction",
     "testbed",
+    "sharded",
     "plans",
     "divisible",
     "planner",
@@ -297,6 +298,37 @@ def test_layouts_inside_a_stage(documents: dict[str, Document]) -> None:
     assert lines(sharded.time_table(documents["intra"])) == [
         "| dgx1 | 8 | 24 | 8.25 s | 3.50 s | 250 ms | 8.50 s | 30.0 s | 2x4 |",
         "| dgx1 | 8 | 96 | 61.5 s (missed) | 14.0 s | 750 ms | 66.0 s | 60.0 s | 8 |",
+    ]
+
+
+@pytest.mark.parametrize("noisy", [2, 3])
+def test_the_choice_is_slower_beyond_the_spread_only(noisy: int, documents: dict[str, Document]) -> None:
+    """285 ms beside 300 ms is told with spreads of 4 ms, and not with one of 20 ms on either side."""
+    assert "for gpt-block of 8 samples on dgx1[0,1,2,3] (1.05× of the fastest)." in said(documents["sharded"])
+    document = edited(documents["sharded"], lambda it: it["rows"][noisy].update(spread=20_000.0))
+    assert "by more than the spread of the runs, for none." in said(document)
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_one_plan_by_two_names_is_no_gain_and_no_loss(
+    documents: dict[str, Document], is_marked: bool
+) -> None:
+    """Told by the bench, or in files that measured the plan twice by mesh, calls and times."""
+
+    def repeat(content: dict[str, Any]) -> None:
+        chosen, other = content["rows"][2:]
+        again = {"same_plan": "chosen"} if is_marked else {"time_us": 100.0, "error": 0.25, "ratio": 0.001}
+        if is_marked:
+            other["same_plan"] = None
+        content["rows"] = [chosen, {**chosen, "layout": "data-parallel", **again}, other]
+
+    document = edited(documents["sharded"], repeat)
+    assert f"{'10.0' if is_marked else '25.0'} % at the most" in said(document)  # of all that was measured
+    assert "(1.05× of the fastest)." in said(document)  # by the third row alone
+    assert [line.split(" | ", 4)[4] for line in lines(training.sharded_table(document))] == [
+        "330 ms | 300 ms | 10.0 % | 1.00× |",
+        "330 ms | the same plan as chosen | – | – |",
+        "285 ms | 285 ms | 0.0 % | 0.950× |",
     ]
 
 
