@@ -94,7 +94,7 @@ class Agreement:
             InputError: likewise of other things.
             TrainingError: some rank did not come in time.
         """
-        self._store.set(self._key(when, self._rank), signature)
+        self.say(when, signature)
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         keys = [self._key(when, rank) for rank in range(self._size)]
         try:
@@ -115,6 +115,10 @@ class Agreement:
                 f"{said[pair[1]]} on rank {pair[1]}"
             )
         return said
+
+    def say(self, when: str, signature: str) -> None:
+        """Tell those that `agree` what this rank has, without waiting for them."""
+        self._store.set(self._key(when, self._rank), signature)
 
     def report(self, message: str) -> None:
         """Tell the others why this rank gives up."""

@@ -22,6 +22,7 @@ from arborcast.pipeline.run.failures import TrainingError, words_of
 from arborcast.pipeline.run.sharded import AXES
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
+from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -35,13 +36,14 @@ class Groups:
     """All process groups of a trainer; every rank of the job makes them.
 
     Args:
-        plan: whose stages they are for.
+        plan: whose stages they are for; None where all are made by `make`.
         collectives: one of `COLLECTIVES`.
         fabric: of the job; None for what the environment says, or a full mesh.
         timeout_s: after which a call without progress fails.
         start_timeout_s: likewise where ranks may differ by more: at the start, and while files are read and
             written.
         tensor_ranks: how many ranks share each replica of a stage; None where none are made a mesh.
+        schedules: of groups that work at once, where they are known.
 
     Attributes:
         job: all ranks, gloo; also carries the messages between stages.
@@ -51,18 +53,19 @@ class Groups:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | None,
         collectives: str,
         fabric: Topology | None,
         timeout_s: float,
         start_timeout_s: float,
         tensor_ranks: int | None = None,
+        schedules: tuple[GroupSchedules, ...] = (),
     ) -> None:
         if collectives not in COLLECTIVES:
             raise InputError(f"collectives: must be one of {', '.join(COLLECTIVES)}, got {collectives}")
         self._timeout, self._start_timeout = timedelta(seconds=timeout_s), timedelta(seconds=start_timeout_s)
         self._backend = collectives
-        self._options = _options(fabric) if collectives == "synth" else None
+        self._options = _options(fabric, schedules) if collectives == "synth" else None
         self._made: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         job = self._keep(dist.new_group(backend="gloo", timeout=self._timeout))
@@ -70,7 +73,7 @@ class Groups:
         self.job = job
         self.stage: dist.ProcessGroup | None = None
         self.mesh: DeviceMesh | None = None
-        for worker in plan.workers:
+        for worker in plan.workers if plan is not None else ():
             ranks, width = worker.ranks, tensor_ranks or 1
             is_mesh = tensor_ranks is not None
             columns = [ranks[place::width] for place in range(width)]
@@ -170,13 +173,14 @@ def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topolog
     return found
 
 
-def _options(fabric: Topology | None) -> Options | None:
+def _options(fabric: Topology | None, schedules: tuple[GroupSchedules, ...]) -> Options | None:
     """What a synthesized group is told; None leaves it to the default group's options or the environment."""
     if fabric is None:
         return None
     world = dist.group.WORLD
     known = world.options if isinstance(world, SynthGroup) else Options()
-    return replace(known, topology=fabric, ranks=tuple(range(dist.get_world_size())))
+    ranks = tuple(range(dist.get_world_size()))
+    return replace(known, topology=fabric, ranks=ranks, groups=schedules or known.groups)
 
 
 def _is_same(one: Topology, other: Topology) -> bool:

@@ -18,9 +18,10 @@ from torch.nn import functional  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from arborcast import pipeline, topologies  # noqa: E402
-from arborcast.pipeline.errors import BatchError, PlanError  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
+from arborcast.pipeline.run.failures import TrainingError  # noqa: E402
+from arborcast.pipeline.run.intra import trainer as running  # noqa: E402
 from arborcast.pipeline.run.sharded import local  # noqa: E402
 from arborcast.pipeline.sharding.graph import Graph, merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import LAYOUTS  # noqa: E402
@@ -307,7 +308,7 @@ def test_what_the_command_writes_is_trained(command: Command, tmp_path: Path) ->
 def said(make: Callable[[], Any]) -> str:
     try:
         make()
-    except (PlanError, InputError, BatchError) as error:
+    except (InputError, TrainingError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -352,3 +353,98 @@ def test_a_plan_for_another_job_is_refused_in_a_line() -> None:
             "PlanError: plan: stage of layers [0, 1): is for another model: it lacks 1.norms.0.weight",
             "BatchError: batch: must have 8 samples, as the plan says, got [4]",
         ]
+
+
+class Normed(nn.Module):
+    """Tied weights between which batch norm counts, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.two.weight, self.norm = self.one.weight, nn.BatchNorm1d(16)
+        self.register_buffer("shift", torch.ones(16), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.norm(self.one(x)) + self.shift)
+
+
+def normed(buffers: float) -> nn.Module:
+    torch.manual_seed(0)
+    module = Normed()
+    for buffer in (module.norm.running_mean, module.shift):
+        assert isinstance(buffer, Tensor)
+        buffer.fill_(buffers)
+    return module
+
+
+def whole_on(graph: Graph, setting: Setting) -> list[Strategy | None]:
+    """Nothing is divided but updates, for which ranks need each other."""
+    none = (None,) * len(setting.sizes)
+    ways = [strategies(graph, it, setting) for it in graph.operators]
+    return [
+        next((it for it in some if (it.before, it.after) == (none, none) and it.update in (None, (0,))), None)
+        for some in ways
+    ]
+
+
+def plan_of(traced: Traced, *, size: int, is_whole: bool) -> ShardedPlan:
+    fabric, mesh = topologies.load(f"full:{size}"), Mesh((size,), tuple(range(size)))
+    setting = Setting(FabricPrices(fabric, mesh), UNIT)
+    graph = merged(operator_trace(traced, BATCH))
+    chosen = whole_on(graph, setting) if is_whole else chosen_for(graph, setting, "data-parallel")
+    return ShardedPlan(
+        graph.name, BATCH, 1, (ShardedStage(0, 1, stage_sharding(graph, chosen, mesh)),), fabric
+    )
+
+
+def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
+    """What a rank says when one alone refuses; what it holds in between; whether its model stayed."""
+    running._GRACE_S = 0.1
+    model = MODELS["mlp"]
+    module = normed(buffers=rank + 1)
+    before = {key: it.clone() for key, it in module.named_buffers()}
+    traced = trace(module, (model.inputs, model.targets), model.loss, evaluation=False)
+    plan = plan_of(traced, size=size, is_whole=True)
+
+    def trainer(plan: ShardedPlan = plan, seed: int = 0) -> pipeline.ShardedTrainer:
+        return pipeline.ShardedTrainer(traced, plan, momentum, collectives="gloo", seed=seed)
+
+    divided = plan_of(traced, size=size, is_whole=False) if rank else plan
+    found = [said(lambda: trainer(divided)), said(lambda: trainer(seed=rank))]
+    made, short = trainer(), model.inputs[:4]
+    found.append(said(lambda: made.step(short if rank else model.inputs, short if rank else model.targets)))
+    made.step(model.inputs, model.targets)
+    state = {key: it.numpy() for key, it in made.state_dict().items()}
+    found.append(said(lambda: made.step(short, short)))
+    found.append(said(lambda: made.step(short if rank else model.inputs, short if rank else model.targets)))
+    made.close()
+    return found, state, all(before[key].equal(it) for key, it in module.named_buffers())
+
+
+def test_what_one_rank_refuses_ends_the_others_and_buffers_are_those_of_the_first() -> None:
+    found = run_ranks(2, one_differs, timeout_s=40, group_timeout_s=200)
+    module = normed(buffers=1)
+    model, optimizer = MODELS["mlp"], momentum(module.parameters())
+    model.loss(module(model.inputs), model.targets).backward()
+    optimizer.step()
+    for _, state, is_unchanged in found:
+        assert is_unchanged
+        assert list(state) == list(module.state_dict())
+        for key, value in module.state_dict().items():
+            if key != "norm.num_batches_tracked":
+                torch.testing.assert_close(torch.tensor(state[key]), value, rtol=0, atol=1e-6)
+    divided = (
+        "operator batch_norm (batch_norm): cannot be run on parts along s, into which the sharding divides "
+        "it 2 times"
+    )
+    short = "batch: must have 8 samples, as the plan says, got [4]"
+    theirs = f"what is refused: {short} on rank 1"
+    for (lines, _, _), own in zip(found, (False, True), strict=True):
+        refused, seeds, first, both, last = lines
+        assert refused.endswith(divided if own else f" and what is refused: {divided} on rank 1"), refused
+        assert seeds.startswith("InputError: trainer: all ranks must be given the same one, got plan "), seeds
+        assert seeds.endswith(" seed 1 on rank 1"), seeds
+        assert first.startswith("BatchError: ") and first.endswith(theirs), first
+        assert both == f"BatchError: {short}"
+        assert last == f"BatchError: {short}" if own else last.startswith("TrainingError: rank 0: step 1: ")
+        assert own or last.endswith(f"; rank 1 came to what is refused: {short}"), last

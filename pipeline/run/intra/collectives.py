@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,39 +41,44 @@ class Line:
 
 
 class MeshCollectives:
-    """All groups of a mesh; every rank of the job makes them.
+    """All groups of a mesh, which `connect` makes.
 
     Args:
         mesh: of the stage.
-        make: of groups.
 
     Attributes:
         mesh: the same groups, in which ranks ascend along every axis, as torch's groups have them.
-        lines: along each axis and along all.
+        lines: along each axis and along all, once connected.
         coordinates: of this rank on the axes; None outside of the mesh.
 
     Raises:
         PlanError: there is no such mesh.
     """
 
-    def __init__(self, mesh: Mesh, make: MakeGroup) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh = mesh.ascending()
         rank = dist.get_rank()
         self.lines: dict[Axes, Line] = {}
         self.coordinates: tuple[int, ...] | None = None
-        for axes in mesh.ways if mesh.shape else ():
-            for places in mesh.groups(axes):
-                ranks = [mesh.ranks[place] for place in places]
-                ascending = sorted(ranks)
-                group = make(ascending)
-                if rank in ranks and group is not None:
-                    self.lines[axes] = Line(group, tuple(ascending.index(it) for it in ranks))
         if rank in mesh.ranks:
             place, found = mesh.ranks.index(rank), list[int]()
             for size in reversed(mesh.shape):
                 place, at = divmod(place, size)
                 found.append(at)
             self.coordinates = tuple(reversed(found))
+
+    def connect(self, make: MakeGroup) -> None:
+        """Make the groups; every rank of the job calls it."""
+        for axes, ranks in self._groups():
+            ascending = sorted(ranks)
+            group = make(ascending)
+            if dist.get_rank() in ranks and group is not None:
+                self.lines[axes] = Line(group, tuple(ascending.index(it) for it in ranks))
+
+    def _groups(self) -> Iterator[tuple[Axes, list[int]]]:
+        for axes in self.mesh.ways if self.mesh.shape else ():
+            for places in self.mesh.groups(axes):
+                yield axes, [self.mesh.ranks[place] for place in places]
 
     def index(self, axes: Axes) -> int:
         """This rank's place along some axes."""

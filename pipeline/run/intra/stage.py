@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator as python
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -96,17 +96,19 @@ class ShardedStage:
     """The operators of a stage on this rank.
 
     Args:
-        traced: the model, whose parameters are copied.
+        traced: the model, whose parameters and buffers are copied.
         trace: its operators, for the samples of a microbatch.
         graph: the same, merged.
         chosen: a strategy for each; None for inputs.
         setting: whose prices choose the paths.
         collectives: of the mesh.
-        mesh: the same as torch has it; None for a mesh of one rank.
+        connect: connects them, and gives the mesh as torch has it, once all else is checked; None for a
+            mesh of one rank.
         seed: of random numbers.
 
     Attributes:
         module: its parameters, by the model's names.
+        rest: all else that the model holds, by the first name of each: whole, of this rank until `fill_rest`.
 
     Raises:
         PlanError: an operator cannot be run as it is divided.
@@ -120,15 +122,15 @@ class ShardedStage:
         chosen: Sequence[Strategy | None],
         setting: Setting,
         collectives: MeshCollectives,
-        mesh: DeviceMesh | None,
+        connect: Callable[[], DeviceMesh | None] | None,
         *,
         seed: int = 0,
     ) -> None:
         """Divide the model's parameters and prepare every operator."""
         captured = traced.training.captured
-        self._model, self._captured = traced.model, captured
+        self._captured, self._holdings = captured, traced.holdings
         self._graph, self._chosen, self._setting = graph, tuple(chosen), setting
-        self._collectives, self._mesh, self._seed = collectives, mesh, seed
+        self._collectives, self._seed = collectives, seed
         self._nodes = {node.name: node for node in captured.module.graph.nodes}
         self._primitives = {it.name: it for it in trace.operators}
         self._varying = {*self._primitives, *(it.name for it in trace.given)}
@@ -139,18 +141,23 @@ class ShardedStage:
             if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
                 self._drawn.add(node.name)
         check_changes(captured, self._sizes)
+        names = traced.holdings.names
+        ours = {names[it.given.path] for it in graph.operators if it.given and it.given.is_parameter}
+        others = [it for it in dict.fromkeys(names.values()) if it not in ours]
+        self.rest = {it: python.attrgetter(it)(traced.model).detach().clone() for it in others}
         self._routes = dict(self._all_routes())
         self._sums = [self._sum(number) for number in range(len(graph.operators))]
+        for operator, way in zip(graph.operators, chosen, strict=True):
+            if way is not None and operator.given is None:
+                for member in operator.made:
+                    self._division(operator, member, way).check()
+        self._mesh = None if connect is None else connect()
         self.module = nn.Module()  # of parameters alone, so that no name of ours is in their way
         self._held = {
             number: self._hold(traced, operator, way)
             for number, (operator, way) in enumerate(zip(graph.operators, chosen, strict=True))
             if way is not None and way.update is not None
         }
-        for operator, way in zip(graph.operators, chosen, strict=True):
-            if way is not None and operator.given is None:
-                for member in operator.made:
-                    self._division(operator, member, way).check()
         self._result = captured.outputs[0].name
         self.spread_updates()
 
@@ -195,15 +202,22 @@ class ShardedStage:
             held.values = self._views(held.operator, held.stored, part)
 
     def whole(self) -> dict[str, Tensor]:
-        """The values of all parameters by the model's names; every rank calls it."""
-        found = {}
+        """The values of all that the model saves, by all of its names; every rank calls it."""
+        names, found = self._holdings.names, {key: it.clone() for key, it in self.rest.items()}
         for held in self._held.values():
             first, part = held.operator.outputs[0], local(held.parameter).detach()
             replicas = (None,) * len(self._setting.sizes)
             path = self._setting.resharder.path(first.shape, first.size_bytes, held.update, replicas)
             assert path is not None and held.operator.given is not None, "links allowed to store it"
-            found[held.operator.given.path] = self._collectives.follow(part, held.update, path).clone()
-        return found
+            whole = self._collectives.follow(part, held.update, path).clone()
+            found[names[held.operator.given.path]] = whole
+        saved = self._holdings.taken(found)
+        return {name: found[names[name]] for name, _, is_saved in saved if is_saved}
+
+    def fill_rest(self, rest: Mapping[str, Tensor]) -> None:
+        """Take the values of `rest` on another rank."""
+        for name, value in rest.items():
+            self.rest[name].copy_(value)
 
     def take_home(self, held: _Held, value: str, gradient: Tensor) -> None:
         """Add a gradient that came home, of a parameter or of a view of it."""
@@ -381,7 +395,7 @@ class ShardedStage:
             return self._constants[node.name]
         captured = self._captured
         if node.name in captured.buffers:
-            made = python.attrgetter(captured.buffers[node.name])(self._model)
+            made = self.rest[self._holdings.names[captured.buffers[node.name]]]
         elif node.name in captured.literals:
             made = captured.literals[node.name]
         elif node.op == "get_attr":
