@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from arborcast.bench.emulation import network
 from arborcast.bench.training import sharded_step
 from arborcast.bench.training.sharded_step import Case, Plan, step_rows
 
@@ -36,7 +37,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
             for rank in range(topology.ranks)
         ]
 
-    monkeypatch.setattr(sharded_step.network, "emulate", nullcontext)
+    monkeypatch.setattr(network, "emulate", nullcontext)
     monkeypatch.setattr(sharded_step, "delivered", lambda _: {"alone": None})
     monkeypatch.setattr(sharded_step, "check_delivery", lambda *_: None)
     monkeypatch.setattr(sharded_step, "delivered_fabric", lambda topology, _: topology)
