@@ -422,7 +422,7 @@ def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
 
 
 def test_what_one_rank_refuses_ends_the_others_and_buffers_are_those_of_the_first() -> None:
-    found = run_ranks(2, one_differs, timeout_s=40, group_timeout_s=200)
+    found = run_ranks(2, one_differs, timeout_s=200, group_timeout_s=200)
     module = normed(buffers=1)
     model, optimizer = MODELS["mlp"], momentum(module.parameters())
     model.loss(module(model.inputs), model.targets).backward()
