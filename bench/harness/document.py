@@ -155,16 +155,18 @@ def document(
 
 
 def write_document(path: Path, found: Mapping[str, Any]) -> None:
-    """Replace a results file, whole or not at all.
+    """Replace a results file, whole or not at all; a line for each row.
 
     Raises:
         InputError: it cannot be written.
     """
+    rest = {key: value for key, value in found.items() if key != "rows"}
     try:
-        text = json.dumps(found, indent=1, allow_nan=False)
+        head = json.dumps(rest, indent=1, allow_nan=False).removesuffix("\n}")
+        rows = ",\n".join("  " + json.dumps(row, allow_nan=False) for row in found["rows"])
     except ValueError as error:
         raise ValueError(f"{path}: a figure is not finite") from error
-    write_atomically(path, text + "\n")
+    write_atomically(path, f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
 
 
 def read_document(path: Path) -> dict[str, Any]:
