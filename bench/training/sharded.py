@@ -47,9 +47,9 @@ FREE = "chosen freely"
 class Block(nn.Module):
     """Attention to what comes before, and feed-forward, each behind a norm and added to what it reads."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = width // 64
+        self.heads = heads
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -58,7 +58,7 @@ class Block(nn.Module):
         """Hidden states (samples, tokens, width)."""
         read = self.norms[0](hidden)
         query, key, value = (
-            made(read).unflatten(-1, (self.heads, 64)).transpose(1, 2)
+            made(read).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for made in (self.query, self.key, self.value)
         )
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -73,7 +73,7 @@ class Gpt(nn.Module):
     def __init__(self, blocks: int, width: int, tokens: int) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(tokens, width)
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(Block(width, width // 64) for _ in range(blocks)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
 
     def forward(self, words: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from arborcast.bench.emulation import network
 from arborcast.bench.emulation.delivery import check_delivery, delivered
 from arborcast.bench.emulation.plan import at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
+from arborcast.bench.training.testbed_step import in_turns
 from arborcast.pipeline.costs.devices import Device
 
 if TYPE_CHECKING:
@@ -89,27 +91,7 @@ def _gpt(batch: int) -> tuple[Any, Any, Any, Callable[..., Any]]:
     import torch
     from torch import Tensor, nn
 
-    class Block(nn.Module):
-        """Attention over heads and a feed-forward block, each added to what it read."""
-
-        def __init__(self, width: int, heads: int) -> None:
-            super().__init__()
-            self.heads = heads
-            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-            self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.norms[0](x)
-            heads = (
-                it(y).view(*y.shape[:2], self.heads, -1).transpose(1, 2)
-                for it in (self.query, self.key, self.value)
-            )
-            q, k, v = heads
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
-            made: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
-            return made
+    from arborcast.bench.training.sharded import Block
 
     def loss(scores: Tensor, following: Tensor) -> Tensor:
         return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
@@ -333,15 +315,7 @@ def measure(
         )
         for plan in found
     }
-    seconds: dict[str, list[float]] = {layout: [] for layout in trainers}
-    losses: dict[str, float] = {}
-    for turn in range(steps + 1):
-        for layout in trainers if turn % 2 else reversed(trainers):
-            dist.barrier()
-            begin = time.perf_counter()
-            losses[layout] = trainers[layout].step(inputs, targets)
-            if turn:
-                seconds[layout].append(time.perf_counter() - begin)
+    seconds, losses = in_turns({it: partial(trainers[it].step, inputs, targets) for it in trainers}, steps)
     dist.barrier()
     serial = _serial_s(case)  # on all ranks at once, which share the processors
     small = []

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.emulation import network
@@ -131,15 +132,7 @@ def measure(
     inputs = torch.randn(case.batch, case.width)
     targets = torch.randn(case.batch, case.width)
     trainers = {way: _trainer(case, plan, way) for way in WAYS}
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    losses: dict[str, float] = {}
-    for turn in range(steps + 1):
-        for way in WAYS if turn % 2 else reversed(WAYS):
-            dist.barrier()
-            begin = time.perf_counter()
-            losses[way] = trainers[way].step(inputs, targets)
-            if turn:
-                seconds[way].append(time.perf_counter() - begin)
+    seconds, losses = in_turns({way: partial(trainers[way].step, inputs, targets) for way in WAYS}, steps)
     return {
         way: {
             "seconds": seconds[way],
@@ -148,6 +141,30 @@ def measure(
         }
         for way in WAYS
     }
+
+
+def in_turns(
+    steps: Mapping[str, Callable[[], float]], turns: int
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds of each kind of step on this rank, and its last loss; one turn before is not counted.
+
+    Args:
+        steps: give the loss; the same names in the same order on every rank, which begin each step together.
+        turns: that are counted; every other one goes through the steps backwards.
+    """
+    import torch.distributed as dist
+
+    names = tuple(steps)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    losses: dict[str, float] = {}
+    for turn in range(turns + 1):
+        for name in names if turn % 2 else reversed(names):
+            dist.barrier()
+            begin = time.perf_counter()
+            losses[name] = steps[name]()
+            if turn:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds, losses
 
 
 def _trainer(case: Case, plan: Plan, way: str) -> Any:
