@@ -1,41 +1,27 @@
-"""Runs schedules by torch's point-to-point calls, one group call per logical time: over gloo, over NCCL.
+"""Runs schedules by torch's point-to-point calls over gloo: the readable reference of what a program means.
 
-NCCL has no tags, so that the order of a pair's messages is all that tells them apart;
-`backends.executors.grouped_plan` makes plans for such transports. CPU tensors over gloo go the same
-way, with one tag for all messages: plans, order and arithmetic are tested there on real processes.
-
-    caller's stream   ... tensors ready >                               > tensors ready ...
-    own stream              >  wait | reduce, copy | wait | reduce, ... >
-    NCCL's stream                group 0           group 1
-
-What only CUDA tensors reach is written after torch 2.13 and NCCL's documentation and HAS NOT RUN on a GPU
-yet: the own stream and its waits (`_own_stream`, the end of `run`), `record_stream`, futures with devices,
-one work for a coalesced call, the digests' exchange as the first call of a communicator.
-`tests/executors/test_torch_p2p.py` has tests of all of it for one GPU, which the ranks share; `bench/nccl.py`
-measures.
+A program is followed in its order: a message starts as soon as what it needs is complete, sums and copies are
+made when something needs them. Its order is one in which even blocking sends cannot deadlock, and each of its
+messages has a tag of its own. `backends.dataflow` does the same with less waiting.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.errors import DisagreementError, ExecutionError
-from arborcast.backends.executors.grouped_plan import GroupedPlan, Local, Phase, plan_groups
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank, pieces_that_fit
-from arborcast.backends.lowering.program import Receive, Reduce, Send
+from arborcast.backends.lowering.program import Operation, Program, Receive, Reduce, Send
 from arborcast.backends.lowering.rank_view import digest_of, switches_in
 from arborcast.backends.tensors.checks import check_buffers
-from arborcast.backends.tensors.torch_compat import work_of
 from arborcast.backends.tensors.torch_reduction import Operator, served_operator
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -46,35 +32,27 @@ from arborcast.synth.implicit_schedule import AnySchedule
 # smaller pieces pay, in memory larger ones.
 DEFAULT_PIECE_BYTES = 512 * 1024
 
-_TAG = 0  # of all messages, on gloo, which matches equal tags of a pair in order; NCCL ignores it
-_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+CPU = torch.device("cpu")
 
 
 class Executor:
-    """Runs one schedule; making one is a collective call of all ranks of the group.
+    """Runs one schedule on CPU tensors; making one is a collective call of all ranks of the group.
 
-    The ranks compare their schedules first. On NCCL this also makes the group's communicator, which
-    point-to-point calls of only some ranks could not.
-
-    On CUDA tensors a call returns at once: all its work waits in streams, and nothing in it waits for the GPU
-    on the host, except that NCCL connects two ranks when they first exchange a message. All ranks make their
-    calls on the group in the same order, as NCCL wants it. A rank whose count or type differs from the
-    others' is not found out here: NCCL's watchdog ends the call after the group's timeout, as it does for
-    NCCL's own collectives. With TORCH_NCCL_BLOCKING_WAIT set the host does wait, call by call.
+    The ranks compare their schedules first. All make their calls on the group in the same order; a call is
+    complete when it returns.
 
     Args:
         schedule: what to run, in either form; correct ones only, `synth.verify` says which are. Equal on all
             ranks, like all knobs but `cache`.
-        group: whose rank i is rank i of the schedule's topology; NCCL serves its CUDA tensors or gloo its CPU
-            tensors, with no other point-to-point messages in flight. The default group where None.
-        device: of all tensors; the CPU where None. CUDA devices need their index.
+        group: whose rank i is rank i of the schedule's topology; gloo serves its CPU tensors, with no other
+            point-to-point messages in flight. The default group where None.
         pieces: into how many pieces each chunk is cut; chosen by size where None: see `pieces_for`.
         piece_bytes: the size that a piece of the largest chunk should not fall below.
         max_pieces: the number of pieces that is never exceeded.
-        cache: number of lengths and types whose plans are kept.
+        cache: number of lengths and types whose programs are kept.
 
     Raises:
-        InputError: the group is not as large as the topology, or has another backend for the device; or a
+        InputError: the group is not as large as the topology, or has another backend for CPU tensors; or a
             switch has to execute a program.
         DisagreementError: another rank has another schedule or other knobs.
     """
@@ -84,7 +62,6 @@ class Executor:
         schedule: AnySchedule,
         group: dist.ProcessGroup | None = None,
         *,
-        device: torch.device | None = None,
         pieces: int | None = None,
         piece_bytes: int = DEFAULT_PIECE_BYTES,
         max_pieces: int = DEFAULT_MAX_PIECES,
@@ -93,7 +70,6 @@ class Executor:
         group = group or dist.group.WORLD
         if group is None:
             raise InputError("executor: no process group given and no default group initialised")
-        device = device or torch.device("cpu")
         ranks = schedule.topology.ranks
         if group.size() != ranks:
             raise InputError(
@@ -105,43 +81,30 @@ class Executor:
                 f"executor: switch {schedule.topology.label(switches[0])} has to execute a program, which "
                 "torch's messages cannot make it; the engine can (ARBORCAST_AGGREGATORS)"
             )
-        if device.type not in _BACKENDS or (device.type == "cuda" and device.index is None):
-            raise InputError(f"executor: the device must be cpu or cuda with its index, got {device}")
-        backend = group._get_backend(device)
-        if backend.name() != _BACKENDS[device.type]:
-            raise InputError(
-                f"executor: needs {_BACKENDS[device.type]} for tensors on {device}, "
-                f"the process group has {backend.name()}"
-            )
+        backend = group._get_backend(CPU).name()
+        if backend != "gloo":
+            raise InputError(f"executor: needs gloo for tensors on cpu, the process group has {backend}")
         self.schedule = schedule
         self.rank = group.rank()
-        self.device = device
         self._group = group
-        self._coalesces = backend.supports_coalescing
-        self._stream = _new_stream(device) if device.type == "cuda" else None
         self._pieces = pieces
         self._piece_bytes = piece_bytes
         self._max_pieces = max_pieces
-        self._plan = lru_cache(cache)(self._make_plan)
-        self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
+        self._program = lru_cache(cache)(self._lowered)
         self._failure: str | None = None
         self._agree()
 
     def allreduce(
-        self,
-        tensor: Tensor,
-        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-        *,
-        async_op: bool = False,
-    ) -> dist.Work | None:
+        self, tensor: Tensor, op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> None:
         """Combine the tensors of all ranks, in place; see `run`, also for the calls that follow."""
         self._check_call(Kind.ALLREDUCE)
-        return self.run(tensor.numel(), tensor.dtype, output=tensor, op=op, async_op=async_op)
+        self.run(tensor.numel(), tensor.dtype, output=tensor, op=op)
 
-    def broadcast(self, tensor: Tensor, *, async_op: bool = False) -> dist.Work | None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Fill the tensor on all ranks with the root's."""
         self._check_call(Kind.BROADCAST)
-        return self.run(tensor.numel(), tensor.dtype, output=tensor, async_op=async_op)
+        self.run(tensor.numel(), tensor.dtype, output=tensor)
 
     def allgather(self, output: Tensor, given: Tensor) -> None:
         """Concatenate all ranks' tensors, in the order of the collective's ranks, on all of them."""
@@ -165,8 +128,7 @@ class Executor:
         given: Tensor | None = None,
         output: Tensor | None = None,
         op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-        async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> None:
         """Any kind; all ranks of the topology make the call, also those that take no part.
 
         Args:
@@ -176,33 +138,38 @@ class Executor:
             output: what it gets, contiguous; None where it gets nothing. In place (broadcast, allreduce,
                 custom, the root of a reduce) it holds the data at the start and there is no input.
             op: how contributions are combined, ignored where none are; see `torch_reduction.operator_of`.
-            async_op: whether to return a work (with a future of the outputs) instead of letting the current
-                stream wait. Waiting for it lets the stream that is current then wait, not the host. On CPU
-                tensors the call is complete when it returns, either way.
 
         Raises:
             InputError: tensors or an operation that do not fit.
-            ExecutionError: a peer died or a deadline passed; no further call will work. On CUDA it is NCCL's
-                watchdog that finds this out, later.
+            ExecutionError: a peer died or a deadline passed; no further call will work.
         """
-        plan = self._plan(count, dtype)
+        program = self._program(count, dtype)
         collective = self.schedule.collective
-        given, output = check_buffers(collective, plan.program, given, output, dtype, self.device)
+        given, output = check_buffers(collective, program, given, output, dtype, CPU)
         operator = served_operator(op, dtype) if collective.kind.reduces else None
         if self._failure is not None:
             raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
-        future: torch.futures.Future[list[Tensor]] | None = None
-        with self._own_stream(given, output):
-            self._execute(plan, given, output, operator, dtype)
-            if async_op:
-                # A future with devices remembers where their current streams are: here, our own.
-                future = torch.futures.Future(devices=None if self._stream is None else [self.device])
-                future.set_result([] if output is None else [output])
-        if future is not None:
-            return work_of(future)
-        if self._stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        return None
+        if operator is not None and program.in_place and output is not None:
+            operator.before_in_place(output)
+        elif operator is not None and given is not None:
+            given = operator.before(given)
+        memory = {Buffer.SCRATCH: torch.empty(program.scratch_elements, dtype=dtype)}
+        if given is not None:
+            memory[Buffer.INPUT] = given
+        if output is not None:
+            memory[Buffer.OUTPUT] = output
+        call = _Call(program, self._group, memory, operator)
+        try:
+            call.run()
+        except BaseException as error:
+            # Messages are left half done, so that no later call could know its own from these.
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            self._failure = f"{collective.kind}, {call.reached}: {reason}"
+            if isinstance(error, RuntimeError):
+                raise ExecutionError(f"rank {self.rank}: {self._failure}") from error
+            raise
+        if operator is not None and output is not None:
+            operator.after(output, program.contributors)
 
     def pieces_for(self, count: int, dtype: torch.dtype) -> int:
         """Into how many pieces every chunk of a buffer of that length is cut; see `pieces_that_fit`."""
@@ -212,11 +179,11 @@ class Executor:
         return pieces_that_fit(self.schedule, nbytes, piece_bytes=self._piece_bytes, most=self._max_pieces)
 
     def _agree(self) -> None:
-        """Refuse ranks that would exchange other messages; the one place that waits for the GPU."""
+        """Refuse ranks that would exchange other messages."""
         knobs = [self._pieces, self._piece_bytes, self._max_pieces]
         said = digest_of(self.schedule) + json.dumps(knobs).encode()
         own = int.from_bytes(hashlib.sha256(said).digest()[:7])
-        mine = torch.tensor([own], dtype=torch.int64, device=self.device)
+        mine = torch.tensor([own], dtype=torch.int64)
         everybody = [torch.empty_like(mine) for _ in range(self._group.size())]
         dist.all_gather(everybody, mine, group=self._group)
         for rank, digest in enumerate(everybody):
@@ -234,102 +201,68 @@ class Executor:
         if self.rank not in collective.ranks:
             raise InputError(f"rank {self.rank}: takes no part in the {kind}; call run(count, dtype) on it")
 
-    def _make_plan(self, count: int, dtype: torch.dtype) -> GroupedPlan:
-        pieces = self.pieces_for(count, dtype)
-        return plan_groups(lower_rank(self.schedule, self.rank, count, pieces=pieces))
+    def _lowered(self, count: int, dtype: torch.dtype) -> Program:
+        return lower_rank(self.schedule, self.rank, count, pieces=self.pieces_for(count, dtype))
 
-    @contextlib.contextmanager
-    def _own_stream(self, *tensors: Tensor | None) -> Iterator[None]:
-        """Make our stream the current one, after all that the caller's stream has been given so far.
 
-        All calls share the stream and the scratch that belongs to it, whatever stream each comes from.
-        """
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        for tensor in tensors:
-            if tensor is not None:
-                tensor.record_stream(self._stream)  # the caller may free it while our stream works on it
-        with torch.cuda.stream(self._stream):
-            yield
+class _Call:
+    """One run of a program.
 
-    def _execute(
+    Attributes:
+        reached: the operation that is started or waited for.
+    """
+
+    def __init__(
         self,
-        plan: GroupedPlan,
-        given: Tensor | None,
-        output: Tensor | None,
+        program: Program,
+        group: dist.ProcessGroup,
+        memory: Mapping[Buffer, Tensor],
         operator: Operator | None,
-        dtype: torch.dtype,
     ) -> None:
-        program = plan.program
-        phase: Phase | None = None
-        try:
-            if operator is not None and program.in_place and output is not None:
-                operator.before_in_place(output)
-            elif operator is not None and given is not None:
-                given = operator.before(given)
-            memory = {Buffer.SCRATCH: self._scratch_for(plan.scratch_elements, dtype)}
-            if given is not None:
-                memory[Buffer.INPUT] = given
-            if output is not None:
-                memory[Buffer.OUTPUT] = output
-            views = {part: memory[part.buffer].narrow(0, part.start, part.length) for part in plan.slices}
-            for current in plan.phases:
-                phase = current
-                works = self._start(phase, views)
-                _do(phase.during, views, operator)
-                for work in works:
-                    work.wait()
-                _do(phase.after, views, operator)
-            if operator is not None and output is not None:
-                operator.after(output, program.contributors)
-        except BaseException as error:
-            # Messages are left half done, so that no later call could know its own from these.
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            self._failure = f"{self.schedule.collective.kind}{_described(phase)}: {reason}"
-            if isinstance(error, RuntimeError):
-                raise ExecutionError(f"rank {self.rank}: {self._failure}") from error
-            raise
+        self.reached: Operation | None = None
+        self._operations = program.operations
+        self._group = group
+        self._memory = memory
+        self._operator = operator
+        self._works: dict[int, dist.Work] = {}
+        self._complete: set[int] = set()
 
-    def _start(self, phase: Phase, views: Mapping[Slice, Tensor]) -> list[dist.Work]:
-        """Issue one group call; what to wait for."""
-        group = self._group
-        if not phase.messages:
-            return []
-        if self._coalesces:
-            group._start_coalescing(self.device)
-        works = [group.recv([views[m.into]], m.peer, _TAG) for m in phase.messages if isinstance(m, Receive)]
-        works += [group.send([views[m.source]], m.peer, _TAG) for m in phase.messages if isinstance(m, Send)]
-        if self._coalesces:
-            # The calls have only been noted; there is one work for all, on NCCL's stream.
-            works = [group._end_coalescing(self.device)]
-        return works
+    def run(self) -> None:
+        """Start every message in its turn, then complete whatever is left."""
+        for index, operation in enumerate(self._operations):
+            if isinstance(operation, Send | Receive):
+                self._complete_all(operation.after)
+                self.reached = operation
+                if isinstance(operation, Send):
+                    view = self._view(operation.source)
+                    self._works[index] = self._group.send([view], operation.peer, operation.tag)
+                else:
+                    view = self._view(operation.into)
+                    self._works[index] = self._group.recv([view], operation.peer, operation.tag)
+        self._complete_all(range(len(self._operations)))
 
-    def _scratch_for(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Working space shared by all lengths and types, since calls follow one another in one stream."""
-        needed = elements * dtype.itemsize
-        if self._scratch.numel() < needed:
-            self._scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
-        return self._scratch[:needed].view(dtype)
+    def _complete_all(self, indices: Iterable[int]) -> None:
+        """Wait for messages; do local operations, which need messages and few others before them."""
+        for index in indices:
+            if index in self._complete:
+                continue
+            operation = self._operations[index]
+            if index in self._works:
+                self.reached = operation
+                self._works.pop(index).wait()
+            else:
+                self._complete_all(operation.after)
+                self._combine(operation)
+            self._complete.add(index)
 
-
-def _do(operations: Sequence[Local], views: Mapping[Slice, Tensor], operator: Operator | None) -> None:
-    for operation in operations:
-        into, source = views[operation.into], views[operation.source]
+    def _combine(self, operation: Operation) -> None:
+        assert not isinstance(operation, Send | Receive), "messages are started in their turn"
+        into, source = self._view(operation.into), self._view(operation.source)
         if isinstance(operation, Reduce):
-            assert operator is not None, "only reducing kinds have reductions"
-            operator.combine(into, source, into)
+            assert self._operator is not None, "only reducing kinds have reductions"
+            self._operator.combine(into, source, into)
         else:
             into.copy_(source)
 
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return cast(torch.cuda.Stream, cast(Any, torch.cuda.Stream)(device))
-
-
-def _described(phase: Phase | None) -> str:
-    if phase is None:
-        return ""
-    peers = sorted({message.peer for message in phase.messages})
-    return f", messages of time {phase.time} with ranks {', '.join(map(str, peers))}"
+    def _view(self, part: Slice) -> Tensor:
+        return self._memory[part.buffer].narrow(0, part.start, part.length)

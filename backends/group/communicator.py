@@ -45,7 +45,6 @@ from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.implicit_schedule import AnySchedule
 
 log = logging.getLogger(__name__)
 
@@ -219,11 +218,6 @@ class Communicator:
         kind = Kind(kind)
         table = self._table(kind, root if kind is Kind.BROADCAST else -1)
         return None if isinstance(table, str) else table
-
-    def schedule(self, kind: Kind, root: int, nbytes: int) -> AnySchedule | None:
-        """The schedule of a call of that size; all ranks make this call. None where there is none."""
-        table = self._table(kind, root)
-        return None if isinstance(table, str) else table.at(nbytes).schedule
 
     def explain(self, nbytes: int, kind: Kind | str = Kind.ALLREDUCE, root: int = 0) -> str:
         """What serves calls of that size, in one line; without a word to the other ranks.

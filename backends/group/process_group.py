@@ -37,7 +37,6 @@ from arborcast.backends.group.arguments import (
     fits_single,
     flattened,
     is_one_plain,
-    is_plain,
     listed,
     op_of,
     reduce_options,
@@ -47,14 +46,20 @@ from arborcast.backends.group.arguments import (
     written,
 )
 from arborcast.backends.group.communicator import SERVED, Communicator
-from arborcast.backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.fabric import Fabric
 from arborcast.backends.schedules.rendezvous import fresh_store
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store, break_gloo, new_gloo
+from arborcast.backends.tensors.torch_compat import (
+    PeerCalls,
+    PrefixStore,
+    Store,
+    break_gloo,
+    has_nccl,
+    new_gloo,
+    new_nccl,
+)
 from arborcast.synth.collective import Kind
-from arborcast.synth.implicit_schedule import AnySchedule
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +100,11 @@ class SynthGroup(dist.ProcessGroup):
         inner = new_gloo(PrefixStore("inner", store), rank, size, timeout)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
+        self._nccl: Any = None
         if has_nccl():
-            nccl = new_nccl(PrefixStore("nccl", store), rank, size, timeout)
-            self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+            self._nccl = new_nccl(PrefixStore("nccl", store), rank, size, timeout)
+            self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
+        self._peer_calls = PeerCalls(self._nccl)
         self._delegated: Counter[Kind] = Counter()
         self._communicator = Communicator(
             PrefixStore("synth", store),
@@ -110,9 +117,6 @@ class SynthGroup(dist.ProcessGroup):
         )
         is_staged = self._communicator.options.staging == "cuda"
         self._devices = frozenset({"cpu", "cuda"}) if is_staged else HOST
-        # On an assumed fabric NCCL, which sees the real one, knows better.
-        is_opted_in = has_nccl() and not self._communicator.fabric.is_assumed and not is_staged
-        self._cuda = CudaSchedules(self) if is_opted_in else None
         self._queue = WorkQueue("synth")
         self._inner = inner
         self._is_broken = False
@@ -141,10 +145,6 @@ class SynthGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
         """Combine the tensors of all ranks, in place."""
         tensors, op = listed(tensors), op_of(opts)
-        if self._is_for_cuda(tensors) and serves(op, tensors[0]):
-            schedule = self._schedule_for_cuda(Kind.ALLREDUCE, -1, tensors[0])
-            if schedule is not None and self._cuda is not None:
-                return self._cuda.allreduce(schedule, tensors[0], op)
         if not (is_one_plain(tensors, self._devices) and serves(op, tensors[0])):
             return self._delegate(Kind.ALLREDUCE, tensors, "allreduce", tensors, reduce_options(op))
 
@@ -180,10 +180,6 @@ class SynthGroup(dist.ProcessGroup):
         opts = opts or BroadcastOptions()
         root = opts.rootRank
         is_usual = opts.rootTensor == 0 and 0 <= root < self.size()
-        if self._is_for_cuda(tensors) and is_usual:
-            schedule = self._schedule_for_cuda(Kind.BROADCAST, root, tensors[0])
-            if schedule is not None and self._cuda is not None:
-                return self._cuda.broadcast(schedule, tensors[0])
         if not (is_one_plain(tensors, self._devices) and is_usual):
             return self._delegate(Kind.BROADCAST, tensors, "broadcast", tensors, opts)
 
@@ -317,15 +313,23 @@ class SynthGroup(dist.ProcessGroup):
 
     def send(self, tensors: Any, dst: int, tag: int) -> dist.Work:
         """Send a tensor to one rank."""
-        return self._by_backend(tensors, "send", tensors, dst, tag)
+        return self._with_peer(tensors, "send", dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int) -> dist.Work:
         """Receive a tensor from one rank."""
-        return self._by_backend(tensors, "recv", tensors, src, tag)
+        return self._with_peer(tensors, "recv", src, tag)
+
+    def _with_peer(self, tensors: Sequence[Tensor], method: str, peer: int, tag: int) -> dist.Work:
+        if self._nccl is None or not self._is_on_gpu(tensors):
+            return self._by_backend(tensors, method, tensors, peer, tag)
+        self._refuse_after_failure()
+        return cast(dist.Work, self._peer_calls.call(method, tensors, peer, tag))  # torch takes None as well
 
     def abort(self) -> None:
         """Make all ranks' calls fail, those in flight too."""
         self._break(f"rank {self.rank()} aborted the group")
+        if self._nccl is not None:
+            self._nccl.abort()
         self._queue.close("the group was aborted", wait_s=0)
 
     def shutdown(self) -> None:
@@ -334,6 +338,8 @@ class SynthGroup(dist.ProcessGroup):
             self._communicator.close()
         else:
             self._break(f"rank {self.rank()} destroyed the group with calls in flight")
+        if self._nccl is not None:
+            self._nccl.shutdown()
 
     # ------------------------------------------------------------------ what ours has beyond that
 
@@ -348,8 +354,6 @@ class SynthGroup(dist.ProcessGroup):
         serve at all.
         """
         counts = self._communicator.counters()
-        for kind, calls in ({} if self._cuda is None else self._cuda.calls).items():
-            counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["schedule"] += calls
         for kind, calls in self._delegated.items():
             counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["handed over"] = calls
         return counts
@@ -440,24 +444,6 @@ class SynthGroup(dist.ProcessGroup):
 
     def _fits_single(self, whole: Tensor, block: Tensor) -> bool:
         return fits_single(whole, block, self.size(), self._devices)
-
-    def _is_for_cuda(self, tensors: Sequence[Tensor]) -> bool:
-        return (
-            self._cuda is not None
-            and len(tensors) == 1
-            and is_plain(tensors[0], {"cuda"})
-            and tensors[0].is_contiguous()  # as NCCL wants it
-        )
-
-    def _schedule_for_cuda(self, kind: Kind, root: int, tensor: Tensor) -> AnySchedule | None:
-        """The schedule for a tensor on a GPU; None where NCCL serves by itself."""
-        nbytes = tensor.numel() * tensor.itemsize
-        below = self._communicator.options.gloo_below
-        if self.size() == 1 or nbytes < (NCCL_BELOW if below is None else below):
-            return None
-        found: list[AnySchedule | None] = []
-        self._queue.submit(lambda: found.append(self._communicator.schedule(kind, root, nbytes)), None).wait()
-        return found[0]
 
 
 def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:

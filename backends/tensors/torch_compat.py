@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from datetime import timedelta
 from typing import Any, cast
 
@@ -26,6 +27,60 @@ _NOBODY_SENDS = (1 << 31) - 1
 def new_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """A process group of gloo with all its methods; the stubs know none of them."""
     return c10d.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def has_nccl() -> bool:
+    """Whether there are GPUs and torch can talk to them over NCCL."""
+    return torch.cuda.is_available() and dist.is_nccl_available()
+
+
+def new_nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """NCCL on all ranks of a group; it connects at its first call."""
+    options = c10d.ProcessGroupNCCL.Options()
+    cast(Any, options)._timeout = timeout
+    return c10d.ProcessGroupNCCL(store, rank, size, options)
+
+
+class PeerCalls:
+    """Sends and receives by a backend that takes several as one call, such as NCCL.
+
+    Those of one `torch.distributed.batch_isend_irecv` must be one call: one after another, two ranks that
+    send each other something would wait for ever. Torch sees to it only for groups of its own class, so that
+    here the function is known by its frame.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._batch: Any = None
+        self._begun = 0
+
+    def call(self, method: str, *arguments: Any) -> dist.Work | None:
+        """The work; None for all but the last of a batch, whose work is that of all."""
+        operations = _operations_of_caller()
+        if operations is None:
+            return cast(dist.Work, getattr(self._backend, method)(*arguments))
+        if operations is not self._batch:
+            self._batch, self._begun = operations, 0
+            self._backend._start_coalescing()
+        getattr(self._backend, method)(*arguments)
+        self._begun += 1
+        if self._begun < len(operations):
+            return None
+        self._batch = None
+        return cast(dist.Work, self._backend._end_coalescing())
+
+
+def _operations_of_caller() -> list[dist.P2POp] | None:
+    """What `batch_isend_irecv` was given, where it is among the next callers of the group."""
+    code = inspect.unwrap(dist.batch_isend_irecv).__code__
+    frame = inspect.currentframe()
+    for _ in range(6):  # this, `call`, the group's two, torch's `isend`, the function itself
+        if frame is None or frame.f_code is code:
+            break
+        frame = frame.f_back
+    else:
+        return None
+    return None if frame is None else cast("list[dist.P2POp]", frame.f_locals["p2p_op_list"])
 
 
 def break_gloo(gloo: Any) -> None:
@@ -55,11 +110,6 @@ def forget_meshes() -> None:
 def own_connection(store: Store) -> Store:
     """The same store by a connection of its own: one of a TCP store serves one thread at a time."""
     return cast(Store, cast(Any, store).clone())
-
-
-def work_of(future: torch.futures.Future[Any]) -> dist.Work:
-    """Work that is complete when a future is."""
-    return cast(dist.Work, cast(Any, c10d)._create_work_from_future(future))
 
 
 def split(tensor: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:

@@ -358,9 +358,9 @@ class Participant:
         data, executor = self.data, Executor(schedule, pieces=pieces_of(schedule, self.order))
         match schedule.collective.kind:
             case Kind.ALLREDUCE:
-                return lambda: _done(executor.allreduce(data.output))
+                return lambda: executor.allreduce(data.output)
             case Kind.BROADCAST:
-                return lambda: _done(executor.broadcast(data.output))
+                return lambda: executor.broadcast(data.output)
             case _:
                 return lambda: executor.allgather(data.output, data.given)
 

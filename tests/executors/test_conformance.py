@@ -252,12 +252,12 @@ Job: TypeAlias = tuple[AnySchedule, int, str, Reduction, int]  # ..., elements o
 class Messages:
     """Torch's point-to-point messages, on the default group's backend."""
 
-    def __init__(self, rank: int, size: int, device: Any = None) -> None:
-        self.device = device or torch.device("cpu")
+    def __init__(self, rank: int, size: int) -> None:
+        pass
 
     def run(self, job: Job, **buffers: Any) -> None:
         schedule, _, dtype, reduction, pieces = job
-        executor = Executor(schedule, device=self.device, pieces=pieces)
+        executor = Executor(schedule, pieces=pieces)
         count = lay_out(schedule, job[1] * lay_out(schedule, 0).blocks).count
         executor.run(count, getattr(torch, dtype), op=OPS[reduction.name], **buffers)
 
@@ -270,7 +270,6 @@ class Engines:
 
     def __init__(self, rank: int, size: int, transport: str) -> None:
         store = dist.PrefixStore(transport, dist.distributed_c10d._get_default_store())
-        self.device = torch.device("cpu")
         self._network = Network(store, rank, size, timeout_s=90, transport=transport, slot_bytes=1 << 16)
         self._network.connect(range(size))
         self._engine = Engine(rank, self._network, timeout_s=90)
@@ -304,11 +303,11 @@ RUNTIMES: dict[str, Callable[..., Any]] = {
 each_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
-def run_all(rank: int, size: int, runtime: str, jobs: Sequence[Job], *more: Any) -> int:
+def run_all(rank: int, size: int, runtime: str, jobs: Sequence[Job]) -> int:
     """Every job on this rank, each element compared with the definition; the number of elements."""
     compared = 0
     with ExitStack() as stack:
-        running = RUNTIMES[runtime](rank, size, *more)
+        running = RUNTIMES[runtime](rank, size)
         stack.callback(running.close)
         for number, job in enumerate(jobs):
             compared += run_one(running, rank, job)
@@ -325,8 +324,8 @@ def run_one(running: Any, rank: int, job: Job) -> int:
     inputs = [None if array is None else array.astype(exact) for array in given_by]
     expected = define(schedule.collective, inputs, reduction)[rank]
     element, own, in_place = getattr(torch, dtype), inputs[rank], layout.in_place(rank)
-    data = None if own is None else torch.from_numpy(own).to(running.device, element)
-    output = torch.full((layout.output_elements(rank),), -1, dtype=element, device=running.device)
+    data = None if own is None else torch.from_numpy(own).to(element)
+    output = torch.full((layout.output_elements(rank),), -1, dtype=element)
     if in_place and data is not None:
         output = data.clone()
     given_ = data if layout.input_elements(rank) and not in_place else None
@@ -335,9 +334,9 @@ def run_one(running: Any, rank: int, job: Job) -> int:
         return 0
     wanted = torch.from_numpy(expected).to(element)
     what = f"{schedule.collective.kind} {schedule.topology.name} {elements} {dtype} {reduction} rank {rank}"
-    assert torch.equal(output.cpu(), wanted), what
+    assert torch.equal(output, wanted), what
     if given_ is not None and own is not None:
-        assert torch.equal(given_.cpu(), torch.from_numpy(own).to(element)), f"{what}: the input has changed"
+        assert torch.equal(given_, torch.from_numpy(own).to(element)), f"{what}: the input has changed"
     return len(wanted)
 
 

@@ -1,0 +1,69 @@
+"""What a group asks of its NCCL, where one that notes it stands in; meta tensors stand for a GPU's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from arborcast.backends.tensors.torch_compat import PeerCalls  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+
+
+class Notes:
+    """Of what is called; nothing is sent."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def noted(tensors: Any = None, peer: int | None = None, tag: int = 0) -> Notes:
+            self.lines.append(name if peer is None else f"{name} {tensors[0].numel()} {peer} {tag}")
+            return self
+
+        return noted
+
+
+def asked_of_nccl(rank: int, size: int) -> list[str]:
+    group: Any = dist.new_group(backend="synth")
+    other: Any = dist.new_group(backend="synth")
+    notes = Notes()
+    for one in (group, other):
+        one._nccl, one._peer_calls = notes, PeerCalls(notes)
+    peer = 1 - rank
+    sent, received = torch.empty(7, device="meta"), torch.empty(9, device="meta")
+    batch = [
+        dist.P2POp(dist.isend, sent, peer, group, tag=1),
+        dist.P2POp(dist.irecv, received, peer, group, tag=2),
+        dist.P2POp(dist.isend, received, peer, group),
+    ]
+    for _ in range(2):
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+    work = dist.isend(sent, peer, group)
+    assert work is not None
+    dist.recv(received, peer, group)
+    work.wait()
+    on_host = [
+        dist.P2POp(dist.isend, torch.ones(3), peer, group),
+        dist.P2POp(dist.irecv, torch.empty(3), peer, group),
+    ]
+    for each in dist.batch_isend_irecv(on_host):
+        each.wait()
+    dist.barrier(group)
+    other.abort()
+    dist.destroy_process_group(group)
+    return notes.lines
+
+
+def test_batches_are_one_call_and_ends_reach_nccl() -> None:
+    for rank, lines in enumerate(run_ranks(2, asked_of_nccl)):
+        peer = 1 - rank
+        together = [f"send 7 {peer} 1", f"recv 9 {peer} 2", f"send 9 {peer} 0"]
+        batch = ["_start_coalescing", *together, "_end_coalescing", "wait"]
+        alone = [f"send 7 {peer} 0", f"recv 9 {peer} 0", "wait", "wait"]
+        assert lines == [*batch, *batch, *alone, "abort", "shutdown"]
