@@ -152,7 +152,7 @@ class SynthGroup(dist.ProcessGroup):
             with written(tensors[0]) as flat:
                 self._communicator.allreduce(flat, op)
 
-        return self._submit(run, tensors)
+        return self._submit(run, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """Combine several tensors of all ranks, in place, as one message."""
@@ -188,7 +188,7 @@ class SynthGroup(dist.ProcessGroup):
             with written(tensors[0]) as flat:
                 self._communicator.broadcast(flat, root)
 
-        return self._submit(run, tensors)
+        return self._submit(run, tensors, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """Gather the tensors of all ranks on all ranks, each in a tensor of its own."""
@@ -206,7 +206,7 @@ class SynthGroup(dist.ProcessGroup):
             self._communicator.allgather(together, flattened(inputs[0]))
             spread(together, outputs[0])
 
-        return self._submit(run, outputs)
+        return self._submit(run, outputs, opts)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Gather the tensors of all ranks on all ranks, one after another in one tensor."""
@@ -214,7 +214,7 @@ class SynthGroup(dist.ProcessGroup):
         if not self._fits_single(output, given):
             self._delegated[Kind.ALLGATHER] += 1
             return super()._allgather_base(output, given, opts)
-        return self._submit(lambda: self._gather_pairs([(output, given)]), [output])
+        return self._submit(lambda: self._gather_pairs([(output, given)]), [output], opts)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -255,7 +255,7 @@ class SynthGroup(dist.ProcessGroup):
             together = torch.cat([flattened(tensor) for tensor in inputs[0]])
             self._scatter_pairs([(outputs[0], together)], op)
 
-        return self._submit(run, outputs)
+        return self._submit(run, outputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Combine the tensors of all ranks and give each rank its block."""
@@ -263,7 +263,7 @@ class SynthGroup(dist.ProcessGroup):
         if not (self._fits_single(given, output) and serves(op, output)):
             self._delegated[Kind.REDUCE_SCATTER] += 1
             return super()._reduce_scatter_base(output, given, scatter_options(op))
-        return self._submit(lambda: self._scatter_pairs([(output, given)], op), [output])
+        return self._submit(lambda: self._scatter_pairs([(output, given)], op), [output], opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -404,7 +404,8 @@ class SynthGroup(dist.ProcessGroup):
         work: dist.Work = getattr(backend, method)(*arguments)
         return work
 
-    def _submit(self, function: Callable[[], None], result: Any) -> dist.Work:
+    def _submit(self, function: Callable[[], None], result: Any, opts: Any = None) -> dist.Work:
+        """Have schedules serve a call; where the caller waits at once, in its own thread if that is free."""
         entering = self._entering(result)
 
         def run() -> None:
@@ -416,7 +417,9 @@ class SynthGroup(dist.ProcessGroup):
                     self._break(self._communicator.failure)
                 raise
 
-        return self._queue.submit(run, result)
+        # Torch's options say so since 2.13.
+        waits = getattr(opts, "asyncOp", True) is False
+        return (self._queue.execute if waits else self._queue.submit)(run, result)
 
     def _entering(self, result: Any) -> AbstractContextManager[None]:
         """For the thread that serves a call: what this one has done to its tensors comes before."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 
 pytest.importorskip("torch")
 
-from arborcast.backends.group.work import WorkQueue
+from arborcast.backends.group.work import SWITCH_S, WorkQueue
 
 PATIENCE_S = 60.0
 
@@ -37,3 +38,60 @@ def test_a_callback_may_wait_for_a_call_that_was_made_before_it_began() -> None:
     assert finished.wait(PATIENCE_S), "the callback waits for a call that nobody executes"
     assert answers == [2]
     assert queue.close("the test is over", wait_s=PATIENCE_S)
+
+
+def test_who_waits_at_once_executes_where_nothing_is_under_way() -> None:
+    queue = WorkQueue("queue")
+    assert queue.execute(threading.get_ident).result() == threading.get_ident()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def wait_for_the_word() -> int:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+        return threading.get_ident()
+
+    first = queue.submit(wait_for_the_word)
+    assert begun.wait(PATIENCE_S)
+    second = queue.execute(lambda: (threading.get_ident(), first.is_completed()))
+    may_end.set()
+    assert first.result() != threading.get_ident()
+    assert second.result() == (first.result(), True)
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        queue.execute(fail).wait()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.execute(interrupt)
+    assert queue.close("the test is over", wait_s=PATIENCE_S)
+    with pytest.raises(Exception, match="the test is over"):
+        queue.execute(fail).wait()
+
+
+def test_python_hands_over_sooner_while_calls_are_under_way() -> None:
+    usual = sys.getswitchinterval()
+    queues = [WorkQueue("one"), WorkQueue("another")]
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def wait_for_the_word() -> None:
+        begun.release()
+        may_end.wait(PATIENCE_S)
+
+    works = [queue.submit(wait_for_the_word) for queue in queues]
+    assert all(begun.acquire(timeout=PATIENCE_S) for _ in works)
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    dropped = queues[0].submit(wait_for_the_word)
+    queues[0].close("no more", wait_s=0)
+    with pytest.raises(Exception, match="no more"):
+        dropped.wait()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    may_end.set()
+    for work, queue in zip(works, queues, strict=True):
+        work.wait()
+        assert queue.close("the test is over", wait_s=PATIENCE_S)
+    assert sys.getswitchinterval() == usual
