@@ -34,7 +34,8 @@ from arborcast.backends.transport.handshake import (
     dial_unix,
     read_reply,
 )
-from arborcast.backends.transport.listener import Listener, PendingConnection
+from arborcast.backends.transport.listener import PendingConnection
+from arborcast.backends.transport.reception import Reception
 from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
@@ -104,21 +105,24 @@ class Network:
         if transport == "shared memory" and self.why_no_shared_memory:
             raise ExecutionError(f"rank {rank} cannot use shared memory: {self.why_no_shared_memory}")
         self._channels: dict[int, SocketChannel] = {}
+        self._early: dict[int, PendingConnection] = {}  # of ranks that nobody here waits for yet
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._is_closed = False
         here = listening_address(store, address)
         try:
-            self._listener = Listener(
-                here, is_local=transport != "sockets" and self.why_no_shared_memory is None
+            self._reception = Reception(
+                here,
+                self._token,
+                is_local=transport != "sockets" and self.why_no_shared_memory is None,
             )
         except OSError as error:
             raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
         entry = _Entry(
-            host=self._listener.host,
-            port=self._listener.port,
+            host=self._reception.host,
+            port=self._reception.port,
             token=self._token.hex(),
             boot_id=self._boot_id,
-            name=self._listener.name,
+            name=self._reception.name,
         )
         try:
             store.set(f"{_PREFIX}/{rank}", json.dumps(entry))
@@ -178,7 +182,10 @@ class Network:
 
     def _end(self, reason: str | None) -> None:
         self._is_closed = True
-        self._listener.close()
+        self._reception.close()
+        for connection in self._early.values():
+            connection.close()
+        self._early.clear()
         for channel in self._channels.values():
             channel.begin_close(reason)
         deadline = time.monotonic() + FAREWELL_S
@@ -253,24 +260,23 @@ class Network:
         """Seat these ranks as they come; others are kept for their time, strangers are dropped."""
         while expected := self._seat(expected):
             left = deadline - time.monotonic()
-            self._listener.wait(max(0, left))
+            self._reception.wait(max(0, left))
             # Whoever keeps this rank busy with connections of no use must not keep it for ever.
             if left <= 0 and (expected := self._seat(expected)):
                 raise self._late(expected)
 
     def _seat(self, expected: set[int]) -> set[int]:
         """Make channels of the connections that are expected; returns who is still to come."""
-        pending = self._listener.pending
-        for connection in list(pending):
-            handshake = connection.handshake
-            assert handshake is not None
-            if handshake.token != self._token or handshake.to != self.rank:
-                pending.remove(connection)
+        for connection, handshake in self._reception.take():
+            if handshake.to != self.rank or handshake.rank in self._early:
                 connection.close()
-            elif handshake.rank in expected:
-                pending.remove(connection)
-                self._receive(connection, handshake)
-                expected = expected - {handshake.rank}
+            else:
+                self._early[handshake.rank] = connection
+        for rank in sorted(expected & self._early.keys()):
+            connection = self._early.pop(rank)
+            assert connection.handshake is not None, "the listener waits for it"
+            self._receive(connection, connection.handshake)
+            expected = expected - {rank}
         return expected
 
     def _receive(self, connection: PendingConnection, handshake: Handshake) -> None:

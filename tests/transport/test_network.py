@@ -155,7 +155,7 @@ def with_strangers(rank: int, size: int) -> dict[int, str]:
     network = Network(store, rank, size, timeout_s=90, transport="sockets" if rank == 3 else "auto")
     kept = []
     if rank == 0:
-        listener = network._listener
+        listener = network._reception
         for at in range(6):
             if at % 2:
                 stranger = socket.create_connection((listener.host, listener.port))
@@ -191,7 +191,7 @@ def without_rank_1_among_strangers(rank: int, size: int) -> bool:
         store.wait(["ended"])
         return True
     network = Network(store, rank, size, timeout_s=0.5)
-    where = network._listener.host, network._listener.port
+    where = network._reception.host, network._reception.port
     ended = threading.Event()
 
     def connect_for_ever() -> None:
@@ -384,6 +384,36 @@ def passes_a_message(channels: Mapping[int, Channel], back: Mapping[int, Channel
     assert bytes(part) == bytes(data)
 
 
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_groups_of_a_process_share_a_listener_and_connect_at_once() -> None:
+    """Ten groups of two ranks in one process, each rank's from ten threads: two listening sockets in all."""
+    before = descriptors()
+    store, of_rank = dist.HashStore(), []
+    for rank in range(2):
+        prefixes = [dist.PrefixStore(str(group), store) for group in range(10)]
+        of_rank.append([Network(prefix, rank, 2, timeout_s=90) for prefix in prefixes])
+    networks = [network for of in of_rank for network in of]
+    assert len({network._reception.name for network in networks}) == 1
+    assert descriptors() == before + 2
+    with ThreadPoolExecutor(20) as pool:
+        first = [pool.submit(network.connect, {1}) for network in of_rank[0]]
+        second = [pool.submit(network.connect, {0}) for network in reversed(of_rank[1])]
+        for connected in first + second:
+            connected.result(90)
+    for low, high in zip(*of_rank, strict=True):
+        passes_a_message(low.channels, high.channels)
+    for network in networks[1:]:
+        network.close()
+    with socket.create_connection((networks[0]._reception.host, networks[0]._reception.port)):
+        networks[0].close()  # the last one ends the listening
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((networks[0]._reception.host, networks[0]._reception.port))
+    assert descriptors() == before
+
+
 def test_any_store_will_do() -> None:
     hash_store = dist.HashStore()
     tcp_store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -403,7 +433,7 @@ def test_ipv6() -> None:
         pytest.skip("no IPv6 here")
     store = dist.HashStore()
     with in_threads([store, store], transport="sockets", address="::1") as (first, second):
-        assert first._listener.host == "::1"
+        assert first._reception.host == "::1"
         passes_a_message(first.channels, second.channels)
 
 
@@ -459,7 +489,7 @@ def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str
     network.connect(range(size))
     exchange(network)
     network.close()
-    return transports(network), network._listener.host
+    return transports(network), network._reception.host
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
