@@ -12,7 +12,6 @@ would wake the sender twice as often. Short parts go through the socket itself.
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 import struct
@@ -20,6 +19,7 @@ from collections import deque
 from typing import NoReturn
 
 import numpy as np
+import torch
 
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 from arborcast.backends.transport.frames import HEADER, Code, opening_frame
@@ -72,7 +72,7 @@ class SharedMemoryChannel(SocketChannel):
         super().__init__(sock, peer)
         self.part_bytes = slot_bytes
         half = slots * slot_bytes
-        memory = memoryview(mmap.mmap(descriptor, 2 * half))
+        memory = _mapped(descriptor, 2 * half)
         mine, theirs = memory[:half], memory[half:]
         if not is_first:
             mine, theirs = theirs, mine
@@ -302,6 +302,15 @@ class SharedMemoryChannel(SocketChannel):
         else:
             self._gone = PeerLeftError(self.peer)
         return end
+
+
+def _mapped(descriptor: int, length: int) -> memoryview:
+    """The memory of a descriptor, mapped as long as a view of it lives.
+
+    Python's own `mmap` would keep a copy of the descriptor as long.
+    """
+    path = f"/proc/self/fd/{descriptor}"
+    return memoryview(torch.from_file(path, shared=True, size=length, dtype=torch.uint8).numpy())
 
 
 def _copy(into: memoryview, source: memoryview) -> None:

@@ -403,6 +403,8 @@ def test_groups_of_a_process_share_a_listener_and_connect_at_once() -> None:
         second = [pool.submit(network.connect, {0}) for network in reversed(of_rank[1])]
         for connected in first + second:
             connected.result(90)
+    assert {network.channels[1].transport for network in of_rank[0]} == {"shared memory"}
+    assert descriptors() == before + 2 + len(networks), "one for each end of a channel, none for its memory"
     for low, high in zip(*of_rank, strict=True):
         passes_a_message(low.channels, high.channels)
     for network in networks[1:]:
