@@ -40,6 +40,9 @@ from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 ABANDON_S = 5.0
 """How long a run that has failed waits for the device to leave its memory alone."""
 
+GIVE_UP_S = 2.0
+"""How long who ends the engine waits for a call in another thread, which ends at its next look."""
+
 _GAVE_UP = "gave up: "
 _EMPTY: tuple[int, ...] = ()
 _NOTHING = compile_graph(Program(0, (), 0, 0, 0, False, 1))  # of a rank that only compares openings
@@ -64,7 +67,7 @@ class Connections(Protocol):
 
 
 class Engine:
-    """Everything that a rank of one group runs; used by one thread at a time.
+    """Everything that a rank of one group runs; used by one thread at a time, but for `ring` and `give_up`.
 
     Args:
         rank: of this process in the group; of a switch, its vertex.
@@ -72,6 +75,9 @@ class Engine:
         timeout_s: after how long without any progress a run fails.
         search_s: how long a rank whose peer went without a word asks the others for the cause.
         names: what messages call peers that are no ranks.
+
+    Attributes:
+        timeout_s: as given; what is set between two calls holds from the next one on.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class Engine:
     ) -> None:
         self.rank = rank
         self._network = network
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._search_s = search_s
         self._names = names or {}
         self._is_switch = rank >= network.size
@@ -100,6 +106,8 @@ class Engine:
         self._begun: CollectiveFingerprint | None = None
         self._has_agreed = False  # the rank before, to what has begun
         self._failure: str | None = None
+        self._at_work = threading.RLock()  # held by a call
+        self._has_told = False  # all peers why
 
     @property
     def failure(self) -> str | None:
@@ -135,6 +143,19 @@ class Engine:
             ExecutionError: a peer died or gave up, a copy of the device failed, or nothing happened for
                 `timeout_s`. The engine is of no more use.
         """
+        with self._at_work:
+            self._run(graph, memory, opening, operator, dtype, seen, device)
+
+    def _run(
+        self,
+        graph: TaskGraph,
+        memory: Mapping[Buffer, Tensor],
+        opening: CollectiveFingerprint,
+        operator: Operator | None,
+        dtype: torch.dtype | None,
+        seen: int | None,
+        device: Device | None,
+    ) -> None:
         self._refuse_after_failure()
         run = copies = None
         try:
@@ -155,15 +176,12 @@ class Engine:
                 progress,
                 self._poller,
                 rank=self.rank,
-                timeout_s=self._timeout_s,
+                timeout_s=self.timeout_s,
                 copies=copies,
             )
             told = () if self._is_switch else graph.program.switches
             self._open(opening, {*graph.sends, *told, self._next})
-            if copies is None:
-                run.run()
-            else:
-                self._run_listening(run, lambda: True, self._timeout_s)
+            self._run_listening(run, lambda: True, self.timeout_s)
         except BaseException as error:
             try:
                 self._fail(error, opening, run)
@@ -183,13 +201,14 @@ class Engine:
 
     def begin(self, opening: CollectiveFingerprint) -> None:
         """The first half of `agree`, without waiting; `wait_external` must follow before the next call."""
-        self._refuse_after_failure()
-        self._begun = opening
-        self._has_agreed = False
-        try:
-            self._open(opening, {self._next})
-        except BaseException as error:
-            self._fail(error, opening, None)
+        with self._at_work:
+            self._refuse_after_failure()
+            self._begun = opening
+            self._has_agreed = False
+            try:
+                self._open(opening, {self._next})
+            except BaseException as error:
+                self._fail(error, opening, None)
 
     def wait_external(
         self,
@@ -210,6 +229,10 @@ class Engine:
         Raises:
             ExecutionError: as for `agree`; another peer that goes after it has agreed is no failure.
         """
+        with self._at_work:
+            self._wait_external(is_done, look_every_s, needed)
+
+    def _wait_external(self, is_done: Callable[[], bool], look_every_s: float, needed: int | None) -> None:
         self._refuse_after_failure()
         opening = self._begun
         assert opening is not None, "wait_external follows begin"
@@ -228,7 +251,7 @@ class Engine:
                 for peer, channel in self._network.channels.items()
             }
             run = GraphRun(
-                _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self._timeout_s
+                _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self.timeout_s
             )
             self._run_listening(run, is_done, look_every_s)
             self._has_agreed = True
@@ -236,10 +259,10 @@ class Engine:
             self._fail(error, opening, run)
 
     def _run_listening(self, run: GraphRun, is_done: Callable[[], bool], look_every_s: float) -> None:
-        """Run until all is done, `is_done` included, woken by `ring`."""
+        """Run until all is done, `is_done` included, woken by `ring`; until another thread has given up."""
         self._poller.want(self._wakeup, READ)
         try:
-            run.run(until=is_done, wakeup=Wakeup(self._wakeup, look_every_s))
+            run.run(until=is_done, wakeup=Wakeup(self._wakeup, look_every_s, self._refuse_after_failure))
         finally:
             self._poller.want(self._wakeup, 0)
 
@@ -250,11 +273,24 @@ class Engine:
                 os.eventfd_write(self._wakeup, 1)
 
     def give_up(self, reason: str) -> None:
-        """End the engine because of a failure elsewhere, and tell all peers; once is enough."""
+        """End the engine because of a failure elsewhere, and tell all peers; from any thread, once is enough.
+
+        A call that another thread is in ends, too: only that thread touches the channels meanwhile.
+        """
         if self._failure is None:
             self._failure = self._named(reason.splitlines()[0] if reason else "no reason given")
+        self.ring()
+        if self._at_work.acquire(timeout=GIVE_UP_S):
+            try:
+                self._tell_peers(self._failure)
+            finally:
+                self._at_work.release()
+
+    def _tell_peers(self, reason: str) -> None:
+        if not self._has_told:
+            self._has_told = True
             self._poller.clear()
-            self._network.abort(_GAVE_UP + self._failure)
+            self._network.abort(_GAVE_UP + reason)
 
     def blame(self, opening: CollectiveFingerprint, error: str) -> NoReturn:
         """End the engine because what served a call in its place failed with an error that names no rank.
@@ -262,14 +298,15 @@ class Engine:
         Raises:
             ExecutionError: with the peer that went or gave up, where one did or does so within a moment.
         """
-        self._refuse_after_failure()
-        progress = {peer: PeerProgress(channel) for peer, channel in self._network.channels.items()}
-        run = GraphRun(
-            _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self._timeout_s
-        )
-        closed = run.find_reason(None, self._search_s)
-        blamed = "" if closed is None else f" ({closed})"
-        self._end(f"rank {self.rank}: {opening}: {error}{blamed}", closed)
+        with self._at_work:
+            self._refuse_after_failure()
+            progress = {peer: PeerProgress(channel) for peer, channel in self._network.channels.items()}
+            run = GraphRun(
+                _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self.timeout_s
+            )
+            closed = run.find_reason(None, self._search_s)
+            blamed = "" if closed is None else f" ({closed})"
+            self._end(f"rank {self.rank}: {opening}: {error}{blamed}", closed)
 
     def close(self) -> None:
         """Free what the engine holds besides the network; it must not be used any more."""
@@ -350,6 +387,7 @@ class Engine:
         Where another thread has ended the engine, what it pulled from under this run is not the reason.
         """
         if self._failure is not None:
+            self._tell_peers(self._failure)
             raise ExecutionError(f"rank {self.rank}: {opening}: {self._failure}") from error
         if isinstance(error, DisagreementError):
             message = str(error)

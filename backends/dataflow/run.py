@@ -284,9 +284,12 @@ class GraphRun:
             by_descriptor[descriptor] = peer
             self._poller.want(descriptor, self._wanted(peer))
         events = self._poller.sleep(0 if self._to_push or self._to_pull else self._patience(is_over, wakeup))
+        if wakeup is not None and not events:
+            wakeup.check()
         for descriptor, happened in events:
             if wakeup is not None and descriptor == wakeup.descriptor:
                 wakeup.silence()
+                wakeup.check()
             else:
                 self._wake(by_descriptor[descriptor], happened)
                 self._deadline = None

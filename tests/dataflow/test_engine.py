@@ -350,3 +350,39 @@ def test_standing_by_outlives_a_peer_that_left_in_peace() -> None:
         engine.wait_external(lambda: has_left.is_set() and next(looks) > 3, look_every_s=0.05)
 
     assert each(engines, work) == [None, None]
+
+
+@pytest.mark.parametrize("timeout_s", [1000, 1e8])
+def test_another_thread_ends_a_call_that_waits(timeout_s: float) -> None:
+    """Whatever the patience: `poll` knows no more than 24.8 days, and years are none to it."""
+    job = Job(DRAWN["ring"], 40)
+    networks = fake_networks(4)
+    engines = engines_of(networks)
+
+    def work(engine: Engine) -> Any:
+        engine.timeout_s = timeout_s
+        if engine.rank == 1:  # it never comes
+            until(lambda: any_inside("sleep"))
+            engines[3].give_up("rank 3: told to stop")
+            return None
+        return job.run(engine, job.inputs()[engine.rank])
+
+    results = each(engines, work)
+    for rank in (0, 2, 3):
+        assert isinstance(results[rank], ExecutionError), results[rank]
+        assert "rank 3: told to stop" in str(results[rank])
+    assert all(network.reason is None or "told to stop" in network.reason for network in networks)
+    with pytest.raises(ExecutionError, match="rank 3: an earlier call failed: rank 3: told to stop"):
+        job.run(engines[3], job.inputs()[3])
+
+
+def test_a_timeout_that_is_set_holds_from_the_next_call_on() -> None:
+    networks = fake_networks(2)
+    engines = engines_of(networks, timeout_s=1000)
+
+    def work(engine: Engine) -> None:
+        engine.timeout_s = 0.3
+        if engine.rank == 0:
+            engine.agree(an_opening())
+
+    assert "nothing happened for 0.3 s" in str(each(engines, work)[0])
