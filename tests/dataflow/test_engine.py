@@ -28,7 +28,7 @@ from tests.support.drawn_schedules import (
     ring_allreduce,
     tree_broadcast,
 )
-from tests.support.fake_channels import close, each, engines_of, fake_networks
+from tests.support.fake_channels import close, each, engines_of, fake_networks, in_threads
 from tests.support.waiting import any_inside, is_inside, until
 
 SUM = operator_of(torch.distributed.ReduceOp.SUM, torch.int64)
@@ -354,26 +354,21 @@ def test_standing_by_outlives_a_peer_that_left_in_peace() -> None:
 
 @pytest.mark.parametrize("timeout_s", [1000, 1e8])
 def test_another_thread_ends_a_call_that_waits(timeout_s: float) -> None:
-    """Whatever the patience: `poll` knows no more than 24.8 days, and years are none to it."""
-    job = Job(DRAWN["ring"], 40)
-    networks = fake_networks(4)
-    engines = engines_of(networks)
+    """Though no peer says a word; and `poll` knows no more than 24.8 days, but groups may be patient."""
+    job = Job(ring_allreduce(2), 40)
+    networks = fake_networks(2)
+    engine = Engine(0, networks[0], timeout_s=timeout_s)
 
-    def work(engine: Engine) -> Any:
-        engine.timeout_s = timeout_s
-        if engine.rank == 1:  # it never comes
-            until(lambda: any_inside("sleep"))
-            engines[3].give_up("rank 3: told to stop")
-            return None
-        return job.run(engine, job.inputs()[engine.rank])
+    def end() -> None:
+        until(lambda: any_inside("sleep"))
+        engine.give_up("rank 0: told to stop")
 
-    results = each(engines, work)
-    for rank in (0, 2, 3):
-        assert isinstance(results[rank], ExecutionError), results[rank]
-        assert "rank 3: told to stop" in str(results[rank])
-    assert all(network.reason is None or "told to stop" in network.reason for network in networks)
-    with pytest.raises(ExecutionError, match="rank 3: an earlier call failed: rank 3: told to stop"):
-        job.run(engines[3], job.inputs()[3])
+    waiting, _ = in_threads([lambda: job.run(engine, job.inputs()[0]), end], timeout_s=20)
+    assert isinstance(waiting, ExecutionError), waiting
+    assert "rank 0: told to stop" in str(waiting)
+    assert networks[0].reason == "gave up: rank 0: told to stop"
+    with pytest.raises(ExecutionError, match="rank 0: an earlier call failed: rank 0: told to stop"):
+        engine.agree(an_opening())
 
 
 def test_a_timeout_that_is_set_holds_from_the_next_call_on() -> None:
