@@ -310,7 +310,7 @@ def _mapped(descriptor: int, length: int) -> memoryview:
     Python's own `mmap` would keep a copy of the descriptor as long.
     """
     path = f"/proc/self/fd/{descriptor}"
-    return memoryview(torch.from_file(path, shared=True, size=length, dtype=torch.uint8).numpy())
+    return torch.from_file(path, shared=True, size=length, dtype=torch.uint8).numpy().data
 
 
 def _copy(into: memoryview, source: memoryview) -> None:
