@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from arborcast.backends.errors import ExecutionError
@@ -18,6 +19,9 @@ _ANSWER = struct.Struct("<8sI")
 HANDSHAKE_BYTES = _HANDSHAKE.size
 _LONGEST_REFUSAL = 4096
 _RETRY_S = 0.01  # where the other's queue of callers is full
+_LOOK_S = 0.1  # how often who waits for an answer asks whether to go on
+_LONGEST_S = 86400.0  # of one wait; sockets know no more than 24.8 days
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,16 @@ class Call:
             os.close(self.memory)
 
 
+def is_of_this_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket called, or listened, as the user of this one."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(found)[1] == os.geteuid())
+
+
 def dial_unix(name: str, handshake: Handshake, deadline: float) -> Call | None:
-    """Call by an abstract name; None where nobody has it here, as in another network namespace.
+    """Call by an abstract name; None where no process of this user has it here, as in another namespace.
+
+    Anybody may listen at a name that is free; who does so as somebody else gets no memory of ours.
 
     Raises:
         OSError: there is no memory, or the other rank ended (BrokenPipeError).
@@ -99,6 +111,9 @@ def dial_unix(name: str, handshake: Handshake, deadline: float) -> Call | None:
             except (ConnectionRefusedError, PermissionError):
                 sock.close()
                 return None
+        if not is_of_this_user(sock):
+            sock.close()
+            return None
         memory = create_memory(handshake.slot_bytes, handshake.slots)
         try:
             socket.send_fds(sock, [handshake.to_bytes()], [memory])
@@ -127,25 +142,41 @@ def dial_tcp(host: str, port: int, handshake: Handshake, deadline: float) -> Cal
     return Call(sock)
 
 
-def read_reply(sock: socket.socket, peer: int, deadline: float) -> str:
+def _go_on() -> None:
+    """Whatever waits may do so."""
+
+
+def read_reply(sock: socket.socket, peer: int, deadline: float, look: Callable[[], None] = _go_on) -> str:
     """The refusal that a rank answers, empty where this rank is welcome.
+
+    Args:
+        sock: connected to it.
+        peer: the rank.
+        deadline: of `time.monotonic`.
+        look: called while nothing comes; raises where waiting is of no more use.
 
     Raises:
         ExecutionError: who answered is not a rank.
         OSError: the connection ended.
         TimeoutError: no answer came until `deadline` (of `time.monotonic`).
     """
-    magic, length = _ANSWER.unpack(_read(sock, _ANSWER.size, deadline))
+    magic, length = _ANSWER.unpack(_read(sock, _ANSWER.size, deadline, look))
     if magic != _MAGIC or length > _LONGEST_REFUSAL:
         raise ExecutionError(f"what listens at the address of rank {peer} is not a rank of this group")
-    return _read(sock, length, deadline).decode(errors="replace")
+    return _read(sock, length, deadline, look).decode(errors="replace")
 
 
-def _read(sock: socket.socket, length: int, deadline: float) -> bytes:
+def _read(sock: socket.socket, length: int, deadline: float, look: Callable[[], None]) -> bytes:
     data = b""
     while len(data) < length:
-        sock.settimeout(seconds_until(deadline))
-        got = sock.recv(length - len(data))
+        sock.settimeout(min(_LOOK_S, seconds_until(deadline)))
+        try:
+            got = sock.recv(length - len(data))
+        except TimeoutError:
+            look()
+            if time.monotonic() >= deadline:
+                raise
+            continue
         if not got:
             raise ConnectionResetError
         data += got
@@ -154,4 +185,4 @@ def _read(sock: socket.socket, length: int, deadline: float) -> bytes:
 
 def seconds_until(deadline: float) -> float:
     """For a timeout, which must not be 0: that would mean not to wait and not to say so."""
-    return max(0.001, deadline - time.monotonic())
+    return min(max(0.001, deadline - time.monotonic()), _LONGEST_S)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import logging
 import os
 import secrets
 import selectors
@@ -10,13 +11,23 @@ import socket
 import time
 
 from arborcast.backends.transport.addresses import listening_socket
-from arborcast.backends.transport.handshake import HANDSHAKE_BYTES, TOKEN_BYTES, Handshake
+from arborcast.backends.transport.handshake import HANDSHAKE_BYTES, TOKEN_BYTES, Handshake, is_of_this_user
+
+log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
 """That a connection may be silent before its handshake is here; whoever belongs here sends it at once."""
 
 MOST_SILENT = 64
-"""Connections without a handshake at a time; of more, the oldest is dropped."""
+"""Connections without a handshake at a time where nobody says otherwise; of more, the oldest is dropped.
+
+Should that be a rank's, it dials again.
+"""
+
+PAUSE_S = 0.05
+"""That nobody is accepted where there are no descriptors, so that who waits for some does not spin."""
+
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class PendingConnection:
@@ -27,6 +38,7 @@ class PendingConnection:
         since: when it was accepted (of `time.monotonic`).
         descriptors: what came with the handshake; the connection's to close until somebody takes them out.
         handshake: None until all of it is here.
+        trouble: what this process lacks for it, None where that is nothing.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -35,6 +47,7 @@ class PendingConnection:
         self.since = time.monotonic()
         self.descriptors: list[int] = []
         self.handshake: Handshake | None = None
+        self.trouble: str | None = None
         self._said = b""
 
     def listen(self) -> bool:
@@ -42,8 +55,11 @@ class PendingConnection:
         missing = HANDSHAKE_BYTES - len(self._said)
         try:
             if self.sock.family == socket.AF_UNIX:
-                said, descriptors, _, _ = socket.recv_fds(self.sock, missing, 1)
+                said, descriptors, flags, _ = socket.recv_fds(self.sock, missing, 1)
                 self.descriptors += descriptors
+                if flags & socket.MSG_CTRUNC:  # the memory that should have come with it is lost
+                    self.trouble = os.strerror(errno.EMFILE)
+                    return False
                 for descriptor in descriptors:  # `recv_fds` of Python 3.11 forgets the flag that says so
                     os.set_inheritable(descriptor, False)
             else:
@@ -70,20 +86,27 @@ class Listener:
 
     Args:
         address: numeric, of a TCP listener.
-        is_local: whether to listen at a Unix socket too, under a name that the kernel forgets with it.
+        is_local: whether to listen at a Unix socket too, under a name that the kernel forgets with it, to
+            processes of the same user.
         port: of the TCP listener; any free one where 0.
+        most_silent: connections without a handshake at a time; of more, the oldest is dropped.
 
     Attributes:
         host, port: of the TCP listener.
         name: of the Unix socket, without the zero byte before it; None where there is none.
         pending: connections whose handshake is here, not yet matched to a rank.
+        trouble: why the last connection that came could not be accepted; None where it could.
 
     Raises:
         OSError: there is no listening at that address.
     """
 
-    def __init__(self, address: str, *, is_local: bool, port: int = 0) -> None:
+    def __init__(
+        self, address: str, *, is_local: bool, port: int = 0, most_silent: int = MOST_SILENT
+    ) -> None:
         self.pending: list[PendingConnection] = []
+        self.trouble: str | None = None
+        self.most_silent = most_silent
         self._silent: dict[PendingConnection, None] = {}  # without a handshake, the oldest first
         self.name: str | None = None
         self._selector = selectors.PollSelector()
@@ -110,8 +133,9 @@ class Listener:
         for key, _ in events:
             connection = key.data
             if connection is None:
-                self._accept(key.fileobj)
+                self._accept(key.fileobj, seconds)
             elif not connection.listen():
+                self._lack(connection.trouble)
                 self._forget(connection)
                 connection.close()
             elif connection.handshake is not None:
@@ -131,12 +155,31 @@ class Listener:
         self.pending.clear()
         self._selector.close()
 
-    def _accept(self, door: object) -> None:
+    def _accept(self, door: object, seconds: float) -> None:
         assert isinstance(door, socket.socket)
-        with contextlib.suppress(OSError):  # gone again
-            connection = PendingConnection(door.accept()[0])
-            self._watch(connection.sock, connection)
-            self._silent[connection] = None
+        try:
+            sock = door.accept()[0]
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # else it is gone again
+                self._lack(error.strerror)
+                if self._silent:
+                    self._drop_oldest()
+                else:
+                    time.sleep(min(seconds, PAUSE_S))
+            return
+        self.trouble = None
+        if sock.family == socket.AF_UNIX and not is_of_this_user(sock):
+            sock.close()
+            return
+        connection = PendingConnection(sock)
+        self._watch(sock, connection)
+        self._silent[connection] = None
+
+    def _lack(self, trouble: str | None) -> None:
+        """Note, and say once, what keeps this process from accepting."""
+        if trouble is not None and self.trouble is None:
+            log.warning("who connects cannot be accepted: %s (see ulimit -n)", trouble)
+        self.trouble = trouble
 
     def _forget(self, connection: PendingConnection) -> None:
         """Read no more from it."""
@@ -146,10 +189,15 @@ class Listener:
     def _drop_silent(self) -> None:
         """Close connections of strangers, who could otherwise hold all descriptors that there are."""
         late = time.monotonic() - HANDSHAKE_S
-        while self._silent and (len(self._silent) > MOST_SILENT or next(iter(self._silent)).since < late):
-            oldest = next(iter(self._silent))
-            self._forget(oldest)
-            oldest.close()
+        while self._silent and (
+            len(self._silent) > self.most_silent or next(iter(self._silent)).since < late
+        ):
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._silent))
+        self._forget(oldest)
+        oldest.close()
 
     def _watch(self, sock: socket.socket, connection: PendingConnection | None) -> None:
         sock.setblocking(False)

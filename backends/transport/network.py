@@ -15,9 +15,9 @@ import json
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
 from types import MappingProxyType
 from typing import TypedDict
 
@@ -36,11 +36,21 @@ from arborcast.backends.transport.handshake import (
 )
 from arborcast.backends.transport.listener import PendingConnection
 from arborcast.backends.transport.reception import Reception
-from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel
+from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel, is_sealed
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
 
 _PREFIX = "arborcast/channels"
+LOOK_S = 0.1
+"""How often who waits for others asks whether this rank has been told to end."""
+
+END_S = 2.0
+"""How long who ends the network waits for a thread that is connecting, which then closes it."""
+
+REDIAL_S = 30.0
+"""How long a rank dials again that was dropped without an answer: the other may have had too many guests."""
+
+_PAUSES_S = 0.001, 0.05  # the shortest and the longest between two looks into the store
 
 
 class _Entry(TypedDict):
@@ -63,7 +73,7 @@ class Network:
         store: of the group: every rank the same, and no other group under the same prefix.
         rank: of this process in the group.
         size: ranks in the group.
-        timeout_s: how long `connect` may take.
+        timeout_s: how long `connect` may take; may be set at any time.
         transport: "auto" (shared memory inside a host, sockets otherwise), "sockets" or "shared memory".
         address: to listen at; found as `listening_address` says where None.
         slot_bytes: of shared memory, the same on all ranks.
@@ -95,7 +105,7 @@ class Network:
         self.rank = rank
         self.size = size
         self._store = store
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._transport = transport
         self._slot_bytes = slot_bytes
         self._slots = slots
@@ -108,12 +118,15 @@ class Network:
         self._early: dict[int, PendingConnection] = {}  # of ranks that nobody here waits for yet
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._is_closed = False
+        self._reason: str | None = None
+        self._at_work = threading.RLock()  # held by who connects or ends
         here = listening_address(store, address)
         try:
             self._reception = Reception(
                 here,
                 self._token,
                 is_local=transport != "sockets" and self.why_no_shared_memory is None,
+                size=size,
             )
         except OSError as error:
             raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
@@ -155,15 +168,19 @@ class Network:
             return
         if self._is_closed:
             raise ExecutionError(f"rank {self.rank} connects to ranks {missing} after it left the group")
-        deadline = time.monotonic() + self._timeout_s
+        with self._at_work:
+            self._connect(missing, time.monotonic() + self.timeout_s)
+
+    def _connect(self, missing: list[int], deadline: float) -> None:
         calls: dict[int, Call] = {}
         try:
             lower = [peer for peer in missing if peer < self.rank or peer >= self.size]
-            for peer, entry in self._entries(lower, deadline).items():
+            entries = self._entries(lower, deadline)
+            for peer, entry in entries.items():
                 calls[peer] = self._dial(peer, entry, deadline)
             self._welcome(set(missing) - set(lower), deadline)
             for peer in lower:
-                self._read_reply(peer, calls[peer], deadline)
+                self._await_reply(peer, entries[peer], calls, deadline)
                 call = calls.pop(peer)
                 self._adopt(peer, call.sock, call.memory, is_first=True)
         except BaseException as error:
@@ -173,7 +190,10 @@ class Network:
             raise
 
     def abort(self, reason: str) -> None:
-        """Tell all peers why this rank gives up, as far as that is possible within a moment, and close."""
+        """Tell all peers why this rank gives up, as far as that is possible within a moment, and close.
+
+        From any thread; one that is connecting ends with an error.
+        """
         self._end(reason)
 
     def close(self) -> None:
@@ -181,7 +201,15 @@ class Network:
         self._end(None)
 
     def _end(self, reason: str | None) -> None:
+        self._reason = self._reason or reason
         self._is_closed = True
+        if self._at_work.acquire(timeout=END_S):  # else who connects comes here at its next look
+            try:
+                self._hang_up(self._reason)
+            finally:
+                self._at_work.release()
+
+    def _hang_up(self, reason: str | None) -> None:
         self._reception.close()
         for connection in self._early.values():
             connection.close()
@@ -200,31 +228,55 @@ class Network:
     def _entries(self, peers: list[int], deadline: float) -> dict[int, _Entry]:
         """What ranks have published."""
         keys = {f"{_PREFIX}/{peer}": peer for peer in peers}
+        pause, longest = _PAUSES_S
         try:
-            if keys:
-                self._store.wait(list(keys), timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            while keys and not self._store.check(list(keys)):
+                self._look()
+                if time.monotonic() > deadline:
+                    raise self._late(peer for key, peer in keys.items() if not self._store.check([key]))
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+            return {peer: json.loads(self._store.get(key)) for key, peer in keys.items()}
+        except ExecutionError:
+            raise
         except RuntimeError as error:
-            try:
-                absent = [peer for key, peer in keys.items() if not self._store.check([key])]
-            except RuntimeError:
-                absent = []
-            if not absent:
-                raise ExecutionError(f"rank {self.rank} lost the group's store: {error}") from error
-            raise self._late(absent) from error
-        return {peer: json.loads(self._store.get(key)) for key, peer in keys.items()}
+            raise ExecutionError(f"rank {self.rank} lost the group's store: {error}") from error
 
-    def _late(self, absent: Iterable[int]) -> ExecutionError:
+    def _look(self) -> None:
+        """Go on only where nobody has ended this meanwhile."""
+        if self._is_closed:
+            why = self._reason or "left the group"
+            raise ExecutionError(f"rank {self.rank} was connecting when it {why}")
+
+    def _late(self, absent: Iterable[int], because: str = "") -> ExecutionError:
         first, *others = sorted(absent)
         who = ", ".join([self._name(first), *map(str, others)])
         return ExecutionError(
-            f"rank {self.rank} waited {self._timeout_s:g} s to connect with {who}, which did not come"
+            f"rank {self.rank} waited {self.timeout_s:g} s to connect with {who}, which did not come{because}"
         )
 
     def _name(self, peer: int) -> str:
         return self._names.get(peer, f"rank {peer}")
 
     def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
-        """Connect to a rank and greet it."""
+        """Connect to a rank and greet it; again where it drops the call at once, as one with many guests may.
+
+        Raises:
+            ExecutionError: nobody is there, or none came through until `deadline`.
+        """
+        pause, longest = _PAUSES_S
+        last = min(deadline, time.monotonic() + REDIAL_S)
+        while True:
+            try:
+                return self._dial_once(peer, entry, deadline)
+            except (ConnectionResetError, BrokenPipeError) as error:
+                self._look()
+                if time.monotonic() > last:
+                    raise self._lost(peer) from error
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+
+    def _dial_once(self, peer: int, entry: _Entry, deadline: float) -> Call:
         wants_memory = self._transport == "shared memory" and peer < self.size
         token = bytes.fromhex(entry["token"])
         handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
@@ -238,18 +290,31 @@ class Network:
             return dial_tcp(host, entry["port"], handshake, deadline)
         except TimeoutError as error:
             raise self._late([peer]) from error
+        except (ConnectionResetError, BrokenPipeError):
+            raise
         except OSError as error:
             who = self._name(peer)
             raise ExecutionError(f"rank {self.rank} cannot reach {who} at {host}: {error}") from error
 
+    def _await_reply(self, peer: int, entry: _Entry, calls: dict[int, Call], deadline: float) -> None:
+        """Wait for the answer to a handshake; dial again where the call was dropped by one who is there."""
+        last = min(deadline, time.monotonic() + REDIAL_S)
+        while True:
+            try:
+                return self._read_reply(peer, calls[peer], deadline)
+            except OSError as error:
+                if time.monotonic() > last:
+                    raise self._lost(peer) from error
+            calls.pop(peer).close()
+            time.sleep(_PAUSES_S[1])
+            calls[peer] = self._dial(peer, entry, deadline)
+
     def _read_reply(self, peer: int, call: Call, deadline: float) -> None:
-        """Wait for the answer to a handshake."""
+        """Wait for the answer to a handshake; an OSError says that there is none."""
         try:
-            refusal = read_reply(call.sock, peer, deadline)
+            refusal = read_reply(call.sock, peer, deadline, self._look)
         except TimeoutError as error:
             raise self._late([peer]) from error
-        except OSError as error:
-            raise self._lost(peer) from error
         if refusal:
             raise ExecutionError(refusal)
 
@@ -259,11 +324,13 @@ class Network:
     def _welcome(self, expected: set[int], deadline: float) -> None:
         """Seat these ranks as they come; others are kept for their time, strangers are dropped."""
         while expected := self._seat(expected):
+            self._look()
             left = deadline - time.monotonic()
-            self._reception.wait(max(0, left))
+            self._reception.wait(min(max(0, left), LOOK_S))
             # Whoever keeps this rank busy with connections of no use must not keep it for ever.
             if left <= 0 and (expected := self._seat(expected)):
-                raise self._late(expected)
+                trouble = self._reception.trouble
+                raise self._late(expected, f" in: {trouble} (see ulimit -n)" if trouble else "")
 
     def _seat(self, expected: set[int]) -> set[int]:
         """Make channels of the connections that are expected; returns who is still to come."""
@@ -303,6 +370,8 @@ class Network:
             )
         if connection.descriptors and (theirs := os.fstat(connection.descriptors[0]).st_size) < ours:
             return f"rank {peer} sent {theirs} bytes of memory to rank {self.rank}, which needs {ours}"
+        if connection.descriptors and not is_sealed(connection.descriptors[0]):
+            return f"rank {peer} sent rank {self.rank} memory that is not sealed: it could take it away again"
         if not connection.descriptors and (handshake.wants_memory or self._transport == "shared memory"):
             return (
                 f"ranks {self.rank} and {peer} cannot share memory as asked: "

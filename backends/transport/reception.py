@@ -15,6 +15,9 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.transport.handshake import Handshake
 from arborcast.backends.transport.listener import Listener, PendingConnection
 
+LEAST_SILENT = 16
+"""Connections without a handshake that may be there at a time, in small groups."""
+
 LOOK_S = 0.05
 """That a thread accepts for others at a time, before it lets another do so."""
 
@@ -23,7 +26,7 @@ class _Shared:
     """A listener and what it accepted, by token."""
 
     def __init__(self, address: str, *, is_local: bool) -> None:
-        self.listener = Listener(address, is_local=is_local)
+        self.listener = Listener(address, is_local=is_local, most_silent=LEAST_SILENT)
         self.of_token: dict[bytes, list[PendingConnection]] = {}
         self.accepting = threading.Lock()
 
@@ -64,6 +67,7 @@ class Reception:
         address: numeric, to listen at.
         token: of the group on this rank; who connects has to say it.
         is_local: whether there must be a Unix socket too.
+        size: of the group; twice as many connections may be without a handshake at a time.
 
     Attributes:
         host, port, name: of the process's `Listener`.
@@ -72,7 +76,7 @@ class Reception:
         OSError: there is no listening at that address.
     """
 
-    def __init__(self, address: str, token: bytes, *, is_local: bool) -> None:
+    def __init__(self, address: str, token: bytes, *, is_local: bool, size: int) -> None:
         self._key = address, is_local
         self._token = token
         with _lock:
@@ -80,6 +84,7 @@ class Reception:
             if shared is None:
                 shared = _shared[self._key] = _Shared(address, is_local=is_local)
             shared.of_token[token] = []
+            shared.listener.most_silent = max(shared.listener.most_silent, 2 * size)
         self._mine: _Shared | None = shared
         self.host, self.port, self.name = shared.listener.host, shared.listener.port, shared.listener.name
 
@@ -106,6 +111,11 @@ class Reception:
                     return
             if not left:
                 return
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last connection that came could not be accepted; None where it could."""
+        return None if self._mine is None else self._mine.listener.trouble
 
     def take(self) -> list[tuple[PendingConnection, Handshake]]:
         """The connections that wait for this group, whose they are from now on."""

@@ -12,6 +12,7 @@ would wake the sender twice as often. Short parts go through the socket itself.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
@@ -31,6 +32,7 @@ SLOT_BYTES = 1024 << 10
 SLOTS = 2
 # Of 32 messages in a row, of up to this length each, this takes half to two thirds of the time of slots.
 INLINE_BYTES = 8 << 10
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _READ_BYTES = 32 << 10
 _LENGTH = struct.Struct("<BI")
 _LONGER = frozenset((Code.PART, Code.INLINE, Code.OPENING, Code.ABORT, Code.BYE))
@@ -39,10 +41,26 @@ _GIVEN_BACK = bytes([Code.GIVEN_BACK])
 
 
 def create_memory(slot_bytes: int, slots: int) -> int:
-    """Descriptor of anonymous memory for both directions; touched only as it is used."""
-    descriptor = os.memfd_create("arborcast", os.MFD_CLOEXEC)
-    os.truncate(descriptor, 2 * slots * slot_bytes)
+    """Descriptor of anonymous memory for both directions; touched only as it is used.
+
+    It is sealed: neither end can shrink it, at which the other would be killed (SIGBUS).
+    """
+    descriptor = os.memfd_create("arborcast", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.truncate(descriptor, 2 * slots * slot_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Whether the length of memory that somebody sent can change no more."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS
+    except OSError:  # no such memory, but a file
+        return False
 
 
 class SharedMemoryChannel(SocketChannel):

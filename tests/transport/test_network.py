@@ -11,9 +11,11 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,12 +25,12 @@ from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLe
 from arborcast.backends.transport import addresses
 from arborcast.backends.transport.addresses import address_of_interface, listening_address
 from arborcast.backends.transport.channel import Channel
-from arborcast.backends.transport.handshake import Handshake
+from arborcast.backends.transport.handshake import Handshake, dial_unix
 from arborcast.backends.transport.listener import MOST_SILENT, Listener, PendingConnection
 from arborcast.backends.transport.network import Network
 from arborcast.backends.transport.shared_memory import create_memory
 from tests.support.ranks import Failure, run_ranks, store_path
-from tests.support.waiting import mark_inside, until, wait_for_end
+from tests.support.waiting import any_inside, mark_inside, until, wait_for_end
 
 MESSAGE = 1_500_000
 
@@ -514,8 +516,8 @@ def test_unix_socket_of_another_network_namespace_falls_back(monkeypatch: pytest
     """The name is not known there, which looks just like one that nobody has."""
     rightly = Listener.__init__
 
-    def renamed(self: Listener, address: str, *, is_local: bool) -> None:
-        rightly(self, address, is_local=is_local)
+    def renamed(self: Listener, *arguments: Any, **named: Any) -> None:
+        rightly(self, *arguments, **named)
         self.name = "arborcast-nobody-has-this-name"
 
     monkeypatch.setattr(Listener, "__init__", renamed)
@@ -575,3 +577,119 @@ def test_memory_that_arrives_is_not_for_programs_that_this_one_starts() -> None:
     connection.close()
     ours.close()
     os.close(memory)
+
+
+def test_memory_of_a_rank_is_sealed_and_what_is_not_is_refused(tmp_path: Path) -> None:
+    """Who shrinks memory kills all that read it: with SIGBUS, at any moment."""
+    memory = create_memory(4096, 2)
+    with pytest.raises(PermissionError):
+        os.truncate(memory, 4096)
+    store = dist.HashStore()
+    network = Network(store, 0, 2, timeout_s=90, slot_bytes=4096, slots=2)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with (tmp_path / "file").open("wb+") as file:
+        os.truncate(file.fileno(), 4 * 4096)
+        handshake = Handshake(network._token, 1, 0, 4096, 2, wants_memory=True)
+        for descriptor, refusal in ((memory, ""), (file.fileno(), "is not sealed")):
+            connection = PendingConnection(theirs)
+            connection.descriptors.append(descriptor)
+            assert refusal in network._refusal(connection, handshake)
+            assert bool(refusal) == bool(network._refusal(connection, handshake))
+    network.close()
+    for sock in (ours, theirs):
+        sock.close()
+    os.close(memory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = Listener("127.0.0.1", is_local=True)
+    assert listening.name is not None
+    hello = Handshake(bytes(16), 1, 0, 4096, 2, wants_memory=False)
+    nobody = 65534
+    child = os.fork()
+    if not child:
+        os.seteuid(nobody)
+        with contextlib.suppress(OSError):  # dropped as soon as it is accepted
+            stranger = socket.socket(socket.AF_UNIX)
+            stranger.connect(f"\0{listening.name}")
+            stranger.sendall(hello.to_bytes())
+            stranger.recv(1)
+        # Nor does it send its own memory to who listens as somebody else.
+        os._exit(dial_unix(listening.name, hello, time.monotonic() + 90) is not None)
+    ended = os.pidfd_open(child)
+    while not select.select([ended], [], [], 0)[0]:
+        listening.wait(0.1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not listening.pending
+    call = dial_unix(listening.name, hello, time.monotonic() + 90)
+    assert call is not None
+    until(lambda: listening.wait(1) and listening.pending)
+    call.close()
+    listening.close()
+    os.close(ended)
+
+
+def without_descriptors(rank: int, size: int) -> tuple[str, str]:
+    """Rank 0 has no descriptor left when rank 1 dials; then it closes some."""
+    found = []
+    for number, is_for_good in enumerate((True, False)):
+        store = dist.PrefixStore(str(number), file_store(size))
+        network = Network(store, rank, size, timeout_s=1 if is_for_good and not rank else 90)
+        if rank == 0:
+            network._reception.wait(0)
+            kept = []
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    kept.append(os.open("/dev/null", os.O_RDONLY))
+            if not is_for_good:
+                threading.Timer(0.5, lambda kept=kept: [os.close(one) for one in kept]).start()
+        try:
+            if rank == 1:
+                until(lambda store=store: store.check(["arborcast/channels/0"]))
+            network.connect({1 - rank})
+            exchange(network)
+            found.append("connected")
+        except ExecutionError as error:
+            found.append(str(error))
+        if rank == 0 and is_for_good:
+            for one in kept:
+                os.close(one)
+        network.close()
+    return found[0], found[1]
+
+
+def test_a_rank_without_descriptors_says_so_in_time_or_goes_on_when_it_has_some() -> None:
+    first, second = run_ranks(2, without_descriptors, backend=None)
+    late = "rank 0 waited 1 s to connect with rank 1, which did not come in"
+    assert first == (f"{late}: Too many open files (see ulimit -n)", "connected")
+    assert second[0].startswith(("rank 0 ended while rank 1 was connecting", "rank 1 cannot reach rank 0"))
+    assert second[1] == "connected"
+
+
+def ended_while_connecting(rank: int, size: int, reason: str | None) -> str:
+    """Rank 1 never comes, or is there and never answers."""
+    store = file_store(size)
+    if rank == 1:
+        store.wait(["ended"])
+        return ""
+    network = Network(store, rank, size, timeout_s=1e8)
+
+    def end() -> None:
+        until(lambda: any_inside("_connect"))
+        network.close() if reason is None else network.abort(reason)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    with pytest.raises(ExecutionError) as caught:
+        network.connect({1})
+    ending.join()
+    store.set("ended", "")
+    return str(caught.value)
+
+
+def test_a_rank_that_connects_can_be_told_to_end() -> None:
+    """However long it may wait: more than sockets and `poll` know, here."""
+    for reason, said in ((None, "left the group"), ("gave up: of a whim", "gave up: of a whim")):
+        found = run_ranks(2, ended_while_connecting, reason, backend=None)
+        assert found[0] == f"rank 0 was connecting when it {said}"
