@@ -61,6 +61,8 @@ class Options:
         prepare: collectives whose schedules are found when the group is made, not at the first call.
         address: of this host, for the other hosts; None for the one that the store's host is reached from.
         method: "auto", or the one method (see `synth.methods`) whose schedule serves all sizes.
+        lost_after_s: seconds without any answer of its kernel after which another host counts as lost; 0 for
+            never. A process that is stopped or slow is waited for until the group's timeout.
         cache: whether tables and answers of solvers are kept and used on disk.
         without: links of the fabric that are down, as pairs of its ranks; both directions are left out.
         aggregators: where the processes of the fabric's able switches listen (`synth aggregate`), by the name
@@ -88,6 +90,7 @@ class Options:
     prepare: tuple[str, ...] = ("allreduce", "broadcast")
     address: str | None = None
     method: str = "auto"
+    lost_after_s: float = 60.0
     cache: bool = True
     without: tuple[tuple[int, int], ...] = ()
     aggregators: tuple[tuple[str | None, Address], ...] = ()
@@ -278,6 +281,10 @@ def _deadline_rule(seconds: float) -> str | None:
     return None if 0 < seconds < math.inf else "must be a positive number of seconds"
 
 
+def _lost_after_rule(seconds: float) -> str | None:
+    return None if seconds == 0 or 1 <= seconds <= 86400 else "must be 0 (never) or 1 to 86400 seconds"
+
+
 def _transport_rule(transport: str) -> str | None:
     return None if transport in TRANSPORTS else f"must be one of {', '.join(TRANSPORTS)}"
 
@@ -339,6 +346,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "groups": _groups_rule,
     "deadline_s": _deadline_rule,
     "gloo_below": lambda size: None if size is None or size >= 0 else "must be at least 0 bytes",
+    "lost_after_s": _lost_after_rule,
     "transport": _transport_rule,
     "piece_bytes": lambda size: None if size is None or size >= 1 else "must be at least 1 byte",
     "prepare": _prepare_rule,
@@ -360,6 +368,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_RANKS": ("ranks", _parse_ranks),
     "ARBORCAST_GROUPS": ("groups", str),
     "ARBORCAST_DEADLINE": ("deadline_s", _parse_seconds),
+    "ARBORCAST_LOST_AFTER": ("lost_after_s", _parse_seconds),
     "ARBORCAST_GLOO_BELOW": ("gloo_below", _parse_bytes),
     "ARBORCAST_TRANSPORT": ("transport", _parse_transport),
     "ARBORCAST_METHOD": ("method", str),

@@ -37,6 +37,7 @@ from arborcast.backends.tensors.torch_reduction import Operator, operator_named
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.handshake import Handshake, answer, dial_tcp, read_reply
 from arborcast.backends.transport.listener import PendingConnection
+from arborcast.backends.transport.silence import LOST_AFTER_S, keep_asking
 from arborcast.backends.transport.socket_channel import FAREWELL_S
 from arborcast.backends.transport.stream import StreamChannel
 from arborcast.synth.errors import InputError
@@ -331,7 +332,7 @@ class Job:
 
     def _adopt(self, peer: int, sock: socket.socket) -> None:
         # A host that is gone without a word is noticed, though nothing is sent to it between calls.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_asking(sock, LOST_AFTER_S)
         self._channels.open[peer] = StreamChannel(sock, peer)
 
     # ------------------------------------------------------------------ one call

@@ -36,6 +36,7 @@ from arborcast.backends.staging.device import Device
 from arborcast.backends.tensors.torch_reduction import Operator
 from arborcast.backends.transport.channel import Channel
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
+from arborcast.backends.transport.silence import LOST_AFTER_S, SilenceWatch
 
 ABANDON_S = 5.0
 """How long a run that has failed waits for the device to leave its memory alone."""
@@ -74,6 +75,7 @@ class Engine:
         network: its channels; the engine aborts it at the first failure.
         timeout_s: after how long without any progress a run fails.
         search_s: how long a rank whose peer went without a word asks the others for the cause.
+        lost_after_s: how long the kernel of a peer's host may answer nothing; 0 for ever.
         names: what messages call peers that are no ranks.
 
     Attributes:
@@ -87,12 +89,14 @@ class Engine:
         *,
         timeout_s: float,
         search_s: float = 0.2,
+        lost_after_s: float = LOST_AFTER_S,
         names: Mapping[int, str] | None = None,
     ) -> None:
         self.rank = rank
         self._network = network
         self.timeout_s = timeout_s
         self._search_s = search_s
+        self._watch = SilenceWatch(lost_after_s)
         self._names = names or {}
         self._is_switch = rank >= network.size
         # A switch has no place in the circle of ranks.
@@ -262,9 +266,15 @@ class Engine:
         """Run until all is done, `is_done` included, woken by `ring`; until another thread has given up."""
         self._poller.want(self._wakeup, READ)
         try:
-            run.run(until=is_done, wakeup=Wakeup(self._wakeup, look_every_s, self._refuse_after_failure))
+            look_every_s = min(look_every_s, self._watch.look_every_s)
+            run.run(until=is_done, wakeup=Wakeup(self._wakeup, look_every_s, self._look))
         finally:
             self._poller.want(self._wakeup, 0)
+
+    def _look(self) -> None:
+        """Raise where a run is to end for what no descriptor tells of."""
+        self._refuse_after_failure()
+        self._watch.look(self._network.channels)
 
     def ring(self) -> None:
         """Make `wait_external` ask again whether all is done, or a run what is copied; from any thread."""

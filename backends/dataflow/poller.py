@@ -59,7 +59,7 @@ class Wakeup:
     Attributes:
         descriptor: which it writes to.
         look_every_s: how often to ask without it.
-        check: called whenever the run asks; raises where the run is to end.
+        check: called whenever the run asks; raises where it is to end, ChannelClosedError for a peer.
     """
 
     descriptor: int

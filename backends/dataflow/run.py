@@ -285,14 +285,21 @@ class GraphRun:
             self._poller.want(descriptor, self._wanted(peer))
         events = self._poller.sleep(0 if self._to_push or self._to_pull else self._patience(is_over, wakeup))
         if wakeup is not None and not events:
-            wakeup.check()
+            self._ask(wakeup)
         for descriptor, happened in events:
             if wakeup is not None and descriptor == wakeup.descriptor:
                 wakeup.silence()
-                wakeup.check()
+                self._ask(wakeup)
             else:
                 self._wake(by_descriptor[descriptor], happened)
                 self._deadline = None
+
+    def _ask(self, wakeup: Wakeup) -> None:
+        """Whether to go on."""
+        try:
+            wakeup.check()
+        except ChannelClosedError as error:
+            raise self._peer_gone(f"waiting for rank {error.peer}", error) from error
 
     def _patience(self, is_over: bool, wakeup: Wakeup | None) -> float:
         """How long to sleep at most.

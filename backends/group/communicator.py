@@ -123,10 +123,17 @@ class Communicator:
             timeout_s=timeout_s,
             transport=self.options.transport,
             address=self.options.address,
+            lost_after_s=self.options.lost_after_s,
             names=self._switches.names,
         )
         self._network.connect({(rank + 1) % size, (rank - 1) % size} - {rank})
-        self._engine = Engine(rank, self._network, timeout_s=timeout_s, names=self._switches.names)
+        self._engine = Engine(
+            rank,
+            self._network,
+            timeout_s=timeout_s,
+            lost_after_s=self.options.lost_after_s,
+            names=self._switches.names,
+        )
         gloo_store = PrefixStore("small", store)
         self._gloo = new_gloo(gloo_store, rank, size, timedelta(seconds=timeout_s))
         self._generation = 0

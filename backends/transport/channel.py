@@ -108,6 +108,10 @@ class Channel(ABC):
             look: as for `receive`.
         """
 
+    def unheard_s(self) -> float:
+        """For how many seconds the peer's host has left unanswered what it was sent; 0 where nothing is."""
+        return 0.0
+
     def last_words(self) -> ChannelClosedError:
         """Why a peer is gone, as far as it said; what is unread may be lost, so this is for who gives up."""
         return ChannelClosedError(self.peer)

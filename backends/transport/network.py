@@ -37,6 +37,7 @@ from arborcast.backends.transport.handshake import (
 from arborcast.backends.transport.listener import PendingConnection
 from arborcast.backends.transport.reception import Reception
 from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel, is_sealed
+from arborcast.backends.transport.silence import LOST_AFTER_S, keep_asking
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
 
@@ -78,6 +79,7 @@ class Network:
         address: to listen at; found as `listening_address` says where None.
         slot_bytes: of shared memory, the same on all ranks.
         slots: of shared memory in each direction of each pair, the same on all ranks.
+        lost_after_s: after how long without an answer of its kernel another host counts as lost; 0 for never.
         names: what messages call peers that are no ranks.
 
     Raises:
@@ -98,6 +100,7 @@ class Network:
         address: str | None = None,
         slot_bytes: int = SLOT_BYTES,
         slots: int = SLOTS,
+        lost_after_s: float = LOST_AFTER_S,
         names: Mapping[int, str] | None = None,
     ) -> None:
         if transport not in TRANSPORTS:
@@ -109,6 +112,7 @@ class Network:
         self._transport = transport
         self._slot_bytes = slot_bytes
         self._slots = slots
+        self._lost_after_s = lost_after_s
         self._names = names or {}
         self._boot_id = boot_id()
         self.why_no_shared_memory = self._missing()
@@ -381,6 +385,7 @@ class Network:
 
     def _adopt(self, peer: int, sock: socket.socket, memory: int | None, *, is_first: bool) -> None:
         """Make a channel of an answered connection."""
+        keep_asking(sock, self._lost_after_s)
         if memory is None:
             self._channels[peer] = StreamChannel(sock, peer)
             return

@@ -19,6 +19,7 @@ import weakref
 from arborcast.backends.errors import ChannelClosedError
 from arborcast.backends.transport.channel import Channel
 from arborcast.backends.transport.frames import abort_frame, bye_frame
+from arborcast.backends.transport.silence import unheard_s
 
 FAREWELL_S = 1.0  # that the last bytes may take, also to a peer that waits for a processor
 _DISCARD_BYTES = 1 << 16
@@ -56,6 +57,10 @@ class SocketChannel(Channel):
     def fileno(self) -> int:
         """The descriptor to poll, -1 once closed."""
         return self._socket.fileno()
+
+    def unheard_s(self) -> float:
+        """See `Channel.unheard_s`."""
+        return unheard_s(self._socket)
 
     def abort(self, reason: str) -> None:
         """See `Channel.abort`."""
