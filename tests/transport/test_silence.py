@@ -1,4 +1,4 @@
-"""Hosts that vanish without a word, on emulated links: the switch between two ranks drops what is for them."""
+"""Hosts that vanish without a word, on emulated links: the switch between them drops what is for them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def ends_in_silence(rank: int, address: str, store: str, switch: str, how: str) 
     [
         ("in flight", ["rank 1 has acknowledged nothing for 1 s", "rank 0 has acknowledged nothing for 1 s"]),
         pytest.param("idle", ["rank 1 has acknowledged nothing for 1 s", ""], marks=pytest.mark.long),
-        # With TCP_USER_TIMEOUT this would fail: its window is closed for longer than a lost host is waited for.
+        # TCP_USER_TIMEOUT would end this: the window is closed for longer than a lost host is waited for.
         pytest.param("stop", ["went on", "went on"], marks=pytest.mark.long),
     ],
 )
