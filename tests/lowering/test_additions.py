@@ -1,0 +1,147 @@
+"""Whether sums have the same bits on all ranks: what is said of a schedule beside what its programs give."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from fractions import Fraction
+from itertools import permutations
+from math import lcm
+
+import numpy as np
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.lowering.additions import adds_alike
+from arborcast.backends.lowering.lower import lower
+from arborcast.backends.measure.job import Reduction
+from arborcast.backends.schedules.synthesis import tables
+from arborcast.synth.api import solve
+from arborcast.synth.bounds import bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import CollectiveError, InfeasibleError
+from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.methods import METHODS, NEED_SIZE
+from arborcast.synth.request import Request
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.topology import Topology
+from arborcast.topologies import load
+from tests.support import strategies
+from tests.support.drawn_implicit import implicit_schedules
+from tests.support.drawn_schedules import make, schedules
+from tests.support.in_network import shared_roots, star, turning, two_levels
+from tests.support.interpreter import interpret
+
+
+def gives_equal_bits(schedule: Schedule) -> bool:
+    """By trying: all ranks' sums of random numbers, many of them in each chunk."""
+    count = 64 * lcm(*(chunk.share.denominator for chunk in schedule.chunks))
+    members = schedule.collective.ranks
+    chance = np.random.default_rng(count)
+    own = [
+        chance.normal(size=count).astype(np.float32) if rank in members else None
+        for rank in range(schedule.topology.holders)
+    ]
+    sums = interpret(lower(schedule, count), own, reduction=Reduction.SUM, dtype=np.float32)
+    return all(np.array_equal(sums[rank], sums[members[0]]) for rank in members)
+
+
+def drawn(*transfers: tuple[int, int, int], total: int, copies: int = 0) -> Schedule:
+    """One chunk; source, destination and step of each transfer; the last so many copy, the others add."""
+    moves = [
+        Transfer(0, src, dst, step, number < len(transfers) - copies)
+        for number, (src, dst, step) in enumerate(transfers)
+    ]
+    return make("allreduce", [Chunk(Fraction(1), 0)], moves, total=total)
+
+
+UNLIKE = drawn((1, 0, 0), (2, 0, 0), (0, 2, 0), (1, 2, 1), (0, 1, 2), total=3, copies=1)
+"""Rank 0 adds (0 + 1) + 2 at once, rank 2 adds (0 + 2) + 1 in two steps."""
+
+
+def test_drawn_orders() -> None:
+    everybody = [(src, dst, 0) for src in range(3) for dst in range(3) if src != dst]
+    assert adds_alike(drawn(*everybody, total=3))  # (0 + 1) + 2 on all
+    pairs = [(0, 1, 0), (1, 0, 0), (2, 3, 0), (3, 2, 0), (0, 2, 1), (2, 0, 1), (1, 3, 1), (3, 1, 1)]
+    assert adds_alike(drawn(*pairs, total=4))  # (0 + 1) + (2 + 3) on all
+    assert not adds_alike(UNLIKE)
+
+
+@st.composite
+def sums(draw: st.DrawFn) -> Schedule:
+    """Ranks add whatever they may, in two steps; those that lack something copy what rank 0 gathers."""
+    ranks = draw(st.integers(2, 5))
+    held = [{rank} for rank in range(ranks)]
+    moves: list[tuple[int, int, int]] = []
+    for step in range(2):
+        before = [set(have) for have in held]
+        for src, dst in draw(st.permutations(list(permutations(range(ranks), 2)))):
+            if not before[src] & held[dst]:
+                moves.append((src, dst, step))
+                held[dst] |= before[src]
+    whole = next((rank for rank in range(ranks) if len(held[rank]) == ranks), None)
+    assume(whole is not None)
+    copies = [(whole, rank, 2) for rank in range(ranks) if whole is not None and len(held[rank]) < ranks]
+    return drawn(*moves, *copies, total=ranks, copies=len(copies))
+
+
+@given(st.one_of(sums(), schedules([Kind.ALLREDUCE])))
+@settings(max_examples=100)
+def test_what_is_said_is_what_programs_give(schedule: Schedule) -> None:
+    event(f"alike: {adds_alike(schedule)}")
+    assert adds_alike(schedule) == gives_equal_bits(schedule)
+
+
+@pytest.mark.parametrize(
+    "schedule", [UNLIKE, turning(star(4)), turning(two_levels(2, 3)), shared_roots(star(4))]
+)
+def test_drawn_sums_by_trying(schedule: Schedule) -> None:
+    assert adds_alike(schedule) == gives_equal_bits(schedule) == (schedule is not UNLIKE)
+
+
+@given(implicit_schedules())
+@settings(max_examples=20)
+def test_what_is_said_of_implicit_schedules_holds(schedule: ImplicitSchedule) -> None:
+    if adds_alike(schedule) and schedule.collective.kind is Kind.ALLREDUCE:
+        assert gives_equal_bits(schedule.expand())
+
+
+NAMED = [method for method in METHODS if method not in NEED_SIZE and method != "routes"]
+
+
+@pytest.mark.parametrize("method", NAMED)
+@given(strategies.topologies())
+@settings(max_examples=8)
+def test_every_method_that_a_group_may_be_told(method: str, fabric: Topology) -> None:
+    with contextlib.suppress(InfeasibleError, CollectiveError):
+        schedule = solve(fabric, "allreduce", method=method)
+        assert isinstance(schedule, Schedule)
+        assert adds_alike(schedule) and gives_equal_bits(schedule)
+
+
+def check_group(fabric: Topology) -> None:
+    for table in tables(fabric, Collective.on(fabric, Kind.ALLREDUCE), "auto", Request()):
+        for entry in table.entries:
+            assert isinstance(entry.schedule, Schedule)
+            assert gives_equal_bits(entry.schedule), entry
+
+
+def test_what_serves_a_group_on_a_ring() -> None:
+    """The best schedule for small sums there has 3 steps, and adds in an order of its own on each rank."""
+    check_group(load("ring:5"))
+
+
+@pytest.mark.long
+@given(strategies.topologies())
+@settings(max_examples=60)
+def test_what_serves_a_group_on_random_fabrics(fabric: Topology) -> None:
+    check_group(fabric)
+
+
+def test_a_schedule_that_adds_in_several_orders_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlike = replace(UNLIKE, bound=bound(UNLIKE.topology, UNLIKE.collective))
+    monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, **__: iter([unlike]))
+    with pytest.raises(ExecutionError, match="method drawn made a schedule whose ranks add in different"):
+        next(tables(UNLIKE.topology, UNLIKE.collective, "auto", Request()))
