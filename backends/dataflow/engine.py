@@ -118,6 +118,10 @@ class Engine:
         """Why the engine refuses every further call; None while it does not."""
         return self._failure
 
+    def use(self, network: Connections) -> None:
+        """Go through these from the next run on: the same channels, perhaps with something around them."""
+        self._network = network
+
     def run(
         self,
         graph: TaskGraph,

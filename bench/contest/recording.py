@@ -1,20 +1,17 @@
-"""A trace of what passes the channels of a rank, made by channels put around the engine's own.
+"""A trace of what passes the channels of a rank.
 
-The engine is not changed and does not know. A message is known by its place: those between two ranks come in
+A message is known by its place: those between two ranks come in
 the order that their graphs give, so that bytes counted tell where one ends and the next begins.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from arborcast.backends.dataflow.engine import Connections
+from arborcast.backends.dataflow.recording import Moment, Recorder
 from arborcast.backends.dataflow.task_graph import TaskGraph
-from arborcast.backends.errors import ChannelClosedError
 from arborcast.backends.lowering.program import Receive, Send
-from arborcast.backends.transport.channel import Channel
 from arborcast.bench.contest.ranks import ITEM_BYTES, Order, Participant, pieces_of
 from arborcast.synth.schedule import Schedule
 
@@ -97,7 +94,7 @@ def _messages(graph: TaskGraph, numbers: Iterable[int], schedule: Schedule, orde
     return found
 
 
-def _cut(moments: Iterable[_Moment], messages: Mapping[int, list[Part]], begun_at: float) -> tuple[Part, ...]:
+def _cut(moments: Iterable[Moment], messages: Mapping[int, list[Part]], begun_at: float) -> tuple[Part, ...]:
     """Bytes that passed, by the messages that they belong to."""
     left = {
         peer: [(message, message.size_bytes) for message in reversed(known)]
@@ -114,112 +111,3 @@ def _cut(moments: Iterable[_Moment], messages: Mapping[int, list[Part]], begun_a
                 left[moment.peer].append((message, rest - taken))
             found.append(replace(message, size_bytes=taken, at_s=moment.at - begun_at, is_last=taken == rest))
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    at: float
-    peer: int
-    count: int
-
-
-class Recorder:
-    """Takes the place of a network, with recording channels around its own."""
-
-    def __init__(self) -> None:
-        self.sent: list[_Moment] = []
-        self.received: list[_Moment] = []
-        self._networks: list[Connections] = []
-        self._channels: dict[int, Channel] = {}
-
-    def __call__(self, network: Connections) -> Connections:
-        """Stand before a network that has all its channels."""
-        self._networks = [network]
-        self._channels = {peer: _Recording(channel, self) for peer, channel in network.channels.items()}
-        return self
-
-    @property
-    def size(self) -> int:
-        """Ranks of the group."""
-        return self._networks[0].size
-
-    @size.setter
-    def size(self, size: int) -> None:
-        raise AttributeError(f"a recorder has the size of its network, got {size}")
-
-    @property
-    def channels(self) -> Mapping[int, Channel]:
-        """By peer."""
-        return self._channels
-
-    def abort(self, reason: str) -> None:
-        """Tell all peers, and close."""
-        self._networks[0].abort(reason)
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self.sent.clear()
-        self.received.clear()
-
-
-class _Recording(Channel):
-    """A channel that notes when how many bytes went, and does nothing else itself."""
-
-    def __init__(self, inner: Channel, recorder: Recorder) -> None:
-        self._inner = inner
-        self._sent, self._received = recorder.sent, recorder.received
-        self.peer = inner.peer
-        self.transport = inner.transport
-        self.part_bytes = inner.part_bytes
-
-    @property
-    def wants_read(self) -> bool:
-        return self._inner.wants_read
-
-    @property
-    def wants_write(self) -> bool:
-        return self._inner.wants_write
-
-    @property
-    def has_unread(self) -> bool:
-        return self._inner.has_unread
-
-    def send(self, data: memoryview) -> int:
-        return self._noted(self._sent, self._inner.send(data))
-
-    def send_all(self, messages: Sequence[memoryview]) -> int:
-        return self._noted(self._sent, self._inner.send_all(messages))
-
-    def receive(self, into: memoryview, *, look: bool = True) -> int:
-        return self._noted(self._received, self._inner.receive(into, look=look))
-
-    def take(self, length: int, *, look: bool = True) -> memoryview | None:
-        part = self._inner.take(length, look=look)
-        self._noted(self._received, 0 if part is None else length)
-        return part
-
-    def _noted(self, moments: list[_Moment], count: int) -> int:
-        if count:
-            moments.append(_Moment(time.perf_counter(), self.peer, count))
-        return count
-
-    def fileno(self) -> int:
-        return self._inner.fileno()
-
-    def on_ready(self) -> None:
-        self._inner.on_ready()
-
-    def open(self, opening: bytes) -> None:
-        self._inner.open(opening)
-
-    def opening(self) -> bytes | None:
-        return self._inner.opening()
-
-    def last_words(self) -> ChannelClosedError:
-        return self._inner.last_words()
-
-    def abort(self, reason: str) -> None:
-        self._inner.abort(reason)
-
-    def close(self) -> None:
-        self._inner.close()
