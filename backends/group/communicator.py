@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options
+from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.options import Options, emulated_copies
 from arborcast.backends.schedules.enlistment import Switches
@@ -38,7 +39,7 @@ from arborcast.backends.schedules.table import Table
 from arborcast.backends.staging.cuda import CudaDevice
 from arborcast.backends.staging.device import Device
 from arborcast.backends.staging.emulated import EmulatedDevice
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store, break_gloo, new_gloo, own_connection
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store, own_connection
 from arborcast.backends.tensors.torch_reduction import Operator, name_of, served_operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -134,8 +135,8 @@ class Communicator:
             lost_after_s=self.options.lost_after_s,
             names=self._switches.names,
         )
-        gloo_store = PrefixStore("small", store)
-        self._gloo = new_gloo(gloo_store, rank, size, timedelta(seconds=timeout_s))
+        # Not the one of the group: gloo knows calls by their order, and that serves other threads.
+        self._gloo = InnerGloo(PrefixStore("small", store), rank, size, timedelta(seconds=timeout_s))
         self._generation = 0
         self._schedules = self._new_schedules()
         self._counts: Counter[tuple[Kind, str]] = Counter()
@@ -209,10 +210,17 @@ class Communicator:
         operator.after(output, self.size)
 
     def barrier(self) -> None:
-        """Return when all ranks have called it."""
-        nothing = torch.zeros(1)
-        call = CollectiveFingerprint(self._next(), 0, -1, Kind.ALLREDUCE, "barrier")
-        self._by_gloo(call, lambda gloo: gloo.allreduce([nothing], reduce_options(SUM)))
+        """Return when all ranks have called it: an allreduce of one number."""
+        number = torch.zeros(1)
+        call = CollectiveFingerprint(self._sequence, 1, -1, Kind.ALLREDUCE, "barrier")
+        self._run(
+            call,
+            number.dtype,
+            {Buffer.OUTPUT: number},
+            served_operator(SUM, number.dtype),
+            lambda gloo, host: gloo.allreduce([host[Buffer.OUTPUT]], reduce_options(SUM)),
+            is_counted=False,
+        )
 
     # ------------------------------------------------------------------ around them
 
@@ -287,7 +295,7 @@ class Communicator:
     def abort(self, reason: str) -> None:
         """Make all ranks' calls fail, now and later."""
         self._engine.give_up(reason)
-        break_gloo(self._gloo)
+        self._gloo.end()
 
     def close(self) -> None:
         """End the connections; others that still work with what this rank sent are not disturbed."""
@@ -313,6 +321,8 @@ class Communicator:
         memory: dict[Buffer, Tensor],
         operator: Operator | None,
         by_gloo: Callable[[Any, Memory], Any],
+        *,
+        is_counted: bool = True,
     ) -> None:
         """Serve a call by a schedule, or begin it `by_gloo`."""
         nbytes = call.count * dtype.itemsize
@@ -327,24 +337,24 @@ class Communicator:
                 )
                 opening = replace(call, sequence=self._next(), schedule=digest)
                 self._engine.run(graph, memory, opening, operator, device=device)
-                self._counts[call.kind, "schedule"] += 1
+                self._counts[call.kind, "schedule"] += is_counted
                 return
         # Whole tensors for gloo, which knows nothing of rings; those in host memory stay where they are.
         host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
         self._by_gloo(replace(call, sequence=self._next()), lambda gloo: by_gloo(gloo, host))
         if host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
             memory[Buffer.OUTPUT].copy_(host[Buffer.OUTPUT])
-        self._counts[call.kind, "gloo"] += 1
+        self._counts[call.kind, "gloo"] += is_counted
 
     def _by_gloo(self, opening: CollectiveFingerprint, start: Callable[[Any], Any]) -> None:
         """Have gloo serve a call while the ranks check that all of them want that."""
         if self.size == 1:
-            start(self._gloo).wait()
+            start(self._gloo.get()).wait()
             return
         # Not before the ranks agree: gloo ends the process when more bytes come than it expects.
         self._engine.agree(opening)
         try:
-            work = start(self._gloo)
+            work = start(self._gloo.get())
             # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.
             ended = threading.Event()
 

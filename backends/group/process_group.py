@@ -46,6 +46,7 @@ from arborcast.backends.group.arguments import (
     written,
 )
 from arborcast.backends.group.communicator import SERVED, Communicator
+from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.fabric import Fabric
@@ -54,9 +55,8 @@ from arborcast.backends.tensors.torch_compat import (
     PeerCalls,
     PrefixStore,
     Store,
-    break_gloo,
     has_nccl,
-    new_gloo,
+    new_holder_of_names,
     new_nccl,
 )
 from arborcast.synth.collective import Kind
@@ -97,9 +97,12 @@ class SynthGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
         store = fresh_store(store, rank, size, timeout_s=timeout.total_seconds())
         self._store = store
-        inner = new_gloo(PrefixStore("inner", store), rank, size, timeout)
-        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
+        self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
+        self._knows_gloo = False
+        types = dist.ProcessGroup.BackendType
+        self._set_default_backend(types.GLOO)
+        self._register_backend(torch.device("cpu"), types.GLOO)
+        self._register_backend(torch.device("meta"), types.CUSTOM, new_holder_of_names(rank, size))
         self._nccl: Any = None
         if has_nccl():
             self._nccl = new_nccl(PrefixStore("nccl", store), rank, size, timeout)
@@ -118,7 +121,7 @@ class SynthGroup(dist.ProcessGroup):
         is_staged = self._communicator.options.staging == "cuda"
         self._devices = frozenset({"cpu", "cuda"}) if is_staged else HOST
         self._queue = WorkQueue("synth")
-        self._inner = inner
+        self._begun_by_gloo: list[dist.Work] = []
         self._is_broken = False
         is_whole = len(global_ranks) == world_size
         if global_ranks[rank] == 0 and size > 1:
@@ -137,6 +140,23 @@ class SynthGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """What `torch.distributed.get_backend` says."""
         return "synth"
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What serves tensors of a device where schedules do not; gloo is made when it is first asked for."""
+        if torch.device(device).type == "cpu":
+            return self._gloo()
+        return super()._get_backend(device)
+
+    def _gloo(self) -> Any:
+        """The inner gloo, which C++ knows from now on."""
+        gloo = self._inner.get()
+        if not self._knows_gloo:
+            name, description = self.group_name, self.group_desc  # which C++ asks of any one backend
+            self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+            self._set_group_name(name)
+            self._set_group_desc(description)
+            self._knows_gloo = True
+        return gloo
 
     def get_group_store(self) -> Store:
         """The store that the group was made with."""
@@ -213,7 +233,7 @@ class SynthGroup(dist.ProcessGroup):
         opts = opts or AllgatherOptions()
         if not self._fits_single(output, given):
             self._delegated[Kind.ALLGATHER] += 1
-            return super()._allgather_base(output, given, opts)
+            return self._by_backend([given], "_allgather_base", output, given, opts)
         return self._submit(lambda: self._gather_pairs([(output, given)]), [output], opts)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
@@ -262,7 +282,7 @@ class SynthGroup(dist.ProcessGroup):
         op = op_of(opts)
         if not (self._fits_single(given, output) and serves(op, output)):
             self._delegated[Kind.REDUCE_SCATTER] += 1
-            return super()._reduce_scatter_base(output, given, scatter_options(op))
+            return self._by_backend([given], "_reduce_scatter_base", output, given, scatter_options(op))
         return self._submit(lambda: self._scatter_pairs([(output, given)], op), [output], opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -300,13 +320,14 @@ class SynthGroup(dist.ProcessGroup):
         opts = opts or BarrierOptions()
         device = opts.device or torch.device("cpu")
         self._refuse_after_failure()
-        # It begins here: gloo knows calls by their order. Then what is queued is waited for, on all ranks.
-        begun: dist.Work = cast(Any, self._get_backend(device)).barrier(opts)
         if device.type != "cpu":
-            return begun
+            work: dist.Work = cast(Any, self._get_backend(device)).barrier(opts)
+            return work
+        before = [work for work in self._begun_by_gloo if not work.is_completed()]
 
         def run() -> None:
-            begun.wait()
+            for work in before:
+                work.wait()
             self._communicator.barrier()
 
         return self._submit(run, None)
@@ -321,7 +342,7 @@ class SynthGroup(dist.ProcessGroup):
 
     def _with_peer(self, tensors: Sequence[Tensor], method: str, peer: int, tag: int) -> dist.Work:
         if self._nccl is None or not self._is_on_gpu(tensors):
-            return self._by_backend(tensors, method, tensors, peer, tag)
+            return self._by_backend(tensors, method, tensors, peer, tag, is_of_all=False)
         self._refuse_after_failure()
         return cast(dist.Work, self._peer_calls.call(method, tensors, peer, tag))  # torch takes None as well
 
@@ -397,11 +418,15 @@ class SynthGroup(dist.ProcessGroup):
         self._delegated[kind] += 1
         return self._by_backend(tensors, method, *arguments)
 
-    def _by_backend(self, tensors: Sequence[Tensor], method: str, *arguments: Any) -> dist.Work:
-        """Have gloo, or whatever serves tensors of that device, do it alone."""
+    def _by_backend(
+        self, tensors: Sequence[Tensor], method: str, *arguments: Any, is_of_all: bool = True
+    ) -> dist.Work:
+        """Have gloo, or what serves tensors of that device, do it; a barrier waits for what is of all."""
         self._refuse_after_failure()
         backend = self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
         work: dist.Work = getattr(backend, method)(*arguments)
+        if is_of_all:
+            self._begun_by_gloo = [it for it in self._begun_by_gloo if not it.is_completed()] + [work]
         return work
 
     def _submit(self, function: Callable[[], None], result: Any, opts: Any = None) -> dist.Work:
@@ -440,13 +465,37 @@ class SynthGroup(dist.ProcessGroup):
         if not self._is_broken:
             self._is_broken = True
             self._communicator.abort(reason)
-            break_gloo(self._inner)
+            self._inner.end()
 
     def _fits(self, many: Sequence[Tensor], one: Tensor) -> bool:
         return fits(many, one, self.size(), self._devices)
 
     def _fits_single(self, whole: Tensor, block: Tensor) -> bool:
         return fits_single(whole, block, self.size(), self._devices)
+
+
+def _with_gloo(name: str) -> Callable[..., Any]:
+    """A method of torch's group that C++ hands to the backend, which must be there for it."""
+    theirs = getattr(dist.ProcessGroup, name)
+
+    def method(self: SynthGroup, *arguments: Any, **named: Any) -> Any:
+        self._refuse_after_failure()
+        self._gloo()
+        return theirs(self, *arguments, **named)
+
+    return method
+
+
+for _name in ("allgather_coalesced", "alltoall", "gather", "monitored_barrier", "recv_anysource", "reduce"):
+    setattr(SynthGroup, _name, _with_gloo(_name))
+for _name in ("scatter", "_start_coalescing", "_end_coalescing", "_wait_for_pending_works"):
+    setattr(SynthGroup, _name, _with_gloo(_name))
+for _name in (
+    "_set_sequence_number_for_group",
+    "_get_sequence_number_for_group",
+    "_enable_collectives_timing",
+):
+    setattr(SynthGroup, _name, _with_gloo(_name))
 
 
 def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from datetime import timedelta
 from typing import Any, cast
 
@@ -20,13 +21,34 @@ all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_ga
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Their names since torch 2.13."""
 
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+
 _NOBODY_SENDS = (1 << 31) - 1
 """A tag."""
 
 
 def new_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """A process group of gloo with all its methods; the stubs know none of them."""
-    return c10d.ProcessGroupGloo(store, rank, size, timeout)
+    """A process group of gloo with all its methods; the stubs know none of them.
+
+    It connects two ranks at their first message, and so waits for none here.
+    """
+    gloo: Any = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    options._threads = 2  # as torch has it
+    names = [name for name in os.environ.get(INTERFACE_VARIABLE, "").split(",") if name]
+    options._devices = [gloo.create_device(interface=name, lazy_init=True) for name in names] or [
+        gloo.create_default_device(lazy_init=True)
+    ]
+    return gloo(store, rank, size, options)
+
+
+def new_holder_of_names(rank: int, size: int) -> Any:
+    """A backend for tensors without data ("meta"), whose collectives do nothing; costs nothing.
+
+    To C++ a group has its backends' name, and none where it has no backend.
+    """
+    return cast(Any, c10d).FakeProcessGroup._create_internal(rank, size)
 
 
 def has_nccl() -> bool:

@@ -13,9 +13,8 @@ from pathlib import Path
 from torch._C import _distributed_c10d as c10d
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store
+from arborcast.backends.tensors.torch_compat import INTERFACE_VARIABLE, PrefixStore, Store
 
-INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _SIOCGIFADDR = 0x8915  # Linux: the first IPv4 address of an interface

@@ -1,0 +1,52 @@
+"""The gloo of a group, which is there from the first call that needs it: most groups never make one.
+
+A rank that makes its own waits for no other, and connects with another rank at the first message between them
+(gloo's lazy way), so that two ranks may exchange a tensor while the others do something else.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.tensors.torch_compat import Store, break_gloo, new_gloo
+
+
+class InnerGloo:
+    """Makes a gloo when it is first asked for; from any thread.
+
+    Args:
+        store: of the group, for this gloo alone.
+        rank: this one.
+        size: ranks of the group.
+        timeout: of its calls.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        self._make = lambda: new_gloo(store, rank, size, timeout)
+        self._lock = threading.Lock()
+        self._made: Any = None
+        self._is_broken = False
+
+    def get(self) -> Any:
+        """It.
+
+        Raises:
+            ExecutionError: the group has failed before there was one.
+        """
+        with self._lock:
+            if self._made is None:
+                if self._is_broken:
+                    raise ExecutionError("the group has failed, and starts nothing more")
+                self._made = self._make()
+            return self._made
+
+    def end(self) -> None:
+        """End all its calls, now and later, here and on ranks that wait for this one."""
+        with self._lock:
+            self._is_broken = True
+            made = self._made
+        if made is not None:
+            break_gloo(made)

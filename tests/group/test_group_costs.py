@@ -1,0 +1,76 @@
+"""What a group holds of its process: descriptors and threads, counted; and what is made only when needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import run_ranks
+
+RANKS = 4
+
+
+def held() -> Counter[str]:
+    """Open descriptors and threads of this process."""
+    process = Path("/proc/self")
+    return Counter(
+        descriptors=sum(1 for _ in (process / "fd").iterdir()),
+        threads=sum(1 for _ in (process / "task").iterdir()),
+    )
+
+
+def beyond(before: Counter[str]) -> dict[str, int]:
+    now = held()
+    return {what: now[what] - before[what] for what in now}
+
+
+def of_one_group(rank: int, size: int) -> list[dict[str, int]]:
+    dist.all_reduce(torch.ones(10))  # what all groups share is there
+    before, found = held(), []
+    group = dist.new_group()
+    found.append(beyond(before))
+    for call in (
+        lambda: dist.all_reduce(torch.ones(10), group=group),
+        lambda: dist.broadcast(torch.ones(10), 0, group=group),
+        lambda: dist.barrier(group=group),
+    ):
+        call()
+        found.append(beyond(before))
+    return found
+
+
+def test_a_group_of_four_holds_a_channel_for_each_peer_and_one_thread() -> None:
+    for found in run_ranks(RANKS, of_one_group, backend="synth"):
+        assert [it["threads"] for it in found] == [0, 1, 1, 1]
+        assert max(it["descriptors"] for it in found) <= 2 * RANKS + 1  # the server of the store is in rank 0
+
+
+def two_of_four(rank: int, size: int) -> list[Any]:
+    """Ranks 1 and 2 exchange a tensor before the others come to anything; then all of them reduce."""
+    store = dist.distributed_c10d._get_default_store()
+    got = torch.zeros(2)
+    if rank == 1:
+        dist.send(torch.arange(2.0), 2)
+        store.set("exchanged", "")
+    elif rank == 2:
+        dist.recv(got, 1)
+    else:
+        store.wait(["exchanged"])
+    total = torch.ones(1)
+    dist.reduce(total, 3)
+    dist.barrier()
+    return [got.tolist(), total.item()]
+
+
+def test_two_ranks_make_the_inner_gloo_while_the_others_do_something_else() -> None:
+    results = run_ranks(RANKS, two_of_four, backend="synth")
+    assert results[2][0] == [0.0, 1.0]
+    assert results[3][1] == RANKS
