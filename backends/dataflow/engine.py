@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
@@ -47,6 +48,19 @@ GIVE_UP_S = 2.0
 _GAVE_UP = "gave up: "
 _EMPTY: tuple[int, ...] = ()
 _NOTHING = compile_graph(Program(0, (), 0, 0, 0, False, 1))  # of a rank that only compares openings
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""Those of this process."""
+
+
+def _close_in_child() -> None:
+    """After a fork: the child has no use for the descriptors of its parent's engines."""
+    for engine in list(_engines):
+        engine.let_go()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Connections(Protocol):
@@ -112,6 +126,7 @@ class Engine:
         self._failure: str | None = None
         self._at_work = threading.RLock()  # held by a call
         self._has_told = False  # all peers why
+        _engines.add(self)
 
     @property
     def failure(self) -> str | None:
@@ -329,6 +344,12 @@ class Engine:
                 os.close(self._wakeup)
                 self._wakeup = -1
         self._scratch = self._ring = torch.empty(0, dtype=torch.uint8)
+
+    def let_go(self) -> None:
+        """In a forked child, where a thread that is not here may hold the lock."""
+        if self._wakeup >= 0:
+            os.close(self._wakeup)
+            self._wakeup = -1
 
     def _progress_of(self, graph: TaskGraph, seen: int | None) -> dict[int, PeerProgress]:
         """One for every channel, those that the graph does not use included: they too may bring bad news."""

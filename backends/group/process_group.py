@@ -10,7 +10,10 @@ What goes to `super()` goes by the names that all of these have.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -69,6 +72,17 @@ CLOSE_S = 5.0
 _announced: set[str] = set()
 """What this process has said of fabrics."""
 
+_groups: weakref.WeakSet[SynthGroup] = weakref.WeakSet()
+
+
+def _leave_groups() -> None:
+    """At exit: what `destroy_process_group` does, for groups of which nobody has called it."""
+    for group in list(_groups):
+        group.leave()
+
+
+atexit.register(_leave_groups)
+
 
 class SynthGroup(dist.ProcessGroup):
     """A process group on CPU tensors.
@@ -123,6 +137,8 @@ class SynthGroup(dist.ProcessGroup):
         self._queue = WorkQueue("synth")
         self._begun_by_gloo: list[dist.Work] = []
         self._is_broken = False
+        self._process = os.getpid()
+        _groups.add(self)
         is_whole = len(global_ranks) == world_size
         if global_ranks[rank] == 0 and size > 1:
             _announce(self._communicator.fabric, is_whole)
@@ -355,10 +371,16 @@ class SynthGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish what is in flight and end the connections; `destroy_process_group` calls it."""
+        _groups.discard(self)
         if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
             self._communicator.close()
         else:
             self._break(f"rank {self.rank()} destroyed the group with calls in flight")
+
+    def leave(self) -> None:
+        """The same when the process ends; not in a child that it forked, whose locks nobody releases."""
+        if os.getpid() == self._process:
+            self.shutdown()
         if self._nccl is not None:
             self._nccl.shutdown()
 

@@ -13,11 +13,13 @@ that compute in Python hand over the interpreter after `SWITCH_S`, not after the
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -165,6 +167,23 @@ IDLE_S = 60.0
 """A thread that has had nothing to do for so long ends, unless it is the only one."""
 
 
+END_S = 5.0
+"""That the threads of all queues together may take to end when the process does."""
+
+_queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
+"""Those of this process."""
+
+
+def _end_threads() -> None:
+    """At exit: C++ aborts a process whose interpreter ends while a thread is inside of it."""
+    deadline = time.monotonic() + END_S
+    for queue in list(_queues):
+        queue.end_threads(deadline)
+
+
+atexit.register(_end_threads)
+
+
 class WorkQueue:
     """First in, first out.
 
@@ -181,6 +200,8 @@ class WorkQueue:
         self._idle = 0
         self._threads = 0
         self._closed: str | None = None
+        self._executors: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        _queues.add(self)
 
     def submit(self, function: Callable[[], Any], result: Any = None) -> QueuedWork:
         """Have the function called after all that were submitted before; arguments as for `QueuedWork`."""
@@ -242,13 +263,21 @@ class WorkQueue:
             work.fail(ExecutionError(reason))
         return is_still
 
+    def end_threads(self, deadline: float) -> None:
+        """Wait until the threads of a closed queue have ended, at most until then (of `time.monotonic`)."""
+        if os.getpid() == self._process:
+            for thread in list(self._executors):
+                thread.join(max(0.0, deadline - time.monotonic()))
+
     def _rouse(self) -> None:
         """Let a thread take the next call; the lock is held."""
         if self._idle:
             self._changed.notify_all()
         else:
             self._threads += 1
-            threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
+            thread = threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True)
+            self._executors.add(thread)
+            thread.start()
 
     def _serve(self) -> None:
         while (work := self._next()) is not None:
