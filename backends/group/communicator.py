@@ -34,12 +34,13 @@ from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.joint import digest_of, joint_part
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
-from arborcast.backends.schedules.rendezvous import are_on_one_host, compare_settings
+from arborcast.backends.schedules.rendezvous import difference, meet, whereabouts
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.staging.cuda import CudaDevice
 from arborcast.backends.staging.device import Device
 from arborcast.backends.staging.emulated import EmulatedDevice
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store, own_connection
+from arborcast.backends.tensors.shared_store import shared_store
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.backends.tensors.torch_reduction import Operator, name_of, served_operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -68,6 +69,7 @@ class Communicator:
 
     Attributes:
         device: where the tensors lie that pass through host memory; None where none do.
+        store: the part of the group's store that only its present processes know.
 
     Args:
         store: that all ranks of the group share, and nobody else.
@@ -105,20 +107,22 @@ class Communicator:
             self.device = _device_of(self.options)
         except InputError as error:
             refusal = error
+        settings = self._settings() if refusal is None else {"refused": str(refusal)}
+        name, everybody = meet(store, rank, size, [settings, whereabouts()], timeout_s=timeout_s)
         if refusal is not None:  # outside of the handler, so that nobody reads the same line twice
-            compare_settings(store, rank, size, refusal)
             raise refusal
-        # A connection of its own: a TCP store serves one thread at a time, waits included, and a queue that
-        # waits for a table must not keep the caller's thread from what rank 0 waits for in turn.
-        self._store = own_connection(store)
-        compare_settings(store, rank, size, self._settings())
-        rule = ONE_HOST if are_on_one_host(store, rank, size) else SEVERAL_HOSTS
+        if refused := difference([settings for settings, _ in everybody]):
+            raise InputError(refused)
+        self.store = PrefixStore(name, store)
+        self._connection = shared_store(store)
+        self._own_store = PrefixStore(f"arborcast/{name}", self._connection)
+        rule = ONE_HOST if len({where for _, where in everybody}) == 1 else SEVERAL_HOSTS
         asked = self.options.piece_bytes
         self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
         self._switches = Switches(self.fabric.topology, self.fabric.aggregators, self.options)
         self._timeout_s = timeout_s
         self._network = Network(
-            PrefixStore("channels", self._store),
+            PrefixStore("channels", self._own_store),
             rank,
             size,
             timeout_s=timeout_s,
@@ -136,7 +140,7 @@ class Communicator:
             names=self._switches.names,
         )
         # Not the one of the group: gloo knows calls by their order, and that serves other threads.
-        self._gloo = InnerGloo(PrefixStore("small", store), rank, size, timedelta(seconds=timeout_s))
+        self._gloo = InnerGloo(PrefixStore("small", self.store), rank, size, timedelta(seconds=timeout_s))
         self._generation = 0
         self._schedules = self._new_schedules()
         self._counts: Counter[tuple[Kind, str]] = Counter()
@@ -392,7 +396,7 @@ class Communicator:
         return Schedules(
             self.fabric.asked,
             self.options,
-            PrefixStore(f"schedules/{self._generation}", self._store),
+            PrefixStore(f"schedules/{self._generation}", self._own_store),
             self._network,
             self._engine,
             self._cut,

@@ -53,7 +53,6 @@ from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.fabric import Fabric
-from arborcast.backends.schedules.rendezvous import fresh_store
 from arborcast.backends.tensors.torch_compat import (
     PeerCalls,
     PrefixStore,
@@ -109,8 +108,16 @@ class SynthGroup(dist.ProcessGroup):
         world_size: int,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
-        store = fresh_store(store, rank, size, timeout_s=timeout.total_seconds())
-        self._store = store
+        self._communicator = Communicator(
+            store,
+            rank,
+            size,
+            options=options,
+            global_ranks=global_ranks,
+            world_size=world_size,
+            timeout_s=timeout.total_seconds(),
+        )
+        self._store = store = self._communicator.store
         self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
         self._knows_gloo = False
         types = dist.ProcessGroup.BackendType
@@ -123,15 +130,6 @@ class SynthGroup(dist.ProcessGroup):
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
         self._peer_calls = PeerCalls(self._nccl)
         self._delegated: Counter[Kind] = Counter()
-        self._communicator = Communicator(
-            PrefixStore("synth", store),
-            rank,
-            size,
-            options=options,
-            global_ranks=global_ranks,
-            world_size=world_size,
-            timeout_s=timeout.total_seconds(),
-        )
         is_staged = self._communicator.options.staging == "cuda"
         self._devices = frozenset({"cpu", "cuda"}) if is_staged else HOST
         self._queue = WorkQueue("synth")

@@ -41,7 +41,10 @@ from arborcast.synth.topology import Topology
 log = logging.getLogger(__name__)
 
 GRAPHS_KEPT = 128
-LOOK_EVERY_S = 0.02  # while rank 0 looks for schedules
+LOOK_EVERY_S = 0.001
+"""After which ranks first ask whether rank 0 has said something; then ever less often, until `SELDOM_S`."""
+
+SELDOM_S = 0.05
 
 
 class Schedules:
@@ -194,10 +197,17 @@ class Schedules:
     def _wait_for(self, key: str, wait_s: float) -> None:
         """Until rank 0 has said something, or it is too late; a peer that dies meanwhile is noticed."""
         end = time.monotonic() + wait_s
+        pause = due = 0.0
 
         def is_over() -> bool:
-            if time.monotonic() > end:
+            nonlocal pause, due
+            now = time.monotonic()
+            if now > end:
                 return True
+            if now < due:
+                return False
+            pause = min(2 * pause + LOOK_EVERY_S, SELDOM_S)
+            due = now + pause
             try:
                 return bool(self._store.check([key]))
             except RuntimeError:

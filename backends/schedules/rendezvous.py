@@ -2,10 +2,10 @@
 
 torchrun keeps the store of a job when it starts the processes again, keys and all: whoever reads an address
 there may get that of a process that has died. So ranks first find each other by numbers that nobody has used
-before, and then keep to a fresh key prefix, named by one of them (`fresh_store`):
+before, and then keep to a fresh name, given by rank 0 (`meet`):
 
-    rank 1, 2, ...: hello/RANK = a number of this process      rank 0: welcome/that number = the prefix
-                    here/the prefix/RANK                               until all are here
+    rank 1, 2, ...: hello/RANK = a number of this process      rank 0: welcome/that number = the name
+                    NAME/said/RANK = its settings                      until all have said theirs: NAME/all
 
 What goes wrong at rank 0 goes wrong everywhere: its error travels as its answer would, so that no rank waits
 for what will never come, or runs something else.
@@ -18,6 +18,7 @@ import json
 import secrets
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,63 +26,87 @@ from typing import Any
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.schedules.table import Table
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store
+from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.addresses import boot_id
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 
 PART_BYTES = 1 << 20
 """The longest value that is put into the store; not every store takes longer ones."""
 
-_LOOK_EVERY_S = 0.005
+_PATIENCE_S = 0.05
+"""How long rank 0 first waits for answers before it looks whether others have come; then twice as long."""
 _ERRORS: tuple[type[Exception], ...] = (InputError, InfeasibleError, TimedOutError, ExecutionError)
 """The errors that keep their class on the way; subclasses of them become them, others the last."""
 
 
-def fresh_store(store: Store, rank: int, size: int, *, timeout_s: float) -> Store:
-    """The part of a store that only the present processes of a group know; all ranks make this call.
+def meet(store: Store, rank: int, size: int, said: object, *, timeout_s: float) -> tuple[str, list[Any]]:
+    """Find the present processes of a group; all ranks make this call.
 
     Args:
         store: of the group; it may hold anything that earlier processes of the same group have left.
         rank: this one.
         size: ranks of the group.
+        said: what the others are to know of this one; anything that JSON can hold.
         timeout_s: how long to wait for the others.
+
+    Returns:
+        a prefix of keys that only these processes know, and what each of them has said.
 
     Raises:
         ExecutionError: a rank did not come in time; the message names it.
     """
     number = secrets.token_hex(8)
     if rank == 0:
-        _gather(store, number, size, timeout_s)
-        return PrefixStore(number, store)
+        return number, _gather(store, number, said, size, timeout_s)
     store.set(f"hello/{rank}", number)
     try:
         store.wait([f"welcome/{number}"], timedelta(seconds=timeout_s))
+        name = store.get(f"welcome/{number}").decode()
+        store.set(f"{name}/said/{rank}", json.dumps(said))
+        store.wait([f"{name}/all"], timedelta(seconds=timeout_s))
+        everybody = json.loads(store.get(f"{name}/all"))
     except RuntimeError as error:
         raise _late(rank, [0], timeout_s) from error
-    name = store.get(f"welcome/{number}").decode()
-    store.set(f"here/{name}/{rank}", "")
-    return PrefixStore(name, store)
+    if isinstance(everybody, str):
+        raise ExecutionError(everybody)
+    return name, list(everybody)
 
 
-def _gather(store: Store, name: str, size: int, timeout_s: float) -> None:
-    """On rank 0: welcome everybody, until all have heard it; a number may be that of a process that died."""
-    missing = set(range(1, size))
-    welcomed: dict[int, bytes] = {}
+def _gather(store: Store, name: str, said: object, size: int, timeout_s: float) -> list[Any]:
+    """On rank 0: welcome everybody until all have answered; a number may be that of a process that died."""
     end = time.monotonic() + timeout_s
-    while True:
-        for rank in sorted(missing):
-            if rank in welcomed and store.check([f"here/{name}/{rank}"]):
-                missing.remove(rank)
-            elif store.check([f"hello/{rank}"]):
-                number = store.get(f"hello/{rank}")
-                if welcomed.get(rank) != number:
-                    store.set(f"welcome/{number.decode()}", name)
-                    welcomed[rank] = number
-        if not missing:
-            return
-        if time.monotonic() > end:
-            raise _late(0, missing, timeout_s)
-        time.sleep(_LOOK_EVERY_S)
+    missing = _missing(store, {rank: f"hello/{rank}" for rank in range(1, size)}, timeout_s)
+    is_late = bool(missing)
+    missing, patience_s = missing or dict.fromkeys(range(1, size), ""), _PATIENCE_S
+    welcomed: dict[int, bytes] = {}
+    while missing and not is_late:
+        for rank in missing:
+            number = store.get(f"hello/{rank}")
+            if welcomed.get(rank) != number:
+                store.set(f"welcome/{number.decode()}", name)
+                welcomed[rank] = number
+        answers = {rank: f"{name}/said/{rank}" for rank in missing}
+        missing = _missing(store, answers, min(patience_s, end - time.monotonic()))
+        patience_s *= 2
+        is_late = time.monotonic() > end
+    if missing:
+        error = _late(0, missing, timeout_s)
+        store.set(f"{name}/all", json.dumps(str(error)))
+        raise error
+    others = (json.loads(store.get(f"{name}/said/{rank}")) for rank in range(1, size))
+    text = json.dumps([said, *others])
+    store.set(f"{name}/all", text)
+    return list(json.loads(text))  # as everybody reads it
+
+
+def _missing(store: Store, keys: Mapping[int, str], seconds: float) -> dict[int, str]:
+    """Those of some keys that are not in the store, the sooner the better, or after that time."""
+    try:
+        if keys:
+            store.wait(list(keys.values()), timedelta(seconds=max(0.001, seconds)))
+    except RuntimeError:
+        return {rank: key for rank, key in keys.items() if not store.check([key])}
+    return {}
 
 
 def _late(rank: int, missing: Iterable[int], timeout_s: float) -> ExecutionError:
@@ -89,47 +114,25 @@ def _late(rank: int, missing: Iterable[int], timeout_s: float) -> ExecutionError
     return ExecutionError(f"rank {rank} waited {timeout_s:g} s for rank {who} to make the group, in vain")
 
 
-def compare_settings(store: Store, rank: int, size: int, settings: Mapping[str, object] | Exception) -> None:
-    """Refuse to begin with ranks that would decide otherwise, on all ranks alike.
-
-    Args:
-        store: of the group.
-        rank: this one.
-        size: ranks of the group.
-        settings: values that JSON can hold; or why this rank has none, which it is to raise itself.
-
-    Raises:
-        InputError: a rank differs from rank 0, or has no settings; names the setting and both values, or says
-            why it has none. The same on all ranks.
-    """
-    said = {"refused": str(settings)} if isinstance(settings, Exception) else dict(settings)
-    difference = _decide(store, "settings", rank, size, said, _difference)
-    if difference:
-        raise InputError(difference)
-
-
 def are_on_one_host(store: Store, rank: int, size: int) -> bool:
-    """Whether all ranks run under one kernel and in one network; the same answer on all of them."""
+    """Whether all ranks have one `whereabouts`; the same answer on all of them."""
+    _, everybody = meet(store, rank, size, whereabouts(), timeout_s=store.timeout.total_seconds())
+    return len(set(everybody)) == 1
+
+
+def whereabouts() -> str:
+    """What two processes have alike that run under one kernel and in one network."""
     network = Path("/proc/self/ns/net")
     inside = network.readlink() if network.is_symlink() else ""
-    here = f"{boot_id() or socket.gethostname()} {inside}"
-    return bool(_decide(store, "host", rank, size, here, lambda hosts: len(set(hosts)) == 1))
+    return f"{boot_id() or socket.gethostname()} {inside}"
 
 
-def _decide(
-    store: Store, key: str, rank: int, size: int, said: object, decide: Callable[[Sequence[Any]], object]
-) -> Any:
-    """What rank 0 decides once it has heard what all ranks say; the same on all of them."""
-    store.set(f"{key}/{rank}", json.dumps(said))
-    if rank == 0:
-        # All of them first: whoever leaves at once would break connections that others are still making.
-        everybody = [json.loads(store.get(f"{key}/{other}")) for other in range(size)]
-        store.set(key, json.dumps(decide(everybody)))
-    return json.loads(store.get(key))
+def difference(everybody: Sequence[Mapping[str, object]]) -> str:
+    """The first setting that is not as rank 0's; empty where all are alike.
 
-
-def _difference(everybody: Sequence[Mapping[str, object]]) -> str:
-    """The first setting that is not as rank 0's; empty where all are alike."""
+    Args:
+        everybody: the settings of all ranks; of one that has none, why, as "refused".
+    """
     first = everybody[0]
     for rank, settings in enumerate(everybody):
         if "refused" in settings:
@@ -195,13 +198,20 @@ def _take(store: Store, key: str, rank: int, timeout_s: float) -> Table:
     if "error" in head:
         kind = next(known for known in _ERRORS if known.__name__ == head["error"])
         raise kind(head["message"])
+    if head["sha256"] in _taken:  # from another group of this process
+        return _taken[head["sha256"]]
     data = b"".join(store.get(f"{key}/{index}") for index in range(head["parts"]))
     if _hash(data) != head["sha256"]:
         raise ExecutionError(
             f"rank {rank}: schedules of rank 0 ({key}): SHA-256 of {head['bytes']} bytes must be "
             f"{head['sha256']}, got {_hash(data)} of {len(data)} bytes"
         )
-    return Table.from_bytes(data, f"schedules of rank 0 ({key})")
+    table = _taken[head["sha256"]] = Table.from_bytes(data, f"schedules of rank 0 ({key})")
+    return table
+
+
+_taken: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
+"""The tables that this process has from others, by the hash of their bytes, as long as a group has them."""
 
 
 def _hash(data: bytes) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -280,20 +281,29 @@ def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
 
 def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective) -> Table | None:
     """The table of an earlier time, under the present name of the topology."""
+    place = kept.folder / key
+    if (known := _read.get(place)) is not None:
+        return known.renamed(topology.name)
     text = kept.get_json(key)
     if text is None:
         return None
-    source = f"kept table {kept.folder / key}.json"
+    source = f"kept table {place}.json"
     try:
         if not isinstance(text, str):
             raise InputError(f"{source}: must hold text, got {shorten(text)}")
-        table = Table.from_bytes(text.encode(), source).renamed(topology.name)
+        read = Table.from_bytes(text.encode(), source)
+        table = read.renamed(topology.name)
         if table.collective != collective or table.topology != topology:
             raise InputError(f"{source}: must be of {collective.kind} on the topology that was asked for")
+        _read[place] = read
         return table
     except InputError as error:
         log.warning("a table is made anew: %s", error)
         return None
+
+
+_read: weakref.WeakValueDictionary[Path, Table] = weakref.WeakValueDictionary()
+"""The tables that this process has from files, as long as a group has them."""
 
 
 def _key(

@@ -16,6 +16,7 @@ from torch._C import _distributed_c10d as c10d
 Store = c10d.Store
 PrefixStore = c10d.PrefixStore
 FileStore = c10d.FileStore
+DistStoreError: type[RuntimeError] = cast(Any, torch._C)._DistStoreError
 
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -127,11 +128,6 @@ def forget_meshes() -> None:
     propagator.propagate_op_sharding.cache.cache_clear()
     with contextlib.suppress(AttributeError):  # has a cache of its own since torch 2.10
         cast(Any, torch._C)._clear_DTensor_sharding_propagator_cache()
-
-
-def own_connection(store: Store) -> Store:
-    """The same store by a connection of its own: one of a TCP store serves one thread at a time."""
-    return cast(Store, cast(Any, store).clone())
 
 
 def split(tensor: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from torch._C import _distributed_c10d as c10d
 
 from arborcast.backends.errors import ExecutionError
+from arborcast.backends.tensors.shared_store import SharedStore
 from arborcast.backends.tensors.torch_compat import INTERFACE_VARIABLE, PrefixStore, Store
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -92,7 +93,7 @@ def _guesses(store: Store) -> Iterator[str]:
 
 def _store_host(store: Store) -> tuple[str, int] | None:
     """Host and port of the TCP store below any prefixes, None for other kinds."""
-    while isinstance(store, PrefixStore):
+    while isinstance(store, PrefixStore | SharedStore):
         store = store.underlying_store
     return (store.host, store.port) if isinstance(store, c10d.TCPStore) else None
 
