@@ -6,6 +6,7 @@ it and on the fabric, so that whoever means something else is found out at once 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -196,24 +197,18 @@ class Schedules:
 
     def _wait_for(self, key: str, wait_s: float) -> None:
         """Until rank 0 has said something, or it is too late; a peer that dies meanwhile is noticed."""
-        end = time.monotonic() + wait_s
-        pause = due = 0.0
+        end, pause_s, is_said = time.monotonic() + wait_s, LOOK_EVERY_S, False
 
         def is_over() -> bool:
-            nonlocal pause, due
-            now = time.monotonic()
-            if now > end:
-                return True
-            if now < due:
-                return False
-            pause = min(2 * pause + LOOK_EVERY_S, SELDOM_S)
-            due = now + pause
-            try:
-                return bool(self._store.check([key]))
-            except RuntimeError:
-                return False  # the store went with its rank, of which the channels know more
+            nonlocal is_said
+            with contextlib.suppress(RuntimeError):  # the store went with its rank; the channels know more
+                is_said = is_said or bool(self._store.check([key]))
+            return is_said or time.monotonic() >= until
 
-        self._engine.wait_external(is_over, look_every_s=LOOK_EVERY_S, needed=0)
+        while not is_said and time.monotonic() < end:
+            until = time.monotonic() + pause_s
+            self._engine.wait_external(is_over, look_every_s=pause_s, needed=0)
+            pause_s = min(2 * pause_s, SELDOM_S)
 
 
 def _digest(table: Table, entry: Entry) -> bytes:

@@ -35,6 +35,7 @@ PART_BYTES = 1 << 20
 
 _PATIENCE_S = 0.05
 """How long rank 0 first waits for answers before it looks whether others have come; then twice as long."""
+_SAYING_S = 5.0
 _ERRORS: tuple[type[Exception], ...] = (InputError, InfeasibleError, TimedOutError, ExecutionError)
 """The errors that keep their class on the way; subclasses of them become them, others the last."""
 
@@ -63,7 +64,8 @@ def meet(store: Store, rank: int, size: int, said: object, *, timeout_s: float) 
         store.wait([f"welcome/{number}"], timedelta(seconds=timeout_s))
         name = store.get(f"welcome/{number}").decode()
         store.set(f"{name}/said/{rank}", json.dumps(said))
-        store.wait([f"{name}/all"], timedelta(seconds=timeout_s))
+        # Longer than rank 0, so that it can say for whom it waits in vain.
+        store.wait([f"{name}/all"], timedelta(seconds=timeout_s + _SAYING_S))
         everybody = json.loads(store.get(f"{name}/all"))
     except RuntimeError as error:
         raise _late(rank, [0], timeout_s) from error

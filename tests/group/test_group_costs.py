@@ -50,7 +50,8 @@ def of_one_group(rank: int, size: int) -> list[dict[str, int]]:
 def test_a_group_of_four_holds_a_channel_for_each_peer_and_one_thread() -> None:
     for found in run_ranks(RANKS, of_one_group, backend="synth"):
         assert max(it["threads"] for it in found) <= 1  # a caller that waits executes its call itself
-        assert max(it["descriptors"] for it in found) <= (RANKS - 1) + 1  # channels, and what wakes its engine
+        # Channels, and what wakes its engine.
+        assert max(it["descriptors"] for it in found) <= (RANKS - 1) + 1
 
 
 def two_of_four(rank: int, size: int) -> list[Any]:
