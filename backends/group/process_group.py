@@ -60,6 +60,7 @@ from arborcast.backends.tensors.torch_compat import (
     has_nccl,
     new_holder_of_names,
     new_nccl,
+    outside_compilers,
 )
 from arborcast.synth.collective import Kind
 
@@ -83,6 +84,7 @@ def _leave_groups() -> None:
 atexit.register(_leave_groups)
 
 
+@outside_compilers
 class SynthGroup(dist.ProcessGroup):
     """A process group on CPU tensors.
 

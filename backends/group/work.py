@@ -29,11 +29,13 @@ import torch
 import torch.distributed as dist
 
 from arborcast.backends.errors import ExecutionError
+from arborcast.backends.tensors.torch_compat import outside_compilers
 
 SIGNALS_S = 0.5
 """Ctrl-C is seen within so long."""
 
 
+@outside_compilers
 class QueuedWork(dist.Work):
     """A queued collective: a torch Work.
 

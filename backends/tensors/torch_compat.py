@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,23 @@ def new_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
         gloo.create_default_device(lazy_init=True)
     ]
     return gloo(store, rank, size, options)
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def outside_compilers(cls: _Class) -> _Class:
+    """Have `torch.compile` neither look into the methods of a class nor compile what they call.
+
+    Torch's own means, `torch.compiler.disable`, imports the whole compiler, which takes seconds, and costs
+    something at each call.
+    """
+    frames: Any = cast(Any, torch._C)._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    for method in filter(inspect.isfunction, vars(cls).values()):
+        cast(Any, method)._torchdynamo_disable = True
+        frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))
+    return cls
 
 
 def new_holder_of_names(rank: int, size: int) -> Any:
