@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from arborcast.pipeline.planning.planner import plan as plan
     from arborcast.pipeline.planning.prediction import Prediction as Prediction
     from arborcast.pipeline.planning.prediction import predict as predict
+    from arborcast.pipeline.planning.sharded import shard_in_stages as shard_in_stages
     from arborcast.pipeline.profiles import Layer as Layer
     from arborcast.pipeline.profiles import Profile as Profile
     from arborcast.pipeline.profiles import Tie as Tie
@@ -68,6 +69,7 @@ _HOMES = {
     "read_plan": "arborcast.pipeline.planning.formats",
     "read_profile": "arborcast.pipeline.planning.formats",
     "read_sharded_plan": "arborcast.pipeline.planning.formats",
+    "shard_in_stages": "arborcast.pipeline.planning.sharded",
     "shard_model": "arborcast.pipeline.sharding.choice",
     "simulate": "arborcast.pipeline.simulation.simulator",
     "trace": "arborcast.pipeline.model.traced",

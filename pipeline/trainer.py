@@ -13,7 +13,6 @@ import gc
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -34,6 +33,7 @@ from arborcast.pipeline.run.meeting import Meeting
 from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import NullRecorder, Recorder
+from arborcast.pipeline.run.saving import Saving
 from arborcast.pipeline.run.sharded import Prepare
 from arborcast.pipeline.run.update import OptimizerOf
 from arborcast.pipeline.run.weights import Weights
@@ -46,7 +46,7 @@ _numbers = itertools.count()
 """Of the trainers of this process: all ranks make them in the same order."""
 
 
-class Trainer:
+class Trainer(Saving):
     """One rank's part in a training.
 
     Args:
@@ -312,7 +312,9 @@ class Trainer:
         self._faults.refuse()
         with self._faults.all_or_nothing(lambda: "gathering the weights"), self._groups.patient():
             state = module.state_dict() if self._place.assignments else None
-            return checkpoints.gather_state(state, self._groups.job, self.plan)
+            return checkpoints.gather_state(
+                state, self._groups.job, [it.ranks[0] for it in self.plan.workers]
+            )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take the weights of the whole model, from however many stages; every rank calls it.
@@ -329,59 +331,20 @@ class Trainer:
         if self._place.assignments:
             checkpoints.load_state(local.module, state)
 
-    def save(self, folder: Path | str) -> None:
-        """Write a checkpoint of all that a training goes on from; every rank calls it and writes its part.
+    def _check_complete(self, what: str) -> None:
+        self._ready().update.check_complete(what)
 
-        It is one of torch.distributed.checkpoint: `model` by the model's own names, `optimizer` as
-        `get_optimizer_state_dict` flattens it, `trainer` with the number of steps and float16's scale. It
-        loads into a trainer with any plan, and by torch's own functions into serial training. It is whole
-        before it has its name.
-
-        Args:
-            folder: new, or a checkpoint, which is replaced; on a file system that all ranks share.
-
-        Raises:
-            CheckpointError: it cannot be written; on all ranks, which may go on.
-            InputError: some batches of an update are still to come.
-        """
+    def _entries(self) -> dict[str, Any]:
         local = self._ready()
-        self._faults.refuse()
-        local.update.check_complete("a checkpoint must be written")
+        return {
+            "model": checkpoints.model_entries(local.module) if self._place.assignments else {},
+            "optimizer": checkpoints.optimizer_entries(local.update.optimizer, local.update.parameters),
+        }
 
-        def entries() -> dict[str, Any]:
-            return {
-                "model": checkpoints.model_entries(local.module) if self._place.assignments else {},
-                "optimizer": checkpoints.optimizer_entries(local.update.optimizer, local.update.parameters),
-                "trainer": {"steps": self._steps, "scaler": self._precision.state_dict()},
-            }
-
-        with self._faults.all_or_nothing(lambda: f"saving {folder}", forgives=True), self._groups.patient():
-            checkpoints.write(folder, entries, self._groups.job)
-
-    def load(self, folder: Path | str) -> None:
-        """Go on from a checkpoint of a trainer with any plan, or of serial training; every rank calls it.
-
-        Without `trainer` in it (of serial training), the number of steps and the scale stay.
-
-        Raises:
-            CheckpointError: it cannot be read, is of another model, or options of the optimizer do not fit;
-                on all ranks. Nothing is changed, unless a file breaks while it is read: then the trainer is
-                of no more use.
-        """
-        local = self._ready()
-        self._faults.refuse()
-        update, whole, job = local.update, local.whole.divide(0, local.whole.depth), self._groups.job
-        update.check_complete("a checkpoint must be loaded")
-        with self._faults.all_or_nothing(lambda: f"reading {folder}", forgives=True), self._groups.patient():
-            loading = checkpoints.together(
-                job,
-                lambda: checkpoints.Loading(folder, whole, local.module, update.optimizer, update.parameters),
-            )
-        with self._faults.all_or_nothing(lambda: f"loading {folder}"), self._groups.patient():
-            going = checkpoints.together(job, loading.load)
-            self._steps = going.get("steps", self._steps)
-            if going.get("scale") is not None:
-                self._precision.load_state_dict(going)
+    def _loading(self, folder: Path | str) -> checkpoints.Loading:
+        local, update = self._ready(), self._ready().update
+        whole = local.whole.divide(0, local.whole.depth)
+        return checkpoints.Loading(folder, whole, local.module, update.optimizer, update.parameters)
 
     # ------------------------------------------------------------------ beginning and end
 
@@ -405,16 +368,6 @@ class Trainer:
         self._local = None
         del self._links, self._groups, self._precision, self._meeting
         gc.collect()
-
-    def __enter__(self) -> Trainer:
-        """For `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
     def _trace(self, call: int, inputs: Tensors | None) -> None:
         from arborcast.pipeline.model.traced import trace

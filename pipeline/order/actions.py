@@ -100,6 +100,11 @@ def parse(text: str, stage: int = 0) -> tuple[Action, ...]:
     return tuple(Action(Phase(pass_[0]), int(pass_[1:]), int(named or stage)) for pass_, _, named in words)
 
 
+def forwards(order: Passes) -> Passes:
+    """The order of an evaluation: without backward passes."""
+    return tuple(tuple(action for action in actions if action.phase is Phase.FORWARD) for actions in order)
+
+
 def last_phase(actions: Sequence[Action]) -> Phase:
     """Which pass of a microbatch lets go of what its forward pass has kept."""
     return Phase.WEIGHTS if any(it.phase is Phase.WEIGHTS for it in actions) else Phase.BACKWARD

@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.memory import peak_in_flight
-from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.pipeline.sharding.mesh import Mesh, row_of
+from arborcast.pipeline.sharding.slices import Sliced, messages, parted_dim
 from arborcast.pipeline.sharding.stage_prices import PricedStage, StagePrices
 from arborcast.pipeline.simulation.synchronisation import sum_us
-from arborcast.pipeline.stages import boundary_messages
 
 ORDER = "1f1b"
 """Of passes, which says what is in flight."""
@@ -308,8 +308,9 @@ class _Search:
         """Of a microbatch, from a stage of so many ranks to the one behind it and back."""
         key = behind.layer, behind.place, behind.size, size
         if key not in self.crossings:
-            senders = self.order[behind.place - size : behind.place]
-            receivers = self.order[behind.place : behind.place + behind.size]
+            # Sizes divide the number of ranks, so that parts are equal on every mesh: as in a row.
+            senders = row_of(self.order[behind.place - size : behind.place])
+            receivers = row_of(self.order[behind.place : behind.place + behind.size])
             self.crossings[key] = crossing_ps(self.prices, self.network, behind.layer, senders, receivers)
         return self.crossings[key]
 
@@ -363,21 +364,22 @@ class _Rest:
         return least
 
 
-def crossing_ps(
-    prices: StagePrices, network: LinkCosts, cut: int, senders: Sequence[int], receivers: Sequence[int]
-) -> int:
-    """Of a microbatch: what crosses a boundary in equal parts of all ranks, then its gradients back."""
+def crossing_ps(prices: StagePrices, network: LinkCosts, cut: int, senders: Mesh, receivers: Mesh) -> int:
+    """Of a microbatch: what crosses a boundary, then its gradients back."""
     total = 0.0
     for tensor in prices.sliced.crossing(cut):
         ways = [(senders, receivers)]
         if tensor.value in prices.sliced.graph.trained:
             ways.append((receivers, senders))
+        dim = parted_dim(tensor)
+        entries = 1 if dim is None else tensor.shape[dim]
         for src, dst in ways:
-            if any(label is not None for label in tensor.labels):
-                messages = boundary_messages(src, dst, tensor.size_bytes)
-            else:  # whole on every rank
-                messages = {(src[at % len(src)], it): float(tensor.size_bytes) for at, it in enumerate(dst)}
-            total += network.transfer_us(messages)
+            total += network.transfer_us(
+                {
+                    (it.src, it.dst): (it.stop - it.start) / entries * tensor.size_bytes
+                    for it in messages(tensor, src, dst)
+                }
+            )
     return math.ceil(total * 10**6)
 
 

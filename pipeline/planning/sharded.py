@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from typing import TYPE_CHECKING
 
-from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.devices import Device, device_named
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.device_order import device_order
@@ -26,7 +27,7 @@ from arborcast.pipeline.planning.joint import (
 )
 from arborcast.pipeline.planning.memory import peak_in_flight
 from arborcast.pipeline.sharding.evaluation import cost_of
-from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.mesh import Mesh
 from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage, check_topology, strategies_of
@@ -35,6 +36,9 @@ from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage import stage_sharding
 from arborcast.pipeline.sharding.stage_prices import PricedStage, StagePrices
 from arborcast.synth.topology import Topology
+
+if TYPE_CHECKING:
+    from arborcast.pipeline.model.traced.model import Traced
 
 BOTH = "both levels"
 ONE_STAGE = "one stage"
@@ -168,6 +172,46 @@ def choose_both(
     return ShardedChoice(sliced, topology, microbatches, ways, best, bound, free.programs)
 
 
+def shard_in_stages(
+    model: Traced,
+    topology: Topology,
+    device: Device | str,
+    *,
+    batch: int,
+    microbatches: int = 1,
+    memory_bytes: int | None = None,
+    stages: int | None = None,
+) -> ShardedChoice:
+    """The best way to divide a whole model over all ranks of a topology, in stages or not: `choose_both`.
+
+    Args:
+        model: traced with its loss; stages are cut between its layers.
+        topology: the fabric.
+        device: that every rank is, or its name ("v100").
+        batch: samples of a step.
+        microbatches: that they are divided into.
+        memory_bytes: of each rank; None for the device's.
+        stages: at most; None for no limit.
+
+    Raises:
+        PlanError: the batch does not split into microbatches, or nothing fits.
+        ProfileError: no such device.
+    """
+    from arborcast.pipeline.model.traced.operators import operator_trace
+
+    if microbatches < 1 or batch % microbatches:
+        raise PlanError(f"batch of {batch} samples: must split into {microbatches} equal microbatches")
+    on = device_named(device) if isinstance(device, str) else device
+    return choose_both(
+        merged(operator_trace(model, batch // microbatches, by_layer=True)),
+        topology,
+        on,
+        microbatches=microbatches,
+        memory_bytes=on.memory_bytes if memory_bytes is None else memory_bytes,
+        stages=stages,
+    )
+
+
 def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Device) -> JointPlan:
     """A plan of a file on a model and a fabric, its collectives by their schedules.
 
@@ -191,7 +235,10 @@ def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Dev
         cost = cost_of(own, chosen, setting)
         total = cost.total_ps(plan.microbatches)
         sharding = Sharding(own, chosen, cost, 0, total, "as given")
-        crossing = crossing_ps(prices, network, it.end, it.ranks, stages[0].ranks) if stages else 0
+        crossing = 0
+        if stages:
+            behind = plan.stages[number + 1].sharding.mesh
+            crossing = crossing_ps(prices, network, it.end, it.sharding.mesh, behind)
         priced = PricedStage(sharding, setting, cost.memory_bytes)
         stages.insert(0, JointStage(it.start, it.end, it.ranks, priced, crossing))
     ranges = [(it.start, it.end, it.ranks) for it in stages]

@@ -151,8 +151,8 @@ class Batch:
 
         It is of about a thousand values of each tensor.
         """
-        inputs = None if any(it.is_meta for it in self.inputs) else _fingerprint(self.inputs)
-        targets = None if self.targets is None else _fingerprint(as_tuple("targets", self.targets))
+        inputs = None if any(it.is_meta for it in self.inputs) else fingerprint(self.inputs)
+        targets = None if self.targets is None else fingerprint(as_tuple("targets", self.targets))
         return inputs, targets
 
     def inputs_of(self, microbatch: int, share: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -207,7 +207,8 @@ def described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _fingerprint(tensors: Sequence[Tensor]) -> int:
+def fingerprint(tensors: Sequence[Tensor]) -> int:
+    """A number below 65,536, another one for other data: of about a thousand values of each tensor."""
     digest = 0
     for tensor in tensors:
         most = max(1, int(_SAMPLED ** (1 / max(1, tensor.dim()))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from arborcast.pipeline.errors import CheckpointError
 from arborcast.pipeline.run.sharded import full, like
 from arborcast.pipeline.run.stored import CheckpointFolder, cause_of
-from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import shorten_path
 
@@ -31,21 +30,21 @@ Result = TypeVar("Result")
 
 
 def gather_state(
-    stage_state: Mapping[str, Tensor] | None, group: dist.ProcessGroup | None, plan: Plan
+    stage_state: Mapping[str, Tensor] | None, group: dist.ProcessGroup | None, firsts: Sequence[int]
 ) -> dict[str, Tensor]:
     """The state of the whole model on every rank, in the order of the stages, on the CPU.
 
     Args:
         stage_state: the `state_dict` of this rank's stage; None on a rank without work.
         group: of all ranks of the job (all call it); None for the default group.
-        plan: whose stages' first ranks send.
+        firsts: a rank of each stage, which sends.
 
     Raises:
         CheckpointError: an entry is no tensor, or stages disagree on one's shape or type.
     """
     mine = {name: _on_cpu(it) if isinstance(it, Tensor) else None for name, it in (stage_state or {}).items()}
     whole: dict[str, Tensor] = {}
-    for state in _of_every_stage(mine, plan, group):
+    for state in _of_every_stage(mine, firsts, group):
         for name, value in state.items():
             if value is None:
                 raise CheckpointError(f"checkpoint: entry {name} of the model must be a tensor")
@@ -346,12 +345,12 @@ def _empty(files: CheckpointFolder, key: str) -> Tensor:
     return torch.empty(files.shapes[key], dtype=files.dtypes[key])
 
 
-def _of_every_stage(mine: Any, plan: Plan, group: dist.ProcessGroup | None) -> list[Any]:
-    """What the first rank of each worker has, worker by worker, on every rank."""
+def _of_every_stage(mine: Any, firsts: Sequence[int], group: dist.ProcessGroup | None) -> list[Any]:
+    """What some ranks have, one after another, on every rank."""
     found = []
-    for worker in plan.workers:
-        box = [mine if dist.get_rank() == worker.ranks[0] else None]
-        dist.broadcast_object_list(box, worker.ranks[0], group=group)
+    for rank in firsts:
+        box = [mine if dist.get_rank() == rank else None]
+        dist.broadcast_object_list(box, rank, group=group)
         found.append(box[0])
     return found
 

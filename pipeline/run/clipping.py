@@ -1,19 +1,20 @@
 """Clipping by the norm of all gradients of the model, which are spread over stages and copied on replicas.
 
-Each rank adds its share of every parameter that it holds, so that one small allreduce gives all ranks the
-norm that `torch.nn.utils.clip_grad_norm_` finds in serial training.
+Each rank adds its share of every parameter that it holds, or of its part of one, so that one small allreduce
+gives all ranks the norm that `torch.nn.utils.clip_grad_norm_` finds in serial training.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from arborcast.pipeline.run.sharded import full
+from arborcast.pipeline.run.sharded import full, is_sharded, local
 from arborcast.synth.errors import InputError
 
 
@@ -49,8 +50,8 @@ def clip_gradients(
     holders = ties or {}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     with torch.no_grad():
-        norms = {name: float(full(torch.linalg.vector_norm(it))) for name, it in gradients.items()}
-        mine = sum(norm * norm / holders.get(name, replicas) for name, norm in norms.items())
+        squares = {name: _square(it) for name, it in gradients.items()}
+        mine = sum(square / holders.get(name, replicas) for name, square in squares.items())
         total = torch.tensor([mine], dtype=torch.float64)
         if group is not None or dist.is_initialized():
             dist.all_reduce(total, group=group)
@@ -60,3 +61,15 @@ def clip_gradients(
             for gradient in gradients.values():
                 gradient.mul_(factor)
     return norm
+
+
+def _square(gradient: Tensor) -> float:
+    """Of its norm; of a part such that the mean over the ranks of its mesh is that of the whole."""
+    sharded: Any = gradient
+    if not is_sharded(gradient):
+        return float(torch.linalg.vector_norm(gradient)) ** 2
+    if any(it.is_partial() for it in sharded.placements):
+        return float(full(torch.linalg.vector_norm(gradient))) ** 2
+    pairs = zip(sharded.device_mesh.shape, sharded.placements, strict=True)
+    parts: int = math.prod(size for size, placement in pairs if not placement.is_replicate())
+    return parts * float(torch.linalg.vector_norm(local(gradient))) ** 2

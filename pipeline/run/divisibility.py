@@ -15,6 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.sharding.plan import ShardedPlan
 from arborcast.pipeline.stages import Plan
 
 _ATEN = torch.ops.aten
@@ -27,7 +28,7 @@ def check_divisible(model: Layered, plan: Plan) -> None:
         PlanError: a norm with running statistics is used by two stages, or a replicated stage holds a
             module whose result depends on the samples of the other replicas.
     """
-    _check_shared_statistics(model, plan)
+    check_shared_statistics(model, plan)
     for index, stage in enumerate(plan.stages):
         if stage.replicas == 1:
             continue
@@ -38,11 +39,16 @@ def check_divisible(model: Layered, plan: Plan) -> None:
             )
 
 
-def _check_shared_statistics(model: Layered, plan: Plan) -> None:
-    """Every copy of a norm would count only what passes its own stage."""
+def check_shared_statistics(model: Layered, plan: Plan | ShardedPlan) -> None:
+    """Every copy of a norm would count only what passes its own stage.
+
+    Raises:
+        PlanError: there is one with several copies.
+    """
     seen: dict[int, tuple[int, str]] = {}
-    for index, stage in enumerate(plan.stages):
-        for name, module in model.divide(stage.start, stage.end).named_modules():
+    ranges = [(it.start, it.end) for it in plan.stages]
+    for index, bounds in enumerate(ranges):
+        for name, module in model.divide(*bounds).named_modules():
             if not isinstance(module, _NormBase) or module.running_mean is None:
                 continue
             first, known = seen.setdefault(id(module.running_mean), (index, name))

@@ -22,7 +22,7 @@ from arborcast.pipeline.model.layered import in_mode
 from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.model.structure import flatten
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.order.actions import Passes, Phase, peak_in_flight
+from arborcast.pipeline.order.actions import forwards, peak_in_flight
 from arborcast.pipeline.order.messages import Step, with_messages
 from arborcast.pipeline.run.arguments import Options
 from arborcast.pipeline.run.assignment import Assignment, Place
@@ -154,7 +154,7 @@ class StepExecutor:
         self._doing = "finding the shapes of what crosses boundaries"
         training = signature.training
         if training not in self._steps:
-            passes = self.plan.passes if training else _without_backward(self.plan.passes)
+            passes = self.plan.passes if training else forwards(self.plan.passes)
             worker = self.plan.worker_of(self.parts[0].assignment.ranks[0])
             assert worker is not None, "it has work"
             self._steps[training] = with_messages(passes)[worker]
@@ -366,8 +366,3 @@ def _no_loss(outputs: Any, labels: Any) -> Tensor:
 def _seed_of(*key: object) -> int:
     """Of the random numbers of a forward pass: another one for every key."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")
-
-
-def _without_backward(order: Passes) -> Passes:
-    """The order of an evaluation."""
-    return tuple(tuple(action for action in actions if action.phase is Phase.FORWARD) for actions in order)

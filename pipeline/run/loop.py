@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -20,9 +21,68 @@ from arborcast.pipeline.run.messages import Arrival, Messenger, Pending, Slice, 
 from arborcast.pipeline.run.passes import StagePasses
 
 
+class Loop(ABC):
+    """Steps one after another; what each does, a kind of stage says.
+
+    Attributes:
+        steps: what this rank does.
+        in_flight: microbatches whose gradients (in evaluation outputs) may be on their way at once.
+    """
+
+    steps: Sequence[Step]
+    in_flight: int
+
+    @abstractmethod
+    def receive(self, action: Action) -> None:
+        """Post the receives of a microbatch's input, or of the gradient of its output."""
+
+    @abstractmethod
+    def compute(self, action: Action) -> None:
+        """A pass, once what it takes is there."""
+
+    @abstractmethod
+    def send(self, action: Action) -> list[Pending]:
+        """Begin to send what a pass made."""
+
+    def walk(self, *, training: bool) -> None:
+        """All steps of a batch; `finish` is to follow."""
+        self._outputs_sent: dict[Action, list[Pending]] = {}
+        self._gradients_sent: deque[list[Pending]] = deque()
+        for step in self.steps:
+            action = step.action
+            match step.kind, action.phase:
+                case "receive", _:
+                    self.receive(action)
+                case "compute", _:
+                    self.compute(action)
+                    if action.phase is Phase.BACKWARD:  # who sent a gradient back has received the output
+                        wait(self._outputs_sent.pop(replace(action, phase=Phase.FORWARD), []))
+                case "send", Phase.FORWARD:
+                    self._outputs_sent[action] = self.send(action)
+                    if not training:
+                        self._wait_for_outputs(most=self.in_flight)
+                case "send", _:
+                    self._gradients_sent.append(self.send(action))
+                    # Safe even where sends end only when they are received: orders are checked with such.
+                    self._wait_for_gradients(most=self.in_flight)
+
+    def finish(self) -> None:
+        """Wait for all that is still being sent."""
+        self._wait_for_outputs(most=0)
+        self._wait_for_gradients(most=0)
+
+    def _wait_for_outputs(self, *, most: int) -> None:
+        while len(self._outputs_sent) > most:
+            wait(self._outputs_sent.pop(next(iter(self._outputs_sent))))
+
+    def _wait_for_gradients(self, *, most: int) -> None:
+        while len(self._gradients_sent) > most:
+            wait(self._gradients_sent.popleft())
+
+
 @dataclass(eq=False)
-class StepLoop:
-    """The passes and messages of this rank.
+class StepLoop(Loop):
+    """The passes and messages of stages that replicas hold, each with its share of the samples.
 
     Args:
         stages: that it holds, by number.
@@ -57,13 +117,12 @@ class StepLoop:
         last = Phase.WEIGHTS if halves else Phase.BACKWARD
         self._last = set({it.stage: it for it in computed if it.phase is last}.values())
         self._forget()
+        self._given: tuple[Sequence[Any], Sequence[Any], Mapping[int, Sequence[int]]] = (), (), {}
 
     def _forget(self) -> None:
         for stage in self.stages.values():
             stage.begin()
         self._arrivals: dict[Action, tuple[Arrival, list[Pending]]] = {}
-        self._outputs_sent: dict[Action, list[Pending]] = {}
-        self._gradients_sent: deque[list[Pending]] = deque()
 
     @property
     def doing(self) -> str:
@@ -84,34 +143,29 @@ class StepLoop:
             seeds: by stage, of the random numbers of each microbatch's passes.
         """
         self._forget()
-        for step in self.steps:
-            action = step.action
-            self._now = stage = self.stages[action.stage]
-            m = action.microbatch
-            match step.kind, action.phase:
-                case "receive", _:
-                    self._receive(action)
-                case "compute", Phase.FORWARD:
-                    values = inputs[m] if stage.assignment.is_first else self._input(action)
-                    stage.forward(m, values, seeds[action.stage][m], targets[m] if targets else None)
-                case "compute", Phase.BACKWARD:
-                    gradients = self._gradients(action) if stage.takes_gradients(m) else ()
-                    with self.last_pass(action.stage) if action in self._last else nullcontext():
-                        stage.backward(m, gradients)
-                    # Who sent a gradient back has received the output.
-                    _wait(self._outputs_sent.pop(Action(Phase.FORWARD, m, action.stage), []))
-                case "compute", Phase.WEIGHTS:
-                    with self.last_pass(action.stage) if action in self._last else nullcontext():
-                        stage.weights(m)
-                case "send", Phase.FORWARD:
-                    self._send_outputs(action)
-                case "send", _:
-                    self._send_gradients(action)
+        self._given = inputs, targets, seeds
+        self.walk(training=self._now.training)
+        self._given = (), (), {}
 
-    def finish(self) -> None:
-        """Wait for all that is still being sent."""
-        self._wait_for_outputs(most=0)
-        self._wait_for_gradients(most=0)
+    def compute(self, action: Action) -> None:
+        """As `Loop.compute`."""
+        self._now = stage = self.stages[action.stage]
+        inputs, targets, seeds = self._given
+        m = action.microbatch
+        match action.phase:
+            case Phase.FORWARD:
+                values = inputs[m] if stage.assignment.is_first else self._input(action)
+                stage.forward(m, values, seeds[action.stage][m], targets[m] if targets else None)
+            case Phase.BACKWARD:
+                gradients = self._gradients(action) if stage.takes_gradients(m) else ()
+                with self._last_of(action):
+                    stage.backward(m, gradients)
+            case Phase.WEIGHTS:
+                with self._last_of(action):
+                    stage.weights(m)
+
+    def _last_of(self, action: Action) -> AbstractContextManager[None]:
+        return self.last_pass(action.stage) if action in self._last else nullcontext()
 
     # ------------------------------------------------------------------ what passes take
 
@@ -137,8 +191,9 @@ class StepLoop:
 
     # ------------------------------------------------------------------ receive and send
 
-    def _receive(self, action: Action) -> None:
-        """Post the receives of a microbatch's input, or of the gradient of its output."""
+    def receive(self, action: Action) -> None:
+        """As `Loop.receive`."""
+        self._now = self.stages[action.stage]
         boundaries, m = self.stages[action.stage].boundaries, action.microbatch
         if action.phase is Phase.FORWARD:
             what, wires, slices = "input", boundaries.taken, self._before[action.stage][m]
@@ -158,10 +213,15 @@ class StepLoop:
 
     def _arrived(self, action: Action) -> Arrival:
         arrival, pending = self._arrivals.pop(action)
-        _wait(pending)
+        wait(pending)
         return arrival
 
-    def _send_outputs(self, action: Action) -> None:
+    def send(self, action: Action) -> list[Pending]:
+        """As `Loop.send`."""
+        self._now = self.stages[action.stage]
+        return self._send_outputs(action) if action.phase is Phase.FORWARD else self._send_gradients(action)
+
+    def _send_outputs(self, action: Action) -> list[Pending]:
         stage, m = self.stages[action.stage], action.microbatch
         wires, slices = stage.boundaries.given, self._behind[action.stage][m]
         outputs = stage.outputs(m)
@@ -173,20 +233,15 @@ class StepLoop:
                     f"proportion to others, got {described(tensor)}"
                 )
         tag = self._tag(action.phase, action.stage, m)
-        self._outputs_sent[action] = self._send("output", m, wires, outputs, slices, tag)
-        if not stage.training:
-            self._wait_for_outputs(most=self.in_flight)
+        return self._send("output", m, wires, outputs, slices, tag)
 
-    def _send_gradients(self, action: Action) -> None:
+    def _send_gradients(self, action: Action) -> list[Pending]:
         stage, m = self.stages[action.stage], action.microbatch
         taken, slices = stage.boundaries.taken, self._before[action.stage][m]
         found = zip(stage.input_gradients(m), taken, strict=True)
         tensors = [gradient for gradient, wire in found if wire.needs_gradient]
         tag = self._tag(action.phase, action.stage - 1, m)
-        sent = self._send("gradient", m, _with_gradients(taken), tensors, slices, tag)
-        self._gradients_sent.append(sent)
-        # Safe even where a send ends only when it is received: orders are checked with such sends.
-        self._wait_for_gradients(most=self.in_flight)
+        return self._send("gradient", m, _with_gradients(taken), tensors, slices, tag)
 
     def _send(
         self,
@@ -208,14 +263,6 @@ class StepLoop:
         """Of a message over the boundary behind stage `before`."""
         return self.first_tag + 2 * (before * len(self.sizes) + microbatch) + (phase is Phase.BACKWARD)
 
-    def _wait_for_outputs(self, *, most: int) -> None:
-        while len(self._outputs_sent) > most:
-            _wait(self._outputs_sent.pop(next(iter(self._outputs_sent))))
-
-    def _wait_for_gradients(self, *, most: int) -> None:
-        while len(self._gradients_sent) > most:
-            _wait(self._gradients_sent.popleft())
-
 
 def tags_of(stages: int, microbatches: int) -> int:
     """How many tags batches of one shape take."""
@@ -233,6 +280,7 @@ def _with_gradients(wires: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     return tuple(wire for wire in wires if wire.needs_gradient)
 
 
-def _wait(pending: Sequence[Pending]) -> None:
+def wait(pending: Sequence[Pending]) -> None:
+    """Until all of these have ended."""
     for message in pending:
         message.wait()

@@ -13,6 +13,7 @@ optimizer skips what has no gradient and would not skip zeros.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,7 +54,7 @@ def packed(wires: Sequence[TensorSpec], tensors: Sequence[Tensor | None], parcel
     samples = parcel.stop - parcel.start
     if travels_in_place(wires):
         if tensors[0] is None:
-            return torch.full((wires[0].bytes_of(samples),), ABSENT, dtype=torch.uint8)
+            return absent(wires[0].shape_of(samples), wires[0].dtype)
         part = wires[0].narrowed(tensors[0], parcel.start, parcel.stop)
         return as_bytes(part.resolve_conj().resolve_neg().contiguous())
     buffer = torch.empty(_size(wires, samples), dtype=torch.uint8)
@@ -113,7 +114,7 @@ class Arrival:
                 for parcel, buffer in zip(self._parcels, self.buffers, strict=True)
             ]
             found = [list(pieces) for pieces in zip(*parts, strict=True)]
-        absent = [[_is_absent(piece) for piece in pieces] for pieces in found]
+        absent = [[is_absent(piece) for piece in pieces] for pieces in found]
         for piece, missing in zip(itertools.chain(*found), itertools.chain(*absent), strict=True):
             if missing:
                 piece.zero_()
@@ -146,7 +147,12 @@ def _views(wires: Sequence[TensorSpec], samples: int, buffer: Tensor) -> list[Te
     return views
 
 
-def _is_absent(tensor: Tensor) -> bool:
+def absent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The bytes that stand for a gradient that there is not."""
+    return torch.full((math.prod(shape) * dtype.itemsize,), ABSENT, dtype=torch.uint8)
+
+
+def is_absent(tensor: Tensor) -> bool:
     """Whether it stands for no gradient; told by the first byte as a rule."""
     raw = as_bytes(tensor)
     return raw.numel() > 0 and raw[0].item() == ABSENT and bool((raw == ABSENT).all())

@@ -114,6 +114,11 @@ class Mesh:
         return "x".join(map(str, self.shape)) or "1"
 
 
+def row_of(ranks: Sequence[int]) -> Mesh:
+    """The mesh of one axis; of one rank that of none."""
+    return Mesh((len(ranks),) if len(ranks) > 1 else (), tuple(ranks))
+
+
 def meshes(ranks: Sequence[int]) -> tuple[Mesh, ...]:
     """Every mesh of some ranks with up to two axes, the ranks in this order: n, and each d x t."""
     count = len(ranks)

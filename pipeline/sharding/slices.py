@@ -16,6 +16,58 @@ from functools import cached_property
 
 from arborcast.pipeline.operators import Given
 from arborcast.pipeline.sharding.graph import Graph, Member, Operator, Tensor
+from arborcast.pipeline.sharding.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Entries [start, stop) of a tensor that crosses, along the dimension that is divided.
+
+    Attributes:
+        src: the rank that sends them.
+        dst: the rank that receives them.
+        start: of a whole tensor 0.
+        stop: of a whole tensor 1.
+    """
+
+    src: int
+    dst: int
+    start: int
+    stop: int
+
+
+def parted_dim(tensor: Tensor) -> int | None:
+    """The dimension of a tensor that crosses which is divided; None where it is whole on every rank."""
+    return tensor.labels.index(0) if 0 in tensor.labels else None
+
+
+def part_of(tensor: Tensor, mesh: Mesh, place: int) -> tuple[int, int]:
+    """The entries [start, stop) of a tensor that crosses which one rank of a mesh has."""
+    dim = parted_dim(tensor)
+    start, length = 0, 1 if dim is None else tensor.shape[dim]
+    rows = len(mesh.ranks)
+    for size in mesh.shape:  # as `strategies` divides ends: along every axis where that goes without a rest
+        rows //= size
+        at, place = divmod(place, rows)
+        if length % size == 0:
+            length //= size
+            start += at * length
+    return start, start + length
+
+
+def messages(tensor: Tensor, senders: Mesh, receivers: Mesh) -> Iterator[Message]:
+    """Who sends which part of a tensor that crosses to whom: every receiver gets its own part once.
+
+    Of several ranks that have a part, receivers ask one after another. Gradients go the same way back.
+    """
+    holders: dict[tuple[int, int], list[int]] = {}
+    for place, rank in enumerate(senders.ranks):
+        holders.setdefault(part_of(tensor, senders, place), []).append(rank)
+    for place, rank in enumerate(receivers.ranks):
+        start, stop = part_of(tensor, receivers, place)
+        for (first, last), theirs in sorted(holders.items()):
+            if first < stop and start < last:
+                yield Message(theirs[place % len(theirs)], rank, max(first, start), min(last, stop))
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,11 @@ def test_a_divided_model_gives_serial_losses_by_the_planned_collectives() -> Non
     script = str(ROOT / "examples" / "train_sharded.py")
     done = run(*TORCHRUN, "4", script, "--topology", "dgx1")
     assert done.returncode == 0, done.stdout + done.stderr
-    counts = re.search(r"^collectives of a step: (\d+), planned (\d+)$", done.stdout, re.MULTILINE)
-    assert counts is not None
-    assert counts[1] == counts[2]
+    assert len(re.findall(r"^layers \[", done.stdout, re.MULTILINE)) > 1
+    for what in ("collectives of a step, of all ranks", "bytes between stages"):
+        counts = re.search(rf"^{what}: (\d+), planned (\d+)$", done.stdout, re.MULTILINE)
+        assert counts is not None
+        assert counts[1] == counts[2]
 
 
 @pytest.mark.long

@@ -140,7 +140,7 @@ def divided(rank: int, size: int, folder: str) -> bytes:
     broken: Any = {0: {}, 1: {"odd": 3}}.get(rank)
     for state in (entry, broken):
         with pytest.raises(CheckpointError) as caught:
-            checkpoints.gather_state(state, None, whole)
+            checkpoints.gather_state(state, None, [it.ranks[0] for it in whole.workers])
         messages.append(str(caught.value))
     nameless = torch.optim.SGD([nn.Parameter(torch.ones(4, 2))], lr=1.0) if rank == 1 else None
     Path(folder, "taken").mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ def divided(rank: int, size: int, folder: str) -> bytes:
     kinds = (torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.float64)
     odd = {str(kind): torch.ones(3, 2).to(kind).t() for kind in kinds} | {"none": torch.ones(0, 4)}
     odd["scalar"] = torch.tensor(3)
-    moved = checkpoints.gather_state(odd if rank < 2 else None, None, whole)
+    moved = checkpoints.gather_state(odd if rank < 2 else None, None, [it.ranks[0] for it in whole.workers])
     assert all(
         torch.equal(moved[name], value) and moved[name].dtype == value.dtype for name, value in odd.items()
     )

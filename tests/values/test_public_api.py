@@ -33,8 +33,8 @@ PUBLIC: dict[ModuleType, str] = {
     pipeline: """
         Action Comparison Divisible Layer LinkCosts Plan Prediction Profile Segment ShardedTrainer
         Stage Tie Timeline Trainer compare initialise on_meta plan predict profile read_plan
-        read_profile read_sharded_plan shard_model simulate trace write_plan write_profile
-        write_sharded_plan""",
+        read_profile read_sharded_plan shard_in_stages shard_model simulate trace write_plan
+        write_profile write_sharded_plan""",
 }
 
 

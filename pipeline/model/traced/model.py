@@ -153,6 +153,11 @@ class Traced:
             (name, layers) for name, layers in sorted(self._uses.items()) if name in ours and len(layers) > 1
         )
 
+    def home(self, name: str) -> int:
+        """The first layer that uses a parameter or buffer, by its first name; if none does, one near it."""
+        uses = self._uses.get(name, ())
+        return uses[0] if uses else self._homes[name]
+
     @cached_property
     def _bounds(self) -> tuple[int, ...]:
         """Positions of operators at which layers begin, and the end."""

@@ -207,6 +207,8 @@ def _cross_entropy(target: Any, given: Arguments, division: Division) -> Any:
     axes = division.axes("v")
     if axes:
         last = scores.movedim(1 if scores.dim() > 1 else 0, -1)
+        if torch.is_autocast_enabled("cpu"):  # which has the operator in float32
+            last = last.float()
         _check_range("target", wanted[wanted != ignored], last.size(-1), division)
         rows = _RowsOverClasses.apply(  # type: ignore[no-untyped-call]
             last, wanted, ignored, axes, division.collectives

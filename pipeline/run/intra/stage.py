@@ -24,9 +24,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.effects import is_random
 from arborcast.pipeline.model.traced.model import Traced
-from arborcast.pipeline.model.traced.operators import arguments, named
+from arborcast.pipeline.model.traced.operators import arguments, kind_of, named
 from arborcast.pipeline.model.traced.segments import register
 from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.operators import OperatorTrace
@@ -98,7 +99,7 @@ class ShardedStage:
     Args:
         traced: the model, whose parameters and buffers are copied.
         trace: its operators, for the samples of a microbatch.
-        graph: the same, merged.
+        graph: the same, merged; of some layers, with what crosses their ends (`sharding.slices`).
         chosen: a strategy for each; None for inputs.
         setting: whose prices choose the paths.
         collectives: of the mesh.
@@ -107,8 +108,9 @@ class ShardedStage:
         seed: of random numbers.
 
     Attributes:
-        module: its parameters, by the model's names.
+        module: its parameters and `rest`, by all names that they have in the model.
         rest: all else that the model holds, by the first name of each: whole, of this rank until `fill_rest`.
+        is_last: whether it gives the loss.
 
     Raises:
         PlanError: an operator cannot be run as it is divided.
@@ -128,7 +130,7 @@ class ShardedStage:
     ) -> None:
         """Divide the model's parameters and prepare every operator."""
         captured = traced.training.captured
-        self._captured, self._holdings = captured, traced.holdings
+        self._captured, self._holdings, names = captured, traced.holdings, traced.holdings.names
         self._graph, self._chosen, self._setting = graph, tuple(chosen), setting
         self._collectives, self._seed = collectives, seed
         self._nodes = {node.name: node for node in captured.module.graph.nodes}
@@ -141,43 +143,65 @@ class ShardedStage:
             if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
                 self._drawn.add(node.name)
         check_changes(captured, self._sizes)
-        names = traced.holdings.names
-        ours = {names[it.given.path] for it in graph.operators if it.given and it.given.is_parameter}
-        others = [it for it in dict.fromkeys(names.values()) if it not in ours]
+        self._partners: dict[str, fx.Node] = {}  # in evaluation
+        if not isinstance(traced.evaluation, str):
+            table, partners = traced.evaluation
+            self._partners = {name: table.nodes[theirs] for name, theirs in partners.items()}
+        self._counters = {names[path]: node for path, node in _counters(captured)}
+        divided = {names[it.path] for it in trace.given if it.is_parameter}  # here or in other stages
+        others = [it for it in dict.fromkeys(names.values()) if it not in divided]
         self.rest = {it: python.attrgetter(it)(traced.model).detach().clone() for it in others}
         self._routes = dict(self._all_routes())
         self._sums = [self._sum(number) for number in range(len(graph.operators))]
         for operator, way in zip(graph.operators, chosen, strict=True):
-            if way is not None and operator.given is None:
+            if way is not None and operator.given is None and not operator.is_end:
                 for member in operator.made:
                     self._division(operator, member, way).check()
         self._mesh = None if connect is None else connect()
-        self.module = nn.Module()  # of parameters alone, so that no name of ours is in their way
+        self.module = nn.Module()  # without names of ours, which might be in their way
         self._held = {
             number: self._hold(traced, operator, way)
             for number, (operator, way) in enumerate(zip(graph.operators, chosen, strict=True))
             if way is not None and way.update is not None
         }
+        known = {it: held.parameter for it, held in self.parameters.items()} | self.rest
+        for name, _, is_saved in traced.holdings.taken(known):
+            register(self.module, name, known[traced.holdings.names[name]], is_saved)
         self._result = captured.outputs[0].name
+        self.is_last = self._result in graph.maker
         self.spread_updates()
 
     # ------------------------------------------------------------------ passes
 
-    def loss(self, *inputs: Tensor, step: int = 0, microbatch: int = 0) -> Tensor:
-        """The loss of a microbatch, the same on every rank of the mesh.
+    def forward(
+        self,
+        inputs: Sequence[Tensor],
+        received: Mapping[str, Tensor],
+        *,
+        step: int = 0,
+        microbatch: int = 0,
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What a microbatch gives to the next stage, and its loss on the last one.
 
         Args:
             inputs: whole ones, in the order of the model's.
+            received: from the stage before, by name: this rank's parts.
             step: of the training; random numbers differ by it.
             microbatch: likewise.
+
+        Returns:
+            This rank's parts of what crosses, by name; and the loss, the same on every rank of the mesh.
         """
+        if self.module.training:
+            for name, node in self._counters.items():
+                self.rest[name].copy_(self._constant(node, (step, microbatch)))
+                del self._constants[node.name]
         names = (node.name for node in self._captured.inputs)
-        going = _Pass(self, dict(zip(names, inputs, strict=True)), (step, microbatch))
+        going = _Pass(self, dict(zip(names, inputs, strict=True)), received, (step, microbatch))
         for number, operator in enumerate(self._graph.operators):
             if operator.given is None:
                 going.run(number)
-        result: Tensor = going.values[self._result]
-        return result
+        return going.sent, going.values[self._result] if self.is_last else None
 
     def finish_gradients(self) -> None:
         """Bring home the gradients of all passes since the last update, as `grad` of the parameters."""
@@ -194,6 +218,7 @@ class ShardedStage:
     def spread_updates(self) -> None:
         """After the optimizer: bring every part that changed to where it is stored."""
         for held in self._held.values():
+            held.leaves = {}
             part = local(held.parameter).detach()
             if held.update != held.stored:
                 way = gathering(held.operator, held.stored, held.update, self._setting)
@@ -201,18 +226,32 @@ class ShardedStage:
                 part = self._collectives.follow(part, held.update, way.path)
             held.values = self._views(held.operator, held.stored, part)
 
-    def whole(self) -> dict[str, Tensor]:
-        """The values of all that the model saves, by all of its names; every rank calls it."""
-        names, found = self._holdings.names, {key: it.clone() for key, it in self.rest.items()}
+    def forget(self) -> None:
+        """After passes whose gradients are not asked for."""
         for held in self._held.values():
+            held.leaves = {}
+
+    def whole(self) -> dict[str, Tensor]:
+        """The values of its parameters, and of `rest`, by first names; every rank of the mesh calls it."""
+        found = {key: it.clone() for key, it in self.rest.items()}
+        for name, held in self.parameters.items():
             first, part = held.operator.outputs[0], local(held.parameter).detach()
             replicas = (None,) * len(self._setting.sizes)
             path = self._setting.resharder.path(first.shape, first.size_bytes, held.update, replicas)
-            assert path is not None and held.operator.given is not None, "links allowed to store it"
-            whole = self._collectives.follow(part, held.update, path).clone()
-            found[names[held.operator.given.path]] = whole
-        saved = self._holdings.taken(found)
-        return {name: found[names[name]] for name, _, is_saved in saved if is_saved}
+            assert path is not None, "links allowed to store it"
+            found[name] = self._collectives.follow(part, held.update, path).clone()
+        return found
+
+    @property
+    def parameters(self) -> dict[str, _Held]:
+        """Those of the stage, by the first of their names in the model."""
+        names = self._holdings.names
+        return {names[it.operator.given.path]: it for it in self._held.values() if it.operator.given}
+
+    def take(self, name: str, whole: Tensor) -> None:
+        """Give a parameter other values; `spread_updates` is to follow."""
+        held = self.parameters[name]
+        local(held.parameter.detach()).copy_(self._collectives.part(whole, held.update))
 
     def fill_rest(self, rest: Mapping[str, Tensor]) -> None:
         """Take the values of `rest` on another rank."""
@@ -283,6 +322,7 @@ class ShardedStage:
         values: Mapping[str, Any],
         reads: Iterator[Tensor],
         turn: tuple[int, int],
+        cast: Callable[[Tensor], Tensor] | None = None,
     ) -> Any:
         """One operator of torch within a merged one.
 
@@ -293,9 +333,11 @@ class ShardedStage:
             values: what is made within the merged one, by name.
             reads: what others made, as it is read, in the order of `Operator.reads`.
             turn: step and microbatch, for random numbers.
+            cast: what autocast does to a tensor that a product reads; None to leave it to autocast.
         """
         name = member.value.value
         node, division = self._nodes[name], self._division(operator, member, way)
+        other = None if self.module.training else self._partners.get(name)
         constants, read = iter(member.constants), dict[str, Any]()
         tensors, options = arguments(node)
         for key, source in tensors.items():
@@ -303,11 +345,17 @@ class ShardedStage:
                 read[key] = values[source.name]
             elif source.name in self._varying:
                 read[key] = next(reads)
+                if cast is not None and kind_of(node) in _LOWERED:
+                    read[key] = cast(read[key])
             else:
                 spec = spec_of(next(constants), division.assignment)
                 read[key] = _parts(self._constant(source, turn), spec, self._collectives)
+        if other is not None and other.target is not node.target:  # evaluation leaves it out
+            return next(iter(read.values()))
         for key in changed_arguments(node):
             read[key] = read[key].clone()
+        if other is not None:  # such as whether to drop out
+            options |= {key: it for key, it in arguments(other)[1].items() if not _has_nodes(it)}
         plain = {key: self._plain(it, turn) for key, it in options.items()}
         with self._drawing(node, turn, division.assignment):
             return run(node.target, _given(node, read | plain), division)
@@ -362,7 +410,6 @@ class ShardedStage:
         path = operator.given.path
         full = python.attrgetter(path)(traced.model)
         parameter = nn.Parameter(_distributed(full, self._mesh, way.update), full.requires_grad)
-        register(self.module, path, parameter, True)
         return _Held(operator, way.before, way.update, parameter)
 
     def _division(self, operator: Operator, member: Member, way: Strategy) -> Division:
@@ -440,30 +487,57 @@ class ShardedStage:
             yield
 
 
+_LOWERED = {
+    *("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "scaled_dot_product_attention"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+}
+"""Operators whose tensors autocast casts on CPUs."""
+
+
 class _Pass:
     """One microbatch on its way."""
 
-    def __init__(self, module: ShardedStage, inputs: Mapping[str, Tensor], turn: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        module: ShardedStage,
+        inputs: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        turn: tuple[int, int],
+    ) -> None:
         self.values: dict[str, Any] = {}
-        self._module, self._inputs, self._turn = module, inputs, turn
+        self.sent: dict[str, Tensor] = {}
+        self._module, self._inputs, self._received, self._turn = module, inputs, received, turn
         self._read: dict[Reading, Any] = {}
         self._left, self._ways = module.readers()
         self._gathered: dict[int, _Again] = {}  # by where their memory is
+        self._casts: dict[int, tuple[_Again, torch.dtype]] = {}  # of these, for one operator
 
     def run(self, number: int) -> None:
         """One merged operator."""
         operator, way = self._module.operator(number)
         readings = [(it.value, demand) for it, demand in zip(operator.reads, way.demands, strict=True)]
+        if operator.is_end:
+            self._exchange(operator, readings)
+            return
         reads = iter([self._brought(it) for it in readings])
         made: dict[str, Any] = {}
         with self._regathering():
             for member in operator.made:
                 name = member.value.value
-                made[name] = self._module.run_member(operator, member, way, made, reads, self._turn)
+                made[name] = self._module.run_member(
+                    operator, member, way, made, reads, self._turn, self._cast if self._gathered else None
+                )
                 if name == operator.name:
                     made[name] = self._module.added_up(number, made[name])
         self.values |= {it.value: made[it.value] for it in operator.outputs}
         for reading in readings:
+            self._done(reading)
+
+    def _exchange(self, operator: Operator, readings: Sequence[Reading]) -> None:
+        """What came from the stage before, or goes to the one behind."""
+        self.values |= {it.value: self._received[it.value] for it in operator.outputs}
+        for reading in readings:
+            self.sent[reading[0]] = self._brought(reading)
             self._done(reading)
 
     def _brought(self, reading: Reading) -> Any:
@@ -500,22 +574,34 @@ class _Pass:
             held.leaves[reading] = leaf.requires_grad_(route.back is not None)
         return held.leaves[reading]
 
+    def _cast(self, tensor: Tensor) -> Tensor:
+        """As autocast would; of a gathered weight the backward pass keeps only how to come to it again."""
+        again = self._gathered.get(tensor.untyped_storage().data_ptr())
+        if again is None or not torch.is_autocast_enabled("cpu"):
+            return tensor
+        made = tensor.to(torch.get_autocast_dtype("cpu"))
+        self._casts[made.untyped_storage().data_ptr()] = again, made.dtype
+        return made
+
     def _regathering(self) -> AbstractContextManager[Any]:
         """For the backward pass keeps of gathered weights only how to gather them once more."""
         if not self._gathered:
             return nullcontext()
 
+        casts = self._casts = dict[int, tuple[_Again, torch.dtype]]()
+
         def pack(tensor: Tensor) -> Any:
-            again = self._gathered.get(tensor.untyped_storage().data_ptr())
+            place = tensor.untyped_storage().data_ptr()
+            again, dtype = casts.get(place, (self._gathered.get(place), tensor.dtype))
             if again is None:
                 return tensor
-            return again, tensor.size(), tensor.stride(), tensor.storage_offset()
+            return again, dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
 
         def unpack(kept: Any) -> Tensor:
             if isinstance(kept, Tensor):
                 return kept
-            again, *layout = kept
-            return torch.as_strided(again.tensor(), *layout)
+            again, dtype, *layout = kept
+            return torch.as_strided(again.tensor().to(dtype), *layout)
 
         return saved_tensors_hooks(pack, unpack)
 
@@ -579,6 +665,22 @@ def _given(node: fx.Node, values: Mapping[str, Any]) -> dict[str, Any]:
         name: values[name] if name in values else [values[f"{name}.{at}"] for at in range(len(value))]
         for name, value in named(node).items()
     }
+
+
+def _has_nodes(value: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return bool(found)
+
+
+def _counters(captured: Captured) -> Iterator[tuple[str, fx.Node]]:
+    """Buffers that nothing reads but what changes them for each pass, as batch norm counts batches."""
+    for node in captured.operators:
+        sources = node.all_input_nodes
+        if changed_arguments(node) and len(sources) == 1 and not node.users:
+            (buffer,) = sources
+            if buffer.name in captured.buffers and set(buffer.users) == {node}:
+                yield captured.buffers[buffer.name], node
 
 
 def _parts(value: Any, spec: Spec, collectives: MeshCollectives) -> Any:
