@@ -126,12 +126,12 @@ def _operations_of_caller() -> list[dist.P2POp] | None:
 def break_gloo(gloo: Any) -> None:
     """End all calls of a gloo group, now and later, here and on ranks that wait for this one.
 
-    Gloo has no such call: its `abort` does nothing. But a receive that waits in vain closes all connections.
+    Gloo has no such call: its `abort` does nothing. But a receive that waits in vain closes all connections;
+    one from anybody makes none before, for which it would wait as long as for any other rank.
     """
     if gloo.size() > 1:
-        peer = (gloo.rank() + 1) % gloo.size()
         with contextlib.suppress(RuntimeError):
-            gloo.recv([torch.empty(1)], peer, _NOBODY_SENDS).wait(timedelta(milliseconds=1))
+            gloo.recv_anysource([torch.empty(1)], _NOBODY_SENDS).wait(timedelta(milliseconds=1))
 
 
 def forget_meshes() -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
+from arborcast.backends.tensors.torch_compat import break_gloo, new_gloo
 from tests.support.faults import (
     LARGE,
     MIB,
@@ -34,6 +36,7 @@ from tests.support.faults import (
     signal_self,
     strike_after,
 )
+from tests.support.ranks import run_ranks
 from tests.support.waiting import any_inside, until, wait_for_end
 
 HOME = Path(__file__).resolve().parents[2]
@@ -175,3 +178,28 @@ def test_a_forked_worker_keeps_nothing_of_its_dead_parent_alive(transport: str) 
     message, accepts, held = results[1]
     assert "rank 0" in message
     assert (accepts, held) == ("refuses", "nothing")
+
+
+def _breaks(rank: int, size: int) -> list[str]:
+    """Rank 1 breaks its gloo, which ends what rank 0 waits for, while rank 2 never connects with anybody."""
+    store = dist.FileStore(f"{os.environ['TEST_STORE']}-gloo", size)
+    gloo = new_gloo(store, rank, size, timedelta(seconds=PATIENCE_S))
+    if rank == 2:
+        store.wait(["ended"])
+        return []
+    said = []
+    (gloo.recv if rank else gloo.send)([torch.ones(1)], 1 - rank, 5).wait()
+    if rank:
+        break_gloo(gloo)
+    try:
+        gloo.recv([torch.empty(1)], 1 - rank, 6).wait()
+    except RuntimeError as error:
+        said.append(str(error))
+    if not rank:
+        store.set("ended", "")
+    return said
+
+
+def test_breaking_gloo_waits_for_no_rank_that_never_came() -> None:
+    zero, one, two = run_ranks(3, _breaks, backend=None)
+    assert (len(zero), len(one), two) == (1, 1, [])
