@@ -2,9 +2,9 @@
 
 Ranks train a small model under DDP over the process group "synth" and check every gradient against one that
 is computed serially. At a random moment a random rank is killed, stopped, aborts its group, or is cut off
-(the link of its network namespace goes down; root and iproute2 only). All others must raise within the group's
-timeout and `GRACE_S`; then processes, sockets and files are looked for that are left over. Results go to
-`bench/results/faults.json`.
+(the link of its network namespace goes down; root and iproute2 only). All others must raise within the
+group's timeout and `GRACE_S`; then processes, sockets and files are looked for that are left over. Results go
+to `bench/results/faults.json`.
 
     python bench/faults.py               # 300 rounds, about twenty minutes
     python bench/faults.py --rounds 20 --faults kill stop

@@ -20,7 +20,8 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.kernels.cache_folder import cache_folder
+from arborcast.synth.errors import InputError
+from arborcast.synth.kernels.cache_folder import cache_folder, make_private
 
 Ints: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -45,10 +46,13 @@ def _sources() -> str:
 
 
 def _prepared(folder: Path) -> bool:
-    """Whether machine code can be kept in the folder; where not, every process compiles for itself."""
+    """Whether machine code can be kept in the folder; where not, every process compiles for itself.
+
+    Nor is any taken from a folder that others can write: it would run here.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        make_private(folder)
+    except (OSError, InputError) as error:
         log.warning("kernels are compiled anew: %s (ARBORCAST_CACHE names another folder)", error)
         return False
     return os.access(folder, os.W_OK)

@@ -26,7 +26,7 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, 
 from arborcast.synth.errors import InputError, Prover
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.reading import read_text
-from arborcast.synth.kernels.cache_folder import cache_folder
+from arborcast.synth.kernels.cache_folder import cache_folder, check_private, make_private
 from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,9 @@ _MAX_ENTRY_BYTES = 64 << 20
 _STALE_DRAFT_S = 3600.0  # a writer that has not renamed its draft after an hour is dead
 _unwritable: set[Path] = set()
 """Folders of which it was said that they cannot be written."""
+
+_private: dict[Path, bool] = {}
+"""Whether only this user can write to a folder, of those that were looked at."""
 
 
 class ChunkCache:
@@ -112,6 +115,8 @@ class ChunkCache:
     def get_json(self, key: str) -> Any:
         """The document that was kept; None where there is none that can be read."""
         path = self._path(key)
+        if not self._is_private():
+            return None
         try:
             if not path.is_file():
                 return None
@@ -137,13 +142,26 @@ class ChunkCache:
         text = _canonical(entry)
         if self.folder in _unwritable or len(text) > min(_MAX_ENTRY_BYTES, self.max_bytes):
             return
+        if not self._is_private():
+            return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             write_atomically(self._path(key), text)
             self._bound_size(len(text))
         except (OSError, InputError) as error:
             _unwritable.add(self.folder)
             log.warning("answers are not kept: %s (ARBORCAST_CACHE names another folder)", error)
+
+    def _is_private(self) -> bool:
+        """Whether the folder may be used; said once where not."""
+        if self.folder not in _private:
+            try:
+                check_private(self.folder)
+                _private[self.folder] = True
+            except (OSError, InputError) as error:
+                _private[self.folder] = False
+                log.warning("nothing is taken or kept: %s (ARBORCAST_CACHE names another folder)", error)
+        return _private[self.folder]
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
