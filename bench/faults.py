@@ -50,6 +50,9 @@ HANG_S = 30.0
 LOST_AFTER_S = 1.0
 """Of the group: how long the kernel of a rank's host may answer nothing."""
 
+BEGIN_S = 600.0
+"""That a group may take to be made, tables and kernels included where there are none yet."""
+
 STEPS_BEFORE = 3
 PAUSE_S = 0.01
 """Between two steps, for other processes of the machine: it is not speed that is measured."""
@@ -142,7 +145,7 @@ def run(asked: Round) -> Outcome:
 def _run(asked: Round, folder: Path, namespaces: Sequence[str | None], cut: Callable[[], None]) -> Outcome:
     outcome = Outcome(asked)
     with _ranks(asked, folder, namespaces) as (children, pipes):
-        hellos = [_hear(pipe, 120.0) for pipe in pipes]
+        hellos = [_hear(pipe, BEGIN_S) for pipe in pipes]
         if None in hellos:
             raise RuntimeError(f"round {asked.number}: a rank did not begin to train: {hellos}")
         time.sleep(asked.after_s)
