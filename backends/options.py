@@ -33,6 +33,9 @@ Address: TypeAlias = tuple[str, int]  # host, port
 TRANSPORTS = ("auto", "sockets", "shared memory")
 """How bytes may travel: "auto" is shared memory inside a host and sockets between hosts."""
 
+STARTS = ("at once", "wait")
+"""What the first call of a collective does whose schedules are in no cache: go by a simple one, or wait."""
+
 _KNOWN_METHODS = ("auto", *(name for name in METHODS if name not in NEED_SIZE))
 _MOST_DEPTH = 1024
 _LEAST_BUFFER = 4096
@@ -58,7 +61,9 @@ class Options:
         gloo_below: bytes below which gloo serves; 0 for never, None for what was measured.
         transport: one of `TRANSPORTS`.
         piece_bytes: of what is in flight at once; None for what was measured.
-        prepare: collectives whose schedules are found when the group is made, not at the first call.
+        prepare: collectives whose schedules are looked for when the group is made, not at the first call.
+        start: one of `STARTS`: where schedules are not in the cache, whether a simple one serves "at once"
+            while they are looked for, or calls "wait". After the change sums may have other last bits.
         address: of this host, for the other hosts; None for the one that the store's host is reached from.
         method: "auto", or the one method (see `synth.methods`) whose schedule serves all sizes.
         lost_after_s: seconds without any answer of its kernel after which another host counts as lost; 0 for
@@ -88,6 +93,7 @@ class Options:
     transport: str = "auto"
     piece_bytes: int | None = None
     prepare: tuple[str, ...] = ("allreduce", "broadcast")
+    start: str = "at once"
     address: str | None = None
     method: str = "auto"
     lost_after_s: float = 60.0
@@ -251,7 +257,7 @@ def emulated_copies(staging: str) -> tuple[Fraction, Fraction] | None:
     return (rate, each_us) if least <= rate <= most and 0 <= each_us <= _MOST_LATENCY_US else None
 
 
-def _parse_transport(text: str) -> str:
+def _parse_words(text: str) -> str:
     return text.replace("-", " ").replace("_", " ").lower()
 
 
@@ -287,6 +293,10 @@ def _lost_after_rule(seconds: float) -> str | None:
 
 def _transport_rule(transport: str) -> str | None:
     return None if transport in TRANSPORTS else f"must be one of {', '.join(TRANSPORTS)}"
+
+
+def _start_rule(start: str) -> str | None:
+    return None if start in STARTS else f"must be one of {', '.join(STARTS)}"
 
 
 def _method_rule(method: str) -> str | None:
@@ -348,6 +358,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "gloo_below": lambda size: None if size is None or size >= 0 else "must be at least 0 bytes",
     "lost_after_s": _lost_after_rule,
     "transport": _transport_rule,
+    "start": _start_rule,
     "piece_bytes": lambda size: None if size is None or size >= 1 else "must be at least 1 byte",
     "prepare": _prepare_rule,
     "address": lambda address: None if address is None or address.strip() else "must not be empty",
@@ -370,7 +381,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_DEADLINE": ("deadline_s", _parse_seconds),
     "ARBORCAST_LOST_AFTER": ("lost_after_s", _parse_seconds),
     "ARBORCAST_GLOO_BELOW": ("gloo_below", _parse_bytes),
-    "ARBORCAST_TRANSPORT": ("transport", _parse_transport),
+    "ARBORCAST_TRANSPORT": ("transport", _parse_words),
+    "ARBORCAST_START": ("start", _parse_words),
     "ARBORCAST_METHOD": ("method", str),
     "ARBORCAST_WITHOUT": ("without", _parse_links),
     "ARBORCAST_AGGREGATORS": ("aggregators", _parse_aggregators),

@@ -69,7 +69,7 @@ class Contender:
         self._told = CONTENDERS[name]
         if self._told is not None:
             import arborcast.torch_backend  # noqa: F401 - makes "synth" known
-        with _environment(self._told or {}):
+        with _environment({"ARBORCAST_START": "wait", **(self._told or {})}):
             self._group: Any = dist.new_group(backend="gloo" if self._told is None else "synth")
 
     def call(self, case: Case, ranks: int) -> Call:

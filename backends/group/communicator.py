@@ -229,14 +229,18 @@ class Communicator:
     # ------------------------------------------------------------------ around them
 
     def prepare(self, kind: Kind | str, root: int = 0) -> Table | None:
-        """Find the schedules of a collective now, not at the first call; all ranks make this call.
+        """Find the schedules of a collective now, and wait for them; all ranks make this call.
 
         Returns:
             them; None where there are none, so that gloo serves it.
         """
         kind = Kind(kind)
-        table = self._table(kind, root if kind is Kind.BROADCAST else -1)
+        table = self._table(kind, root if kind is Kind.BROADCAST else -1, waits=True)
         return None if isinstance(table, str) else table
+
+    def begin(self, kind: Kind) -> None:
+        """Look for the schedules of a collective (of a broadcast from rank 0); all ranks make this call."""
+        self._table(kind, 0 if kind is Kind.BROADCAST else -1)
 
     def explain(self, nbytes: int, kind: Kind | str = Kind.ALLREDUCE, root: int = 0) -> str:
         """What serves calls of that size, in one line; without a word to the other ranks.
@@ -255,7 +259,8 @@ class Communicator:
             return f"{of}: a schedule, found at the first such call"
         if isinstance(table, str):
             return f"{of}: gloo, {table}"
-        return f"{of}: {table.at(nbytes)} on {self.fabric.topology.name}"
+        until = ", until others are found" if self._schedules.is_to_change(table) else ""
+        return f"{of}: {table.at(nbytes)} on {self.fabric.topology.name}{until}"
 
     def counters(self) -> dict[str, dict[str, int]]:
         """How many calls of each collective were served by a schedule, and how many by gloo."""
@@ -285,6 +290,7 @@ class Communicator:
             )
         self.options = options
         self._generation += 1
+        self._schedules.close()
         self._schedules = self._new_schedules()
 
     def transports(self) -> dict[int, str]:
@@ -303,6 +309,7 @@ class Communicator:
 
     def close(self) -> None:
         """End the connections; others that still work with what this rank sent are not disturbed."""
+        self._schedules.close()
         self._engine.close()
         self._network.close()
         if self.device is not None:
@@ -388,8 +395,8 @@ class Communicator:
             return f"which serves below {format_size(below)} (gloo_below)"
         return None
 
-    def _table(self, kind: Kind, root: int) -> Table | str:
-        return self._schedules.table(CollectiveFingerprint(0, 0, root, kind, ""), self._next)
+    def _table(self, kind: Kind, root: int, *, waits: bool = False) -> Table | str:
+        return self._schedules.table(CollectiveFingerprint(0, 0, root, kind, ""), self._next, waits=waits)
 
     def _new_schedules(self) -> Schedules:
         """None yet, for the present fabric."""

@@ -145,7 +145,7 @@ class SynthGroup(dist.ProcessGroup):
         if is_whole:
             for kind in self._communicator.options.prepare:
                 if Kind(kind) in SERVED:
-                    self._communicator.prepare(kind)
+                    self._communicator.begin(Kind(kind))
 
     # ------------------------------------------------------------------ what torch asks of a group
 

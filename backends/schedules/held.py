@@ -2,6 +2,11 @@
 
 All ranks ask for the same things in the same order. Before a table is made they agree on the call that needs
 it and on the fabric, so that whoever means something else is found out at once and not when a wait has ended.
+
+Where the cache has no table, a simple one serves (`schedules.simple`) while rank 0 has the table found behind
+the calls. At some calls, which all ranks count alike, rank 0 says whether it is there; then all change:
+
+    call 0: agree, take the simple table     call 4, 8, 16, 32, ...: agree, "not yet"     48: agree, the table
 """
 
 from __future__ import annotations
@@ -12,8 +17,9 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
@@ -21,18 +27,20 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.options import Options
+from arborcast.backends.schedules.behind import Line
 from arborcast.backends.schedules.enlistment import ANSWER_S, Switches
 from arborcast.backends.schedules.joint import JointPart
 from arborcast.backends.schedules.pieces import PieceRule, ring_for
-from arborcast.backends.schedules.rendezvous import share_table
-from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, synthesize_table
+from arborcast.backends.schedules.rendezvous import share_if_any
+from arborcast.backends.schedules.simple import is_simple, simple_table
+from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, kept_table, synthesize_table
 from arborcast.backends.schedules.table import Entry, Table
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.backends.staging.ring import Ring
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
-from arborcast.synth.collective import Kind
+from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats.documents import topology_to_document
@@ -46,6 +54,33 @@ LOOK_EVERY_S = 0.001
 """After which ranks first ask whether rank 0 has said something; then ever less often, until `SELDOM_S`."""
 
 SELDOM_S = 0.05
+
+ASK_EVERY, ASK_FIRST = 16, (4, 8)
+"""Calls of a collective by a simple schedule at which ranks ask whether there is another."""
+
+
+_line: Line[Table] = Line()
+"""Where this process looks for tables behind the calls."""
+
+
+@dataclass
+class _Change:
+    """A simple table that is to be followed by another.
+
+    Attributes:
+        found: on rank 0: the other one, when it is there.
+        calls: of the collective since the simple table serves.
+        asked: how often ranks have asked for the other one.
+    """
+
+    found: Future[Table] | None = None
+    calls: int = 0
+    asked: int = 0
+
+    def is_due(self) -> bool:
+        """Count a call; whether ranks ask at this one."""
+        self.calls += 1
+        return self.calls % ASK_EVERY == 0 or self.calls in ASK_FIRST
 
 
 class Schedules:
@@ -90,29 +125,48 @@ class Schedules:
         self._joint = joint
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
+        self._changes: dict[tuple[Kind, int], _Change] = {}  # of simple tables, which serve for a time
         self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
 
     def known(self, kind: Kind, root: int) -> Table | str | None:
         """The table of a collective, or why it has none; None where nobody has asked yet."""
         return self._tables.get((kind, root))
 
-    def table(self, call: CollectiveFingerprint, sequence: Callable[[], int]) -> Table | str:
+    def is_to_change(self, table: Table) -> bool:
+        """Whether a table serves only until there is another."""
+        return any(self._tables[key] is table for key in list(self._changes))
+
+    def table(
+        self, call: CollectiveFingerprint, sequence: Callable[[], int], *, waits: bool = False
+    ) -> Table | str:
         """The table for a call, or why there is none, so that gloo serves it; all ranks make this call.
 
         Args:
             call: what is to be done; its root is -1 where there is none.
             sequence: gives the number of the agreement where one is needed.
+            waits: whether a simple table will not do.
 
         Raises:
             DisagreementError: the ranks mean different calls, or have different fabrics.
             ExecutionError: a rank died or did not come in time.
         """
-        table = self._tables.get((call.kind, call.root))
+        key = call.kind, call.root
+        table, change = self._tables.get(key), self._changes.get(key)
+        if table is not None and (change is None or not (change.is_due() or waits)):
+            return table
+        if self._network.size > 1:
+            self._engine.agree(replace(call, sequence=sequence(), schedule=self._digest))
         if table is None:
-            if self._network.size > 1:
-                self._engine.agree(replace(call, sequence=sequence(), schedule=self._digest))
-            table = self._tables[call.kind, call.root] = self._make(call.kind, call.root)
+            table = self._tables[key] = self._make(*key, waits=waits)
+        elif change is not None:
+            table = self._changed(*key, change, waits=waits)
         return table
+
+    def close(self) -> None:
+        """Look for nothing more that has not begun; what has is kept for the next time."""
+        for change in self._changes.values():
+            if change.found is not None:
+                change.found.cancel()
 
     def _compile(
         self, kind: Kind, root: int, nbytes: int, count: int, is_staged: bool
@@ -153,44 +207,95 @@ class Schedules:
         log.info("%s of %d bytes from and to a device: %s", schedule.collective.kind, nbytes, ring)
         return ring
 
-    def _make(self, kind: Kind, root: int) -> Table | str:
+    def _make(self, kind: Kind, root: int, *, waits: bool) -> Table | str:
         if self._network.size == 1:
             return "a group of one rank"
-        rank, key = self._network.rank, f"table/{kind}/{root}"
-        wait_s = self._options.deadline_s + KERNELS_S + 60 + ANSWER_S * len(self._switches.addresses)
-        if rank:
-            self._wait_for(key, wait_s)
         try:
-            table = share_table(
-                self._store,
-                key,
-                rank,
-                lambda: self._found(kind, root if root >= 0 else None),
-                timeout_s=wait_s,
-            )
-            # All ranks tell a switch of every call that needs it, so that it has them in one order.
-            self._network.connect(table.peers(rank) | set(self._switches.used_by(table)))
+            table = self._shared(f"table/{kind}/{root}", lambda: self._first(kind, root, waits))
         except (InfeasibleError, TimedOutError, InputError) as error:
             if isinstance(error, InputError) and self._options.method == "auto":
                 raise
             # A method that was asked for need not be one for every collective.
-            if rank == 0:
+            if self._network.rank == 0:
                 log.warning("%s on %s: gloo serves it: %s", kind, self.topology.name, error)
             return str(error)
-        except ExecutionError as error:
-            self._engine.give_up(f"rank {rank}: schedules of {kind}: {error}")
-            raise
-        if rank == 0:
+        assert table is not None, "rank 0 gives a table or an error"
+        if is_simple(table):
+            self._changes.setdefault((kind, root), _Change())
+        elif self._network.rank == 0:
             log.info("%s", table.summary())
         return table
 
-    def _found(self, kind: Kind, root: int | None) -> Table:
-        """On rank 0: the table, which the switches that it needs have accepted."""
-        part = None if self._joint is None else self._joint(kind, root)
-        if part is None:
-            table = synthesize_table(self._fabric, kind, root, self._options)
-        else:
-            table = given_table(part, self._options)
+    def _changed(self, kind: Kind, root: int, change: _Change, *, waits: bool) -> Table:
+        """The table that is to serve from now on: the simple one still, where there is no other yet."""
+        key, asked = (kind, root), change.asked
+        change.asked += 1
+        table = self._shared(f"change/{kind}/{root}/{asked}", lambda: self._later(key, waits))
+        if table is None:
+            simple = self._tables[key]
+            assert isinstance(simple, Table), "it serves"
+            return simple
+        del self._changes[key]
+        self._tables[key] = table
+        self.graph.cache_clear()
+        if self._network.rank == 0 and not is_simple(table):
+            log.info("%s, from this call on", table.summary())
+        return table
+
+    def _shared(self, key: str, make: Callable[[], Table | None]) -> Table | None:
+        """What rank 0 makes, and the connections that it needs."""
+        rank = self._network.rank
+        wait_s = self._options.deadline_s + KERNELS_S + 60 + ANSWER_S * len(self._switches.addresses)
+        if rank:
+            self._wait_for(key, wait_s)
+        try:
+            table = share_if_any(self._store, key, rank, make, timeout_s=wait_s)
+            if table is not None:
+                # All ranks tell a switch of every call that needs it, so that it has them in one order.
+                self._network.connect(table.peers(rank) | set(self._switches.used_by(table)))
+        except ExecutionError as error:
+            self._engine.give_up(f"rank {rank}: schedules ({key}): {error}")
+            raise
+        return table
+
+    def _first(self, kind: Kind, root: int, waits: bool) -> Table:
+        """On rank 0: the table; a simple one where it has to be looked for, which begins."""
+        of = root if root >= 0 else None
+        part = None if self._joint is None else self._joint(kind, of)
+        if part is not None:
+            return self._enlisted(given_table(part, self._options))
+        plain = not self._switches.addresses and self._options.method == "auto"
+        if plain and not waits and self._options.start == "at once":
+            table = kept_table(self._fabric, kind, of, self._options)
+            if table is not None:
+                return table
+            table = simple_table(self.topology, Collective.on(self.topology, kind, root=of or 0))
+            if table is not None:
+                log.warning(
+                    "%s on %s: no schedules are kept; a simple one serves while they are found (up to %g s)",
+                    kind,
+                    self.topology.name,
+                    self._options.deadline_s,
+                )
+                look = partial(synthesize_table, self._fabric, kind, of, self._options)
+                self._changes[kind, root] = _Change(found=_line.add(look))
+                return table
+        return self._enlisted(synthesize_table(self._fabric, kind, of, self._options))
+
+    def _later(self, key: tuple[Kind, int], waits: bool) -> Table | None:
+        """On rank 0: the table found behind the calls, the simple one where none was; None for not yet."""
+        found, table = self._changes[key].found, self._tables[key]
+        assert found is not None and isinstance(table, Table), "rank 0 looks for it"
+        if not (waits or found.done()):
+            return None
+        try:
+            return found.result()
+        except Exception as error:
+            log.warning("%s on %s: the simple schedule stays: %s", key[0], self.topology.name, error)
+            return table
+
+    def _enlisted(self, table: Table) -> Table:
+        """The table, once the switches that it needs have accepted it."""
         digests = [_digest(table, entry) for entry in table.entries]
         self._switches.enlist(self._network, table, digests, self._cut, self._timeout_s)
         return table

@@ -167,12 +167,24 @@ def share_table(
         ExecutionError: `make` raised it or anything else, rank 0 did not answer in time, or what arrived is
             not what it sent.
     """
+    table = share_if_any(store, key, rank, make, timeout_s=timeout_s)
+    assert table is not None, "it was made"
+    return table
+
+
+def share_if_any(
+    store: Store, key: str, rank: int, make: Callable[[], Table | None], *, timeout_s: float
+) -> Table | None:
+    """The same where there may be none yet: None on all ranks then."""
     return _give(store, key, make) if rank == 0 else _take(store, key, rank, timeout_s)
 
 
-def _give(store: Store, key: str, make: Callable[[], Table]) -> Table:
+def _give(store: Store, key: str, make: Callable[[], Table | None]) -> Table | None:
     try:
         table = make()
+        if table is None:
+            store.set(key, json.dumps({"parts": 0}))
+            return None
         data = table.to_bytes()
         parts = range(0, len(data), PART_BYTES)
         for index, start in enumerate(parts):
@@ -188,7 +200,7 @@ def _give(store: Store, key: str, make: Callable[[], Table]) -> Table:
     return table
 
 
-def _take(store: Store, key: str, rank: int, timeout_s: float) -> Table:
+def _take(store: Store, key: str, rank: int, timeout_s: float) -> Table | None:
     try:
         store.wait([key], timedelta(seconds=timeout_s))
         head = json.loads(store.get(key))
@@ -200,6 +212,8 @@ def _take(store: Store, key: str, rank: int, timeout_s: float) -> Table:
     if "error" in head:
         kind = next(known for known in _ERRORS if known.__name__ == head["error"])
         raise kind(head["message"])
+    if not head["parts"]:
+        return None
     if head["sha256"] in _taken:  # from another group of this process
         return _taken[head["sha256"]]
     data = b"".join(store.get(f"{key}/{index}") for index in range(head["parts"]))

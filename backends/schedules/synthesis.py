@@ -75,20 +75,33 @@ def synthesize_table(fabric: Topology | Faulty, kind: Kind, root: int | None, op
     """
     topology = left_of(fabric)
     collective = Collective.on(topology, kind, root=root or 0)
+    kept = kept_table(fabric, kind, root, options)
+    if kept is not None:
+        return kept
+    table = _made(fabric, collective, options)
+    if options.cache:
+        folder = ChunkCache(cache_folder() / "tables")
+        # What a deadline cut short is kept for that deadline alone: more time may give more.
+        deadline_s = options.deadline_s if table.is_cut_short else None
+        # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
+        key = _key(folder, fabric, collective, options.method, deadline_s)
+        folder.put_json(key, table.to_bytes().decode())
+    return table
+
+
+def kept_table(fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options) -> Table | None:
+    """The table of an earlier time, where there is one; arguments and InputError as above."""
+    topology = left_of(fabric)
+    collective = Collective.on(topology, kind, root=root or 0)
     if not options.cache:
-        return _made(fabric, collective, options)
-    kept = ChunkCache(cache_folder() / "tables")
-    whole = _key(kept, fabric, collective, options.method)
-    # What a deadline cut short is kept for that deadline alone: more time may give more.
-    cut_short = _key(kept, fabric, collective, options.method, options.deadline_s)
-    for key in (whole, cut_short):
-        table = _kept(kept, key, topology, collective)
+        return None
+    folder = ChunkCache(cache_folder() / "tables")
+    for deadline_s in (None, options.deadline_s):
+        key = _key(folder, fabric, collective, options.method, deadline_s)
+        table = _kept(folder, key, topology, collective)
         if table is not None:
             return table
-    table = _made(fabric, collective, options)
-    # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
-    kept.put_json(cut_short if table.is_cut_short else whole, table.to_bytes().decode())
-    return table
+    return None
 
 
 def given_table(part: JointPart, options: Options) -> Table:
@@ -281,29 +294,26 @@ def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
 
 def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective) -> Table | None:
     """The table of an earlier time, under the present name of the topology."""
-    place = kept.folder / key
-    if (known := _read.get(place)) is not None:
-        return known.renamed(topology.name)
     text = kept.get_json(key)
     if text is None:
         return None
-    source = f"kept table {place}.json"
+    source = f"kept table {kept.folder / key}.json"
     try:
         if not isinstance(text, str):
             raise InputError(f"{source}: must hold text, got {shorten(text)}")
-        read = Table.from_bytes(text.encode(), source)
+        read = _read.get(text) or Table.from_bytes(text.encode(), source)
         table = read.renamed(topology.name)
         if table.collective != collective or table.topology != topology:
             raise InputError(f"{source}: must be of {collective.kind} on the topology that was asked for")
-        _read[place] = read
+        _read[text] = read
         return table
     except InputError as error:
         log.warning("a table is made anew: %s", error)
         return None
 
 
-_read: weakref.WeakValueDictionary[Path, Table] = weakref.WeakValueDictionary()
-"""The tables that this process has from files, as long as a group has them."""
+_read: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
+"""The tables that this process has from files, by their text, as long as a group has them."""
 
 
 def _key(

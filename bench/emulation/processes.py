@@ -107,7 +107,7 @@ def _main(
     answer: tuple[str | None, Any]
     try:
         enter(namespace)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "ARBORCAST_START": "wait"}
         import torch
 
         torch.set_num_threads(1)

@@ -300,7 +300,7 @@ def measure(
     from arborcast import pipeline
     from arborcast.backends.tensors.torch_compat import FileStore
 
-    os.environ["ARBORCAST_TRANSPORT"] = "sockets"  # not the memory that ranks share here
+    os.environ |= {"ARBORCAST_TRANSPORT": "sockets", "ARBORCAST_START": "wait"}  # not memory that ranks share
     size = topology.ranks
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=FileStore(store_path, size), rank=rank, world_size=size)

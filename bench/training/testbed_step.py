@@ -124,7 +124,7 @@ def measure(
 
     from arborcast.backends.tensors.torch_compat import FileStore
 
-    os.environ["ARBORCAST_TRANSPORT"] = "sockets"  # not the memory that ranks share here
+    os.environ |= {"ARBORCAST_TRANSPORT": "sockets", "ARBORCAST_START": "wait"}  # not memory that ranks share
     assert plan.topology is not None, "the plan is for an emulation"
     size = plan.topology.ranks
     dist.init_process_group("gloo", store=FileStore(store_path, size), rank=rank, world_size=size)

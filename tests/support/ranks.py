@@ -70,13 +70,14 @@ def run_ranks(
         arguments: the same for all ranks.
         backend: what the default process group is made of; None for no group: the function then finds the
             path of an empty file store in the environment variable TEST_STORE.
-        environ: set in every process before the group is made.
+        environ: set in every process before the group is made; unless it says otherwise, groups wait for
+            their schedules, so that caches make no difference.
         group_timeout_s: of the default group.
         timeout_s: after which all processes are killed and the test fails.
         may_fail: whether a rank that raises or is killed gives a `Failure` instead of failing the test.
     """
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"TEST_STORE": f"{folder}/store"} | (environ or {})
+        settings = {"TEST_STORE": f"{folder}/store", "ARBORCAST_START": "wait"} | (environ or {})
         launch = _Launch(size, function, arguments, backend, settings, group_timeout_s, timeout_s)
         results = _parent().ask(launch)
     failed = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}

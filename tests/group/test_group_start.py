@@ -1,0 +1,176 @@
+"""First calls of a group whose schedules are in no cache: simple ones at once, the change, and who dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+
+from arborcast import topologies
+from arborcast.backends import Options
+from arborcast.backends.schedules import held, synthesis
+from arborcast.backends.schedules.simple import SIMPLE, simple_table
+from arborcast.backends.schedules.table import Table
+from arborcast.synth.chunks.solvers.cache import ChunkCache
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.schedule import Method
+from arborcast.synth.selection import Choice
+from arborcast.synth.verification.verifier import verify
+from tests.support.ranks import Failure, run_ranks
+from tests.support.waiting import until
+
+KINDS = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
+RANKS = 3
+
+
+@pytest.mark.parametrize(
+    "spec", ["full:2", "full:7", "full:33", "ring:5", "mesh:2x3", "dgx1", "star:4", "dgx2", "torus:3x4"]
+)
+def test_a_simple_schedule_is_right_on_any_fabric_and_has_few_peers_on_a_mesh(spec: str) -> None:
+    fabric = topologies.load(spec).forwarding
+    for kind in KINDS:
+        table = simple_table(fabric, Collective.on(fabric, kind, root=1))
+        assert table is not None
+        (entry,) = table.entries
+        assert entry.schedule.method.name == SIMPLE
+        assert verify(entry.schedule).correct
+        most = 2 * (fabric.ranks - 1).bit_length()
+        assert spec[:4] != "full" or max(len(table.peers(rank)) for rank in range(fabric.ranks)) <= most
+
+
+def test_there_is_none_where_a_rank_cannot_be_reached_or_making_it_takes_long() -> None:
+    apart = topologies.load("ring:4").subset([0, 2])  # without a link between them
+    assert simple_table(apart, Collective.on(apart, "allreduce")) is None
+    large = topologies.load("full:256")
+    assert simple_table(large, Collective.on(large, "allgather")) is None
+
+
+def found_when_told(told: Path, fails: bool) -> Any:
+    """What finds a table in place of the synthesis: nothing until a file is there."""
+
+    def find(fabric: Any, kind: Kind, root: int | None, options: Any) -> Table:
+        until(told.exists)
+        if fails:
+            raise TimedOutError("there was no schedule within 1 s")
+        return another(fabric, kind, root or 0)
+
+    return find
+
+
+def another(fabric: Any, kind: Kind, root: int = 0) -> Table:
+    """A table that is not the simple one, made in a moment."""
+    simple = simple_table(fabric, Collective.on(fabric, kind, root=root))
+    assert simple is not None
+    return Table.of([Choice(0, replace(simple.entries[0].schedule, method=Method("another")))])
+
+
+def calls(rank: int, size: int, count: int) -> list[str]:
+    """How many calls, each checked, and what serves after each."""
+    group: Any = dist.group.WORLD
+    served = []
+    for call in range(count):
+        tensor = torch.full((1000,), float(rank + call))
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, torch.full((1000,), float(sum(range(size)) + size * call)))
+        served.append(group.explain(4000).removeprefix("allreduce of 4000 B: "))
+    return served
+
+
+def changing(rank: int, size: int, fails: bool) -> tuple[list[str], list[str], list[str]]:
+    told = Path(f"{os.environ['TEST_STORE']}-told")
+    held.synthesize_table = found_when_told(told, fails)  # type: ignore[attr-defined]
+    store = dist.FileStore(os.environ["TEST_STORE"], size)
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size)
+    before = calls(rank, size, 20)
+    if rank == 0:
+        told.touch()
+    dist.barrier()
+    if rank == 0:
+        until(lambda: all(it.found.done() for it in _changes().values()))
+    between = calls(rank, size, 30)
+    group: Any = dist.group.WORLD
+    group.prepare("broadcast")
+    after = [group.explain(4000, "broadcast")]
+    dist.barrier()
+    return before, between, after
+
+
+def _changes() -> Any:
+    group: Any = dist.group.WORLD
+    return group._communicator._schedules._changes
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_ranks_change_at_one_call_and_every_sum_is_right(tmp_path: Path, fails: bool) -> None:
+    environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path), "ARBORCAST_TOPOLOGY": "ring:3"}
+    results = run_ranks(RANKS, changing, fails, backend=None, environ=environ)
+    assert results[1:] == results[:-1], "ranks changed at different calls"
+    before, between, after = results[0]
+    assert all(SIMPLE in line and "until others are found" in line for line in before)
+    assert "until" not in between[-1] and "until" not in after[0]
+    method = SIMPLE if fails else "another"
+    assert method in between[-1] and method in after[0]
+    changed = [("until" in line) for line in between]
+    assert changed == sorted(changed, reverse=True) and len(changed) - sum(changed) >= 30 - held.ASK_EVERY
+
+
+def dying(rank: int, size: int) -> str:
+    held.synthesize_table = found_when_told(Path("never"), fails=False)  # type: ignore[attr-defined]
+    store = dist.FileStore(os.environ["TEST_STORE"], size)
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size)
+    calls(rank, size, 5)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        calls(rank, size, 1000)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_death_while_schedules_are_looked_for_is_noticed(tmp_path: Path) -> None:
+    environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path)}
+    *alive, dead = run_ranks(RANKS, dying, backend=None, environ=environ, may_fail=True)
+    assert isinstance(dead, Failure)
+    assert all("rank 2" in said for said in alive)
+
+
+def with_what_is_kept(rank: int, size: int) -> tuple[str, list[Path]]:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a child process was started")
+
+    synthesis.Worker = refuse  # type: ignore[attr-defined, assignment, misc]
+    folder = Path(os.environ["ARBORCAST_CACHE"])
+    store = dist.FileStore(os.environ["TEST_STORE"], size)
+    options: Any = Options(prepare=("allreduce",))
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size, pg_options=options)
+    served = calls(rank, size, 1)
+    dist.barrier()
+    return served[0], sorted(folder.rglob("*"))
+
+
+def test_what_is_kept_serves_the_first_call_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARBORCAST_CACHE", str(tmp_path))
+    fabric = topologies.load("ring:3").forwarding
+    collective = Collective.on(fabric, "allreduce")
+    folder = ChunkCache(tmp_path / "tables")
+    table = another(fabric, Kind.ALLREDUCE)
+    key = synthesis._key(folder, fabric, collective, "auto")
+    folder.put_json(key, table.to_bytes().decode())
+    before = sorted(tmp_path.rglob("*"))
+    environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path), "ARBORCAST_TOPOLOGY": "ring:3"}
+    for served, files in run_ranks(RANKS, with_what_is_kept, backend=None, environ=environ):
+        assert served.startswith("another ")
+        assert files == before
