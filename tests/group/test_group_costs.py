@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from tests.support.ranks import run_ranks
 
 RANKS = 4
+AT_ONCE = {"ARBORCAST_START": "at once"}
 
 
 def held() -> Counter[str]:
@@ -48,7 +50,7 @@ def of_one_group(rank: int, size: int) -> list[dict[str, int]]:
 
 
 def test_a_group_of_four_holds_a_channel_for_each_peer_and_one_thread() -> None:
-    for found in run_ranks(RANKS, of_one_group, backend="synth"):
+    for found in run_ranks(RANKS, of_one_group, backend="synth", environ=AT_ONCE):
         assert max(it["threads"] for it in found) <= 1  # a caller that waits executes its call itself
         # Channels, and what wakes its engine.
         assert max(it["descriptors"] for it in found) <= (RANKS - 1) + 1
@@ -72,6 +74,27 @@ def two_of_four(rank: int, size: int) -> list[Any]:
 
 
 def test_two_ranks_make_the_inner_gloo_while_the_others_do_something_else() -> None:
-    results = run_ranks(RANKS, two_of_four, backend="synth")
+    results = run_ranks(RANKS, two_of_four, backend="synth", environ=AT_ONCE)
     assert results[2][0] == [0.0, 1.0]
     assert results[3][1] == RANKS
+
+
+def many_groups(rank: int, size: int, count: int) -> tuple[int, int]:
+    """Under a limit of descriptors: groups that are used, and what the process holds then."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    groups = [dist.new_group() for _ in range(count)]
+    for group in groups:
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group)
+        assert total.item() == size
+    dist.barrier()
+    now = held()
+    return now["descriptors"], now["threads"]
+
+
+@pytest.mark.long
+def test_two_hundred_groups_that_are_used_fit_into_1024_descriptors() -> None:
+    for descriptors, threads in run_ranks(RANKS, many_groups, 200, backend="synth", environ=AT_ONCE):
+        assert descriptors < 1024
+        assert threads < 20
