@@ -86,7 +86,7 @@ def _interrupted(rank: int, size: int) -> str:
         os.kill(everyone[1], signal.SIGINT)
         until(has_ended.exists)
         return "waited"
-    mark_inside("wait", waits)
+    mark_inside("all_reduce", waits)
     try:
         dist.all_reduce(torch.ones(SMALL))
     except KeyboardInterrupt:

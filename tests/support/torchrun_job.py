@@ -94,7 +94,7 @@ def hang(folder: Path, rank: int, ranks: int) -> None:
     if rank == 0:
         file.write_text(str(os.getpid()))
         threading.Event().wait()  # which nobody sets
-    mark_inside("wait", file, str(os.getpid()))  # of the second call
+    mark_inside("all_reduce", file, str(os.getpid()))  # the second one
     dist.all_reduce(torch.ones(COUNT))
 
 
