@@ -80,8 +80,8 @@ class Contender:
 
     def count(self, case: Case) -> dict[str, int]:
         """How many calls each path has served so far."""
-        counted = {} if self._told is None else self._group.counters()
-        return dict(counted.get(case.collective, {}))
+        counted = {} if self._told is None else self._group.counters().get(case.collective, {})
+        return {path: counted.get(path, 0) for path in ("schedule", "gloo", "handed over")}
 
     def measured(self, case: Case, before: dict[str, int], samples: list[Sample]) -> Measured:
         """The samples with what served them; a group that is to run schedules alone must have done so."""

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 4 examples/train_ddp.py [--backend gloo|synth|both] [--epochs N]
 
 A comment marks the one line that a training script changes. Ends with status 1 when the losses of the two
-ways differ by more than 1e-5.
+ways differ by more than 1e-5. With `--trace PREFIX` each rank writes what its group did in the first epoch,
+for Perfetto: PREFIX0.json, PREFIX1.json, ...
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +41,9 @@ class History:
     notes: list[str]
 
 
-def train(backend: str, images: Tensor, labels: Tensor, *, epochs: int, seed: int) -> History:
+def train(
+    backend: str, images: Tensor, labels: Tensor, *, epochs: int, seed: int, trace: str | None = None
+) -> History:
     """An ordinary training with DDP; the last images are held out."""
     #                       ┌──── the one line that changes: "gloo" becomes "synth"
     dist.init_process_group(backend)
@@ -51,16 +55,18 @@ def train(backend: str, images: Tensor, labels: Tensor, *, epochs: int, seed: in
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
-    for _ in range(epochs):
+    for epoch in range(epochs):
         batches = torch.randperm(len(images) - HELD_OUT).split(BATCH)[:-1]  # all of one size
         total = torch.zeros(1)
-        for batch in batches:
-            mine = batch[rank::ranks]
-            loss = cross_entropy(model(images[mine]), labels[mine])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach() / len(batches)
+        is_traced = trace is not None and epoch == 0 and backend == "synth"
+        with dist.group.WORLD.trace(f"{trace}{rank}.json") if is_traced else nullcontext():
+            for batch in batches:
+                mine = batch[rank::ranks]
+                loss = cross_entropy(model(images[mine]), labels[mine])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total += loss.detach() / len(batches)
         dist.all_reduce(total, dist.ReduceOp.AVG)
         losses.append(total.item())
     with torch.no_grad():
@@ -75,8 +81,9 @@ def describe(network: nn.Module) -> list[str]:
     group = dist.group.WORLD
     gradients = group.explain(sum(parameter.nbytes for parameter in network.parameters()))
     calls = [
-        f"{kind}: {', '.join(f'{number} by {path}' for path, number in paths.items() if number)}"
-        for kind, paths in group.counters().items()
+        f"{kind}: {sums['schedule']} by schedules, {sums['gloo']} by gloo, "
+        f"{sums['bytes'] / 1e6:.1f} MB in {sums['seconds']:.2f} s"
+        for kind, sums in group.counters().items()
     ]
     return [f"gradients go as {gradients}", *calls]
 
@@ -98,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("gloo", "synth", "both"), default="both")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", metavar="PREFIX", help="of files with the first epoch's calls on synth")
     asked = parser.parse_args(arguments)
     if asked.epochs < 1:
         parser.error(f"--epochs: must be at least 1, got {asked.epochs}")
@@ -115,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     images = images.float() / 16
     names = ("gloo", "synth") if asked.backend == "both" else (asked.backend,)
-    histories = {name: train(name, images, labels, epochs=asked.epochs, seed=asked.seed) for name in names}
+    histories = {
+        name: train(name, images, labels, epochs=asked.epochs, seed=asked.seed, trace=asked.trace)
+        for name in names
+    }
     gc.collect()  # gloo's threads end with the last reference to their group, and DDP's go in circles
     if is_first:
         show(histories)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from arborcast.backends.dataflow.engine import Connections
 from arborcast.backends.errors import ChannelClosedError
 from arborcast.backends.transport.channel import Channel
 
 
-class Moment(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Moment:
     """Bytes that went to a peer, or came from it.
 
     Attributes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +25,9 @@ from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options
+from arborcast.backends.group.history import History
 from arborcast.backends.group.inner_gloo import InnerGloo
+from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.options import Options, emulated_copies
 from arborcast.backends.schedules.enlistment import Switches
@@ -143,7 +144,8 @@ class Communicator:
         self._gloo = InnerGloo(PrefixStore("small", self.store), rank, size, timedelta(seconds=timeout_s))
         self._generation = 0
         self._schedules = self._new_schedules()
-        self._counts: Counter[tuple[Kind, str]] = Counter()
+        self._history = History(rank, self._global_ranks)
+        self._tracer: Tracer | None = None
         self._sequence = 0
 
     # ------------------------------------------------------------------ collectives
@@ -262,14 +264,20 @@ class Communicator:
         until = ", until others are found" if self._schedules.is_to_change(table) else ""
         return f"{of}: {table.at(nbytes)} on {self.fabric.topology.name}{until}"
 
-    def counters(self) -> dict[str, dict[str, int]]:
-        """How many calls of each collective were served by a schedule, and how many by gloo."""
-        kinds = {kind for kind, _ in list(self._counts)}
-        return {
-            str(kind): {path: self._counts[kind, path] for path in ("schedule", "gloo")}
-            for kind in SERVED
-            if kind in kinds
-        }
+    def counters(self) -> dict[str, dict[str, int | float]]:
+        """What has been served, and how fast; see `SynthGroup.counters`."""
+        return self._history.counters()
+
+    def begin_trace(self) -> Tracer:
+        """Note all messages of the calls from now on, which takes time of its own, until `end_trace`."""
+        self._tracer = Tracer(self.rank, self._global_ranks, self._switches.names)
+        self._engine.use(self._tracer.recorder(self._network))
+        return self._tracer
+
+    def end_trace(self) -> None:
+        """Note no more of them."""
+        self._tracer = None
+        self._engine.use(self._network)
 
     def avoid(self, first: int, second: int) -> None:
         """Leave out the link between two ranks of the fabric from now on; all ranks make this call.
@@ -304,6 +312,7 @@ class Communicator:
 
     def abort(self, reason: str) -> None:
         """Make all ranks' calls fail, now and later."""
+        self._history.fail(reason)
         self._engine.give_up(reason)
         self._gloo.end()
 
@@ -347,15 +356,20 @@ class Communicator:
                     call.kind, call.root, nbytes, call.count, device is not None
                 )
                 opening = replace(call, sequence=self._next(), schedule=digest)
-                self._engine.run(graph, memory, opening, operator, device=device)
-                self._counts[call.kind, "schedule"] += is_counted
+                with self._history.begin(opening, nbytes, table.at(nbytes), is_counted) as begun:
+                    self._engine.run(graph, memory, opening, operator, device=device)
+                if self._tracer is not None:
+                    self._tracer.add(begun, graph, dtype.itemsize)
                 return
         # Whole tensors for gloo, which knows nothing of rings; those in host memory stay where they are.
         host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
-        self._by_gloo(replace(call, sequence=self._next()), lambda gloo: by_gloo(gloo, host))
+        opening = replace(call, sequence=self._next())
+        with self._history.begin(opening, nbytes, None, is_counted) as begun:
+            self._by_gloo(opening, lambda gloo: by_gloo(gloo, host))
+        if self._tracer is not None:
+            self._tracer.add(begun)
         if host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
             memory[Buffer.OUTPUT].copy_(host[Buffer.OUTPUT])
-        self._counts[call.kind, "gloo"] += is_counted
 
     def _by_gloo(self, opening: CollectiveFingerprint, start: Callable[[Any], Any]) -> None:
         """Have gloo serve a call while the ranks check that all of them want that."""

@@ -15,9 +15,10 @@ import logging
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -49,6 +50,7 @@ from arborcast.backends.group.arguments import (
     written,
 )
 from arborcast.backends.group.communicator import SERVED, Communicator
+from arborcast.backends.group.history import speak_up, write_flights
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
@@ -390,16 +392,45 @@ class SynthGroup(dist.ProcessGroup):
         """What serves calls of that size, in one line; see `Communicator.explain`."""
         return self._communicator.explain(nbytes, kind, root)
 
-    def counters(self) -> dict[str, dict[str, int]]:
-        """How many calls of each collective each path served.
+    def counters(self) -> dict[str, dict[str, int | float]]:
+        """What this rank's calls of each collective were until now.
 
-        "schedule" and "gloo" are calls that could be either; "handed over" are those that schedules do not
-        serve at all.
+        "schedule" and "gloo" count calls that could be either, "handed over" those that schedules do not
+        serve at all. Of the first two, "bytes" of the whole buffers, "seconds" from the begin of each call to
+        its end on this rank, late ranks waited for; and "share", of calls by schedules the time that the
+        bound of the fabric would need over that.
         """
         counts = self._communicator.counters()
         for kind, calls in self._delegated.items():
             counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["handed over"] = calls
         return counts
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """Write the last calls of this process's groups, and what each waits for, as JSON; from any thread.
+
+        Where TORCH_FR_DUMP_TEMP_FILE is set, a group that fails or is aborted does it by itself.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        write_flights(Path(path))
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write what the calls of the block send, receive and add here, for Perfetto or chrome://tracing.
+
+        Every rank that does so needs a path of its own. Calls take somewhat longer meanwhile.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        tracer = self._queue.submit(self._communicator.begin_trace).result()
+        try:
+            yield
+        finally:
+            with suppress(ExecutionError):  # of a group that has ended meanwhile
+                self._queue.submit(self._communicator.end_trace).wait()
+            tracer.write(Path(path))
 
     def avoid(self, first: int, second: int) -> None:
         """Use the link between two ranks of the fabric no more; all ranks make this call."""
@@ -527,6 +558,7 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
         options: torch's, with the store, the ranks and the timeout.
         backend_options: `Options` where the caller gave `pg_options`.
     """
+    speak_up()
     world = dist.group.WORLD
     if backend_options is None and isinstance(world, SynthGroup):
         backend_options = world.options  # what the job was told holds for its parts

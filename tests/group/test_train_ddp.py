@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -43,8 +44,11 @@ if "RANK" in os.environ:
 def test_both_ways_give_equal_losses(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SAY_THREADS)
     options = {"ARBORCAST_TOPOLOGY": "full:2", "PYTHONPATH": str(tmp_path)}
-    done = run(*TORCHRUN, "2", str(SCRIPT), "--epochs", "2", **options)
+    done = run(*TORCHRUN, "2", str(SCRIPT), "--epochs", "2", "--trace", f"{tmp_path}/rank", **options)
     assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        names = [event["name"] for event in json.loads((tmp_path / f"rank{rank}.json").read_text())]
+        assert sum(name.startswith("allreduce ") for name in names) >= 11  # steps of the first epoch
     for rank in range(2):  # a thread of gloo that is left at the end can abort the process
         assert "gloo" not in (tmp_path / f"threads-{rank}").read_text()
     lines = done.stdout.splitlines()

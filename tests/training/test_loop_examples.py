@@ -44,6 +44,6 @@ def test_transformers_learn_over_schedules() -> None:
     script = str(ROOT / "examples" / "train_transformers.py")
     done = run(*TORCHRUN, "4", script, ARBORCAST_TOPOLOGY="full:4")
     assert done.returncode == 0, done.stderr
-    counts = re.search(r"^allreduces: {'schedule': (\d+), 'gloo': 0}$", done.stdout, re.MULTILINE)
+    counts = re.search(r"^allreduces: {'schedule': (\d+), 'gloo': 0, ", done.stdout, re.MULTILINE)
     assert counts is not None
     assert int(counts[1]) >= 40  # one or more a step

@@ -1,0 +1,165 @@
+"""What a group tells of its calls: sums, the record of a flight, a trace; real processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from arborcast.backends import ExecutionError, Options  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+
+ABSENT = 1
+COUNT = 3 << 13
+
+
+def new_group(timeout_s: float = 60, **options: Any) -> Any:
+    options = {"topology": "full:3", "method": "trees", **options}
+    return dist.new_group(
+        backend="synth", timeout=timedelta(seconds=timeout_s), pg_options=Options(**options)
+    )
+
+
+def counted(rank: int, size: int) -> tuple[dict[str, Any], dict[str, Any], float]:
+    group, small = new_group(), new_group(gloo_below=1 << 20)
+    begun = time.perf_counter()
+    for count in (COUNT, COUNT, 3):
+        dist.all_reduce(torch.ones(count), group=group)
+    dist.broadcast(torch.ones(5, dtype=torch.int8), 0, group=group)
+    dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.SUM, group=group)
+    dist.barrier(group)
+    dist.all_reduce(torch.ones(7), group=small)
+    took = time.perf_counter() - begun
+    found: tuple[dict[str, Any], dict[str, Any]] = group.counters(), small.counters()
+    dist.barrier()
+    return *found, took
+
+
+def test_counters_are_what_was_called() -> None:
+    for counters, small, took in run_ranks(3, counted):
+        sums = counters["allreduce"]
+        assert {key: sums[key] for key in ("schedule", "gloo", "bytes")} == {
+            "schedule": 3,
+            "gloo": 0,
+            "bytes": 4 * (2 * COUNT + 3),
+        }
+        assert sums["handed over"] == 1
+        assert 0 < sums["seconds"] < took
+        # Three ranks with links of 1 GB/s to each other: 2/3 of the buffer leave each over two links, twice.
+        least_s = sums["bytes"] / 1.5e9
+        assert sums["share"] == pytest.approx(least_s / sums["seconds"])
+        assert (counters["broadcast"]["schedule"], counters["broadcast"]["bytes"]) == (1, 5)
+        assert small["allreduce"].keys() == {"schedule", "gloo", "bytes", "seconds"}
+        assert (small["allreduce"]["gloo"], small["allreduce"]["bytes"]) == (1, 28)
+
+
+def one_is_late(rank: int, size: int) -> str | None:
+    patient, group = new_group(), new_group()
+    dist.all_reduce(torch.ones(COUNT), group=patient)
+    group._communicator._engine.timeout_s = 1.0
+    error = None
+    if rank != ABSENT:
+        try:
+            dist.all_reduce(torch.ones(COUNT), group=group)
+        except ExecutionError as caught:
+            error = str(caught)
+    dist.barrier()
+    if rank == ABSENT:
+        patient.dump(Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}.json"))
+    dist.barrier()
+    return error
+
+
+def test_a_timeout_leaves_a_record_that_names_who_was_waited_for(tmp_path: Path) -> None:
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank-"}
+    errors = run_ranks(3, one_is_late, environ=environ)
+    for rank, error in enumerate(errors):
+        document = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert document["format"] == "arborcast.flight/1"
+        first, second = document["groups"]
+        (whole,) = first["calls"]
+        assert (first["rank"], first["ranks"], first["failure"]) == (rank, [0, 1, 2], None)
+        assert (whole["state"], whole["bytes"], whole["elements"]) == ("completed", 4 * COUNT, "float32 sum")
+        assert whole["begun_ns"] < whole["ended_ns"] < document["at_ns"]
+        assert whole["schedule"].startswith("trees (3 trees")
+        if rank == ABSENT:
+            continue
+        assert error is not None and "nothing happened for 1 s" in error
+        (failed,) = second["calls"]
+        assert second["failure"] == error
+        assert (failed["state"], failed["ended_ns"], failed["error"]) == ("failed", None, error)
+        assert ABSENT in failed["waits_for"] and rank not in failed["waits_for"]
+
+
+def traced(rank: int, size: int, folder: str) -> None:
+    group = new_group(piece_bytes=8192)
+    dist.all_reduce(torch.ones(COUNT), group=group)
+    with group.trace(f"{folder}/{rank}.json"):
+        dist.all_reduce(torch.ones(COUNT), group=group)
+        dist.broadcast(torch.ones(COUNT), 0, group=group)
+    dist.all_reduce(torch.ones(COUNT), group=group)
+    dist.barrier()
+
+
+def test_a_trace_has_the_calls_of_its_block_and_all_their_bytes(tmp_path: Path) -> None:
+    run_ranks(3, traced, str(tmp_path))
+    sent: dict[tuple[int, int], int] = {}
+    received: dict[tuple[int, int], int] = {}
+    for rank in range(3):
+        events = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert {event["pid"] for event in events} == {rank}
+        names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        bars = [event for event in events if event["ph"] == "X"]
+        calls = [bar for bar in bars if names[bar["tid"]] == "calls"]
+        assert [call["name"] for call in calls] == ["allreduce 96 KiB", "broadcast 96 KiB"]
+        assert calls[0]["args"]["elements"] == "float32 sum"
+        for bar in bars:
+            (call,) = [it for it in calls if it["ts"] <= bar["ts"] < it["ts"] + it["dur"]]
+            assert bar["ts"] + bar["dur"] <= call["ts"] + call["dur"]
+            way, _, peer = names[bar["tid"]].partition(" rank ")
+            if way == "to":
+                sent[rank, int(peer)] = sent.get((rank, int(peer)), 0) + bar["args"]["bytes"]
+                assert bar["name"].startswith("send ")
+            elif way == "from":
+                received[int(peer), rank] = received.get((int(peer), rank), 0) + bar["args"]["bytes"]
+        adds = [bar for bar in bars if bar["name"].startswith("receive and add")]
+        # Each rank is the root of one of three trees, and adds what two others send of its third.
+        assert sum(bar["args"]["bytes"] for bar in adds) == 2 * 4 * COUNT // 3
+    assert sent == received
+    # Of an allreduce 4/3 of the buffer leave each rank; of a broadcast each of two ranks gets all of it.
+    assert sum(sent.values()) == 4 * COUNT * (3 * 4 // 3 + 2)
+
+
+def spoken(rank: int, size: int) -> list[str]:
+    lines: list[str] = []
+    dist.set_debug_level_from_env()  # torch itself reads it when it is imported
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logging.getLogger("arborcast").addHandler(Kept())
+    group = new_group()
+    dist.all_reduce(torch.ones(COUNT), group=group)
+    dist.barrier()
+    return lines
+
+
+@pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL"])
+def test_torch_s_debug_level_says_which_schedule_serves(level: str) -> None:
+    results = run_ranks(3, spoken, environ={"TORCH_DISTRIBUTED_DEBUG": level})
+    tables = [line for line in results[0] if line.startswith("allreduce on full:3: trees (3 trees")]
+    assert len(tables) == (level != "OFF")
+    for rank, lines in enumerate(results):
+        calls = [line for line in lines if line.startswith(f"rank {rank}: allreduce 96 KiB in ")]
+        assert [" ms by trees (3 trees, height 1" in call for call in calls] == [True] * (level == "DETAIL")
