@@ -373,18 +373,24 @@ class SynthGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish what is in flight and end the connections; `destroy_process_group` calls it."""
+        self._end()
+        if self._nccl is not None:
+            self._nccl.shutdown()
+
+    def leave(self) -> None:
+        """The same when the process ends; not in a child that it forked, whose locks nobody releases.
+
+        NCCL sees to its own end, as it does for torch's groups.
+        """
+        if os.getpid() == self._process:
+            self._end()
+
+    def _end(self) -> None:
         _groups.discard(self)
         if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
             self._communicator.close()
         else:
             self._break(f"rank {self.rank()} destroyed the group with calls in flight")
-
-    def leave(self) -> None:
-        """The same when the process ends; not in a child that it forked, whose locks nobody releases."""
-        if os.getpid() == self._process:
-            self.shutdown()
-        if self._nccl is not None:
-            self._nccl.shutdown()
 
     # ------------------------------------------------------------------ what ours has beyond that
 
