@@ -251,7 +251,7 @@ def _main(pipe: Connection, asked: Round, rank: int, folder: Path, namespace: st
     import arborcast.torch_backend  # noqa: F401
 
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=asked.timeout_s)
+    timeout = timedelta(seconds=BEGIN_S)
     store = dist.FileStore(str(folder / "store"), asked.ranks)
     dist.init_process_group("synth", store=store, rank=rank, world_size=asked.ranks, timeout=timeout)
     signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=_abort).start())
@@ -262,6 +262,7 @@ def _main(pipe: Connection, asked: Round, rank: int, folder: Path, namespace: st
             wrong += not is_right
             time.sleep(PAUSE_S)
             if step == STEPS_BEFORE:
+                group._communicator._engine.timeout_s = asked.timeout_s  # no reason to be late with making it
                 pipe.send(group._communicator._network._reception.name or "none")
     except Exception as error:
         raised_at = time.monotonic()

@@ -292,7 +292,10 @@ class GraphRun:
                 self._ask(wakeup)
             else:
                 self._wake(by_descriptor[descriptor], happened)
-                self._deadline = None
+                if (
+                    not happened & GONE
+                ):  # what a peer's end lets nobody do is waited for no longer than before
+                    self._deadline = None
 
     def _ask(self, wakeup: Wakeup) -> None:
         """Whether to go on."""

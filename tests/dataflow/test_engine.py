@@ -254,6 +254,30 @@ def test_nothing_happens_for_too_long() -> None:
     close(engines, networks)
 
 
+def test_peers_that_leave_one_after_another_do_not_prolong_a_wait() -> None:
+    networks = fake_networks(40)
+    engine = Engine(0, networks[0], timeout_s=1.0)
+    has_raised = threading.Event()
+
+    def leave() -> int:
+        until(lambda: any_inside("sleep"))
+        for left, network in enumerate(networks[1:39]):
+            if has_raised.wait(0.3):
+                return left
+            network.close()
+        return len(networks)
+
+    def wait() -> None:
+        try:
+            engine.agree(an_opening())  # with rank 39, which neither comes nor goes
+        finally:
+            has_raised.set()
+
+    left, error = in_threads([leave, wait])
+    assert "begin together with rank 39: nothing happened for 1 s" in str(error)
+    assert left < len(networks), "all of them went before rank 0 had waited for a second"
+
+
 def test_a_slow_rank_that_goes_on_is_waited_for() -> None:
     class Slow:
         name = "sum"
