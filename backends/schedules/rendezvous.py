@@ -222,7 +222,11 @@ def _take(store: Store, key: str, rank: int, timeout_s: float) -> Table | None:
             f"rank {rank}: schedules of rank 0 ({key}): SHA-256 of {head['bytes']} bytes must be "
             f"{head['sha256']}, got {_hash(data)} of {len(data)} bytes"
         )
-    table = _taken[head["sha256"]] = Table.from_bytes(data, f"schedules of rank 0 ({key})")
+    source = f"schedules of rank 0 ({key})"
+    try:
+        table = _taken[head["sha256"]] = Table.from_bytes(data, source).check(source)
+    except InputError as error:
+        raise ExecutionError(f"rank {rank}: {error}") from error
     return table
 
 

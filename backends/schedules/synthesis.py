@@ -22,7 +22,7 @@ from arborcast.backends.lowering.additions import adds_alike
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.joint import JointPart
 from arborcast.backends.schedules.selection import GroupSelection
-from arborcast.backends.schedules.table import TABLE_FORMAT, Table
+from arborcast.backends.schedules.table import TABLE_FORMAT, Table, flaw_of
 from arborcast.synth.api import Approach, approach
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, wait
@@ -39,7 +39,6 @@ from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import SIZES, Choice
 from arborcast.synth.topology import Topology
-from arborcast.synth.verification.verifier import verify
 
 log = logging.getLogger(__name__)
 
@@ -277,18 +276,10 @@ def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
 
 
 def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
-    """The table of schedules that do what they should: nobody runs one that was not replayed.
-
-    Floating-point sums have the same bits on all ranks by them: replicas that differ would drift apart.
-    """
+    """The table of schedules that do what they should: nobody runs one that was not replayed."""
     for choice in choices:
-        verdict = verify(choice.schedule)
-        if not verdict.correct:
-            name = choice.schedule.method.name
-            raise ExecutionError(f"method {name} made a schedule that is not correct: {verdict.errors[0]}")
-        if not adds_alike(choice.schedule):
-            name = choice.schedule.method.name
-            raise ExecutionError(f"method {name} made a schedule whose ranks add in different orders")
+        if flaw := flaw_of(choice.schedule):
+            raise ExecutionError(f"method {choice.schedule.method.name} made {flaw}")
     return Table.of(choices, is_cut_short=is_cut_short)
 
 
@@ -301,7 +292,7 @@ def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective
     try:
         if not isinstance(text, str):
             raise InputError(f"{source}: must hold text, got {shorten(text)}")
-        read = _read.get(text) or Table.from_bytes(text.encode(), source)
+        read = _read.get(text) or Table.from_bytes(text.encode(), source).check(source)
         table = read.renamed(topology.name)
         if table.collective != collective or table.topology != topology:
             raise InputError(f"{source}: must be of {collective.kind} on the topology that was asked for")

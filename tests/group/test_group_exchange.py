@@ -6,6 +6,7 @@ import json
 import threading
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from arborcast.backends.schedules import rendezvous as module
 from arborcast.backends.schedules import synthesis
 from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.table import Table
+from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError, TopologyError
 from arborcast.synth.selection import Choice
@@ -163,3 +165,32 @@ def test_shares_of_any_size_are_exact_on_the_way() -> None:
     store = dist.HashStore()
     share_table(store, "key", 0, small_table)
     assert share_table(store, "key", 1, nobody_asks).entries[0].schedule.chunks[0].share == third
+
+
+def forged() -> bytes:
+    """The table, but nobody sends the last transfer; its shape is right, and so is its checksum."""
+    document = json.loads(small_table().to_bytes())
+    document["entries"][0]["schedule"]["transfers"].pop()
+    return json.dumps(document).encode()
+
+
+def test_a_forged_table_of_rank_0_is_refused_though_its_checksum_is_right() -> None:
+    data = forged()
+    store = dist.HashStore()
+    store.set("key/0", data)  # type: ignore[arg-type]  # takes both
+    store.set("key", json.dumps({"sha256": module._hash(data), "bytes": len(data), "parts": 1}))
+    with pytest.raises(
+        ExecutionError,
+        match=r"rank 1: schedules of rank 0 \(key\): entries\[0\]: a schedule that is not correct: ",
+    ):
+        share_table(store, "key", 1, nobody_asks)
+
+
+def test_a_forged_table_in_the_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = ChunkCache(tmp_path)
+    table = small_table()
+    for text, found in ((forged().decode(), None), (table.to_bytes().decode(), table)):
+        kept.put_json("key", text)
+        assert synthesis._kept(kept, "key", table.topology, table.collective) == found
+    (line,) = caplog.messages
+    assert "a table is made anew: kept table" in line and "a schedule that is not correct: " in line
