@@ -58,6 +58,7 @@ bench: install
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/loopback.py
 	$(BIN)/python bench/faults.py
+	$(BIN)/python bench/starting.py
 	# Status 2: this machine cannot emulate links, and the line says why. The next two need them, too.
 	$(BIN)/python bench/testbed.py || [ $$? -eq 2 ]
 	$(BIN)/python bench/in_network.py || [ $$? -eq 2 ]

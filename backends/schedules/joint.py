@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from arborcast.backends.schedules.fabric import Fabric
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
-from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.topology import Topology
+
+if TYPE_CHECKING:
+    from arborcast.synth.groups.result import GroupSchedules  # solvers come with it
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import TypeAlias
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.schedules.table import Table
 from arborcast.synth.certificate import Bound, Cut
-from arborcast.synth.certification import certified_rate
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
@@ -184,6 +183,8 @@ def _down(tree: _Tree, chunk: int, first_step: int, ways: Ways) -> list[Transfer
 
 def _bound(topology: Topology, collective: Collective) -> Bound | None:
     """The least that the links out of one rank, or into one, prove: no good limit, but a proven one."""
+    from arborcast.synth.certification import certified_rate  # compiled kernels come with it
+
     capacity_out = dict.fromkeys(range(topology.ranks), Fraction(0))
     capacity_in = dict(capacity_out)
     for link in topology.links:

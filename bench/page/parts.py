@@ -210,7 +210,7 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
         "microbatches nic_gbit paper_microbatches parts pieces ranks runs samples_each stages steps "
         "transfers trees width"
     ),
-    digits: "algbw busbw optimum rate ratio samples_per_second",
+    digits: "algbw busbw descriptors optimum rate ratio samples_per_second threads",
     duration: (
         "collectives_us computing_us cpu_us data_parallel_us each_us equation_us floor_us planned_us "
         "predicted_us simulated_us spread time_us "
@@ -218,7 +218,7 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     ),
     seconds: (
         "call_seconds cpu_seconds first_seconds load_seconds program_seconds read_seconds seconds "
-        "simulate_seconds solve_seconds target_seconds trace_seconds verify_seconds"
+        "simulate_seconds solve_seconds spread_s target_seconds trace_seconds verify_seconds"
     ),
     percent: (
         "bubble burst_share equation_error error predicted_bubble rate_kept share_of_bound share_of_nominal "

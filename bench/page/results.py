@@ -37,7 +37,7 @@ FIGURES = tuple(
     activations_bytes algbw allocations asked batch best best_of_all best_of_all_speed_up best_of_named
     best_of_named_speed_up bound_us boundary_bytes bubble buffer_bytes buffers burst_share busbw bytes
     call_seconds call_times_ours calls chunks collectives_us computing_us copies_over_link cpu_saving
-    cpu_seconds cpu_us data_parallel_us devices difference each_us epoch_passes epochs_to_target
+    cpu_seconds cpu_us data_parallel_us descriptors devices difference each_us epoch_passes epochs_to_target
     equation_error equation_us equivalent error evaluation_difference evaluation_loss file_bytes first_loss
     first_seconds floor_us fragments gain gradient_bytes gradient_difference gradients_bytes group height
     inside_us joined last_loss layers learning_rate legal_cuts limit_bytes limit_gib limit_s live_bytes
@@ -48,8 +48,8 @@ FIGURES = tuple(
     predicted_us program_MB program_seconds ranks rate rate_kept ratio read_seconds rejected
     rejected_never_wrong resident_bytes rounds runs samples_each samples_per_second seconds share_of_bound
     share_of_nominal share_of_optimum simulate_seconds simulated_engine_us simulated_fifo_us
-    simulated_priority_us simulated_us solve_seconds speed_up speed_up_over_gloo speed_up_over_ring spread
-    stage stages steps target target_s target_seconds theirs_us time_us time_us_64KiB time_us_64MiB
+    simulated_priority_us simulated_us solve_seconds speed_up speed_up_over_gloo speed_up_over_ring spread spread_s
+    stage stages steps target target_s target_seconds theirs_us threads time_us time_us_64KiB time_us_64MiB
     time_us_with_nccl_overhead times_faster_than_gloo times_gloo times_ours torch_samples_per_second
     torch_us trace_seconds transfers trees verify_seconds weight_difference width working_bytes
     worst_engine_us worst_random_us written_out_program_seconds written_out_seconds wrong

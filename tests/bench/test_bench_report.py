@@ -54,6 +54,7 @@ HEADINGS = [
     "How do the public synthesizers do?",
     "What does the process group cost on one machine?",
     "What do tensors on a device lose on their way through host memory?",
+    "What do groups cost, and how long does the first step take?",
     "Are exports to other runtimes right, and what do tools of others say of them?",
     "Is pipelined training equal to serial training?",
     "Which models train in stages, unmodified?",
@@ -104,6 +105,7 @@ NAMED = (
     "peers",
     "loopback",
     "staging",
+    "starting",
 )
 SCALE = [f"scale_{part}" for part in ("targets", "growth", "tacos", "uses")]  # the README's of them
 
@@ -341,6 +343,7 @@ FIGURES = [
     ("solvers", "seconds", 7.654, "7.65 s"),
     ("loopback", "times_gloo", 6.666, "6.67×"),
     ("staging", "share_of_optimum", 0.4567, "45.7 %"),
+    ("starting", "seconds", 0.4567, "457 ms"),
     ("pipeline_curves", "loss_difference", 9.8e-8, "9.8e-8"),
     ("pipeline_models", "loss_difference", 9.9e-8, "9.9e-8"),
     ("pipeline_memory", "ratio", 0.4567, "45.7 %"),

@@ -1,0 +1,64 @@
+"""What groups cost beside gloo's: descriptors, threads and time, and the first step of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from arborcast.bench.page.parts import Part, Section, Strong, Table, cell, columns, lines, table, text
+from arborcast.bench.page.results import Document
+from arborcast.bench.page.words import count, digits, seconds
+
+
+def _answer(document: Document) -> Iterator[Part]:
+    rows = document.rows
+    more = rows[rows["what"].str.endswith("more groups")].set_index("method")
+    for method in more.index:
+        row = more.loc[method]
+        yield text(
+            f"{method}: {row['what']} of {count(row['ranks'])} ranks in ",
+            Strong(seconds(row["seconds"])),
+            ", each with ",
+            Strong(digits(row["descriptors"], 2)),
+            f" descriptors and {digits(row['threads'], 2)} threads",
+        )
+    yield table(_COLUMNS, rows)
+
+
+def summary(document: Document) -> Table:
+    """A line for each thing that was done: time, descriptors and threads of both."""
+    drawn = []
+    for (what, ranks), alike in document.rows.groupby(["what", "ranks"], sort=False):
+        for row in alike.itertuples():
+            drawn.append(
+                (
+                    f"{what}, {count(ranks)} ranks",
+                    row.method,
+                    cell(seconds, row.seconds),
+                    cell(_few, row.descriptors),
+                    cell(_few, row.threads),
+                )
+            )
+    return lines(("", "group", ">time", ">descriptors", ">threads"), drawn)
+
+
+def _few(number: float) -> str:
+    return digits(number, 2)
+
+
+_COLUMNS = columns(
+    "what | group: method | >ranks | >time: seconds | >spread, s: spread_s | >descriptors | >threads | >runs"
+)
+
+SECTION = Section(
+    "starting",
+    "starting",
+    "What do groups cost, and how long does the first step take?",
+    "measured on one machine",
+    "python bench/starting.py",
+    "Descriptors and threads that a process holds beyond what it held before: for the first group of a job all, "
+    "for more groups those of each once it has done an allreduce. The first step is the time from "
+    "init_process_group to the end of an allreduce of 1 MiB; where nothing is kept, it goes by a simple "
+    "schedule, and all ranks change to others when they are found.",
+    _answer,
+    ("What groups cost", summary),
+)
