@@ -55,8 +55,8 @@ SECTION = Section(
     "What do groups cost, and how long does the first step take?",
     "measured on one machine",
     "python bench/starting.py",
-    "Descriptors and threads that a process holds beyond what it held before: for the first group of a job all, "
-    "for more groups those of each once it has done an allreduce. The first step is the time from "
+    "Descriptors and threads that a process holds beyond what it held before: of the first group all, "
+    "of more groups those of each once it has done an allreduce. The first step is the time from "
     "init_process_group to the end of an allreduce of 1 MiB; where nothing is kept, it goes by a simple "
     "schedule, and all ranks change to others when they are found.",
     _answer,
