@@ -17,6 +17,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from arborcast.backends import ExecutionError, Options  # noqa: E402
+from arborcast.backends.group.history import History  # noqa: E402
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint  # noqa: E402
+from arborcast.synth.collective import Kind  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 
 ABSENT = 1
@@ -75,7 +78,9 @@ def one_is_late(rank: int, size: int) -> str | None:
             error = str(caught)
     dist.barrier()
     if rank == ABSENT:
-        patient.dump(Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}.json"))
+        group.abort()
+        error = "rank 1 aborted the group"
+    patient.dump(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}dumped-{rank}.json")
     dist.barrier()
     return error
 
@@ -86,19 +91,38 @@ def test_a_timeout_leaves_a_record_that_names_who_was_waited_for(tmp_path: Path)
     for rank, error in enumerate(errors):
         document = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert document["format"] == "arborcast.flight/1"
+        assert json.loads((tmp_path / f"rank-dumped-{rank}.json").read_text())["groups"] == document["groups"]
         first, second = document["groups"]
         (whole,) = first["calls"]
         assert (first["rank"], first["ranks"], first["failure"]) == (rank, [0, 1, 2], None)
         assert (whole["state"], whole["bytes"], whole["elements"]) == ("completed", 4 * COUNT, "float32 sum")
         assert whole["begun_ns"] < whole["ended_ns"] < document["at_ns"]
         assert whole["schedule"].startswith("trees (3 trees")
+        assert second["failure"] == error
         if rank == ABSENT:
             continue
         assert error is not None and "nothing happened for 1 s" in error
         (failed,) = second["calls"]
-        assert second["failure"] == error
         assert (failed["state"], failed["ended_ns"], failed["error"]) == ("failed", None, error)
         assert ABSENT in failed["waits_for"] and rank not in failed["waits_for"]
+
+
+def test_the_last_calls_are_kept_and_written_at_the_first_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2")
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/calls-")
+    history = History(1, (4, 7))
+    for sequence in range(3):
+        with history.begin(CollectiveFingerprint(sequence, 2, -1, Kind.ALLREDUCE, "int8 max"), 2, None):
+            pass
+    for reason in ("the first", "the second"):
+        history.fail(reason)
+    groups = json.loads((tmp_path / "calls-7.json").read_text())["groups"]
+    (found,) = [group for group in groups if group["ranks"] == [4, 7]]
+    assert found["failure"] == "the first"
+    assert [call["sequence"] for call in found["calls"]] == [1, 2]
+    assert history.counters()["allreduce"]["gloo"] == 3
 
 
 def traced(rank: int, size: int, folder: str) -> None:
