@@ -284,13 +284,15 @@ def sharded(quick: bool) -> dict[str, Any]:
         },
         units={
             "time_us": "of the slowest rank, a whole step with its update; median over the runs",
-            "calls": "collectives of a step, all alike counted and planned",
+            "calls": "collectives of a step, all alike counted and planned; of the stage with the most",
             "planned_us": "when the layout was chosen, at the rates that links were set to",
-            "collectives_us": "simulated at the rates that links delivered",
-            "computing_us": "a serial step, on all ranks at once, times the share of the plan's computing "
-            "that a rank has",
+            "collectives_us": "of the longest stage, messages among them, simulated at the rates that links "
+            "delivered",
+            "computing_us": "of the longest stage: a serial step, on all ranks at once, times the share of "
+            "the plan's computing that a rank has",
             "each_us": "an allreduce of 1 KiB: what each collective costs besides",
-            "predicted_us": "collectives_us, computing_us, and each_us for every collective",
+            "predicted_us": "collectives_us, computing_us, and each_us for every collective; of stages as "
+            "the planner adds them up",
             "error": "|predicted - measured| / measured",
             "ratio": "this layout's time over that of the choice",
             "same_plan": "the layout with the same plan, which was measured; null where this one was",

@@ -1,9 +1,10 @@
 """Steps of divided models on emulated links beside what their plans say: fixed layouts and the choice.
 
 Layouts that come to the same plan are measured once. Each runs with the schedules that priced it: groups of
-an axis, which share links, run what was made for all of them. What collectives take is simulated at the rates
-that the links delivered, with what one of them costs besides as measured; what computing takes is a serial
-step of all ranks at once, which share the processors, times the part of it that the plan gives each.
+an axis, which share links, run what was made for all of them. What collectives and messages between stages
+take is simulated at the rates that the links delivered, with what a collective costs besides as measured;
+what computing takes is a serial step of all ranks at once, which share the processors, times the part of it
+that the plan gives each. Stages come together as the planner has it (`planning.joint`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +30,18 @@ from arborcast.pipeline.costs.devices import Device
 
 if TYPE_CHECKING:
     from arborcast.pipeline.model.traced.model import Traced
-    from arborcast.pipeline.sharding.evaluation import Cost
-    from arborcast.pipeline.sharding.mesh import FabricPrices
+    from arborcast.pipeline.sharding.graph import Graph
+    from arborcast.pipeline.sharding.mesh import Mesh
     from arborcast.pipeline.sharding.plan import ShardedPlan
     from arborcast.pipeline.sharding.program import Sharding
+    from arborcast.pipeline.sharding.setting import Setting
     from arborcast.synth.groups import GroupSchedules
     from arborcast.synth.topology import Topology
 
 CHOSEN = "chosen"
 LAYOUTS = (CHOSEN, "data-parallel", "megatron")
+STAGED = {CHOSEN: "both levels", "one stage": "one stage", "data-parallel": "data-parallel"}
+"""Layouts of cases with microbatches, and the ways of `choose_both` that they are."""
 
 _CORE = Device("a core", {"float32": 6e10}, 12, 2**33, efficiency=1, memory_efficiency=1, launch_us=20)
 """About what a rank of the bench is: plans are chosen for it, and predictions divide measured time by it."""
@@ -54,6 +57,7 @@ class Case:
         batch: samples of a step.
         ranks: the fragment; None for all.
         mbit: rate of the slowest link.
+        microbatches: of a step; of several, stages are cut too.
     """
 
     spec: str
@@ -61,6 +65,7 @@ class Case:
     batch: int
     ranks: tuple[int, ...] | None = None
     mbit: int = 100
+    microbatches: int = 1
 
     def topology(self) -> Topology:
         """At the rates of the emulation."""
@@ -76,6 +81,8 @@ CASES = (
     Case("dgx1", "gpt-block", 48, (0, 1, 2, 3)),
     Case(_TWO_BOXES, "mlp", 768),
     Case(_TWO_BOXES, "gpt-block", 144),
+    Case("dgx-a100:boxes=2", "gpt-2-blocks", 144, (0, 1, 8, 9), microbatches=8),
+    Case("dgx1", "gpt-2-blocks", 144, (0, 1, 2, 3), microbatches=8),
 )
 
 
@@ -87,7 +94,7 @@ def _mlp(batch: int) -> tuple[Any, Any, Any, Callable[..., Any]]:
     return model, torch.randn(batch, 384), torch.randn(batch, 384), nn.functional.mse_loss
 
 
-def _gpt(batch: int) -> tuple[Any, Any, Any, Callable[..., Any]]:
+def _gpt(batch: int, blocks: int = 1) -> tuple[Any, Any, Any, Callable[..., Any]]:
     import torch
     from torch import Tensor, nn
 
@@ -96,7 +103,8 @@ def _gpt(batch: int) -> tuple[Any, Any, Any, Callable[..., Any]]:
     def loss(scores: Tensor, following: Tensor) -> Tensor:
         return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
 
-    model = nn.Sequential(nn.Embedding(768, 384), Block(384, 12), nn.LayerNorm(384), nn.Linear(384, 768))
+    inner = (Block(384, 12) for _ in range(blocks))
+    model = nn.Sequential(nn.Embedding(768, 384), *inner, nn.LayerNorm(384), nn.Linear(384, 768))
     tokens = torch.randint(0, 768, (2, batch, 32))
     return model, tokens[0], tokens[1], loss
 
@@ -104,6 +112,7 @@ def _gpt(batch: int) -> tuple[Any, Any, Any, Callable[..., Any]]:
 MODELS: Mapping[str, Callable[[int], tuple[Any, Any, Any, Callable[..., Any]]]] = {
     "mlp": _mlp,
     "gpt-block": _gpt,
+    "gpt-2-blocks": partial(_gpt, blocks=2),
 }
 """From samples to model, inputs, targets and loss."""
 
@@ -121,10 +130,10 @@ def _made(case: Case) -> tuple[Traced, Any, Any, Any, Callable[..., Any]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout of a model on the mesh where it is fastest.
+    """A layout of a model on the meshes where it is fastest.
 
     Attributes:
-        layout: one of `LAYOUTS`.
+        layout: one of `LAYOUTS`, or of `STAGED`.
         sharding: what ranks do.
         total_us: of a step, planned.
         groups: schedules of axes.
@@ -134,6 +143,11 @@ class Plan:
     sharding: ShardedPlan
     total_us: float
     groups: tuple[GroupSchedules, ...]
+
+    @property
+    def mesh(self) -> str:
+        """Those of the stages."""
+        return " + ".join(str(it.sharding.mesh) for it in self.sharding.stages)
 
 
 def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dict[str, Any]]:
@@ -147,9 +161,7 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
     """
     topology = case.topology()
     found = plans(case, topology)
-    original = {
-        plan.layout: next(it.layout for it, *_ in found if it.sharding == plan.sharding) for plan, *_ in found
-    }
+    original = {it.layout: next(to.layout for to in found if to.sharding == it.sharding) for it in found}
     wiring = plan_emulation(topology, case.mbit)
     with network.emulate(wiring) as emulation:
         rates = delivered(emulation)
@@ -159,7 +171,7 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
             measure,
             case,
             topology,
-            [plan for plan, *_ in found if original[plan.layout] == plan.layout],
+            [it for it in found if original[it.layout] == it.layout],
             steps,
             timeout_s=timeout_s * steps,
         )
@@ -167,7 +179,8 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
     serial_us = max(rank["serial"] for rank in seen) * 1e6
     each_us = statistics.median(max(run) for run in zip(*(rank["small"] for rank in seen), strict=True)) * 1e6
     rows: dict[str, dict[str, Any]] = {}
-    for plan, sharding, prices, whole in found:
+    graph = graph_of(case)
+    for plan in found:
         if original[plan.layout] in rows:
             same = original[plan.layout]
             rows[plan.layout] = {**rows[same], "layout": plan.layout, "same_plan": same}
@@ -178,11 +191,10 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
         # Layouts cut sums in other places, and are rounded differently.
         chosen = rows[CHOSEN]["last_loss"] if rows else losses[0]
         assert math.isclose(losses[0], chosen, rel_tol=1e-5), f"layouts must agree, got {losses[0]}, {chosen}"
-        cost = _at(case, sharding, replace(prices, topology=fabric, collective_us=Fraction(0)))
-        calls = seen[0][plan.layout]["calls"]
-        computing_us = serial_us * cost.compute_ps / whole.compute_ps
-        collectives_us = (cost.total_ps(1) - cost.compute_ps - _updates(sharding, prices)) / 1e6
-        predicted_us = computing_us + collectives_us + calls * each_us
+        calls = [rank[plan.layout]["calls"] for rank in seen]
+        predicted_us, computing_us, collectives_us = predicted(
+            plan.sharding, graph, fabric, serial_us, [count * each_us for count in calls]
+        )
         time_us = statistics.median(runs) * 1e6
         rows[plan.layout] = {
             "topology": topology.name,
@@ -190,8 +202,8 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
             "batch": case.batch,
             "layout": plan.layout,
             "same_plan": None,
-            "mesh": str(prices.mesh),
-            "calls": calls,
+            "mesh": plan.mesh,
+            "calls": max(calls),
             "mbit": case.mbit,
             "planned_us": plan.total_us,
             "collectives_us": collectives_us,
@@ -208,26 +220,50 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
     return list(rows.values())
 
 
-def plans(case: Case, topology: Topology) -> list[tuple[Plan, Sharding, FabricPrices, Cost]]:
-    """The best of each layout over all meshes, with its prices, and the cost of the undivided model."""
-    from arborcast.pipeline.errors import PlanError
+def graph_of(case: Case) -> Graph:
+    """The operators of a case, for a microbatch; with their layers where stages are cut."""
     from arborcast.pipeline.model.traced.operators import operator_trace
-    from arborcast.pipeline.sharding.evaluation import calls
     from arborcast.pipeline.sharding.graph import merged
+
+    samples = case.batch // case.microbatches
+    return merged(operator_trace(_made(case)[0], samples, by_layer=case.microbatches > 1))
+
+
+def plans(case: Case, topology: Topology) -> list[Plan]:
+    """The best of each layout over all meshes."""
+    return _in_stages(case, topology) if case.microbatches > 1 else _of_one_stage(case, topology)
+
+
+def _in_stages(case: Case, topology: Topology) -> list[Plan]:
+    from arborcast.pipeline.planning.sharded import choose_both
+
+    choice = choose_both(graph_of(case), topology, _CORE, microbatches=case.microbatches)
+    found = []
+    for layout, name in STAGED.items():
+        plan, priced = choice.plan_by(name), choice.ways[name].scheduled
+        assert priced is not None, "it has a plan"
+        groups: tuple[GroupSchedules, ...] = ()
+        if len(plan.stages) == 1:
+            stage, sharding = plan.stages[0], priced.stages[0].priced.sharding
+            groups = _groups(sharding, topology, stage.sharding.mesh)
+        found.append(Plan(layout, plan, priced.step_ps() / 1e6, groups))
+    return found
+
+
+def _of_one_stage(case: Case, topology: Topology) -> list[Plan]:
+    from arborcast.pipeline.errors import PlanError
     from arborcast.pipeline.sharding.layouts import LAYOUTS as FIXED
-    from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh, meshes
+    from arborcast.pipeline.sharding.mesh import FabricPrices, meshes
     from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage
     from arborcast.pipeline.sharding.program import shard
     from arborcast.pipeline.sharding.setting import Setting
     from arborcast.pipeline.sharding.stage import stage_sharding
 
-    graph = merged(operator_trace(_made(case)[0], case.batch))
-    alone = Mesh((), (0,))
-    whole = shard(graph, Setting(FabricPrices(topology, alone), _CORE)).cost
+    graph = graph_of(case)
     tried = [FabricPrices(topology, mesh, by_schedule=True) for mesh in meshes(range(topology.ranks))]
     found = []
     for layout in LAYOUTS:
-        best: tuple[Sharding, FabricPrices] | None = None
+        best: tuple[Sharding, Mesh] | None = None
         for prices in tried:
             allowed = None if layout == CHOSEN else FIXED[layout](prices.mesh.shape)
             try:
@@ -235,33 +271,61 @@ def plans(case: Case, topology: Topology) -> list[tuple[Plan, Sharding, FabricPr
             except PlanError:
                 continue  # this layout has no links on this mesh
             if best is None or sharding.total_ps < best[0].total_ps:
-                best = sharding, prices
+                best = sharding, prices.mesh
         assert best is not None, "every layout has the mesh of one axis"
-        sharding, prices = best
-        needed = calls(graph, sharding.chosen, Setting(prices, _CORE))
-        groups = prices.schedules(sorted({(it.kind, it.axes) for it in needed}))
-        stage = ShardedStage(0, 1, stage_sharding(graph, sharding.chosen, prices.mesh))
+        sharding, mesh = best
+        stage = ShardedStage(0, 1, stage_sharding(graph, sharding.chosen, mesh))
         value = ShardedPlan(graph.name, case.batch, 1, (stage,), topology)
-        found.append((Plan(layout, value, sharding.total_ps / 1e6, groups), sharding, prices, whole))
+        found.append(Plan(layout, value, sharding.total_ps / 1e6, _groups(sharding, topology, mesh)))
     return found
 
 
-def _at(case: Case, sharding: Sharding, prices: FabricPrices) -> Cost:
-    """The cost of the same collectives on other links."""
-    from arborcast.pipeline.sharding.evaluation import repriced
+def _groups(sharding: Sharding, topology: Topology, mesh: Mesh) -> tuple[GroupSchedules, ...]:
+    """What the groups of its axes run at once."""
+    from arborcast.pipeline.sharding.evaluation import calls
+    from arborcast.pipeline.sharding.mesh import FabricPrices
     from arborcast.pipeline.sharding.setting import Setting
 
-    planned = Setting(replace(prices, topology=case.topology()), _CORE)
-    fresh = replace(prices, _rates={}, _schedules={}, _times={})
-    return repriced(sharding.graph, sharding.chosen, planned, fresh)
+    prices = FabricPrices(topology, mesh, by_schedule=True)
+    needed = calls(sharding.graph, sharding.chosen, Setting(prices, _CORE))
+    return prices.schedules(sorted({(it.kind, it.axes) for it in needed}))
 
 
-def _updates(sharding: Sharding, prices: FabricPrices) -> int:
+def predicted(
+    plan: ShardedPlan, graph: Graph, fabric: Topology, serial_us: float, besides_us: Sequence[float]
+) -> tuple[float, float, float]:
+    """What a step takes on links of other rates, and of that computing and collectives of the longest stage.
+
+    Args:
+        plan: of the step.
+        graph: of the model.
+        fabric: the links.
+        serial_us: of a step of the undivided model.
+        besides_us: by rank, what its collectives cost besides.
+    """
+    from arborcast.pipeline.planning.sharded import priced_plan
+    from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
+    from arborcast.pipeline.sharding.program import shard
+    from arborcast.pipeline.sharding.setting import Setting
+
+    whole = shard(graph, Setting(FabricPrices(fabric, Mesh((), (0,))), _CORE)).cost
+    joint, parts = priced_plan(plan, graph, fabric, _CORE), []
+    for stage in joint.stages:
+        sharding, setting = stage.priced.sharding, stage.priced.setting
+        cost, count = sharding.cost, joint.microbatches
+        moved = count * (cost.communication_ps + stage.crossing_ps) + cost.step_ps
+        collectives_us = (moved - _updates(sharding, setting)) / 1e6
+        parts.append(
+            (serial_us * cost.compute_ps / whole.compute_ps, collectives_us, besides_us[stage.ranks[0]])
+        )
+    longest = max(parts, key=sum)
+    return joint.step_ps([round(sum(it) * 1e6) for it in parts]) / 1e6, *longest[:2]
+
+
+def _updates(sharding: Sharding, setting: Setting) -> int:
     """Picoseconds of updates, which are in the serial step too."""
-    from arborcast.pipeline.sharding.setting import Setting
     from arborcast.pipeline.sharding.specs import local_bytes
 
-    setting = Setting(prices, _CORE)
     return sum(
         setting.update_ps(local_bytes(it.given.size_bytes, way.update, setting.sizes))
         for it, way in zip(sharding.graph.operators, sharding.chosen, strict=True)
@@ -319,7 +383,8 @@ def measure(
     dist.barrier()
     serial = _serial_s(case)  # on all ranks at once, which share the processors
     small = []
-    line = trainers[found[0].layout].line(found[0].sharding.stages[0].sharding.mesh.ways[-1])
+    alone = next(it for it in found if len(it.sharding.stages) == 1)  # on all ranks
+    line = trainers[alone.layout].line(alone.sharding.stages[0].sharding.mesh.ways[-1])
     for _ in range(20):
         dist.barrier()
         begin = time.perf_counter()
@@ -333,7 +398,7 @@ def measure(
             layout: {
                 "seconds": seconds[layout],
                 "loss": losses[layout],
-                "calls": sum(it.per_microbatch + it.per_step for it in trainer.calls),
+                "calls": sum(it.per_microbatch * case.microbatches + it.per_step for it in trainer.calls),
             }
             for layout, trainer in trainers.items()
         },

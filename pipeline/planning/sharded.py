@@ -96,9 +96,20 @@ class ShardedChoice:
     @property
     def plan(self) -> ShardedPlan:
         """As a file holds it."""
+        return self.plan_by(self.best)
+
+    def plan_by(self, name: str) -> ShardedPlan:
+        """That of one of the ways.
+
+        Raises:
+            PlanError: there is none.
+        """
+        found = self.ways[name].scheduled
+        if found is None:
+            raise PlanError(f"{name}: there is no such plan: {self.ways[name].why_not}")
         graph = self.sliced.graph
         stages = []
-        for stage in self.joint.stages:
+        for stage in found.stages:
             mesh = Mesh(stage.priced.setting.sizes, stage.ranks)
             own = self.sliced.stage(stage.start, stage.end)
             sharding = stage_sharding(own, stage.priced.sharding.chosen, mesh)

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
+from arborcast import topologies
 from arborcast.bench.emulation import network
 from arborcast.bench.training import sharded_step
-from arborcast.bench.training.sharded_step import Case, Plan, step_rows
+from arborcast.bench.training.sharded_step import Case, Plan, graph_of, predicted, step_rows
+from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
+from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage
+from arborcast.pipeline.sharding.program import shard
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.pipeline.sharding.stage import stage_sharding
 
 SECONDS = {"chosen": 0.03, "data-parallel": 0.06}
 """Of a step; Megatron's layout is the choice here."""
@@ -55,6 +62,23 @@ def test_layouts_with_one_plan_are_measured_once(losses: dict[str, list[float]])
         ("data-parallel", None, 60_000.0, 2.0),
         ("megatron", "chosen", 30_000.0, 1.0),
     ]
+
+
+@pytest.mark.long
+def test_stages_add_up_as_planned() -> None:
+    """Where links cost nothing, a step is both stages' parts and three times the longer one, over four."""
+    case, fast = Case("full:2", "mlp", 384, microbatches=4), topologies.load("full:2,bandwidth=1000000000")
+    graph = graph_of(case)
+    sliced, stages = Sliced(graph, 2), []
+    for rank, (start, end) in enumerate([(0, 2), (2, sliced.depth)]):
+        own, mesh = sliced.stage(start, end), Mesh((), (rank,))
+        chosen = shard(own, Setting(FabricPrices(fast, mesh), sharded_step._CORE)).chosen
+        stages.append(ShardedStage(start, end, stage_sharding(own, chosen, mesh)))
+    plan = ShardedPlan(graph.name, case.batch, 4, tuple(stages), case.topology())
+    step_us, longest_us, moved_us = predicted(plan, graph, fast, 1e6, [0.0, 0.0])
+    assert moved_us < 100
+    assert 0.5e6 < longest_us < 0.9e6
+    assert step_us == pytest.approx((1e6 + 3 * longest_us) / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize(
