@@ -315,7 +315,9 @@ class GraphRun:
             self._deadline = now + self._timeout_s
         left = self._timeout_s if is_over else self._deadline - now  # `until` has a deadline of its own
         if left <= 0:
-            raise ExecutionError(f"{self._waits_for()}: nothing happened for {self._timeout_s:g} s")
+            raise ExecutionError(
+                f"{self._waits_for()}: nothing happened for {self._timeout_s:g} s, the timeout of the call"
+            )
         return left if wakeup is None else min(left, wakeup.look_every_s)
 
     def _wanted(self, peer: PeerProgress) -> int:

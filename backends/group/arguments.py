@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,17 +34,23 @@ def op_of(opts: Any) -> dist.ReduceOp:
     return op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
 
 
-def reduce_options(op: dist.ReduceOp) -> AllreduceOptions:
-    """Torch's options of an allreduce."""
-    options = AllreduceOptions()
-    options.reduceOp = op
-    return options
+def reduce_options(op: dist.ReduceOp, given: Any = None) -> AllreduceOptions:
+    """Torch's options of an allreduce, with the timeout of those that were given."""
+    return _options(AllreduceOptions(), op, given)
 
 
-def scatter_options(op: dist.ReduceOp) -> ReduceScatterOptions:
-    """Torch's options of a reduce-scatter."""
-    options = ReduceScatterOptions()
+def scatter_options(op: dist.ReduceOp, given: Any = None) -> ReduceScatterOptions:
+    """The same of a reduce-scatter."""
+    return _options(ReduceScatterOptions(), op, given)
+
+
+_Options = TypeVar("_Options", AllreduceOptions, ReduceScatterOptions)
+
+
+def _options(options: _Options, op: dist.ReduceOp, given: Any) -> _Options:
     options.reduceOp = op
+    if hasattr(given, "timeout"):
+        options.timeout = given.timeout
     return options
 
 

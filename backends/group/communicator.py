@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -41,7 +42,7 @@ from arborcast.backends.staging.cuda import CudaDevice
 from arborcast.backends.staging.device import Device
 from arborcast.backends.staging.emulated import EmulatedDevice
 from arborcast.backends.tensors.shared_store import shared_store
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of
 from arborcast.backends.tensors.torch_reduction import Operator, name_of, served_operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -228,6 +229,19 @@ class Communicator:
             is_counted=False,
         )
 
+    def delegate(self, kind: Kind, root: int, count: int, elements: str, start: Callable[[Any], Any]) -> None:
+        """Have gloo do what schedules never serve, once all ranks agree on it.
+
+        Args:
+            kind: of the call.
+            root: -1 where there is none.
+            count: elements that all ranks must have alike; 0 where ranks may differ.
+            elements: type and reduction.
+            start: begins it, on the gloo that is given; what it raises is raised here.
+        """
+        opening = CollectiveFingerprint(self._next(), count, root, kind, elements)
+        self._by_gloo(opening, start, must_succeed=False)
+
     # ------------------------------------------------------------------ around them
 
     def prepare(self, kind: Kind | str, root: int = 0) -> Table | None:
@@ -310,6 +324,27 @@ class Communicator:
         """Why every further call is refused; None while it is not."""
         return self._engine.failure
 
+    @property
+    def timeout_s(self) -> float:
+        """After how many seconds without progress calls fail."""
+        return self._timeout_s
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """After how many seconds without progress calls fail from the next one on."""
+        self._timeout_s = self._engine.timeout_s = self._network.timeout_s = timeout_s
+        self._gloo.set_timeout(timedelta(seconds=timeout_s))
+
+    @contextmanager
+    def within(self, timeout_s: float) -> Iterator[None]:
+        """The same for the call made inside of the context; nothing changes where it is not above 0."""
+        if timeout_s > 0:
+            self._engine.timeout_s = self._network.timeout_s = timeout_s
+        try:
+            yield
+        finally:
+            if timeout_s > 0:
+                self._engine.timeout_s = self._network.timeout_s = self._timeout_s
+
     def abort(self, reason: str) -> None:
         """Make all ranks' calls fail, now and later."""
         self._history.fail(reason)
@@ -371,15 +406,21 @@ class Communicator:
         if host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
             memory[Buffer.OUTPUT].copy_(host[Buffer.OUTPUT])
 
-    def _by_gloo(self, opening: CollectiveFingerprint, start: Callable[[Any], Any]) -> None:
-        """Have gloo serve a call while the ranks check that all of them want that."""
+    def _by_gloo(
+        self, opening: CollectiveFingerprint, start: Callable[[Any], Any], *, must_succeed: bool = True
+    ) -> None:
+        """Have gloo serve a call while the ranks check that all of them want that.
+
+        Where it must succeed, an error of gloo ends the group; else it may be an argument that gloo refuses
+        on all ranks.
+        """
         if self.size == 1:
             start(self._gloo.get()).wait()
             return
         # Not before the ranks agree: gloo ends the process when more bytes come than it expects.
         self._engine.agree(opening)
+        work = start(self._gloo.get())
         try:
-            work = start(self._gloo.get())
             # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.
             ended = threading.Event()
 
@@ -387,12 +428,16 @@ class Communicator:
                 ended.set()
                 self._engine.ring()
 
-            work.get_future().add_done_callback(end)
-            self._engine.wait_external(ended.is_set)
+            future = future_of(work)
+            if future is not None:
+                future.add_done_callback(end)
+                self._engine.wait_external(ended.is_set)
             work.wait()
         except ExecutionError:
             raise
         except RuntimeError as error:
+            if not must_succeed:
+                raise
             self._engine.blame(opening, str(error).splitlines()[0])
 
     def _next(self) -> int:

@@ -25,7 +25,8 @@ class InnerGloo:
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        self._make = lambda: new_gloo(store, rank, size, timeout)
+        self._timeout = timeout
+        self._make = lambda: new_gloo(store, rank, size, self._timeout)
         self._lock = threading.Lock()
         self._made: Any = None
         self._is_broken = False
@@ -42,6 +43,13 @@ class InnerGloo:
                     raise ExecutionError("the group has failed, and starts nothing more")
                 self._made = self._make()
             return self._made
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """That of its calls from now on."""
+        with self._lock:
+            self._timeout = timeout
+            if self._made is not None:
+                self._made.options._timeout = timeout
 
     def end(self) -> None:
         """End all its calls, now and later, here and on ranks that wait for this one."""

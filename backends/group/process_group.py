@@ -17,7 +17,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +33,9 @@ from torch._C._distributed_c10d import (
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ScatterOptions,
 )
 
 from arborcast.backends.errors import ExecutionError
@@ -52,6 +57,8 @@ from arborcast.backends.group.arguments import (
 from arborcast.backends.group.communicator import SERVED, Communicator
 from arborcast.backends.group.history import speak_up, write_flights
 from arborcast.backends.group.inner_gloo import InnerGloo
+from arborcast.backends.group.monitored_barrier import MonitoredBarrier
+from arborcast.backends.group.profiling import ObservedWork, event_of
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.fabric import Fabric
@@ -64,6 +71,7 @@ from arborcast.backends.tensors.torch_compat import (
     new_nccl,
     outside_compilers,
 )
+from arborcast.backends.tensors.torch_reduction import name_of
 from arborcast.synth.collective import Kind
 
 log = logging.getLogger(__name__)
@@ -84,6 +92,35 @@ def _leave_groups() -> None:
 
 
 atexit.register(_leave_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form of a call.
+
+    Attributes:
+        kind: of the collective, as counters and disagreements name it.
+        method: of a backend of torch that does it.
+        title: as torch's profilers name it, behind the backend's.
+    """
+
+    kind: Kind
+    method: str
+    title: str
+
+
+ALL_REDUCE = Form(Kind.ALLREDUCE, "allreduce", "all_reduce")
+BROADCAST = Form(Kind.BROADCAST, "broadcast", "broadcast")
+ALL_GATHER = Form(Kind.ALLGATHER, "allgather", "all_gather")
+REDUCE_SCATTER = Form(Kind.REDUCE_SCATTER, "reduce_scatter", "reduce_scatter")
+ALL_TO_ALL = Form(Kind.ALLTOALL, "alltoall_base", "all_to_all")
+REDUCE = Form(Kind.REDUCE, "reduce", "reduce")
+GATHER = Form(Kind.GATHER, "gather", "gather")
+SCATTER = Form(Kind.SCATTER, "scatter", "scatter")
+BARRIER = Form(Kind.CUSTOM, "barrier", "barrier")
+"""Where a call has several forms, that of lists of tensors."""
+
+_UNSET = timedelta(0)
 
 
 @outside_compilers
@@ -137,7 +174,8 @@ class SynthGroup(dist.ProcessGroup):
         is_staged = self._communicator.options.staging == "cuda"
         self._devices = frozenset({"cpu", "cuda"}) if is_staged else HOST
         self._queue = WorkQueue("synth")
-        self._begun_by_gloo: list[dist.Work] = []
+        self._begun_calls = 0
+        self._monitored = MonitoredBarrier(PrefixStore("monitored", store), rank, size)
         self._is_broken = False
         self._process = os.getpid()
         _groups.add(self)
@@ -169,6 +207,7 @@ class SynthGroup(dist.ProcessGroup):
         """The inner gloo, which C++ knows from now on."""
         gloo = self._inner.get()
         if not self._knows_gloo:
+            gloo.timeout_changed = self.set_timeout
             name, description = self.group_name, self.group_desc  # which C++ asks of any one backend
             self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
             self._set_group_name(name)
@@ -184,13 +223,13 @@ class SynthGroup(dist.ProcessGroup):
         """Combine the tensors of all ranks, in place."""
         tensors, op = listed(tensors), op_of(opts)
         if not (is_one_plain(tensors, self._devices) and serves(op, tensors[0])):
-            return self._delegate(Kind.ALLREDUCE, tensors, "allreduce", tensors, reduce_options(op))
+            return self._delegate(ALL_REDUCE, tensors, (tensors, reduce_options(op, opts)), opts=opts, op=op)
 
         def run() -> None:
             with written(tensors[0]) as flat:
                 self._communicator.allreduce(flat, op)
 
-        return self._submit(run, tensors, opts)
+        return self._submit(ALL_REDUCE, run, tensors, tensors, opts, timeout)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """Combine several tensors of all ranks, in place, as one message."""
@@ -198,16 +237,17 @@ class SynthGroup(dist.ProcessGroup):
         if not (are_plain_alike(tensors, self._devices) and serves(op, tensors[0])):
             options = AllreduceCoalescedOptions()
             options.reduceOp = op
-            return self._delegate(Kind.ALLREDUCE, tensors, "allreduce_coalesced", tensors, options)
+            form = replace(ALL_REDUCE, method="allreduce_coalesced")
+            return self._delegate(form, tensors, (tensors, options), opts=opts, op=op)
         if len(tensors) == 1:
-            return self.allreduce(tensors, op)
+            return self.allreduce(tensors, opts)
 
         def run() -> None:
             together = torch.cat([flattened(tensor) for tensor in tensors])
             self._communicator.allreduce(together, op)
             spread(together, tensors)
 
-        return self._submit(run, list(tensors))
+        return self._submit(ALL_REDUCE, run, list(tensors), tensors, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
         """Fill the tensor on all ranks with the root's."""
@@ -219,14 +259,14 @@ class SynthGroup(dist.ProcessGroup):
         root = opts.rootRank
         is_usual = opts.rootTensor == 0 and 0 <= root < self.size()
         if not (is_one_plain(tensors, self._devices) and is_usual):
-            return self._delegate(Kind.BROADCAST, tensors, "broadcast", tensors, opts)
+            return self._delegate(BROADCAST, tensors, (tensors, opts), opts=opts, root=root)
 
         def run() -> None:
             # Only bits travel, so that every type does.
             with written(tensors[0]) as flat:
                 self._communicator.broadcast(flat, root)
 
-        return self._submit(run, tensors, opts)
+        return self._submit(BROADCAST, run, tensors, tensors, opts, timeout)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """Gather the tensors of all ranks on all ranks, each in a tensor of its own."""
@@ -236,7 +276,9 @@ class SynthGroup(dist.ProcessGroup):
         if not (
             is_one_plain(inputs, self._devices) and len(outputs) == 1 and self._fits(outputs[0], inputs[0])
         ):
-            return self._delegate(Kind.ALLGATHER, inputs, "allgather", outputs, inputs, opts)
+            return self._delegate(
+                ALL_GATHER, inputs, (outputs, inputs, opts), opts=opts, result=outputs, are_alike=False
+            )
 
         def run() -> None:
             count, like = self.size() * inputs[0].numel(), inputs[0]
@@ -244,15 +286,24 @@ class SynthGroup(dist.ProcessGroup):
             self._communicator.allgather(together, flattened(inputs[0]))
             spread(together, outputs[0])
 
-        return self._submit(run, outputs, opts)
+        return self._submit(ALL_GATHER, run, outputs, inputs, opts)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """The same for several tensors of each rank; never by schedules."""
+        opts = opts or AllgatherOptions()
+        form = replace(ALL_GATHER, method="allgather_coalesced")
+        return self._delegate(form, inputs, (outputs, inputs, opts), opts=opts, result=outputs)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Gather the tensors of all ranks on all ranks, one after another in one tensor."""
         opts = opts or AllgatherOptions()
         if not self._fits_single(output, given):
-            self._delegated[Kind.ALLGATHER] += 1
-            return self._by_backend([given], "_allgather_base", output, given, opts)
-        return self._submit(lambda: self._gather_pairs([(output, given)]), [output], opts)
+            form = replace(ALL_GATHER, method="_allgather_base")
+            return self._delegate(
+                form, [given], (output, given, opts), opts=opts, result=[output], are_alike=False
+            )
+        pairs = [(output, given)]
+        return self._submit(ALL_GATHER, lambda: self._gather_pairs(pairs), [output], [given], opts)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -261,11 +312,13 @@ class SynthGroup(dist.ProcessGroup):
         opts = opts or AllgatherOptions()
         pairs = list(zip(outputs, inputs, strict=False))
         if len(outputs) == len(inputs) and all(self._fits_single(*pair) for pair in pairs):
-            return self._submit(lambda: self._gather_pairs(pairs), list(outputs))
-        self._delegated[Kind.ALLGATHER] += 1
+            return self._submit(ALL_GATHER, lambda: self._gather_pairs(pairs), list(outputs), inputs, opts)
         if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
+            self._gloo()
             return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
-        return self._together("_allgather_base", pairs, opts)
+        form = replace(ALL_GATHER, method="_allgather_base")
+        calls = [(*pair, opts) for pair in pairs]
+        return self._delegate(form, inputs, *calls, opts=opts, result=outputs, are_alike=False)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
@@ -285,23 +338,29 @@ class SynthGroup(dist.ProcessGroup):
             is_one_plain(outputs, self._devices) and len(inputs) == 1 and self._fits(inputs[0], outputs[0])
         )
         if not (plain and serves(op, outputs[0])):
+            arguments = outputs, inputs, scatter_options(op, opts)
             return self._delegate(
-                Kind.REDUCE_SCATTER, outputs, "reduce_scatter", outputs, inputs, scatter_options(op)
+                REDUCE_SCATTER, outputs, arguments, opts=opts, op=op, result=outputs, are_alike=plain
             )
 
         def run() -> None:
             together = torch.cat([flattened(tensor) for tensor in inputs[0]])
             self._scatter_pairs([(outputs[0], together)], op)
 
-        return self._submit(run, outputs, opts)
+        return self._submit(REDUCE_SCATTER, run, outputs, inputs[0], opts, timeout)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Combine the tensors of all ranks and give each rank its block."""
         op = op_of(opts)
-        if not (self._fits_single(given, output) and serves(op, output)):
-            self._delegated[Kind.REDUCE_SCATTER] += 1
-            return self._by_backend([given], "_reduce_scatter_base", output, given, scatter_options(op))
-        return self._submit(lambda: self._scatter_pairs([(output, given)], op), [output], opts)
+        fits_well = self._fits_single(given, output)
+        if not (fits_well and serves(op, output)):
+            form = replace(REDUCE_SCATTER, method="_reduce_scatter_base")
+            arguments = output, given, scatter_options(op, opts)
+            return self._delegate(
+                form, [given], arguments, opts=opts, op=op, result=[output], are_alike=fits_well
+            )
+        pairs = [(output, given)]
+        return self._submit(REDUCE_SCATTER, lambda: self._scatter_pairs(pairs, op), [output], [given], opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -311,11 +370,15 @@ class SynthGroup(dist.ProcessGroup):
         pairs = list(zip(outputs, inputs, strict=False))
         fit = all(self._fits_single(given, output) and serves(op, output) for output, given in pairs)
         if len(outputs) == len(inputs) and fit:
-            return self._submit(lambda: self._scatter_pairs(pairs, op), list(outputs))
-        self._delegated[Kind.REDUCE_SCATTER] += 1
+            results = list(outputs)
+            return self._submit(REDUCE_SCATTER, lambda: self._scatter_pairs(pairs, op), results, inputs, opts)
+        options = scatter_options(op, opts)
         if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
-            return super().reduce_scatter_tensor_coalesced(outputs, inputs, scatter_options(op))
-        return self._together("_reduce_scatter_base", pairs, scatter_options(op))
+            self._gloo()
+            return super().reduce_scatter_tensor_coalesced(outputs, inputs, options)
+        form = replace(REDUCE_SCATTER, method="_reduce_scatter_base")
+        calls = [(*pair, options) for pair in pairs]
+        return self._delegate(form, inputs, *calls, opts=opts, op=op, result=outputs, are_alike=False)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
@@ -329,26 +392,52 @@ class SynthGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """Exchange a part of each rank's tensor with each other rank; never by schedules."""
         opts = opts or AllToAllOptions()
-        return self._by_backend([given], "alltoall_base", output, given, output_lengths, given_lengths, opts)
+        is_even = not output_lengths and not given_lengths
+        arguments = output, given, output_lengths, given_lengths, opts
+        return self._delegate(ALL_TO_ALL, [given], arguments, opts=opts, result=[output], are_alike=is_even)
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """The same with a tensor for each rank."""
+        opts = opts or AllToAllOptions()
+        form = replace(ALL_TO_ALL, method="alltoall")
+        return self._delegate(
+            form, inputs, (outputs, inputs, opts), opts=opts, result=outputs, are_alike=False
+        )
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> dist.Work:
+        """Combine the tensors of all ranks on one; never by schedules."""
+        if not isinstance(opts, ReduceOptions):
+            root, opts = opts or 0, ReduceOptions()
+            opts.rootRank, opts.reduceOp = root, op_of(op)
+        tensors, op = listed(tensors), op_of(opts)
+        return self._delegate(REDUCE, tensors, (tensors, opts), opts=opts, op=op, root=opts.rootRank)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Gather the tensors of all ranks on one; never by schedules."""
+        if isinstance(inputs, Tensor):
+            outputs, inputs = [list(outputs)] if outputs else [], [inputs]
+        opts = _rooted(opts, GatherOptions)
+        arguments = outputs, inputs, opts
+        return self._delegate(GATHER, inputs, arguments, opts=opts, root=opts.rootRank, result=outputs)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Give each rank its tensor of one rank's; never by schedules."""
+        if isinstance(outputs, Tensor):
+            outputs, inputs = [outputs], [list(inputs)] if inputs else []
+        opts = _rooted(opts, ScatterOptions)
+        arguments = outputs, inputs, opts
+        return self._delegate(SCATTER, outputs, arguments, opts=opts, root=opts.rootRank, result=outputs)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Complete when all ranks have called it and what they called before is complete, as gloo's does."""
         opts = opts or BarrierOptions()
         device = opts.device or torch.device("cpu")
-        self._refuse_after_failure()
         if device.type != "cpu":
             work: dist.Work = cast(Any, self._get_backend(device)).barrier(opts)
             return work
-        before = [work for work in self._begun_by_gloo if not work.is_completed()]
-
-        def run() -> None:
-            for work in before:
-                work.wait()
-            self._communicator.barrier()
-
-        return self._submit(run, None)
+        return self._submit(BARRIER, self._communicator.barrier, None, [], opts)
 
     def send(self, tensors: Any, dst: int, tag: int) -> dist.Work:
         """Send a tensor to one rank."""
@@ -358,11 +447,47 @@ class SynthGroup(dist.ProcessGroup):
         """Receive a tensor from one rank."""
         return self._with_peer(tensors, "recv", src, tag)
 
+    def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
+        """Receive a tensor from any rank."""
+        return self._begin("recv_anysource", "recvAnySource", tensors, (tensors, tag))
+
     def _with_peer(self, tensors: Sequence[Tensor], method: str, peer: int, tag: int) -> dist.Work:
         if self._nccl is None or not self._is_on_gpu(tensors):
-            return self._by_backend(tensors, method, tensors, peer, tag, is_of_all=False)
+            return self._begin(method, method, tensors, (tensors, peer, tag))
         self._refuse_after_failure()
         return cast(dist.Work, self._peer_calls.call(method, tensors, peer, tag))  # torch takes None as well
+
+    def _begin(
+        self, method: str, title: str, tensors: Sequence[Tensor], arguments: tuple[Any, ...]
+    ) -> dist.Work:
+        """Have the backend do at once what only some ranks take part in."""
+        self._refuse_after_failure()
+        event = event_of(f"synth:{title}", tensors)
+        backend = self._get_backend(tensors[0].device)
+        work: dist.Work = getattr(backend, method)(*arguments)
+        return work if event is None else ObservedWork(work, event)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Return when all ranks have called it; where some do not come, every rank hears which.
+
+        Args:
+            timeout: how long rank 0 waits; the group's where None.
+            wait_all_ranks: whether to name all that do not come, and not only the first.
+        """
+        limit_s = self._communicator.timeout_s if timeout is None else timeout.total_seconds()
+        self._refuse_after_failure()
+        self._monitored.wait(limit_s, name_all=wait_all_ranks)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """After how long without progress calls fail from now on; torch's `_set_pg_timeout` does the same."""
+        self._communicator.set_timeout(timeout.total_seconds())
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: all ranks begin with 0."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives have been called."""
+        return self._begun_calls
 
     def abort(self) -> None:
         """Make all ranks' calls fail, those in flight too."""
@@ -458,50 +583,92 @@ class SynthGroup(dist.ProcessGroup):
 
     # ------------------------------------------------------------------ the two ways of a call
 
-    def _together(self, method: str, pairs: Sequence[tuple[Tensor, Tensor]], opts: Any) -> dist.Work:
-        """One work for several calls of the backend: they begin here, in the order of all ranks."""
-        works = [self._by_backend([given], method, output, given, opts) for output, given in pairs]
-
-        def wait() -> None:
-            for work in works:
-                work.wait()
-
-        return self._submit(wait, [output for output, _ in pairs])
-
     @staticmethod
     def _is_on_gpu(tensors: Sequence[Tensor]) -> bool:
         return any(tensor.device.type != "cpu" for tensor in tensors)
 
-    def _delegate(self, kind: Kind, tensors: Sequence[Tensor], method: str, *arguments: Any) -> dist.Work:
-        """Leave a call that schedules do not serve to the backend, and count it."""
-        self._delegated[kind] += 1
-        return self._by_backend(tensors, method, *arguments)
-
-    def _by_backend(
-        self, tensors: Sequence[Tensor], method: str, *arguments: Any, is_of_all: bool = True
+    def _delegate(
+        self,
+        form: Form,
+        tensors: Sequence[Tensor],
+        *calls: tuple[Any, ...],
+        opts: Any,
+        op: dist.ReduceOp | None = None,
+        root: int = -1,
+        result: Any = None,
+        are_alike: bool = True,
     ) -> dist.Work:
-        """Have gloo, or what serves tensors of that device, do it; a barrier waits for what is of all."""
-        self._refuse_after_failure()
-        backend = self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
-        work: dist.Work = getattr(backend, method)(*arguments)
-        if is_of_all:
-            self._begun_by_gloo = [it for it in self._begun_by_gloo if not it.is_completed()] + [work]
-        return work
+        """Have gloo do a call once the ranks agree on it, or at once what serves tensors of another device.
 
-    def _submit(self, function: Callable[[], None], result: Any, opts: Any = None) -> dist.Work:
-        """Have schedules serve a call; where the caller waits at once, in its own thread if that is free."""
+        Args:
+            form: of the call.
+            tensors: that it takes.
+            calls: of the backend's method, each by its arguments, one after another.
+            opts: torch's, as they were given.
+            op: the reduction.
+            root: where there is one.
+            result: tensors that hold the result; `tensors` where None.
+            are_alike: whether all ranks must have tensors of the same size.
+        """
+        self._delegated[form.kind] += 1
+        self._refuse_after_failure()
+        if self._is_on_gpu(tensors):
+            backend = self._get_backend(tensors[0].device)
+            (arguments,) = calls
+            work: dist.Work = getattr(backend, form.method)(*arguments)
+            return work
+        is_dense = all(tensor.layout == torch.strided for tensor in tensors)
+        count = sum(tensor.numel() for tensor in tensors) if is_dense and are_alike else 0
+        words = [
+            "" if is_dense else "sparse",
+            str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+            "" if op is None else name_of(op).lower(),
+        ]
+        elements = " ".join(filter(None, words))
+
+        def run() -> None:
+            for arguments in calls:
+                start = partial(_start, form.method, arguments)
+                self._communicator.delegate(form.kind, root, count, elements, start)
+
+        return self._submit(form, run, tensors if result is None else result, tensors, opts)
+
+    def _submit(
+        self,
+        form: Form,
+        function: Callable[[], None],
+        result: Any,
+        inputs: Sequence[Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> dist.Work:
+        """Have a call served in its turn; where the caller waits at once, in its own thread if that is free.
+
+        Args:
+            form: of the call.
+            function: what serves it.
+            result: tensors that hold the result.
+            inputs: what profilers show the shapes of.
+            opts: torch's: whether the caller waits (they say so since 2.13), and a timeout of this call.
+            timeout: of this call, too.
+        """
         entering = self._entering(result)
+        event = event_of(f"synth:{form.title}", inputs)
+        limit = timeout or getattr(opts, "timeout", None) or _UNSET
+        self._begun_calls += 1
 
         def run() -> None:
             try:
-                with entering:
+                with entering, self._communicator.within(limit.total_seconds()):
                     function()
             except BaseException:
                 if self._communicator.failure is not None:
                     self._break(self._communicator.failure)
                 raise
+            finally:
+                if event is not None:
+                    event.end()
 
-        # Torch's options say so since 2.13.
         waits = getattr(opts, "asyncOp", True) is False
         return (self._queue.execute if waits else self._queue.submit)(run, result)
 
@@ -533,6 +700,19 @@ class SynthGroup(dist.ProcessGroup):
         return fits_single(whole, block, self.size(), self._devices)
 
 
+def _start(method: str, arguments: tuple[Any, ...], gloo: Any) -> Any:
+    return getattr(gloo, method)(*arguments)
+
+
+def _rooted(opts: Any, of: Any) -> Any:
+    """Torch's options of a call with a root, out of themselves or of the bare root."""
+    if isinstance(opts, of):
+        return opts
+    options = of()
+    options.rootRank = opts or 0
+    return options
+
+
 def _with_gloo(name: str) -> Callable[..., Any]:
     """A method of torch's group that C++ hands to the backend, which must be there for it."""
     theirs = getattr(dist.ProcessGroup, name)
@@ -545,13 +725,10 @@ def _with_gloo(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ("allgather_coalesced", "alltoall", "gather", "monitored_barrier", "recv_anysource", "reduce"):
-    setattr(SynthGroup, _name, _with_gloo(_name))
-for _name in ("scatter", "_start_coalescing", "_end_coalescing", "_wait_for_pending_works"):
-    setattr(SynthGroup, _name, _with_gloo(_name))
 for _name in (
-    "_set_sequence_number_for_group",
-    "_get_sequence_number_for_group",
+    "_start_coalescing",
+    "_end_coalescing",
+    "_wait_for_pending_works",
     "_enable_collectives_timing",
 ):
     setattr(SynthGroup, _name, _with_gloo(_name))

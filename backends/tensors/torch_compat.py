@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -28,12 +29,23 @@ _NOBODY_SENDS = (1 << 31) - 1
 """A tag."""
 
 
+class _Gloo(c10d.ProcessGroupGloo):
+    """A gloo that says when torch sets its timeout; torch asks a group for its gloo, and tells that."""
+
+    timeout_changed: Callable[[timedelta], None] | None = None
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        cast(Any, super())._set_default_timeout(timeout)
+        if self.timeout_changed is not None:
+            self.timeout_changed(timeout)
+
+
 def new_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """A process group of gloo with all its methods; the stubs know none of them.
 
     It connects two ranks at their first message, and so waits for none here.
     """
-    gloo: Any = c10d.ProcessGroupGloo
+    gloo: Any = _Gloo
     options = gloo._Options()
     options._timeout = timeout
     options._threads = 2  # as torch has it
@@ -145,6 +157,14 @@ def forget_meshes() -> None:
     propagator.propagate_op_sharding.cache.cache_clear()
     with contextlib.suppress(AttributeError):  # has a cache of its own since torch 2.10
         cast(Any, torch._C)._clear_DTensor_sharding_propagator_cache()
+
+
+def future_of(work: Any) -> Any:
+    """The future of a work of gloo; None where it has none, as those of its reduce-scatters."""
+    try:
+        return work.get_future()
+    except RuntimeError:
+        return None
 
 
 def split(tensor: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:

@@ -492,16 +492,25 @@ def test_differentiable_collectives() -> None:
 
 
 def profiled(rank: int, size: int) -> None:
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile
 
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        tensor = values(rank, 1000)
+    tensor, reduced = values(rank, 1000), torch.ones(7)
+    with profile(record_shapes=True) as recorded:
         work = dist.all_reduce(tensor, async_op=True)
         work.wait()
         tensor.add_(0)
         dist.broadcast(tensor, 0)
+        dist.reduce(reduced, 0)
+        if rank < 2:
+            (dist.send if rank else dist.recv)(reduced, 1 - rank)
+        dist.barrier()
     assert torch.equal(tensor, total(size, 1000))
-    assert any(event.key == "aten::add_" for event in recorded.key_averages())
+    found = {event.name: event for event in recorded.function_events if event.name.startswith("synth:")}
+    peer = [("synth:recv", "synth:send")[rank]] if rank < 2 else []
+    assert {*found} == {"synth:all_reduce", "synth:broadcast", "synth:reduce", "synth:barrier", *peer}
+    assert all(event.is_async for event in found.values())
+    assert found["synth:all_reduce"].input_shapes == found["synth:broadcast"].input_shapes == [[1000]]
+    assert found["synth:reduce"].input_shapes == [[7]]
 
 
 def inferring(rank: int, size: int) -> None:

@@ -59,6 +59,17 @@ DISAGREEMENTS = {
     "operations": Odd(_reduces, lambda: _reduces(op=dist.ReduceOp.MAX), ("sum", "max")),
     "roots": Odd(lambda: _spreads(0), lambda: _spreads(3), ("from rank 0", "from rank 3")),
     "kinds": Odd(_reduces, lambda: _spreads(0), ("allreduce", "broadcast")),
+    "a barrier": Odd(_reduces, dist.barrier, ("float32 sum", "barrier")),
+    "sizes, by gloo": Odd(
+        lambda: dist.reduce(torch.ones(SMALL), 0),
+        lambda: dist.reduce(torch.ones(SMALL + 1), 0),
+        (f"{SMALL} elements", f"{SMALL + 1} elements"),
+    ),
+    "kinds, by gloo": Odd(
+        lambda: dist.all_to_all_single(torch.empty(SMALL), torch.ones(SMALL)),
+        lambda: dist.gather(torch.ones(SMALL), dst=0),
+        ("alltoall", "gather"),
+    ),
 }
 
 
