@@ -59,6 +59,7 @@ def step(rank: int, ranks: int, port: int, backend: str, folder: str, wait: bool
     import torch
     import torch.distributed as dist
 
+    dist.barrier()  # nobody leaves while others still connect
     dist.destroy_process_group()
     before, begin = _held(), time.perf_counter()
     _job(rank, ranks, port, backend, folder, wait)
@@ -74,6 +75,7 @@ def more_groups(rank: int, ranks: int, port: int, backend: str, folder: str, cou
     import torch
     import torch.distributed as dist
 
+    dist.barrier()
     dist.destroy_process_group()
     _job(rank, ranks, port, backend, folder, wait=False)
     dist.all_reduce(torch.ones(1000))
