@@ -51,8 +51,8 @@ FIGURES = tuple(
     simulated_priority_us simulated_us solve_seconds speed_up speed_up_over_gloo speed_up_over_ring spread
     spread_s stage stages steps target target_s target_seconds theirs_us threads time_us time_us_64KiB
     time_us_64MiB time_us_with_nccl_overhead times_faster_than_gloo times_gloo times_ours
-    torch_samples_per_second torch_us trace_seconds transfers trees verify_seconds weight_difference width working_bytes
-    worst_engine_us worst_random_us written_out_program_seconds written_out_seconds wrong
+    torch_samples_per_second torch_us trace_seconds transfers trees verify_seconds weight_difference width
+    working_bytes worst_engine_us worst_random_us written_out_program_seconds written_out_seconds wrong
     """.split()  # noqa: SIM905 - names read better without quotes
 )
 OTHERS = tuple(
