@@ -17,6 +17,7 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.additions import adds_alike
 from arborcast.backends.lowering.lower import lower
 from arborcast.backends.measure.job import Reduction
+from arborcast.backends.schedules.simple import simple_table
 from arborcast.backends.schedules.synthesis import tables
 from arborcast.synth.api import solve
 from arborcast.synth.bounds import bound
@@ -117,6 +118,16 @@ NAMED = [method for method in METHODS if method not in NEED_SIZE and method != "
 def test_every_method_that_a_group_may_be_told(method: str, fabric: Topology) -> None:
     with contextlib.suppress(InfeasibleError, CollectiveError):
         schedule = solve(fabric, "allreduce", method=method)
+        assert isinstance(schedule, Schedule)
+        assert adds_alike(schedule) and gives_equal_bits(schedule)
+
+
+@given(strategies.topologies())
+@settings(max_examples=20)
+def test_what_serves_until_a_table_is_found(fabric: Topology) -> None:
+    table = simple_table(fabric, Collective.on(fabric, Kind.ALLREDUCE))
+    if table is not None:
+        schedule = table.entries[0].schedule
         assert isinstance(schedule, Schedule)
         assert adds_alike(schedule) and gives_equal_bits(schedule)
 
