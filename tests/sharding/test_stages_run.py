@@ -60,6 +60,7 @@ def made(name: str) -> nn.Module:
 def batch(name: str, number: int = 0) -> tuple[Tensor, Tensor]:
     if name == "gpt":
         both = torch.randint(0, 24, (2, BATCH, 6), generator=draw(number))
+        both[1, 3, 2:] = both[1, 5:9, 1] = -100  # microbatches of unequal weight
     else:
         both = torch.randn(2, BATCH, 12, generator=draw(number))
     return both[0], both[1]

@@ -232,6 +232,7 @@ class DividedLoop(Loop):
         """
         self._kept, self._gradients, self.losses = {}, {}, {}
         self._parts, self._step, self._training = parts, step, torch.is_grad_enabled()
+        self._stage.begin(parts)
         self.walk(training=self._training)
         self._parts = ()
 

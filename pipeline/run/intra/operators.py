@@ -23,7 +23,7 @@ from arborcast.pipeline.run.intra.collectives import MeshCollectives
 from arborcast.pipeline.sharding.mesh import Axes
 from arborcast.pipeline.sharding.specs import Assignment
 
-_NONE, _MEAN = 0, 1
+_NONE, MEAN = 0, 1
 """torch's numbers of reductions of losses."""
 
 
@@ -37,6 +37,8 @@ class Division:
         assignment: the label divided along each axis.
         shape: of this rank's part of what it makes.
         collectives: of the mesh.
+        total: of a mean over targets that count, what those of a microbatch weigh in the mean of the batch;
+            None for those of this microbatch.
     """
 
     primitive: Primitive
@@ -44,6 +46,7 @@ class Division:
     assignment: Assignment
     shape: tuple[int, ...]
     collectives: MeshCollectives
+    total: Tensor | None = None
 
     def axes(self, *labels: str | None) -> Axes:
         """Along which some labels are divided."""
@@ -68,7 +71,7 @@ class Division:
             if it.kind == "batch_norm" and label == "c":
                 inside.add(label)  # running statistics are whole on every rank
             summed = label in it.summed and it.kind not in _SUMS
-            if summed or (label in inside and it.kind not in _AGREEING):
+            if summed or (label in inside and it.kind not in AGREEING):
                 raise PlanError(
                     f"operator {it.name} ({it.kind}): cannot be run on parts along {label}, into which the "
                     f"sharding divides it {self.parts(label)} times"
@@ -167,7 +170,7 @@ def _check_range(what: str, indices: Tensor, each: int, division: Division) -> N
 def _averaged(target: Any, given: Arguments, division: Division) -> Any:
     """The part's share of a mean over all; parts are equal."""
     found = called(target, given)
-    if given.get("reduction", _MEAN) != _MEAN:
+    if given.get("reduction", MEAN) != MEAN:
         return found
     parts = division.parts(*division.primitive.summed)
     return found / parts if parts > 1 else found
@@ -203,7 +206,7 @@ class _RowsOverClasses(torch.autograd.Function):
 def _cross_entropy(target: Any, given: Arguments, division: Division) -> Any:
     scores, wanted = given["self"], given["target"]
     ignored = given.get("ignore_index", -100)
-    reduction = given.get("reduction", _MEAN)
+    reduction = given.get("reduction", MEAN)
     axes = division.axes("v")
     if axes:
         last = scores.movedim(1 if scores.dim() > 1 else 0, -1)
@@ -217,17 +220,29 @@ def _cross_entropy(target: Any, given: Arguments, division: Division) -> Any:
         rows = called(target, given | {"reduction": _NONE})
     if reduction == _NONE:
         return rows
-    if reduction != _MEAN:
+    if reduction != MEAN:
         return rows.sum()
     front = list(division.primitive.summed)
     if wanted.is_floating_point():  # shares of all classes
         return rows.sum() / (math.prod(rows.shape) * division.parts(*front))
-    counted = wanted != ignored
-    weight = given.get("weight")
-    weights = counted if weight is None else weight[wanted.masked_fill(~counted, 0)].masked_fill(~counted, 0)
-    total = weights.sum(dtype=torch.float32)
+    total = weight_of(wanted, given.get("weight"), ignored)
     shared = division.axes(*front)
-    return rows.sum() / (division.collectives.allreduce(total, shared) if shared else total)
+    if shared:
+        total = division.collectives.allreduce(total, shared)
+    return rows.sum() / (total if division.total is None else division.total)
+
+
+def weight_of(target: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
+    """What targets weigh in a mean over those that count.
+
+    Args:
+        target: classes.
+        weight: of each class; None for one.
+        ignored: the class that does not count.
+    """
+    counted = target != ignored
+    weights = counted if weight is None else weight[target.masked_fill(~counted, 0)].masked_fill(~counted, 0)
+    return weights.sum(dtype=torch.float32)
 
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution")
@@ -247,5 +262,5 @@ _SPECIAL: Mapping[str, Run] = {
 _SUMS = frozenset((*_SPECIAL, "matmul", "mm", "bmm", "einsum", "sum"))
 """Operators whose parts may be added up."""
 
-_AGREEING = frozenset(("cross_entropy_loss", "nll_loss", "nll_loss_nd"))
-"""Operators whose parts agree on statistics."""
+AGREEING = frozenset(("cross_entropy_loss", "nll_loss", "nll_loss_nd"))
+"""Operators whose parts agree on statistics: losses whose mean is over targets that count."""

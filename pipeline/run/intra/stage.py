@@ -33,7 +33,7 @@ from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.run.intra.changes import changed_arguments, check_changes
 from arborcast.pipeline.run.intra.collectives import MeshCollectives, moved
-from arborcast.pipeline.run.intra.operators import Division, called, run
+from arborcast.pipeline.run.intra.operators import AGREEING, MEAN, Division, called, run, weight_of
 from arborcast.pipeline.run.sharded import local, over
 from arborcast.pipeline.sharding.graph import Graph, Member, Operator
 from arborcast.pipeline.sharding.resharding import Path
@@ -138,6 +138,7 @@ class ShardedStage:
         self._varying = {*self._primitives, *(it.name for it in trace.given)}
         self._sizes = Sizes(captured.samples, trace.samples)
         self._constants: dict[str, Any] = {}
+        self._totals: dict[str, Tensor] = {}
         self._drawn: set[str] = set()  # random numbers, and what is made of them
         for node in captured.operators:
             if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
@@ -172,6 +173,45 @@ class ShardedStage:
         self.spread_updates()
 
     # ------------------------------------------------------------------ passes
+
+    def begin(self, batch: Sequence[Sequence[Tensor]]) -> None:
+        """Before the passes of a batch: what its targets weigh, where a loss is a mean over those that count.
+
+        Args:
+            batch: the inputs of each microbatch.
+        """
+        self._totals = {}
+        members = (it for operator in self._graph.operators if not operator.given for it in operator.made)
+        for node in (self._nodes.get(it.value.value) for it in members):
+            if node is None or kind_of(node) not in AGREEING:
+                continue
+            tensors, options = arguments(node)
+            target, weight = tensors["target"], tensors.get("weight")
+            if options.get("reduction", MEAN) != MEAN or target.meta["val"].is_floating_point():
+                continue
+            total = torch.zeros(())
+            for part in batch:
+                inputs = {it.name: whole for it, whole in zip(self._captured.inputs, part, strict=True)}
+                known = self._of_inputs(target, inputs)
+                weights = None if weight is None else self._of_inputs(weight, inputs)
+                total = total + weight_of(known, weights, options.get("ignore_index", -100))
+            self._totals[node.name] = total / len(batch)
+
+    def _of_inputs(self, node: fx.Node, inputs: Mapping[str, Tensor]) -> Any:
+        """A value that depends on inputs alone."""
+        if node.name in inputs:
+            return inputs[node.name]
+        if node.name not in self._varying:
+            return self._constant(node, (0, 0))
+        if node.name in self._captured.parameters:
+            raise PlanError(f"operator {node}: the loss must not take its targets from parameters")
+        values = {key: self._of_inputs(it, inputs) for key, it in arguments(node)[0].items()}
+        for key in changed_arguments(node):
+            values[key] = values[key].clone()
+        options = {key: it for key, it in arguments(node)[1].items() if key in named(node)}
+        return called(
+            node.target, _given(node, values | {k: self._plain(it, (0, 0)) for k, it in options.items()})
+        )
 
     def forward(
         self,
@@ -426,7 +466,9 @@ class ShardedStage:
         for size, at in zip(self._setting.sizes, spec_of(member.value, assignment), strict=True):
             if at is not None:
                 shape[at] //= size
-        return Division(primitive, numbers, assignment, tuple(shape), self._collectives)
+        return Division(
+            primitive, numbers, assignment, tuple(shape), self._collectives, self._totals.get(name)
+        )
 
     def _views(self, operator: Operator, spec: Spec, first: Tensor) -> dict[str, Tensor]:
         """A parameter or an input, and the views that follow it: labels are its dimensions."""

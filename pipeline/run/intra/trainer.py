@@ -74,8 +74,9 @@ class ShardedTrainer(Saving):
     Every operator is divided as the plan says, and every tensor moved by the collectives that the plan
     priced, no others (`calls`); between stages every rank gets its part once, in 1F1B. Parameters are
     `DTensor`s in `module`, divided as their updates are (ZeRO). Losses and gradients are those of serial
-    training up to rounding, where the loss of a batch is the mean of those of its microbatches. Dropout
-    draws other masks than serial training, the same ones for ranks that do the same work.
+    training up to rounding, where the loss of a batch is the mean of those of its microbatches, or of cross
+    entropies over the targets that count. Dropout draws other masks than serial training, the same ones for
+    ranks that do the same work.
 
     Args:
         model: traced with its loss. Its values on the first rank of each mesh are taken, buffers too; it is
@@ -99,7 +100,7 @@ class ShardedTrainer(Saving):
         module: this rank's parameters by the model's names, and what else the model holds.
         optimizer: that of the parameters; None without any.
         calls: every collective of a step on this rank's stage, as planned.
-        losses: of the microbatches of the last batch, in their order.
+        losses: of the microbatches of the last batch, in their order; their mean is that of the batch.
         gradient_norm: before the last update was clipped; None without `clip_norm`.
 
     Raises:
