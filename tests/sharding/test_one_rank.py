@@ -84,10 +84,11 @@ def before(self: Any, y: Tensor, x: Tensor) -> Tensor:
     return torch.cat([y.mul_(3)[:, 4:], first], 1)
 
 
-def mask(self: Any, y: Tensor, x: Tensor) -> Tensor:
+def seen(self: Any, y: Tensor, x: Tensor) -> Tensor:
     mask = torch.zeros(8)
+    none = y * mask
     mask[2:4] = 1
-    return y * mask
+    return y * mask + none
 
 
 def filled(self: Any, y: Tensor, x: Tensor) -> Tensor:
@@ -107,10 +108,10 @@ def given(self: Any, y: Tensor, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("then", "said"),
     [
+        (seen, "fill_: cannot .* slice_. in place, whose memory mul_. reads afterwards as zeros$"),
         (column, "fill_: cannot be run on parts, as it changes select in place, whose memory .* as linear$"),
         (view, "mul_: cannot .* view in place, whose memory add reads afterwards as linear$"),
         (before, "mul_: cannot .* linear in place, whose memory cat reads afterwards as slice_.$"),
-        (mask, "fill_: cannot .* slice_. in place, whose memory mul reads afterwards as zeros$"),
         (filled, "copy_: cannot .* in place, whose memory mul reads afterwards as zeros$"),
         (counted, "add_: cannot .* in place, which belongs to the model or its inputs and add_ reads"),
         (given, "mul_: cannot .* in place, which belongs to the model or its inputs and"),
@@ -131,7 +132,19 @@ def constants(self: Any, y: Tensor, x: Tensor) -> Tensor:
     return y * (ones.add_(4) + twice) + torch.tensor(3.0)  # 7, though twice is asked for last
 
 
-@pytest.mark.parametrize("then", [rectified, constants])
+def mask(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    mask = torch.zeros(8)
+    mask[2:4] = 1
+    mask[3] = 2
+    return y * mask[:] + mask[3]
+
+
+def one_of_two(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    values, order = y.topk(8)
+    return values.div_(2) + order
+
+
+@pytest.mark.parametrize("then", [rectified, constants, mask, one_of_two])
 def test_changes_in_place_that_nobody_else_sees_are_made(then: Callable[..., Tensor]) -> None:
     model = Layer(then)
     (stage,) = stages(model, SAMPLES)

@@ -6,16 +6,20 @@
                                         return y
     on a copy of y, read no more        refused: y has the memory of z
 
-Operators run one by one on values by name, so that a change reaches those alone who read its own result.
+Operators run one by one on values by name, so that a change reaches those alone who read its own result. What
+depends on no sample and no parameter may be filled in place before others read it, as masks often are: it is
+made as a whole, in the order of the graph.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping
 
 from torch import fx
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.traced.capture import Captured
-from arborcast.pipeline.model.traced.effects import UNDECLARED_CHANGES, effects
+from arborcast.pipeline.model.traced.effects import UNDECLARED_CHANGES, Effects, effects, is_tensor
 from arborcast.pipeline.model.traced.operators import arguments, kind_of, needed
 from arborcast.pipeline.model.traced.sizes import Sizes
 
@@ -29,14 +33,23 @@ def changed_arguments(node: fx.Node) -> tuple[str, ...]:
     return tuple(key for key in arguments(node)[0] if key.split(".")[0] in writes)
 
 
-def check_changes(captured: Captured, sizes: Sizes) -> None:
+def check_changes(captured: Captured, sizes: Sizes, drawn: Collection[str]) -> dict[str, tuple[fx.Node, ...]]:
     """See that nobody on whom outputs depend reads changed memory but through the result of the change.
 
     Memory of the model and of its inputs outlives the graph: once changed, nobody may read it at all, save
     batch norm its own statistics.
 
+    Args:
+        captured: the graph.
+        sizes: of its values.
+        drawn: names of random numbers, and of what is made of them.
+
+    Returns:
+        Constants that are filled in place before anything else reads them: for each the operators that make
+        all values in its memory, in order.
+
     Raises:
-        PlanError: somebody does.
+        PlanError: somebody reads changed memory.
     """
     nodes = list(captured.module.graph.nodes)
     does = {node: effects(node, sizes) for node in captured.operators}
@@ -44,6 +57,12 @@ def check_changes(captured: Captured, sizes: Sizes) -> None:
     for node in nodes:
         shares = does[node].shares if node in does else ()
         memory[node] = frozenset[fx.Node]().union(*(memory[it] for it in shares)) or frozenset((node,))
+        source = shares[0] if shares else node
+        is_one = source is not node and kind_of(node) == "getitem" and not is_tensor(source)
+        if is_one and memory[source] == {source} and all(kind_of(it) == "getitem" for it in source.users):
+            # of several new tensors
+            memory[node] = frozenset((next(it for it in source.users if it.args == node.args),))
+    filled = _filled(captured, does, memory, drawn)
     lasting = frozenset(node for node in nodes if node.op != "call_function")
     places, wanted = {node: at for at, node in enumerate(nodes)}, needed(captured)
     reads = [
@@ -55,7 +74,7 @@ def check_changes(captured: Captured, sizes: Sizes) -> None:
     ]
     reads += [(nodes[-1], it) for it in captured.outputs]
     for node, effect in does.items():
-        if kind_of(node) == "detach":  # changes no values
+        if kind_of(node) == "detach" or node.name in filled:  # changes no values, or nobody saw others
             continue
         for source in effect.changes:
             is_lasting = bool(memory[source] & lasting)
@@ -68,6 +87,31 @@ def check_changes(captured: Captured, sizes: Sizes) -> None:
                         + ("the model returns" if reader is nodes[-1] else f"{reader} reads")
                         + ("" if is_lasting else f" afterwards as {value}")
                     )
+    return filled
+
+
+def _filled(
+    captured: Captured,
+    does: Mapping[fx.Node, Effects],
+    memory: Mapping[fx.Node, frozenset[fx.Node]],
+    drawn: Collection[str],
+) -> dict[str, tuple[fx.Node, ...]]:
+    """By name the operators of the same memory, of constants that are filled before others read them."""
+    varying = {*drawn, *captured.parameters, *(it.name for it in captured.inputs)}
+    for node in does:
+        if any(it.name in varying for it in node.all_input_nodes):
+            varying.add(node.name)
+    places = {node: at for at, node in enumerate(memory)}
+    found: dict[str, tuple[fx.Node, ...]] = {}
+    for base in {it for node, effect in does.items() for source in effect.changes for it in memory[source]}:
+        group = [node for node in does if base in memory[node]]
+        if any(memory[node] != {base} or node.name in varying for node in group) or base not in does:
+            continue
+        last = max(places[node] for node in group if does[node].changes)
+        others = {reader for node in group for reader in node.users if reader not in group}
+        if all(places[reader] > last for reader in others):
+            found |= dict.fromkeys((node.name for node in group), tuple(group))
+    return found
 
 
 def _statistics(node: fx.Node) -> list[fx.Node]:

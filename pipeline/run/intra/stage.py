@@ -143,7 +143,7 @@ class ShardedStage:
         for node in captured.operators:
             if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
                 self._drawn.add(node.name)
-        check_changes(captured, self._sizes)
+        self._filled = check_changes(captured, self._sizes, self._drawn)
         self._partners: dict[str, fx.Node] = {}  # in evaluation
         if not isinstance(traced.evaluation, str):
             table, partners = traced.evaluation
@@ -489,6 +489,11 @@ class ShardedStage:
             made = captured.literals[node.name]
         elif node.op == "get_attr":
             made = getattr(captured.module, str(node.target))
+        elif node.name in self._filled:
+            for other in self._filled[node.name]:  # with the memory that they share
+                plain = {key: self._plain(it, turn) for key, it in named(other).items()}
+                self._constants[other.name] = called(other.target, plain)
+            return self._constants[node.name]
         else:
             given = {key: self._plain(it, turn) for key, it in named(node).items()}
             for key in {it.split(".")[0] for it in changed_arguments(node)}:  # of lists all
