@@ -52,7 +52,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.certification.ways": ("verification/test_certification.py",),
     "synth.simulation.events": ("simulation/test_simulator.py",),
     "backends.lowering.lower": ("executors/test_interpreter.py", "lowering/test_program.py"),
-    "backends.dataflow.arithmetic": ("dataflow/test_arithmetic.py",),
     "pipeline.run.gradients": ("training/test_gradient_buffer.py",),
 }
 LEFT_OUT = (

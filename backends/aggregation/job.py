@@ -229,8 +229,10 @@ class Job:
     def _sleep(self, seconds: float, *, looks: bool) -> None:
         peers = {}
         for peer, channel in self._channels.open.items():
-            wanted = READ if peer < self._channels.size else LEAVING  # what switches send is for the engine
-            self._poller.want(channel.fileno(), wanted if looks and peer not in self._left else 0)
+            wanted = 0
+            if looks and peer not in self._left:  # what switches send is for the engine
+                wanted = channel.wanted() or READ if peer < self._channels.size else LEAVING
+            self._poller.want(channel.fileno(), wanted)
             peers[channel.fileno()] = peer
         for descriptor, _ in self._poller.sleep(min(seconds, 3600)):
             if descriptor == self._wakeup:

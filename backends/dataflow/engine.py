@@ -25,9 +25,7 @@ from typing import NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from arborcast.backends.dataflow.peer_progress import PeerGoneError, PeerProgress
-from arborcast.backends.dataflow.poller import READ, Poller, Wakeup
-from arborcast.backends.dataflow.run import GraphRun
+from arborcast.backends.dataflow.run import GraphRun, Parties, PeerGoneError, find_reason
 from arborcast.backends.dataflow.staged_copies import StagedCopies
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, ExecutionError
@@ -35,9 +33,9 @@ from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.staging.device import Device
 from arborcast.backends.tensors.torch_reduction import Operator
-from arborcast.backends.transport.channel import Channel
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.silence import LOST_AFTER_S, SilenceWatch
+from arborcast.backends.transport.socket_channel import SocketChannel
 
 ABANDON_S = 5.0
 """How long a run that has failed waits for the device to leave its memory alone."""
@@ -45,8 +43,10 @@ ABANDON_S = 5.0
 GIVE_UP_S = 2.0
 """How long who ends the engine waits for a call in another thread, which ends at its next look."""
 
+RUNS_KEPT = 64
+"""Of graphs that ran."""
+
 _GAVE_UP = "gave up: "
-_EMPTY: tuple[int, ...] = ()
 _NOTHING = compile_graph(Program(0, (), 0, 0, 0, False, 1))  # of a rank that only compares openings
 
 
@@ -74,7 +74,7 @@ class Connections(Protocol):
     size: int
 
     @property
-    def channels(self) -> Mapping[int, Channel]:
+    def channels(self) -> Mapping[int, SocketChannel]:
         """By peer."""
 
     def abort(self, reason: str) -> None:
@@ -116,7 +116,7 @@ class Engine:
         # A switch has no place in the circle of ranks.
         self._next = rank if self._is_switch else (rank + 1) % network.size
         self._before = rank if self._is_switch else (rank - 1) % network.size
-        self._poller = Poller()
+        self._runs: dict[tuple[int, int], GraphRun] = {}
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakeup_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -134,7 +134,7 @@ class Engine:
         return self._failure
 
     def use(self, network: Connections) -> None:
-        """Go through these from the next run on: the same channels, perhaps with something around them."""
+        """Go through these from the next run on: the same channels, perhaps watched."""
         self._network = network
 
     def run(
@@ -180,9 +180,8 @@ class Engine:
         device: Device | None,
     ) -> None:
         self._refuse_after_failure()
-        run = copies = None
+        copies = None
         try:
-            progress = self._progress_of(graph, seen)
             if dtype is None:
                 dtype = next((tensor.dtype for tensor in memory.values()), torch.uint8)
             host = self._working_space(graph, dtype, device)
@@ -191,23 +190,19 @@ class Engine:
             else:
                 assert device is not None, "a graph with a ring comes with a device"
                 copies = StagedCopies(graph, {**memory, **host}, device, self.ring)
-            run = GraphRun(
-                graph,
+            self._run_of(graph).run(
                 host,
                 operator,
                 opening,
-                progress,
-                self._poller,
-                rank=self.rank,
                 timeout_s=self.timeout_s,
+                seen=seen,
                 copies=copies,
+                look_every_s=self._watch.look_every_s,
+                check=self._look,
             )
-            told = () if self._is_switch else graph.program.switches
-            self._open(opening, {*graph.sends, *told, self._next})
-            self._run_listening(run, lambda: True, self.timeout_s)
         except BaseException as error:
             try:
-                self._fail(error, opening, run)
+                self._fail(error, opening)
             finally:
                 if copies is not None:
                     copies.abandon(ABANDON_S)
@@ -231,7 +226,7 @@ class Engine:
             try:
                 self._open(opening, {self._next})
             except BaseException as error:
-                self._fail(error, opening, None)
+                self._fail(error, opening)
 
     def wait_external(
         self,
@@ -259,36 +254,25 @@ class Engine:
         self._refuse_after_failure()
         opening = self._begun
         assert opening is not None, "wait_external follows begin"
-        run = None
         try:
             has_agreed = self._has_agreed or self._sees(opening)
             if has_agreed and not self._is_full() and is_done():
                 self._has_agreed = True
                 return
-            progress = {
-                peer: PeerProgress(
-                    channel,
-                    awaits_opening=peer == self._before and not has_agreed,
-                    is_required=peer == needed,
-                )
-                for peer, channel in self._network.channels.items()
-            }
-            run = GraphRun(
-                _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self.timeout_s
+            telling = frozenset() if has_agreed else frozenset({self._before})
+            parties = Parties(telling=telling, required=needed)
+            GraphRun(_NOTHING, self._network.channels, self._wakeup, self.rank, parties).run(
+                {},
+                None,
+                opening,
+                timeout_s=self.timeout_s,
+                until=is_done,
+                look_every_s=min(look_every_s, self._watch.look_every_s),
+                check=self._look,
             )
-            self._run_listening(run, is_done, look_every_s)
             self._has_agreed = True
         except BaseException as error:
-            self._fail(error, opening, run)
-
-    def _run_listening(self, run: GraphRun, is_done: Callable[[], bool], look_every_s: float) -> None:
-        """Run until all is done, `is_done` included, woken by `ring`; until another thread has given up."""
-        self._poller.want(self._wakeup, READ)
-        try:
-            look_every_s = min(look_every_s, self._watch.look_every_s)
-            run.run(until=is_done, wakeup=Wakeup(self._wakeup, look_every_s, self._look))
-        finally:
-            self._poller.want(self._wakeup, 0)
+            self._fail(error, opening)
 
     def _look(self) -> None:
         """Raise where a run is to end for what no descriptor tells of."""
@@ -318,7 +302,6 @@ class Engine:
     def _tell_peers(self, reason: str) -> None:
         if not self._has_told:
             self._has_told = True
-            self._poller.clear()
             self._network.abort(_GAVE_UP + reason)
 
     def blame(self, opening: CollectiveFingerprint, error: str) -> NoReturn:
@@ -329,11 +312,7 @@ class Engine:
         """
         with self._at_work:
             self._refuse_after_failure()
-            progress = {peer: PeerProgress(channel) for peer, channel in self._network.channels.items()}
-            run = GraphRun(
-                _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self.timeout_s
-            )
-            closed = run.find_reason(None, self._search_s)
+            closed = find_reason(self._network.channels.values(), None, self._search_s)
             blamed = "" if closed is None else f" ({closed})"
             self._end(f"rank {self.rank}: {opening}: {error}{blamed}", closed)
 
@@ -351,22 +330,23 @@ class Engine:
             os.close(self._wakeup)
             self._wakeup = -1
 
-    def _progress_of(self, graph: TaskGraph, seen: int | None) -> dict[int, PeerProgress]:
-        """One for every channel, those that the graph does not use included: they too may bring bad news."""
-        progress = {}
-        for peer, channel in self._network.channels.items():
-            receives = graph.receives.get(peer, _EMPTY)
-            progress[peer] = PeerProgress(
-                channel,
-                sends=graph.sends.get(peer, _EMPTY),
-                receives=receives,
-                awaits_opening=peer != seen and (bool(receives) or peer == self._before or self._hears(peer)),
+    def _run_of(self, graph: TaskGraph) -> GraphRun:
+        """What runs a graph over the channels that there are now; kept for the next call."""
+        channels = self._network.channels
+        key = id(graph), len(channels)
+        run = self._runs.get(key)
+        if run is None:
+            told = () if self._is_switch else graph.program.switches
+            # A rank tells a switch of every call that it takes part in.
+            ranks = range(self._network.size) if self._is_switch else ()
+            parties = Parties(
+                frozenset({*graph.sends, *told, self._next}) - {self.rank},
+                frozenset({*graph.receives, *ranks, self._before}) & channels.keys(),
             )
-        return progress
-
-    def _hears(self, peer: int) -> bool:
-        """Whether the peer tells this one of every such call: a rank does so to a switch."""
-        return self._is_switch and peer < self._network.size
+            while len(self._runs) >= RUNS_KEPT:
+                del self._runs[next(iter(self._runs))]
+            run = self._runs[key] = GraphRun(graph, channels, self._wakeup, self.rank, parties)
+        return run
 
     def _open(self, opening: CollectiveFingerprint, peers: set[int]) -> None:
         data = opening.to_bytes()
@@ -415,7 +395,7 @@ class Engine:
         """A message with the names of peers that are no ranks: who writes one knows them by number."""
         return re.sub(r"\brank (\d+)\b", lambda found: self._names.get(int(found[1]), found[0]), message)
 
-    def _fail(self, error: BaseException, opening: CollectiveFingerprint, run: GraphRun | None) -> NoReturn:
+    def _fail(self, error: BaseException, opening: CollectiveFingerprint) -> NoReturn:
         """Tell the peers why, and raise an error that says on which rank and in which collective.
 
         What a peer gave as its reason is passed on as it is, so that the first cause is what everybody knows.
@@ -436,8 +416,8 @@ class Engine:
         closed: ChannelClosedError | None = None
         if isinstance(error, PeerGoneError):
             closed = error.closed
-            if closed.reason is None and run is not None:
-                closed = run.find_reason(closed.peer, self._search_s)
+            if closed.reason is None:
+                closed = find_reason(self._network.channels.values(), closed.peer, self._search_s)
         self._end(f"rank {self.rank}: {opening}: {error}", closed, error)
 
     def _end(

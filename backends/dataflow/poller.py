@@ -7,13 +7,9 @@ every later sleep at once.
 
 from __future__ import annotations
 
-import os
 import select
-from collections.abc import Callable
-from dataclasses import dataclass
 
 READ = select.POLLIN
-WRITE = select.POLLOUT
 LONGEST_SLEEP_S = 86400.0  # `poll` knows no more than 24.8 days; who wakes looks at his deadline
 GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 """Events which say that a peer will send no more."""
@@ -50,22 +46,3 @@ class Poller:
         """Descriptors with their events, none where the time is over first."""
         # Rounded up: a sleep that ends too early would be repeated without rest.
         return self._poll.poll(int(min(seconds, LONGEST_SLEEP_S) * 1000) + 1 if seconds else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Wakeup:
-    """How a thread tells a sleeping run to ask again.
-
-    Attributes:
-        descriptor: which it writes to.
-        look_every_s: how often to ask without it.
-        check: called whenever the run asks; raises where it is to end, ChannelClosedError for a peer.
-    """
-
-    descriptor: int
-    look_every_s: float
-    check: Callable[[], None]
-
-    def silence(self) -> None:
-        """Forget how often it was rung."""
-        os.eventfd_read(self.descriptor)

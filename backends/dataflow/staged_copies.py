@@ -9,13 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
-from arborcast.backends.dataflow.arithmetic import views_of
 from arborcast.backends.dataflow.task_graph import Action, TaskGraph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.staging.device import Device, Way
+from arborcast.backends.tensors.torch_compat import split
 
 
 class StagedCopies:
@@ -31,7 +32,7 @@ class StagedCopies:
     def __init__(
         self, graph: TaskGraph, memory: Mapping[Buffer, Tensor], device: Device, ring: Callable[[], None]
     ) -> None:
-        self._views = views_of(graph, memory)
+        self._views = _views_of(graph, memory)
         self._device = device
         self._ring = ring
         self._begun: dict[int, Action] = {}
@@ -87,3 +88,24 @@ class StagedCopies:
 
 def _failure(action: Action, error: BaseException) -> ExecutionError:
     return ExecutionError(f"{action.operation}: {type(error).__name__}: {error}")
+
+
+_EMPTY = torch.empty(0)
+
+
+def _views_of(graph: TaskGraph, memory: Mapping[Buffer, Tensor]) -> list[Tensor]:
+    """Of each slice of a graph, its tensor; an empty one where its buffer is not given.
+
+    Cutting a whole buffer at once takes a quarter of the time of as many single views.
+    """
+    found: dict[int, Tensor] = {}
+    for buffer, tensor in memory.items():
+        cuts = graph.cuts.get(buffer, ())
+        lengths = [length for length, _ in cuts]
+        lengths.append(tensor.numel() - sum(lengths))
+        for (_, number), view in zip(cuts, split(tensor, lengths), strict=False):
+            found[number] = view
+    return [
+        found[number] if number in found else memory.get(part.buffer, _EMPTY)[part.start : part.stop]
+        for number, part in enumerate(graph.slices)
+    ]

@@ -89,7 +89,7 @@ class TaskGraph:
             overlaps another one in part is not among them.
         waits: of every action, how many others must be complete before.
         at_once: the local actions that wait for nothing.
-        computes: whether anything is combined or copied here.
+        reduces: whether anything is combined here.
         scratch_elements: length of the working space that is still needed; of gaps in it no page is touched.
     """
 
@@ -101,7 +101,7 @@ class TaskGraph:
     cuts: Mapping[Buffer, tuple[tuple[int, int], ...]]
     waits: tuple[int, ...]
     at_once: tuple[int, ...]
-    computes: bool
+    reduces: bool
     scratch_elements: int
 
 
@@ -154,7 +154,7 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
         _cut(slices),
         tuple(len(draft.after) for draft in drafts),
         tuple(number for number, draft in enumerate(drafts) if draft.peer < 0 and not draft.after),
-        any(draft.act in {Act.COMBINE, Act.REDUCE, Act.COPY} for draft in drafts),
+        any(draft.act in {Act.COMBINE, Act.REDUCE} for draft in drafts),
         max((part.stop for part in slices if part.buffer is Buffer.SCRATCH), default=0),
     )
 

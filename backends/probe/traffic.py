@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.transport.channel import Channel
+from arborcast.backends.transport.socket_channel import SocketChannel
 
 PING_BYTES = 8
 _LAST = 1  # first byte of the message after which a sender stops
@@ -35,7 +35,7 @@ class Period:
         return self.window_s + 1.5 * self.warmup_s
 
 
-def ping_pong(channel: Channel, *, begins: bool, repeats: int, timeout_s: float) -> list[float]:
+def ping_pong(channel: SocketChannel, *, begins: bool, repeats: int, timeout_s: float) -> list[float]:
     """Microseconds one way, half of each round trip, after one that does not count; the same at both ends.
 
     Args:
@@ -57,7 +57,7 @@ def ping_pong(channel: Channel, *, begins: bool, repeats: int, timeout_s: float)
 
 
 def flood(
-    channels: Mapping[int, Channel],
+    channels: Mapping[int, SocketChannel],
     *,
     to: Collection[int],
     of: Collection[int],
@@ -101,7 +101,7 @@ def flood(
 class _Sender:
     """Messages of one part each, of which the last one says that it is."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: SocketChannel) -> None:
         self._channel = channel
         self._message = memoryview(bytearray(channel.part_bytes))
         self._end = memoryview(bytearray(channel.part_bytes))
@@ -128,7 +128,7 @@ class _Sender:
 class _Receiver:
     """Counts the bytes of messages until the last one is whole."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: SocketChannel) -> None:
         self._channel = channel
         self._message = memoryview(bytearray(channel.part_bytes))
         self._have = 0
@@ -155,30 +155,34 @@ class _Receiver:
 class _Waiting:
     """Sleeps until a channel can move something."""
 
-    def __init__(self, channels: Collection[Channel]) -> None:
+    def __init__(self, channels: Collection[SocketChannel]) -> None:
         self._poll = select.poll()
         self._channels = {channel.fileno(): channel for channel in channels}
 
     def wait(self, timeout_s: float) -> None:
+        is_ready = False
         for descriptor, channel in self._channels.items():
-            self._poll.register(descriptor, select.POLLIN | (select.POLLOUT if channel.wants_write else 0))
-        for descriptor, _ in self._poll.poll(timeout_s * 1000):
-            self._channels[descriptor].on_ready()
+            events = channel.wanted()
+            is_ready |= events is None
+            self._poll.register(descriptor, events or 0)
+        self._poll.poll(0 if is_ready else timeout_s * 1000)
+        for channel in self._channels.values():
+            channel.on_ready()
 
 
-def _send_all(channel: Channel, message: memoryview, timeout_s: float) -> None:
+def _send_all(channel: SocketChannel, message: memoryview, timeout_s: float) -> None:
     _move_all(channel, channel.send, message, timeout_s)
     waiting = _Waiting([channel])
     while channel.wants_write:
         waiting.wait(timeout_s)
 
 
-def _receive_all(channel: Channel, message: memoryview, timeout_s: float) -> None:
+def _receive_all(channel: SocketChannel, message: memoryview, timeout_s: float) -> None:
     _move_all(channel, channel.receive, message, timeout_s)
 
 
 def _move_all(
-    channel: Channel, move: Callable[[memoryview], int], left: memoryview, timeout_s: float
+    channel: SocketChannel, move: Callable[[memoryview], int], left: memoryview, timeout_s: float
 ) -> None:
     waiting = _Waiting([channel])
     deadline = time.perf_counter() + timeout_s

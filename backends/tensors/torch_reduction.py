@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,21 +23,18 @@ def _into(function: Callable[..., Tensor]) -> Combine:
     return lambda a, b, out: function(a, b, out=out)
 
 
-_COMBINE: dict[str, tuple[Combine, np.ufunc | None]] = {
-    "SUM": (_into(torch.add), np.add),
-    "AVG": (_into(torch.add), np.add),
-    "PREMUL_SUM": (_into(torch.add), np.add),
-    "PRODUCT": (_into(torch.mul), np.multiply),
-    "MIN": (_into(torch.minimum), None),
-    "MAX": (_into(torch.maximum), None),
-    "BAND": (_into(torch.bitwise_and), np.bitwise_and),
-    "BOR": (_into(torch.bitwise_or), np.bitwise_or),
-    "BXOR": (_into(torch.bitwise_xor), np.bitwise_xor),
+_COMBINE: dict[str, Combine] = {
+    "SUM": _into(torch.add),
+    "AVG": _into(torch.add),
+    "PREMUL_SUM": _into(torch.add),
+    "PRODUCT": _into(torch.mul),
+    "MIN": _into(torch.minimum),
+    "MAX": _into(torch.maximum),
+    "BAND": _into(torch.bitwise_and),
+    "BOR": _into(torch.bitwise_or),
+    "BXOR": _into(torch.bitwise_xor),
 }
-"""For each operation the call of torch, and that of numpy which gives the same bits where there is one."""
-
-_LACKING = frozenset({torch.float16, torch.bfloat16})
-"""What numpy does not have, or computes slowly."""
+"""For each operation the call of torch; the library (`backends.native`) gives the same bits."""
 
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 _TYPES = frozenset(
@@ -60,14 +56,12 @@ class Operator:
         combine: `combine(a, b, out)` writes the combination of two flat tensors; `out` may be either.
         factor: what every contribution is multiplied with first: a number or a tensor of one element.
         divides: whether the result is divided by the number of contributors.
-        ufunc: what does the same as `combine` in numpy, bit for bit; None where nothing does.
     """
 
     name: str
     combine: Combine
     factor: float | Tensor | None = None
     divides: bool = False
-    ufunc: np.ufunc | None = None
 
     def before(self, contribution: Tensor) -> Tensor:
         """A rank's contribution, multiplied where the operation says so: then a new tensor."""
@@ -111,8 +105,7 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
         if state is None:
             return None
         factor = state[1]
-    combine, ufunc = _COMBINE[name]
-    return Operator(name.lower(), combine, factor, name == "AVG", None if dtype in _LACKING else ufunc)
+    return Operator(name.lower(), _COMBINE[name], factor, name == "AVG")
 
 
 def operator_named(name: str, dtype: torch.dtype) -> Operator | None:
@@ -124,8 +117,7 @@ def operator_named(name: str, dtype: torch.dtype) -> Operator | None:
     known = name.upper() in _COMBINE and dtype in _TYPES
     if not known or (name.upper() in _BITWISE and dtype.is_floating_point):
         return None
-    combine, ufunc = _COMBINE[name.upper()]
-    return Operator(name, combine, ufunc=None if dtype in _LACKING else ufunc)
+    return Operator(name, _COMBINE[name.upper()])
 
 
 def served_operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:

@@ -36,7 +36,13 @@ from arborcast.backends.transport.handshake import (
 )
 from arborcast.backends.transport.listener import PendingConnection
 from arborcast.backends.transport.reception import Reception
-from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel, is_sealed
+from arborcast.backends.transport.shared_memory import (
+    SLOT_BYTES,
+    SLOTS,
+    SharedMemoryChannel,
+    is_sealed,
+    memory_bytes,
+)
 from arborcast.backends.transport.silence import LOST_AFTER_S, keep_asking
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
@@ -366,7 +372,7 @@ class Network:
 
     def _refusal(self, connection: PendingConnection, handshake: Handshake) -> str:
         """Why a rank cannot be let in, empty where it can."""
-        peer, ours = handshake.rank, 2 * self._slots * self._slot_bytes
+        peer, ours = handshake.rank, memory_bytes(self._slot_bytes, self._slots)
         if (handshake.slot_bytes, handshake.slots) != (self._slot_bytes, self._slots):
             return (
                 f"rank {peer} has {handshake.slots} slots of {handshake.slot_bytes} bytes, "

@@ -12,9 +12,12 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from arborcast.backends.errors import ChannelClosedError
-from arborcast.backends.transport.channel import Channel
+
+if TYPE_CHECKING:
+    from arborcast.backends.transport.socket_channel import SocketChannel
 
 LOST_AFTER_S = 60.0
 """After how long without any answer a peer on another host counts as lost where nobody says otherwise."""
@@ -63,7 +66,7 @@ class SilenceWatch:
         self.look_every_s = max(0.25, lost_after_s / 4) if lost_after_s else MOST_S
         self._suspected: dict[int, float] = {}
 
-    def look(self, channels: Mapping[int, Channel]) -> None:
+    def look(self, channels: Mapping[int, SocketChannel]) -> None:
         """Look at all channels.
 
         A probe may just be on its way to a peer that was not asked for minutes: a peer is lost when it stays

@@ -1,142 +1,122 @@
-"""Both kinds of arithmetic on the slices of a graph: the same bits, no warnings where numbers overflow."""
+"""The library combines elements to the bits of torch: every type, operation and length, wherever they lie."""
 
 from __future__ import annotations
 
-import warnings
+import ctypes
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from arborcast.backends import lower
-from arborcast.backends.dataflow.arithmetic import Arithmetic, NumpyArithmetic, arithmetic
-from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
-from arborcast.backends.lowering.layout import Buffer
-from arborcast.backends.tensors.torch_reduction import operator_of
-from tests.dataflow.test_engine import an_opening
-from tests.support.drawn_schedules import allgather_over_relay, recursive_doubling, ring_allreduce
-from tests.support.fake_channels import engines_of, fake_networks, in_threads
+from arborcast.backends.native.library import OPERATORS, TYPES, at_once, combiner
+from arborcast.backends.tensors.torch_reduction import TYPE_NAMES, operator_of
 
-COUNT = 96
 OPERATIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-TYPES = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
+GUARD = 16  # bytes around a result that must stay as they are
 
 
-def a_graph() -> TaskGraph:
-    return compile_graph(lower(recursive_doubling(), COUNT, pieces=2)[0])
+def combine(name: str, a: Tensor, b: Tensor, *, offset: int = 0, in_place: bool = False) -> Tensor:
+    """By the library, on memory that begins `offset` bytes behind where it would be aligned."""
+    size, number = a.numel() * a.itemsize, OPERATORS[name]
+    copies = [np.zeros(size + offset + GUARD, np.uint8) for _ in range(3)]
+    for copy, given_ in zip(copies, (a, b), strict=False):
+        copy[offset : offset + size] = given_.view(torch.uint8).numpy()
+    out = copies[0] if in_place else copies[2]
+    addresses = [copy.ctypes.data + offset for copy in (out, *copies[:2])]
+    assert at_once.combine_once(TYPES.index(a.dtype), number, *addresses, a.numel())
+    assert not out[:offset].any() and not out[offset + size :].any(), "written beside the result"
+    found = torch.empty_like(a)
+    found.view(torch.uint8).numpy()[:] = out[offset : offset + size]
+    return found
 
 
-def memory_of(graph: TaskGraph, dtype: torch.dtype) -> dict[Buffer, torch.Tensor]:
-    """Numbers of all sizes: products and sums overflow in every type."""
-    seed = torch.Generator().manual_seed(5)
-    scale = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
-    return {
-        Buffer.OUTPUT: (torch.rand(COUNT, generator=seed, dtype=torch.float64) * scale).to(dtype),
-        Buffer.SCRATCH: (torch.rand(graph.scratch_elements, generator=seed) * 100).to(dtype),
-    }
+def numbers(dtype: torch.dtype, count: int, seed: int) -> Tensor:
+    """Bits of all kinds: overflow in integers; infinities, NaNs, subnormals and both zeros in floats."""
+    chance = torch.Generator().manual_seed(seed)
+    found = torch.randint(0, 256, (count * dtype.itemsize,), generator=chance, dtype=torch.uint8).view(dtype)
+    if dtype.is_floating_point and count:
+        info = torch.finfo(dtype)
+        special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, info.max, info.tiny, 1.0, 1.5])
+        where = torch.rand(count, generator=chance) < 0.4
+        chosen = special[torch.randint(0, len(special), (count,), generator=chance)]
+        found = torch.where(where, chosen.to(dtype), found)
+    return found.contiguous()
 
 
-def some_work(kind: Arithmetic, graph: TaskGraph, part: torch.Tensor) -> None:
-    """Each slice with the next one of its length, then a stretch of it with what has come."""
-    for number, piece in enumerate(graph.slices):
-        other = next(
-            at for at in range(number - 1, -len(graph.slices), -1) if graph.slices[at].length == piece.length
-        )
-        kind.reduce(number, other % len(graph.slices))
-        stretch = memoryview(part[: piece.length // 2].view(torch.uint8).numpy())  # type: ignore[arg-type]
-        kind.combine(number, other % len(graph.slices), piece.length // 4, stretch)
-    kind.copy(0, 0)
+def same(found: Tensor, wanted: Tensor) -> bool:
+    """To the bit, but for what NaN says, and for the sign of a zero that is the extreme of both zeros."""
+    if not wanted.is_floating_point():
+        return torch.equal(found, wanted)
+    is_nan = wanted.isnan()
+    if not torch.equal(found.isnan(), is_nan):
+        return False
+    bits, meant = (tensor[~is_nan].contiguous().view(torch.uint8) for tensor in (found, wanted))
+    return torch.equal(bits, meant)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_whatever_arithmetic_is_chosen_gives_the_bits_of_torch(name: str, dtype: torch.dtype) -> None:
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(0, 300), seed=st.integers(0, 10**6), offset=st.integers(0, 7), in_place=st.booleans()
+)
+def test_bits_of_torch(
+    name: str, dtype: torch.dtype, count: int, seed: int, offset: int, in_place: bool
+) -> None:
     operator = operator_of(getattr(dist.ReduceOp, name), dtype)
     if operator is None:
-        pytest.skip("no such operation on these elements")
-    graph = a_graph()
-    chosen, wanted = memory_of(graph, dtype), memory_of(graph, dtype)
-    part = memory_of(graph, dtype)[Buffer.OUTPUT].flip(0)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numpy, see below
-        some_work(arithmetic(graph, chosen, operator), graph, part)
-    some_work(Arithmetic(graph, wanted, operator), graph, part)
-    for buffer in wanted:
-        assert torch.equal(chosen[buffer].view(torch.uint8), wanted[buffer].view(torch.uint8))
+        assert not combiner(name.lower(), dtype)
+        return
+    a, b = numbers(dtype, count, seed), numbers(dtype, count, seed + 1)
+    if name in {"MIN", "MAX"} and dtype.is_floating_point:
+        # Of two zeros with different signs torch takes the one or the other, as their place in memory is.
+        b = torch.where((a == 0) & (b == 0), a, b)
+    wanted = torch.empty_like(a)
+    operator.combine(a, b, wanted)
+    assert same(combine(name.lower(), a, b, offset=offset, in_place=in_place), wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16], ids=str)  # by numpy, and by torch
-def test_slices_are_where_the_flow_says(dtype: torch.dtype) -> None:
-    """On a graph with slices that overlap and with gaps between them: copies, sums and stretches of sums."""
-    graph = compile_graph(lower(allgather_over_relay(), COUNT, pieces=2)[0])
-    assert sum(map(len, graph.cuts.values())) < len(graph.slices), "two slices must overlap"
-    operator = operator_of(dist.ReduceOp.SUM, dtype)
-    numbered = {
-        buffer: torch.arange(COUNT).to(dtype) + shift
-        for buffer, shift in ((Buffer.INPUT, 100), (Buffer.OUTPUT, 3))
-    }
-    pairs = [
-        (into, source)
-        for into, one in enumerate(graph.slices)
-        for source, other in enumerate(graph.slices)
-        if one.length == other.length
-    ]
-    assert len(pairs) > len(graph.slices)
-    for into, source in pairs:
-        one, other = graph.slices[into], graph.slices[source]
-        part = torch.arange(one.length).to(dtype) * 2
-        for start, length in ((0, one.length), (1, one.length // 2)):
-            memory = {buffer: tensor.clone() for buffer, tensor in numbered.items()}
-            wanted = {buffer: tensor.clone() for buffer, tensor in numbered.items()}
-            kind = arithmetic(graph, memory, operator)
-            added = slice(one.start + start, one.start + start + length), slice(other.start + start, None)
-            wanted[one.buffer][added[0]] = wanted[other.buffer][added[1]][:length] + part[:length]
-            stretch = memoryview(part[:length].view(torch.uint8).numpy())  # type: ignore[arg-type]
-            kind.combine(into, source, start, stretch)
-            _same(memory, wanted)
-            kind.reduce(into, source)
-            wanted[one.buffer][one.start : one.stop] += wanted[other.buffer][other.start : other.stop].clone()
-            _same(memory, wanted)
-            kind.copy(source, into)
-            wanted[other.buffer][other.start : other.stop] = wanted[one.buffer][one.start : one.stop].clone()
-            _same(memory, wanted)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["SUM", "PRODUCT"])
+def test_every_half_number_is_rounded_as_torch_does(name: str, dtype: torch.dtype) -> None:
+    """All of one operand's bits with some of the other's: ties, subnormals and overflow among them."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    operator = operator_of(getattr(dist.ReduceOp, name), dtype)
+    assert operator is not None
+    for value in (0.0, 1.0, -1.0, 1.001, 3e-5, 6e-8, 0.5, 2048.0, 60000.0):
+        other = torch.full_like(every, value)
+        wanted = torch.empty_like(every)
+        operator.combine(every, other, wanted)
+        assert same(combine(name.lower(), every, other), wanted), value
 
 
-def _same(found: dict[Buffer, torch.Tensor], wanted: dict[Buffer, torch.Tensor]) -> None:
-    assert all(torch.equal(found[buffer], tensor) for buffer, tensor in wanted.items())
+def test_of_two_zeros_the_second_is_the_extreme() -> None:
+    """Whatever the length: sums do not depend on how a buffer was cut."""
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        zero = torch.zeros(67, dtype=dtype)
+        for name in ("min", "max"):
+            assert combine(name, zero, -zero).signbit().all()
+            assert not combine(name, -zero, zero).signbit().any()
 
 
-def test_numpy_computes_what_it_can() -> None:
-    graph = a_graph()
-    found = {
-        dtype: type(arithmetic(graph, memory_of(graph, dtype), operator_of(dist.ReduceOp.SUM, dtype)))
-        for dtype in TYPES
-    }
-    assert [dtype for dtype, kind in found.items() if kind is not NumpyArithmetic] == [
-        torch.float16,
-        torch.bfloat16,
-    ]
-    assert type(arithmetic(graph, memory_of(graph, torch.float32), None)) is Arithmetic
+def test_all_that_schedules_reduce_is_known() -> None:
+    assert {str(dtype).removeprefix("torch.") for dtype in TYPES} == set(TYPE_NAMES)
+    assert combiner("sum", torch.float32) == combiner("avg", torch.float32) != 0
+    assert combiner("band", torch.float32) == 0
+    asked: Callable[..., Any] = at_once.find_combine
+    assert asked(len(TYPES), 0) is None and asked(0, 7) is None and asked(-1, 0) is None
+    assert not at_once.combine_once(99, 0, None, None, None, 0)
 
 
-def test_an_engine_is_silent_when_numbers_overflow() -> None:
-    graphs = [compile_graph(program) for program in lower(ring_allreduce(4), COUNT)]
-    networks = fake_networks(4)
-    engines = engines_of(networks)
-    operator = operator_of(dist.ReduceOp.SUM, torch.float32)
-    tensors = [torch.full((COUNT,), 3e38) for _ in engines]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        failures = in_threads(
-            [
-                lambda at=at: engines[at].run(
-                    graphs[at], {Buffer.OUTPUT: tensors[at]}, an_opening(COUNT), operator
-                )  # type: ignore[misc]
-                for at in range(4)
-            ]
-        )
-    assert failures == [None] * 4
-    assert all(torch.isinf(tensor).all() for tensor in tensors)
-    for engine, network in zip(engines, networks, strict=True):
-        engine.close()
-        network.close()
+def test_long_runs_of_elements() -> None:
+    """Vectors and what is left behind them."""
+    for count in (1 << 16, (1 << 16) + 13):
+        a, b = numbers(torch.float32, count, 1), numbers(torch.float32, count, 2)
+        assert same(combine("sum", a, b), a + b)
+    assert ctypes.sizeof(ctypes.c_float) == a.itemsize

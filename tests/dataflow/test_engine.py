@@ -13,10 +13,12 @@ import torch
 
 from arborcast.backends import lower
 from arborcast.backends.dataflow.engine import Engine
+from arborcast.backends.dataflow.run import GraphRun
 from arborcast.backends.dataflow.task_graph import compile_graph
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.measure.job import Reduction
+from arborcast.backends.native.library import News
 from arborcast.backends.tensors.torch_reduction import Operator, operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.collective import Kind
@@ -160,7 +162,7 @@ def test_a_rank_that_vanishes_is_named_with_the_piece() -> None:
 
     def work(engine: Engine) -> Any:
         if engine.rank == 1:
-            until(lambda: any_inside("sleep"))  # others wait
+            until(lambda: any_inside("_advance"))  # others wait
             networks[1].vanish()
             return None
         return job.run(engine, inputs[engine.rank])
@@ -183,7 +185,7 @@ def test_the_first_cause_is_passed_on() -> None:
 
     def work(engine: Engine) -> Any:
         if engine.rank == 0:
-            until(lambda: any_inside("sleep"))  # others wait
+            until(lambda: any_inside("_advance"))  # others wait
             engine.give_up("rank 0: out of memory")
             return None
         return job.run(engine, job.inputs()[engine.rank])
@@ -212,22 +214,23 @@ def test_who_goes_without_a_word_is_explained_by_another() -> None:
     assert message.endswith("(rank 2 gave up: rank 2: disk full)")
 
 
-def test_an_interrupt_ends_it_for_all() -> None:
-    class Interrupting:
-        name = "sum"
-        ufunc = None
-
-        @staticmethod
-        def combine(*_: object) -> None:
-            raise KeyboardInterrupt
-
+def test_an_interrupt_ends_it_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal ends a sleep, and its handler runs before the next one."""
     job = Job(DRAWN["ring"], 40)
     networks = fake_networks(4)
     engines = engines_of(networks)
+    advance, interrupted = GraphRun._advance, threading.local()
+
+    def interrupt(run: GraphRun, *arguments: Any) -> int:
+        if getattr(interrupted, "here", False):
+            raise KeyboardInterrupt
+        return advance(run, *arguments)
+
+    monkeypatch.setattr(GraphRun, "_advance", interrupt)
 
     def work(engine: Engine) -> Any:
-        operator: Any = Interrupting() if engine.rank == 2 else SUM
-        return job.run(engine, job.inputs()[engine.rank], operator=operator)
+        interrupted.here = engine.rank == 2
+        return job.run(engine, job.inputs()[engine.rank])
 
     results = each(engines, work)
     assert isinstance(results[2], KeyboardInterrupt)
@@ -260,7 +263,7 @@ def test_peers_that_leave_one_after_another_do_not_prolong_a_wait() -> None:
     has_raised = threading.Event()
 
     def leave() -> int:
-        until(lambda: any_inside("sleep"))
+        until(lambda: any_inside("_advance"))
         for left, network in enumerate(networks[1:39]):
             if has_raised.wait(0.3):
                 return left
@@ -278,24 +281,27 @@ def test_peers_that_leave_one_after_another_do_not_prolong_a_wait() -> None:
     assert left < len(networks), "all of them went before rank 0 had waited for a second"
 
 
-def test_a_slow_rank_that_goes_on_is_waited_for() -> None:
-    class Slow:
-        name = "sum"
-        ufunc = None
-
-        @staticmethod
-        def combine(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-            time.sleep(0.03)
-            torch.add(a, b, out=out)
-
-    job = Job(DRAWN["ring"], 160, pieces=16)  # 48 reductions on each rank, more than a second in all
+def test_a_slow_rank_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something happens all the time, though the whole takes longer than nothing may happen."""
+    job = Job(DRAWN["ring"], 160, pieces=16)
     networks = fake_networks(4)
     engines = engines_of(networks, timeout_s=1)
     inputs = job.inputs()
+    advance, here, slept = GraphRun._advance, threading.local(), []
+
+    def slowly(run: GraphRun, patience_s: float, lingers: bool) -> int:
+        if not here.is_slow:
+            return advance(run, patience_s, lingers)
+        news = advance(run, 0, lingers)  # returns as soon as there is nothing to do
+        if news == News.TIMED and len(slept) < 40:
+            slept.append(time.sleep(0.03))
+        return news
+
+    monkeypatch.setattr(GraphRun, "_advance", slowly)
 
     def work(engine: Engine) -> Any:
-        operator: Any = Slow() if engine.rank == 1 else SUM
-        return job.run(engine, inputs[engine.rank], operator=operator)
+        here.is_slow = engine.rank == 1
+        return job.run(engine, inputs[engine.rank])
 
     job.check(inputs, each(engines, work))
     close(engines, networks)
@@ -384,7 +390,7 @@ def test_another_thread_ends_a_call_that_waits(timeout_s: float) -> None:
     engine = Engine(0, networks[0], timeout_s=timeout_s)
 
     def end() -> None:
-        until(lambda: any_inside("sleep"))
+        until(lambda: any_inside("_advance"))
         engine.give_up("rank 0: told to stop")
 
     waiting, _ = in_threads([lambda: job.run(engine, job.inputs()[0]), end], timeout_s=20)

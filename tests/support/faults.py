@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from arborcast.backends.transport.channel import Channel
+from arborcast.backends.dataflow.run import GraphRun
+from arborcast.backends.transport import socket_channel
 from tests.support.ranks import run_ranks
 
 RANKS = 4
@@ -80,42 +80,18 @@ def broadcast(rank: int, root: int = 0, count: int = LARGE) -> Ended:
 
 def strike_after(nbytes: int, strike: Callable[[], Any]) -> None:
     """Have something happen to this process once so many bytes went in or out of all its channels."""
-    passed = 0
-    lock = threading.Lock()
+    advance, passed = GraphRun._advance, 0
 
-    def count(moved: int) -> None:
+    def counted(run: GraphRun, patience_s: float, lingers: bool) -> int:
         nonlocal passed
-        with lock:
-            is_due = passed < nbytes <= passed + moved
-            passed += moved
-        if is_due:
+        run._state.steps = 1  # come back whenever something has moved
+        news = advance(run, patience_s, lingers)
+        before, passed = passed, sum(channel.state.moved for channel in socket_channel._open)
+        if before < nbytes <= passed:
             strike()
+        return news
 
-    inside = threading.local()  # one call of a channel may be made of others
-
-    def counting(method: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **named: Any) -> Any:
-            if getattr(inside, "is_so", False):
-                return method(*arguments, **named)
-            inside.is_so = True
-            try:
-                result = method(*arguments, **named)
-            finally:
-                inside.is_so = False
-            count(len(result) if isinstance(result, memoryview) else result or 0)
-            return result
-
-        return counted
-
-    for kind in _kinds_of(Channel):
-        for name in {"send", "send_all", "receive", "take"} & vars(kind).keys():
-            setattr(kind, name, counting(vars(kind)[name]))
-
-
-def _kinds_of(base: type) -> Iterator[type]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _kinds_of(kind)
+    GraphRun._advance = counted  # type: ignore[method-assign]
 
 
 def signal_self(number: int) -> Callable[[], None]:

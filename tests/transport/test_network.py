@@ -24,11 +24,11 @@ import torch.distributed as dist
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from arborcast.backends.transport import addresses
 from arborcast.backends.transport.addresses import address_of_interface, listening_address
-from arborcast.backends.transport.channel import Channel
 from arborcast.backends.transport.handshake import Handshake, dial_unix
 from arborcast.backends.transport.listener import MOST_SILENT, Listener, PendingConnection
 from arborcast.backends.transport.network import Network
-from arborcast.backends.transport.shared_memory import create_memory
+from arborcast.backends.transport.shared_memory import create_memory, memory_bytes
+from arborcast.backends.transport.socket_channel import SocketChannel
 from tests.support.ranks import Failure, run_ranks, store_path
 from tests.support.waiting import any_inside, mark_inside, until, wait_for_end
 
@@ -63,8 +63,11 @@ def exchange(network: Network) -> None:
             count = channel.receive(bytes_of(into[peer])[received[peer] :]) if received[peer] < MESSAGE else 0
             received[peer] += count
             moved += count
-            reads = received[peer] < MESSAGE or channel.wants_read
-            poll.register(channel.fileno(), select.POLLIN * reads | select.POLLOUT * channel.wants_write)
+            wanted = channel.wanted(reads=received[peer] < MESSAGE)
+            poll.register(channel.fileno(), wanted or 0)
+            moved += wanted is None
+            if wanted is None:
+                channel.on_ready()
         if not moved:
             assert poll.poll(90_000), "nothing came"
             for channel in channels.values():
@@ -278,8 +281,8 @@ def says_why(rank: int, size: int) -> str:
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     with pytest.raises(ChannelClosedError) as caught:
-        while poll.poll(90_000):  # slots that are given back may come before
-            channel.take(100)
+        while poll.poll(90_000):  # bytes that wake may come before
+            channel.on_ready()
     network.close()
     return str(caught.value)
 
@@ -375,15 +378,12 @@ def in_threads(stores: list[dist.Store], **settings: object) -> Iterator[list[Ne
             network.close()
 
 
-def passes_a_message(channels: Mapping[int, Channel], back: Mapping[int, Channel]) -> None:
+def passes_a_message(channels: Mapping[int, SocketChannel], back: Mapping[int, SocketChannel]) -> None:
     data = torch.arange(100, dtype=torch.uint8)
     assert channels[1].send(bytes_of(data)) == 100
-    poll = select.poll()
-    poll.register(back[0].fileno(), select.POLLIN)
-    assert poll.poll(90_000)
-    part = back[0].take(100)
-    assert part is not None
-    assert bytes(part) == bytes(data)
+    into = memoryview(bytearray(100))
+    until(lambda: back[0].receive(into) == 100)
+    assert into == bytes(data)
 
 
 def descriptors() -> int:
@@ -588,7 +588,7 @@ def test_memory_of_a_rank_is_sealed_and_what_is_not_is_refused(tmp_path: Path) -
     network = Network(store, 0, 2, timeout_s=90, slot_bytes=4096, slots=2)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with (tmp_path / "file").open("wb+") as file:
-        os.truncate(file.fileno(), 4 * 4096)
+        os.truncate(file.fileno(), memory_bytes(4096, 2))
         handshake = Handshake(network._token, 1, 0, 4096, 2, wants_memory=True)
         for descriptor, refusal in ((memory, ""), (file.fileno(), "is not sealed")):
             connection = PendingConnection(theirs)

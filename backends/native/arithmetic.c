@@ -1,0 +1,136 @@
+/* Sums and what else combines two contributions, element by element, to the bits that torch gives.
+
+   Integers wrap around. float16 and bfloat16 are computed in float32 and rounded once, to nearest, ties to
+   even. A NaN in either operand makes the minimum and the maximum NaN. */
+
+#include <string.h>
+
+#include "native.h"
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__clang__)
+#define EACH_PROCESSOR __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#else
+#define EACH_PROCESSOR
+#endif
+
+#define LOOSE __attribute__((aligned(1), may_alias)) /* addresses need not be aligned */
+typedef uint8_t LOOSE u8;
+typedef int8_t LOOSE i8;
+typedef uint32_t LOOSE u32;
+typedef int32_t LOOSE i32;
+typedef uint64_t LOOSE u64;
+typedef int64_t LOOSE i64;
+typedef float LOOSE f32;
+typedef double LOOSE f64;
+typedef uint16_t LOOSE u16;
+
+#define LOOP(name, type, expression)                                                   \
+    EACH_PROCESSOR static void name(void *out, const void *a, const void *b, int64_t count) { \
+        type *restrict_out = out;                                                             \
+        const type *first = a, *second = b;                                                   \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < count; i++) {                            \
+            type x = first[i], y = second[i];                                                 \
+            restrict_out[i] = (type)(expression);                                             \
+        }                                                                                     \
+    }
+
+/* Whether the first is the minimum (maximum), rather than the second: of zeros with different signs it is not. */
+#define IS_LESS(x, y) (((x) != (x)) | ((x) < (y)))
+#define IS_MORE(x, y) (((x) != (x)) | ((x) > (y)))
+
+/* Signed integers are added and multiplied as unsigned ones: the same bits, and C knows what overflow is. */
+#define INTEGERS(name, type, unsigned_type)                     \
+    LOOP(add_##name, unsigned_type, x + y)                      \
+    LOOP(mul_##name, unsigned_type, (uint64_t)x * (uint64_t)y)  \
+    LOOP(min_##name, type, x < y ? x : y)                       \
+    LOOP(max_##name, type, x > y ? x : y)                       \
+    LOOP(and_##name, unsigned_type, x & y)                      \
+    LOOP(or_##name, unsigned_type, x | y)                       \
+    LOOP(xor_##name, unsigned_type, x ^ y)
+
+#define FLOATS(name, type)              \
+    LOOP(add_##name, type, x + y)       \
+    LOOP(mul_##name, type, x *y)        \
+    LOOP(min_##name, type, IS_LESS(x, y) ? x : y) \
+    LOOP(max_##name, type, IS_MORE(x, y) ? x : y)
+
+INTEGERS(u8, u8, u8)
+INTEGERS(i8, i8, u8)
+INTEGERS(i32, i32, u32)
+INTEGERS(i64, i64, u64)
+FLOATS(f32, f32)
+FLOATS(f64, f64)
+
+static inline float of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+#define WIDE16(x) of_bits((uint32_t)(x) << 16)
+
+static inline uint16_t narrow16(float value) {
+    uint32_t bits = bits_of(value);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return value != value ? 0x7fc0 : (uint16_t)rounded;
+}
+
+LOOP(add_bf16, u16, narrow16(WIDE16(x) + WIDE16(y)))
+LOOP(mul_bf16, u16, narrow16(WIDE16(x) * WIDE16(y)))
+LOOP(min_bf16, u16, IS_LESS(WIDE16(x), WIDE16(y)) ? x : y)
+LOOP(max_bf16, u16, IS_MORE(WIDE16(x), WIDE16(y)) ? x : y)
+
+/* A float16 is a float32 with the exponent scaled by 2^112, but for infinities and NaNs. Without branches, so
+   that the compiler makes vectors of it: its own float16 goes through a call for each element. */
+static inline float wide_half(uint16_t half) {
+    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
+    uint32_t scaled = bits_of(of_bits(magnitude) * of_bits(0x77800000));
+    uint32_t beyond = (half & 0x7c00) == 0x7c00 ? 0x7f800000 | magnitude : scaled;
+    return of_bits(beyond | (uint32_t)(half & 0x8000) << 16);
+}
+
+static inline uint16_t narrow_half(float value) {
+    uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffff;
+    uint32_t normal = (magnitude + 0xfff + ((magnitude >> 13) & 1) - 0x38000000) >> 13;
+    uint32_t small = bits_of(of_bits(magnitude) + 0.5f) - 0x3f000000; /* the sum rounds at 2^-24 */
+    uint32_t large = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+    uint32_t half = magnitude < 0x38800000 ? small : magnitude >= 0x47800000 ? large : normal;
+    return (uint16_t)(half | (bits >> 16 & 0x8000));
+}
+
+LOOP(add_f16, u16, narrow_half(wide_half(x) + wide_half(y)))
+LOOP(mul_f16, u16, narrow_half(wide_half(x) * wide_half(y)))
+LOOP(min_f16, u16, IS_LESS(wide_half(x), wide_half(y)) ? x : y)
+LOOP(max_f16, u16, IS_MORE(wide_half(x), wide_half(y)) ? x : y)
+
+#define INTEGER_ROW(name) \
+    { add_##name, mul_##name, min_##name, max_##name, and_##name, or_##name, xor_##name }
+#define FLOAT_ROW(name) \
+    { add_##name, mul_##name, min_##name, max_##name, NULL, NULL, NULL }
+
+enum { TYPES = 8, OPERATORS = 7 };
+
+static combine *const table[TYPES][OPERATORS] = { /* in the order of `structures.py` */
+    INTEGER_ROW(u8), INTEGER_ROW(i8), INTEGER_ROW(i32), INTEGER_ROW(i64),
+    FLOAT_ROW(f16), FLOAT_ROW(bf16), FLOAT_ROW(f32), FLOAT_ROW(f64),
+};
+
+combine *find_combine(int32_t type, int32_t operator) {
+    if (type < 0 || type >= TYPES || operator < 0 || operator >= OPERATORS)
+        return NULL;
+    return table[type][operator];
+}
+
+/* For tests and for whoever combines outside of a run; 0 where there is no such operation. */
+int32_t combine_once(int32_t type, int32_t operator, void *out, const void *a, const void *b, int64_t count) {
+    combine *function = find_combine(type, operator);
+    if (function != NULL)
+        function(out, a, b, count);
+    return function != NULL;
+}
