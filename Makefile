@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: each of them would compile all modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test test-all coverage mutants map lint format bench clean
+.PHONY: install demo test test-all coverage mutants map lint format bench torch-suite clean
 
 install: $(STAMP)
 
@@ -69,6 +69,10 @@ bench: install
 	# Without, the results of the last time stay.
 	$(if $(PEERS),$(BIN)/python bench/peers.py $(PEERS))
 	$(BIN)/python bench/report.py -o out/bench.html --markdown README.md
+
+# Torch's own tests over our groups and over gloo: an hour.
+torch-suite: install
+	$(BIN)/python bench/torch_suite.py
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

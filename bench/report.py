@@ -29,6 +29,7 @@ from arborcast.bench.page import (
     sweeps,
     synthesis,
     testbed,
+    torch_suite,
     training,
 )
 from arborcast.bench.page.headline import headline
@@ -57,6 +58,7 @@ SECTIONS: tuple[Section, ...] = (
     synthesis.SOLVERS,
     synthesis.PEERS,
     loopback.SECTION,
+    torch_suite.SECTION,
     staging.SECTION,
     starting.SECTION,
     programs.SECTION,

@@ -240,7 +240,8 @@ class Communicator:
             start: begins it, on the gloo that is given; what it raises is raised here.
         """
         opening = CollectiveFingerprint(self._next(), count, root, kind, elements)
-        self._by_gloo(opening, start, must_succeed=False)
+        with self._history.begin(opening, 0, None, is_counted=False):
+            self._by_gloo(opening, start, must_succeed=False)
 
     # ------------------------------------------------------------------ around them
 

@@ -45,8 +45,8 @@ KEPT_BYTES = 1024
 _kept: dict[int, QueuedWork] = {}
 """By identity, the oldest first.
 
-C++ may hold a work whose Python half is gone, and would wait for ever: `ddp.join` gives DDP's reducer one of a
-single number, which that waits for and asks for its future. Who else holds a work cannot be asked.
+C++ may hold a work whose Python half is gone, and would wait for ever: `ddp.join` gives DDP's reducer one of
+a single number, which that waits for and asks for its future. Who else holds a work cannot be asked.
 """
 
 

@@ -53,6 +53,7 @@ HEADINGS = [
     "Which solver wins where?",
     "How do the public synthesizers do?",
     "What does the process group cost on one machine?",
+    "Which tests of torch pass over the process group?",
     "What do tensors on a device lose on their way through host memory?",
     "What do groups cost, and how long does the first step take?",
     "Are exports to other runtimes right, and what do tools of others say of them?",
@@ -104,6 +105,7 @@ NAMED = (
     "frontier",
     "peers",
     "loopback",
+    "torch_suite",
     "staging",
     "starting",
 )
