@@ -121,6 +121,7 @@ class Engine:
         self._wakeup_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._ring = torch.empty(0, dtype=torch.uint8)
+        self._running: GraphRun | None = None
         self._begun: CollectiveFingerprint | None = None
         self._has_agreed = False  # the rank before, to what has begun
         self._failure: str | None = None
@@ -190,7 +191,8 @@ class Engine:
             else:
                 assert device is not None, "a graph with a ring comes with a device"
                 copies = StagedCopies(graph, {**memory, **host}, device, self.ring)
-            self._run_of(graph).run(
+            self._running = self._run_of(graph)
+            self._running.run(
                 host,
                 operator,
                 opening,
@@ -206,6 +208,13 @@ class Engine:
             finally:
                 if copies is not None:
                     copies.abandon(ABANDON_S)
+        finally:
+            self._running = None
+
+    def waits_for(self) -> str:
+        """What the run under way waits for, as messages show it, empty where none is; from any thread."""
+        running = self._running
+        return "" if running is None else running.waits_for("")
 
     def agree(self, opening: CollectiveFingerprint) -> None:
         """Compare openings with the next rank and the one before; nothing else is sent.

@@ -184,7 +184,7 @@ class GraphRun:
             left = timeout_s if is_over else timeout_s - (now - since)
             if left <= 0:
                 raise ExecutionError(
-                    f"{self._waits_for()}: nothing happened for {timeout_s:g} s, the timeout of the call"
+                    f"{self.waits_for()}: nothing happened for {timeout_s:g} s, the timeout of the call"
                 )
             patience = min(left, LOOK_S, look_every_s) if self._lost is None else 0.0
             news = self._advance(patience, is_over)
@@ -280,7 +280,7 @@ class GraphRun:
         """For a peer that went in the middle of `what`."""
         if error.reason is not None:
             # What this rank waits for may say more than what the one waits for that gave up first.
-            what = self._waits_for(what)
+            what = self.waits_for(what)
         return PeerGoneError(what, error)
 
     def _next_send(self, at: int) -> Any:
@@ -306,25 +306,26 @@ class GraphRun:
             return str(self._next_send(at))
         return f"waiting for rank {self._channels[at].peer}"
 
-    def _waits_for(self, otherwise: str = "hand over what is left") -> str:
-        """All that could happen next if the others did something; where there is nothing, `otherwise`."""
-        used = range(len(self._channels))
+    def waits_for(self, otherwise: str = "hand over what is left") -> str:
+        """All that could happen next if the others did something; where there is nothing, `otherwise`.
+
+        Another thread may ask while this runs: every count is read once.
+        """
         found = [
             f"begin together with rank {self._channels[at].peer}"
-            for at in used
+            for at in range(len(self._channels))
             if self._peers[at].awaits_opening
         ]
-        for at in used:
+        for at in range(len(self._channels)):
             peer = self._peers[at]
             if peer.awaits_opening:
                 continue
-            if (
-                peer.received < peer.receives
-                and not self._left[self._orders[peer.first_receive + peer.received]]
+            for first, done, count in (
+                (peer.first_receive, peer.received, peer.receives),
+                (peer.first_send, peer.sent, peer.sends),
             ):
-                found.append(str(self._next_receive(at)))
-            if peer.sent < peer.sends and not self._left[self._orders[peer.first_send + peer.sent]]:
-                found.append(str(self._next_send(at)))
+                if done < count and not self._left[number := self._orders[first + done]]:
+                    found.append(str(self._graph.actions[number].operation))
         if self._copies is not None:
             found += self._copies.waits_for()
         return "; ".join(found) or otherwise

@@ -145,7 +145,7 @@ class Communicator:
         self._gloo = InnerGloo(PrefixStore("small", self.store), rank, size, timedelta(seconds=timeout_s))
         self._generation = 0
         self._schedules = self._new_schedules()
-        self._history = History(rank, self._global_ranks)
+        self._history = History(rank, self._global_ranks, self._engine.waits_for)
         self._tracer: Tracer | None = None
         self._sequence = 0
 

@@ -14,7 +14,7 @@ import re
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
@@ -108,9 +108,11 @@ class Call:
             "begun_ns": EPOCH_NS + self.begun_ns,
             "ended_ns": EPOCH_NS + self.ended_ns if self.ended_ns else None,
         }
-        if self.error is not None:
-            own = _BLAME.split(self.error.split(f"{opening}: ", 1)[-1])[0]
+        if not self.ended_ns:
+            text = self._history.waits_for() if self.error is None else self.error
+            own = _BLAME.split(text.split(f"{opening}: ", 1)[-1])[0]
             document["waits_for"] = sorted({int(peer) for peer in _PEER.findall(own)})
+        if self.error is not None:
             document["error"] = self.error
         return document
 
@@ -120,15 +122,18 @@ class History:
 
     Attributes:
         calls: the last ones, in their order.
+        waits_for: what the call under way waits for, in the words of errors.
 
     Args:
         rank: in the group.
         global_ranks: of the group's ranks in the job.
+        waits_for: see above.
     """
 
-    def __init__(self, rank: int, global_ranks: Sequence[int]) -> None:
+    def __init__(self, rank: int, global_ranks: Sequence[int], waits_for: Callable[[], str] = str) -> None:
         said = os.environ.get("TORCH_FR_BUFFER_SIZE", "")
         self.calls: deque[Call] = deque(maxlen=int(said) if said.isdecimal() and int(said) else KEPT)
+        self.waits_for = waits_for
         self._rank = rank
         self._global_ranks = tuple(global_ranks)
         self._sums: dict[tuple[str, int], _Sum] = {}

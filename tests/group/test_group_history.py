@@ -21,6 +21,7 @@ from arborcast.backends.group.history import History  # noqa: E402
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint  # noqa: E402
 from arborcast.synth.collective import Kind  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 
 ABSENT = 1
 COUNT = 3 << 13
@@ -71,6 +72,20 @@ def one_is_late(rank: int, size: int) -> str | None:
     dist.all_reduce(torch.ones(COUNT), group=patient)
     group._communicator._engine.timeout_s = 1.0
     error = None
+    path = Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}meanwhile-{rank}.json")
+    if rank != ABSENT:
+        work = dist.all_reduce(torch.ones(COUNT), group=patient, async_op=True)
+
+        def is_waiting() -> bool:
+            patient.dump(path)
+            return bool(json.loads(path.read_text())["groups"][0]["calls"][-1].get("waits_for"))
+
+        until(is_waiting)
+    dist.barrier()
+    if rank == ABSENT:
+        work = dist.all_reduce(torch.ones(COUNT), group=patient, async_op=True)
+    assert work is not None
+    work.wait()
     if rank != ABSENT:
         try:
             dist.all_reduce(torch.ones(COUNT), group=group)
@@ -93,7 +108,8 @@ def test_a_timeout_leaves_a_record_that_names_who_was_waited_for(tmp_path: Path)
         assert document["format"] == "arborcast.flight/1"
         assert json.loads((tmp_path / f"rank-dumped-{rank}.json").read_text())["groups"] == document["groups"]
         first, second = document["groups"]
-        (whole,) = first["calls"]
+        whole, late = first["calls"]
+        assert late["state"] == "completed" and "waits_for" not in late
         assert (first["rank"], first["ranks"], first["failure"]) == (rank, [0, 1, 2], None)
         assert (whole["state"], whole["bytes"], whole["elements"]) == ("completed", 4 * COUNT, "float32 sum")
         assert whole["begun_ns"] < whole["ended_ns"] < document["at_ns"]
@@ -101,6 +117,11 @@ def test_a_timeout_leaves_a_record_that_names_who_was_waited_for(tmp_path: Path)
         assert second["failure"] == error
         if rank == ABSENT:
             continue
+        meanwhile = json.loads((tmp_path / f"rank-meanwhile-{rank}.json").read_text())["groups"][0]["calls"][
+            -1
+        ]
+        assert (meanwhile["state"], meanwhile["ended_ns"]) == ("started", None)
+        assert ABSENT in meanwhile["waits_for"] and rank not in meanwhile["waits_for"]
         assert error is not None and "nothing happened for 1 s" in error
         (failed,) = second["calls"]
         assert (failed["state"], failed["ended_ns"], failed["error"]) == ("failed", None, error)
