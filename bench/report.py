@@ -15,6 +15,7 @@ from typing import Any
 from arborcast.bench.harness.provenance import doubts
 from arborcast.bench.page import (
     aggregation,
+    faults,
     fragments,
     in_network,
     loopback,
@@ -59,6 +60,7 @@ SECTIONS: tuple[Section, ...] = (
     synthesis.PEERS,
     loopback.SECTION,
     torch_suite.SECTION,
+    faults.SECTION,
     staging.SECTION,
     starting.SECTION,
     programs.SECTION,

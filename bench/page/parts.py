@@ -208,7 +208,7 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     count: (
         "allocations asked buffers calls chunks devices fragments height joined layers legal_cuts mbit "
         "microbatches nic_gbit paper_microbatches parts pieces ranks runs samples_each stages steps "
-        "transfers trees width"
+        "transfers trees width rounds left_ranks hangs wrong left_over"
     ),
     digits: "algbw busbw descriptors optimum rate ratio samples_per_second threads",
     duration: (
