@@ -162,8 +162,18 @@ def test_cpu_synth_by_the_environment_and_an_end_without_farewell(tmp_path: Path
         assert word not in output
 
 
-def test_ctrl_c_ends_a_job_whose_ranks_wait_for_each_other(tmp_path: Path) -> None:
+def unix_sockets_of(pid: str) -> set[str]:
+    """The names, each in a line of its own in /proc/net/unix, at which a process listens."""
+    held = {str(it.readlink()) for it in Path(f"/proc/{pid}/fd").iterdir() if it.is_symlink()}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return {line[-1] for line in lines if f"socket:[{line[6]}]" in held and line[-1].startswith("@")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+def test_a_job_that_is_ended_while_its_ranks_wait_leaves_nothing(tmp_path: Path, number: int) -> None:
     ranks = 2
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     job = torchrun(
         tmp_path,
         "synth",
@@ -172,13 +182,21 @@ def test_ctrl_c_ends_a_job_whose_ranks_wait_for_each_other(tmp_path: Path) -> No
         path=(HOME,),
         IMPORT_BACKENDS="1",
         ARBORCAST_TOPOLOGY="full:2",
+        TMPDIR=str(temporary),
     )
     files = [tmp_path / f"pid-{rank}.json" for rank in range(ranks)]
     until(
         lambda: job.poll() is not None or all(file.exists() and file.read_text() for file in files), LIMIT_S
     )
     assert job.poll() is None, finish(job)[-3000:]
-    os.killpg(job.pid, signal.SIGINT)  # what a terminal does
+    names = set.union(*(unix_sockets_of(file.read_text()) for file in files))
+    assert names, "ranks on one host listen at such sockets"
+    if number == signal.SIGINT:
+        os.killpg(job.pid, number)  # what a terminal does
+    else:
+        job.send_signal(number)  # what a scheduler does
     finish(job)
+    assert not names & set(Path("/proc/net/unix").read_text().split())
+    assert not [path for path in temporary.rglob("*") if "torchelastic" not in str(path)]  # torchrun's own
     for file in files:
         assert not Path(f"/proc/{file.read_text()}").exists()
