@@ -29,10 +29,18 @@ Call = Callable[["Buffers", int], None]
 
 @dataclass(frozen=True)
 class Case:
-    """What all contenders do in turns: a collective on a buffer, as algbw counts it."""
+    """What all contenders do in turns: a collective on a buffer, as algbw counts it.
+
+    Attributes:
+        collective: one of `COLLECTIVES`.
+        size_bytes: of the whole buffer.
+        is_busy: whether the main thread of every rank computes in Python until the call, which is
+            asynchronous, has ended; else it waits.
+    """
 
     collective: str
     size_bytes: int
+    is_busy: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,17 +119,27 @@ def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
     from arborcast.backends.tensors.torch_compat import all_gather_single, reduce_scatter_single
 
     def call(buffers: Buffers, i: int) -> None:
+        output, how = buffers.outputs[i], {"group": group, "async_op": case.is_busy}
         match case.collective:
             case "allreduce":
-                dist.all_reduce(buffers.outputs[i], group=group)
+                work = dist.all_reduce(output, **how)
             case "broadcast":
-                dist.broadcast(buffers.outputs[i], 0, group=group)
+                work = dist.broadcast(output, 0, **how)
             case "allgather":
-                all_gather_single(buffers.outputs[i], buffers.inputs[i], group=group)
+                work = all_gather_single(output, buffers.inputs[i], **how)
             case _:
-                reduce_scatter_single(buffers.outputs[i], buffers.inputs[i], group=group)
+                work = reduce_scatter_single(output, buffers.inputs[i], **how)
+        if work is not None:
+            _compute_until_it_ends(work)
 
     return call
+
+
+def _compute_until_it_ends(work: dist.Work) -> None:
+    """As a loop in Python does that prepares the next batch: the interpreter is hardly ever free."""
+    while not work.is_completed():
+        sum(range(1000))
+    work.wait()
 
 
 def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:

@@ -28,15 +28,16 @@ from arborcast.bench.page.words import DASH, count, digits, size, times
 SHOWN = {"shared memory": "in memory", "sockets": "sockets", "executor": "executor"}
 
 
-def _case(collective: str, ranks: float) -> str:
-    return f"{collective}, {count(ranks)} ranks"
+def _case(collective: str, ranks: float, main_thread: str) -> str:
+    busy = ", Python busy" if main_thread == "computes" else ""
+    return f"{collective}, {count(ranks)} ranks{busy}"
 
 
 def _answer(document: Document) -> Iterator[Part]:
     counted = tally(document)
     if counted.all:
         yield text(f"{counted.words}.", tone="good" if counted.met == counted.all else "bad")
-    cases = groups(document.rows, "collective", "ranks")
+    cases = groups(document.rows, "collective", "ranks", "main_thread")
     yield grid([_picture(_case(*case), rows)] for case, rows in cases)
     yield all_rows(_COLUMNS, document.rows)
 
@@ -55,7 +56,7 @@ def summary(document: Document) -> Table:
     """A line per case, a column per size: in memory and over sockets, as multiples of gloo's speed."""
     found = sorted(set(document.rows["bytes"].dropna()))
     rows: list[tuple[Cell | str, ...]] = []
-    for case, alike in groups(document.rows, "collective", "ranks"):
+    for case, alike in groups(document.rows, "collective", "ranks", "main_thread"):
         ratios = alike.pivot_table(index="method", columns="bytes", values="times_gloo", aggfunc="first")
         ratios = ratios.reindex(index=["shared memory", "sockets"], columns=found)
         verdicts = alike["met"].dropna()
@@ -80,7 +81,7 @@ def _target(row: Row) -> Cell:
 
 
 _COLUMNS: dict[str, Column] = {
-    "collective": lambda row: Cell(_case(row.collective, row.ranks)),
+    "collective": lambda row: Cell(_case(row.collective, row.ranks, row.main_thread)),
     **columns(
         ">size: bytes | contender: method | served by: served_by | >time: time_us | >spread | "
         ">CPU time: cpu_us | >over gloo: times_gloo | >less CPU than gloo: cpu_saving"
@@ -95,8 +96,9 @@ SECTION = Section(
     "measured on local processes",
     "python bench/loopback.py",
     "Speed as a multiple of gloo's in the same round, on local processes. Loopback has no links to "
-    "use better, so that these are the costs of the runtime alone. Blue is what the group does by "
-    "itself within a host.",
+    "use better, so that these are the costs of the runtime alone. Main threads wait for each call, or, "
+    "where it says so, compute in Python until it has ended. Blue is what the group does by itself "
+    "within a host.",
     _answer,
     ("The process group on one machine, as multiples of gloo's speed", summary),
 )
