@@ -217,7 +217,11 @@ class Communicator:
         operator.after(output, self.size)
 
     def barrier(self) -> None:
-        """Return when all ranks have called it: an allreduce of one number."""
+        """Return when all ranks have called it."""
+        self._meet(CollectiveFingerprint(0, 1, -1, Kind.ALLREDUCE, "barrier"))
+
+    def _meet(self, shown: CollectiveFingerprint) -> None:
+        """Return when all ranks have made this call: an allreduce of one number in its name."""
         number = torch.zeros(1)
         call = CollectiveFingerprint(self._sequence, 1, -1, Kind.ALLREDUCE, "barrier")
         self._run(
@@ -226,7 +230,7 @@ class Communicator:
             {Buffer.OUTPUT: number},
             served_operator(SUM, number.dtype),
             lambda gloo, host: gloo.allreduce([host[Buffer.OUTPUT]], reduce_options(SUM)),
-            is_counted=False,
+            shown=shown,
         )
 
     def delegate(self, kind: Kind, root: int, count: int, elements: str, start: Callable[[Any], Any]) -> None:
@@ -239,7 +243,11 @@ class Communicator:
             elements: type and reduction.
             start: begins it, on the gloo that is given; what it raises is raised here.
         """
-        opening = CollectiveFingerprint(self._next(), count, root, kind, elements)
+        call = CollectiveFingerprint(0, count, root, kind, elements)
+        # All of them, not only neighbours: gloo connects ranks at their first message, and once it does so
+        # it waits for one that does not come until the group's timeout.
+        self._meet(call)
+        opening = replace(call, sequence=self._next())
         with self._history.begin(opening, 0, None, is_counted=False):
             self._by_gloo(opening, start, must_succeed=False)
 
@@ -378,9 +386,10 @@ class Communicator:
         operator: Operator | None,
         by_gloo: Callable[[Any, Memory], Any],
         *,
-        is_counted: bool = True,
+        shown: CollectiveFingerprint | None = None,
     ) -> None:
-        """Serve a call by a schedule, or begin it `by_gloo`."""
+        """Serve a call by a schedule, or begin it `by_gloo`; in the name of another, it is not counted."""
+        is_counted = shown is None
         nbytes = call.count * dtype.itemsize
         device = self.device
         if device is not None and not all(device.holds(tensor) for tensor in memory.values()):
@@ -391,7 +400,7 @@ class Communicator:
                 digest, graph = self._schedules.graph(
                     call.kind, call.root, nbytes, call.count, device is not None
                 )
-                opening = replace(call, sequence=self._next(), schedule=digest)
+                opening = replace(shown or call, sequence=self._next(), schedule=digest)
                 with self._history.begin(opening, nbytes, table.at(nbytes), is_counted) as begun:
                     self._engine.run(graph, memory, opening, operator, device=device)
                 if self._tracer is not None:
@@ -399,7 +408,7 @@ class Communicator:
                 return
         # Whole tensors for gloo, which knows nothing of rings; those in host memory stay where they are.
         host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
-        opening = replace(call, sequence=self._next())
+        opening = replace(shown or call, sequence=self._next())
         with self._history.begin(opening, nbytes, None, is_counted) as begun:
             self._by_gloo(opening, lambda gloo: by_gloo(gloo, host))
         if self._tracer is not None:

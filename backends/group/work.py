@@ -22,7 +22,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -40,21 +39,14 @@ KEPT = 64
 """So many works live on that nobody in Python may hold any more."""
 
 KEPT_BYTES = 1024
-"""Those that have been waited for, where their results together are not larger."""
+"""Those whose results together are not larger."""
 
-_kept: dict[int, QueuedWork] = {}
-"""By identity, the oldest first.
+_kept: deque[QueuedWork] = deque(maxlen=KEPT)
+"""C++ may hold a work whose Python half is gone, and would wait for ever.
 
-C++ may hold a work whose Python half is gone, and would wait for ever: `ddp.join` gives DDP's reducer one of
-a single number, which that waits for and asks for its future. Who else holds a work cannot be asked.
+`ddp.join` gives DDP's reducer one of a single number, which that waits for and asks for its future. Who else
+holds a work cannot be asked.
 """
-
-
-def _keep(work: QueuedWork) -> None:
-    _kept[id(work)] = work
-    while len(_kept) > KEPT:
-        with suppress(StopIteration, RuntimeError):  # other threads take and add
-            _kept.pop(next(iter(_kept)), None)
 
 
 def _bytes_of(result: Any) -> int:
@@ -74,7 +66,8 @@ class QueuedWork(dist.Work):
 
     def __init__(self, function: Callable[[], Any], result: Any = None) -> None:
         super().__init__()
-        _keep(self)
+        if _bytes_of(result) <= KEPT_BYTES:
+            _kept.append(self)
         self.function = function
         self._result = result
         self._error: Exception | None = None
@@ -118,8 +111,6 @@ class QueuedWork(dist.Work):
         while not self._done.wait(min(SIGNALS_S, max(0.0, end - time.monotonic()))):
             if time.monotonic() >= end:
                 raise ExecutionError(f"waited {timeout} for a collective that is still on its way")
-        if id(self) in _kept and _bytes_of(self._result) > KEPT_BYTES:
-            _kept.pop(id(self), None)
         if self._error is not None:
             raise self._error
         return True

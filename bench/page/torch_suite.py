@@ -45,8 +45,8 @@ SECTION = Section(
     "Which tests of torch pass over the process group?",
     "counted",
     "python bench/torch_suite.py",
-    "The tests that ship with torch, and forms of `torch.compile`, run on forked ranks over each backend, all "
-    "as those of gloo, whose place the group takes. Tests that want GPUs get CPU tensors; some fail on "
+    "The tests that ship with torch, and forms of `torch.compile`, run on forked ranks over each backend, "
+    "all as those of gloo, whose place the group takes. Tests that want GPUs get CPU tensors; some fail on "
     "gloo as well.",
     _answer,
     ("Torch's own tests of process groups: how many pass", summary),

@@ -67,7 +67,7 @@ DISAGREEMENTS = {
     ),
     "kinds, by gloo": Odd(
         lambda: dist.all_to_all_single(torch.empty(SMALL), torch.ones(SMALL)),
-        lambda: dist.gather(torch.ones(SMALL), dst=0),
+        lambda: dist.gather(torch.ones(SMALL), dst=1),
         ("alltoall", "gather"),
     ),
 }
