@@ -7,6 +7,7 @@ A rank that makes its own waits for no other, and connects with another rank at 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +27,7 @@ class InnerGloo:
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._make = lambda: new_gloo(store, rank, size, self._timeout)
+        self._make: Callable[[], Any] = lambda: new_gloo(store, rank, size, self._timeout)
         self._lock = threading.Lock()
         self._made: Any = None
         self._is_broken = False

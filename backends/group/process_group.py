@@ -163,7 +163,7 @@ class SynthGroup(dist.ProcessGroup):
         self._knows_gloo = False
         types = dist.ProcessGroup.BackendType
         self._set_default_backend(types.GLOO)
-        self._register_backend(torch.device("cpu"), types.GLOO)
+        cast(Any, self)._register_backend(torch.device("cpu"), types.GLOO)  # none yet
         self._register_backend(torch.device("meta"), types.CUSTOM, new_holder_of_names(rank, size))
         self._nccl: Any = None
         if has_nccl():

@@ -26,7 +26,7 @@ from typing import Any
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.schedules.table import Table
-from arborcast.backends.tensors.torch_compat import Store
+from arborcast.backends.tensors.torch_compat import Store, timeout_of
 from arborcast.backends.transport.addresses import boot_id
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 
@@ -118,7 +118,8 @@ def _late(rank: int, missing: Iterable[int], timeout_s: float) -> ExecutionError
 
 def are_on_one_host(store: Store, rank: int, size: int) -> bool:
     """Whether all ranks have one `whereabouts`; the same answer on all of them."""
-    _, everybody = meet(store, rank, size, whereabouts(), timeout_s=store.timeout.total_seconds())
+    timeout_s = timeout_of(store).total_seconds()
+    _, everybody = meet(store, rank, size, whereabouts(), timeout_s=timeout_s)
     return len(set(everybody)) == 1
 
 

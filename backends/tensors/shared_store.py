@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from torch._C import _distributed_c10d as c10d
 
-from arborcast.backends.tensors.torch_compat import DistStoreError, PrefixStore, Store
+from arborcast.backends.tensors.torch_compat import DistStoreError, PrefixStore, Store, timeout_of
 
 SOONEST_S, LATEST_S = 0.0002, 0.01
 """Between two questions: the first and, growing, the last."""
@@ -54,7 +54,7 @@ class SharedStore(c10d.Store):
         Raises:
             RuntimeError: not all keys are there in time.
         """
-        seconds = (self.underlying_store.timeout if timeout is None else timeout).total_seconds()
+        seconds = (timeout_of(self.underlying_store) if timeout is None else timeout).total_seconds()
         end, pause = time.monotonic() + seconds, SOONEST_S
         while not self.check(keys):
             left = end - time.monotonic()

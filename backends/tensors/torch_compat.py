@@ -40,6 +40,11 @@ class _Gloo(c10d.ProcessGroupGloo):
             self.timeout_changed(timeout)
 
 
+def timeout_of(store: Store) -> timedelta:
+    """How long a store waits for a key."""
+    return cast(timedelta, cast(Any, store).timeout)
+
+
 def new_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """A process group of gloo with all its methods; the stubs know none of them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from arborcast.bench.page.parts import Part, Section, Strong, Table, cell, columns, lines, table, text
-from arborcast.bench.page.results import Document
+from arborcast.bench.page.results import Document, records
 from arborcast.bench.page.words import count, digits, seconds
 
 
@@ -26,18 +26,16 @@ def _answer(document: Document) -> Iterator[Part]:
 
 def summary(document: Document) -> Table:
     """A line for each thing that was done: time, descriptors and threads of both."""
-    drawn = []
-    for (what, ranks), alike in document.rows.groupby(["what", "ranks"], sort=False):
-        for row in alike.itertuples():
-            drawn.append(
-                (
-                    f"{what}, {count(ranks)} ranks",
-                    row.method,
-                    cell(seconds, row.seconds),
-                    cell(_few, row.descriptors),
-                    cell(_few, row.threads),
-                )
-            )
+    drawn = [
+        (
+            f"{row.what}, {count(row.ranks)} ranks",
+            row.method,
+            cell(seconds, row.seconds),
+            cell(_few, row.descriptors),
+            cell(_few, row.threads),
+        )
+        for row in records(document.rows)
+    ]
     return lines(("", "group", ">time", ">descriptors", ">threads"), drawn)
 
 
