@@ -49,7 +49,7 @@ def _aborted(rank: int, size: int, is_of_torch: bool) -> list[Ended]:
         strike_after(2 * MIB, signal_self(signal.SIGSTOP))
 
     def abort() -> None:
-        until(lambda: any_inside("sleep"))  # of the engine
+        until(lambda: any_inside("_advance"))  # of the engine
         until(
             lambda: "T" in Path(f"/proc/{everyone[size - 1]}/stat").read_text().rsplit(")", 1)[1].split()[0]
         )
