@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from arborcast import topologies
 from arborcast.bench.emulation import machine, network
@@ -287,6 +287,7 @@ def _abort() -> None:
 def training(rank: int, size: int, seed: int) -> Iterator[bool]:
     """Steps under DDP without end; of each, whether the gradients are those of serial training."""
     import torch
+    from torch import Tensor
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(seed)
@@ -304,7 +305,8 @@ def training(rank: int, size: int, seed: int) -> Iterator[bool]:
         for batch in batches:
             (serial(batch).square().mean() / size).backward()
         pairs = zip(copy.parameters(), serial.parameters(), strict=True)
-        yield all(torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-7) for ours, theirs in pairs)
+        gradients = ((cast(Tensor, ours.grad), cast(Tensor, theirs.grad)) for ours, theirs in pairs)
+        yield all(torch.allclose(*both, rtol=1e-4, atol=1e-7) for both in gradients)
 
 
 def _batch(rank: int, step: int) -> Any:
@@ -321,7 +323,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
     kinds: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         kinds.setdefault((outcome.round.fault, outcome.round.transport), []).append(outcome)
-    rows = []
+    rows: list[Row] = []
     for (fault, transport), alike in sorted(kinds.items(), key=lambda one: FAULTS.index(one[0][0])):
         seconds = [each for outcome in alike for each in outcome.seconds]
         limit_s = alike[0].round.timeout_s + GRACE_S

@@ -50,9 +50,8 @@ def _aborted(rank: int, size: int, is_of_torch: bool) -> list[Ended]:
 
     def abort() -> None:
         until(lambda: any_inside("_advance"))  # of the engine
-        until(
-            lambda: "T" in Path(f"/proc/{everyone[size - 1]}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        )
+        status = Path(f"/proc/{everyone[size - 1]}/status")
+        until(lambda: "State:\tT" in status.read_text())
         if is_of_torch:
             dist.distributed_c10d._abort_process_group()
         else:

@@ -643,7 +643,7 @@ def without_descriptors(rank: int, size: int) -> tuple[str, str]:
                 while True:
                     kept.append(os.open("/dev/null", os.O_RDONLY))
             if not is_for_good:
-                threading.Timer(0.5, lambda kept=kept: [os.close(one) for one in kept]).start()
+                threading.Timer(0.5, lambda kept=kept: list(map(os.close, kept))).start()
         try:
             if rank == 1:
                 until(lambda store=store: store.check(["arborcast/channels/0"]))

@@ -68,7 +68,12 @@ def ends_in_silence(rank: int, address: str, store: str, switch: str, how: str) 
         elif how == "stop":
             pid = int(shared.get("pid"))
             os.kill(pid, signal.SIGSTOP)
-            threading.Timer(6, lambda: (os.kill(pid, signal.SIGCONT), stopped.set())).start()
+
+            def go_on() -> None:
+                os.kill(pid, signal.SIGCONT)
+                stopped.set()
+
+            threading.Timer(6, go_on).start()
         elif rank == 0:
             victims = [shared.get(f"address {other}").decode() for other in range(2)]
             threading.Timer(0.2, lambda: cut(switch, victims)).start()
