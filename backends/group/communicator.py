@@ -394,7 +394,9 @@ class Communicator:
         device = self.device
         if device is not None and not all(device.holds(tensor) for tensor in memory.values()):
             device = None
-        if self._reason_for_gloo(nbytes) is None:
+        # What ranks meet for before gloo begins may not be gloo's.
+        is_by_schedule = self._reason_for_gloo(nbytes) is None or (shown is not None and self.size > 1)
+        if is_by_schedule:
             table = self._schedules.table(call, self._next)
             if not isinstance(table, str):
                 digest, graph = self._schedules.graph(
