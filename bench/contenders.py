@@ -119,7 +119,8 @@ def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
     from arborcast.backends.tensors.torch_compat import all_gather_single, reduce_scatter_single
 
     def call(buffers: Buffers, i: int) -> None:
-        output, how = buffers.outputs[i], {"group": group, "async_op": case.is_busy}
+        output = buffers.outputs[i]
+        how: dict[str, Any] = {"group": group, "async_op": case.is_busy}
         match case.collective:
             case "allreduce":
                 work = dist.all_reduce(output, **how)

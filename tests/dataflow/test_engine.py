@@ -287,14 +287,16 @@ def test_a_slow_rank_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     networks = fake_networks(4)
     engines = engines_of(networks, timeout_s=1)
     inputs = job.inputs()
-    advance, here, slept = GraphRun._advance, threading.local(), []
+    advance, here = GraphRun._advance, threading.local()
+    slept: list[float] = []
 
     def slowly(run: GraphRun, patience_s: float, lingers: bool) -> int:
         if not here.is_slow:
             return advance(run, patience_s, lingers)
         news = advance(run, 0, lingers)  # returns as soon as there is nothing to do
         if news == News.TIMED and len(slept) < 40:
-            slept.append(time.sleep(0.03))
+            slept.append(0.03)
+            time.sleep(slept[-1])
         return news
 
     monkeypatch.setattr(GraphRun, "_advance", slowly)
