@@ -142,7 +142,8 @@ class Communicator:
             names=self._switches.names,
         )
         # Not the one of the group: gloo knows calls by their order, and that serves other threads.
-        self._gloo = InnerGloo(PrefixStore("small", self.store), rank, size, timedelta(seconds=timeout_s))
+        timeout = timedelta(seconds=timeout_s)
+        self._gloo = InnerGloo(PrefixStore("small", self.store), rank, size, timeout, has_ring=True)
         self._generation = 0
         self._schedules = self._new_schedules()
         self._history = History(rank, self._global_ranks, self._engine.waits_for)

@@ -23,11 +23,15 @@ class InnerGloo:
         rank: this one.
         size: ranks of the group.
         timeout: of its calls.
+        has_ring: whether all ranks make its calls together.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, *, has_ring: bool = False
+    ) -> None:
         self._timeout = timeout
         self._make: Callable[[], Any] = lambda: new_gloo(store, rank, size, self._timeout)
+        self._has_ring = has_ring
         self._lock = threading.Lock()
         self._made: Any = None
         self._is_broken = False
@@ -58,4 +62,4 @@ class InnerGloo:
             self._is_broken = True
             made = self._made
         if made is not None:
-            break_gloo(made)
+            break_gloo(made, has_ring=self._has_ring)

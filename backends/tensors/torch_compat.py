@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -140,15 +141,37 @@ def _operations_of_caller() -> list[dist.P2POp] | None:
     return None if frame is None else cast("list[dist.P2POp]", frame.f_locals["p2p_op_list"])
 
 
-def break_gloo(gloo: Any) -> None:
+BREAK_S = 1.0
+"""How long to wait for a gloo to be broken."""
+
+
+def break_gloo(gloo: Any, *, has_ring: bool) -> None:
     """End all calls of a gloo group, now and later, here and on ranks that wait for this one.
 
-    Gloo has no such call: its `abort` does nothing. But a receive that waits in vain closes all connections;
-    one from anybody makes none before, for which it would wait as long as for any other rank.
+    Gloo has no such call: its `abort` does nothing. But a receive that waits in vain closes all connections.
+    One from anybody makes none before; but where another rank has closed one already, gloo ends the process.
+
+    Args:
+        gloo: the group.
+        has_ring: whether all ranks make calls on it together, so that the next rank is connected with this
+            one; else it may not be, and would be waited for as long as any other rank.
     """
-    if gloo.size() > 1:
+    if gloo.size() == 1:
+        return
+
+    def wait_in_vain() -> None:
+        peer, nothing = (gloo.rank() + 1) % gloo.size(), [torch.empty(1)]
         with contextlib.suppress(RuntimeError):
-            gloo.recv_anysource([torch.empty(1)], _NOBODY_SENDS).wait(timedelta(milliseconds=1))
+            work = (
+                gloo.recv(nothing, peer, _NOBODY_SENDS)
+                if has_ring
+                else gloo.recv_anysource(nothing, _NOBODY_SENDS)
+            )
+            work.wait(timedelta(milliseconds=1))
+
+    breaking = threading.Thread(target=wait_in_vain, daemon=True)
+    breaking.start()
+    breaking.join(BREAK_S)
 
 
 def forget_meshes() -> None:
