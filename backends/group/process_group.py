@@ -406,7 +406,7 @@ class SynthGroup(dist.ProcessGroup):
             form, inputs, (outputs, inputs, opts), opts=opts, result=outputs, are_alike=False
         )
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> dist.Work:
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> dist.Work:  # type: ignore[override]
         """Combine the tensors of all ranks on one; never by schedules."""
         if not isinstance(opts, ReduceOptions):
             root, opts = opts or 0, ReduceOptions()
@@ -414,7 +414,7 @@ class SynthGroup(dist.ProcessGroup):
         tensors, op = listed(tensors), op_of(opts)
         return self._delegate(REDUCE, tensors, (tensors, opts), opts=opts, op=op, root=opts.rootRank)
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         """Gather the tensors of all ranks on one; never by schedules."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [list(outputs)] if outputs else [], [inputs]
@@ -422,7 +422,7 @@ class SynthGroup(dist.ProcessGroup):
         arguments = outputs, inputs, opts
         return self._delegate(GATHER, inputs, arguments, opts=opts, root=opts.rootRank, result=outputs)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         """Give each rank its tensor of one rank's; never by schedules."""
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [list(inputs)] if inputs else []

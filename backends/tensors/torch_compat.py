@@ -145,7 +145,7 @@ BREAK_S = 1.0
 """How long to wait for a gloo to be broken."""
 
 
-def break_gloo(gloo: Any, *, has_ring: bool) -> None:
+def break_gloo(gloo: Any, *, has_ring: bool = False) -> None:
     """End all calls of a gloo group, now and later, here and on ranks that wait for this one.
 
     Gloo has no such call: its `abort` does nothing. But a receive that waits in vain closes all connections.

@@ -137,7 +137,7 @@ def _of_groups(which: str, size: int, backend: str) -> Tests:
         module.PROFILING_SUPPORTED_BACKENDS.append("synth")
         module.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("synth")
 
-    class OfGroups(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
+    class OfGroups(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
         address = ""
 
         @property
@@ -188,7 +188,7 @@ def _under_rpc(backend: str) -> Tests:
     found: Tests = {}
     for cases in (module.DdpUnderDistAutogradTest, module.DdpComparisonTest):
 
-        class Both(cases, fixture, common.MultiProcessTestCase):  # type: ignore[misc]
+        class Both(cases, fixture, common.MultiProcessTestCase):  # type: ignore[misc, valid-type]
             pass
 
         def one(name: str, tests: Any = Both) -> Run:

@@ -121,7 +121,7 @@ def _all_to_all_single(given: Tensor) -> Tensor:
 
 def _functional(collective: Callable[[Tensor], Any]) -> Step:
     def step(given: Tensor) -> Tensor:
-        result: Tensor = functional.wait_tensor(collective(given * 2))
+        result: Tensor = functional.wait_tensor(collective(given * 2))  # type: ignore[no-untyped-call]
         return result + 1
 
     return step

@@ -189,7 +189,7 @@ def _breaks(rank: int, size: int) -> list[str]:
     said = []
     (gloo.recv if rank else gloo.send)([torch.ones(1)], 1 - rank, 5).wait()
     if rank:
-        break_gloo(gloo, has_ring=False)
+        break_gloo(gloo)
     try:
         gloo.recv([torch.empty(1)], 1 - rank, 6).wait()
     except RuntimeError as error:
