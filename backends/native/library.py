@@ -209,7 +209,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "channel_wanted": (c_int32, (c_void_p, c_int32, c_int32)),
     "channel_release": (None, (c_void_p,)),
     "find_combine": (c_void_p, (c_int32, c_int32)),
-    "combine_once": (c_int32, (c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int64)),
+    "combine_once": (c_int32, (c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int64)),
     "run_begin": (c_int32, (c_void_p,)),
     "run_advance": (c_int32, (c_void_p, c_int32, c_int32)),
     "run_complete": (None, (c_void_p, c_int32)),

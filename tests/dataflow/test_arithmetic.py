@@ -22,14 +22,23 @@ GUARD = 16  # bytes around a result that must stay as they are
 
 
 def combine(name: str, a: Tensor, b: Tensor, *, offset: int = 0, in_place: bool = False) -> Tensor:
-    """By the library, on memory that begins `offset` bytes behind where it would be aligned."""
+    """By the library, on memory that begins `offset` bytes behind where it would be aligned.
+
+    What any processor runs must give the same bits as what this one does, but for what NaN says.
+    """
+    found, plain = (_combine(is_plain, name, a, b, offset, in_place) for is_plain in (False, True))
+    assert same(found, plain)
+    return found
+
+
+def _combine(is_plain: bool, name: str, a: Tensor, b: Tensor, offset: int, in_place: bool) -> Tensor:
     size, number = a.numel() * a.itemsize, OPERATORS[name]
     copies = [np.zeros(size + offset + GUARD, np.uint8) for _ in range(3)]
     for copy, given_ in zip(copies, (a, b), strict=False):
         copy[offset : offset + size] = given_.view(torch.uint8).numpy()
     out = copies[0] if in_place else copies[2]
     addresses = [copy.ctypes.data + offset for copy in (out, *copies[:2])]
-    assert at_once.combine_once(TYPES.index(a.dtype), number, *addresses, a.numel())
+    assert at_once.combine_once(is_plain, TYPES.index(a.dtype), number, *addresses, a.numel())
     assert not out[:offset].any() and not out[offset + size :].any(), "written beside the result"
     found = torch.empty_like(a)
     found.view(torch.uint8).numpy()[:] = out[offset : offset + size]
@@ -111,7 +120,7 @@ def test_all_that_schedules_reduce_is_known() -> None:
     assert combiner("band", torch.float32) == 0
     asked: Callable[..., Any] = at_once.find_combine
     assert asked(len(TYPES), 0) is None and asked(0, 7) is None and asked(-1, 0) is None
-    assert not at_once.combine_once(99, 0, None, None, None, 0)
+    assert not at_once.combine_once(0, 99, 0, None, None, None, 0)
 
 
 def test_long_runs_of_elements() -> None:
