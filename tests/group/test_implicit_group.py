@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -15,6 +16,7 @@ from arborcast.backends.group.communicator import Communicator  # noqa: E402
 from arborcast.backends.schedules.pieces import SEVERAL_HOSTS  # noqa: E402
 from arborcast.backends.schedules.synthesis import tables  # noqa: E402
 from arborcast.backends.schedules.table import Entry, Table  # noqa: E402
+from arborcast.synth.bounds.by_kind import bound  # noqa: E402
 from arborcast.synth.collective import Collective, Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from arborcast.synth.implicit_schedule import ImplicitSchedule  # noqa: E402
@@ -30,7 +32,9 @@ SQUARE = grid(2, 2, hubs=True)
 
 
 def table_of(topology: Topology, kind: Kind) -> Table:
-    return Table.of([Choice(0, implicit(topology, kind))])
+    drawn = implicit(topology, kind)
+    # A group checks what it is given, the certificate included.
+    return Table.of([Choice(0, replace(drawn, bound=bound(topology, drawn.collective)))])
 
 
 def test_tables_go_to_bytes_and_back() -> None:

@@ -150,4 +150,4 @@ def _cuda(rank: int, size: int) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_where_there_is_none_is_refused() -> None:
     for result in run_ranks(2, _cuda, may_fail=True):
-        assert result == Failure("InputError", "rank 0: staging: cuda needs a GPU, and torch finds none")
+        assert result == Failure("InputError", "staging: cuda needs a GPU, and torch finds none")
