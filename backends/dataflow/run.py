@@ -164,8 +164,8 @@ class GraphRun:
             copies: to and from the device where the graph has some; they ring the bell.
             until: what else must hold; asked whenever something moves, and as often as `look_every_s` says.
             look_every_s: how long to sleep at most.
-            check: called whenever somebody rings, and as often; raises where the run is to end,
-                ChannelClosedError for a peer.
+            check: called whenever somebody rings, and as often, whatever moves; raises where the run is to
+                end, ChannelClosedError for a peer.
 
         Raises:
             PeerGoneError: a peer that is still needed is gone, or gave up.
@@ -193,7 +193,7 @@ class GraphRun:
                 return
             if self._lost is not None and news in (News.OVER, News.TIMED):
                 raise self._lost  # what it said before it died has been looked for
-            if news in (News.RUNG, News.TIMED):
+            if news in (News.RUNG, News.TIMED, News.WOKE):
                 try:
                     check()
                 except ChannelClosedError as error:

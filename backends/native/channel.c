@@ -156,6 +156,8 @@ static int64_t peek(struct channel *c, const uint8_t **at, int64_t have) {
     if (c->in != NULL) {
         uint64_t tail = atomic_load_explicit(&c->in->tail, memory_order_relaxed);
         int64_t there = (int64_t)(atomic_load_explicit(&c->in->head, memory_order_acquire) - tail);
+        if (there < 0 || there > c->ring_bytes)
+            return BROKEN;
         int64_t place = (int64_t)(tail % (uint64_t)c->ring_bytes);
         *at = ring_bytes_of(c->in) + place;
         there = least(there, c->ring_bytes - place);

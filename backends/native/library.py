@@ -27,6 +27,7 @@ class Trouble(IntEnum):
     DISAGREES = -2
     STRANGE = -3
     NO_MEMORY = -4
+    BROKEN = -5
 
 
 class Gone(IntEnum):

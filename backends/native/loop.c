@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "native.h"
@@ -187,7 +188,14 @@ static int32_t round_of_work(struct run *r) {
     return OVER;
 }
 
-static int32_t work(struct run *r) {
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* Rounds of work until nothing can be done, or until then: WOKE. */
+static int32_t work(struct run *r, int64_t end_ns) {
     int32_t news;
     do {
         r->progress = 0;
@@ -195,6 +203,8 @@ static int32_t work(struct run *r) {
         r->moved |= r->progress;
         if (news == OVER && r->progress && r->steps)
             return STEPPED;
+        if (news == OVER && r->progress && now_ns() >= end_ns)
+            return WOKE;
     } while (news == OVER && r->progress);
     return news;
 }
@@ -210,24 +220,33 @@ static bool is_over(const struct run *r) {
 }
 
 /* Wait until a channel moves, somebody rings or the time is over. */
-static int32_t sleep_until(struct run *r, int32_t patience_ms) {
+static int32_t sleep_until(struct run *r, int64_t end_ns) {
     int32_t count = r->peer_count;
+    bool is_busy = false; /* there is work already: who rings or hangs up meanwhile is seen all the same */
     for (int32_t i = 0; i < count; i++) {
         struct peer *p = &r->peers[i];
         int32_t wanted = channel_wanted(p->channel, may_receive(r, p), may_send(r, p));
         if (wanted < 0) {
-            int32_t looked = channel_look(p->channel);
-            return looked < 0 ? fail(r, p, looked) : WOKE;
+            int32_t looked = p->channel->outbox_bytes > 0 ? channel_look(p->channel) : 0;
+            if (looked < 0)
+                return fail(r, p, looked);
+            is_busy = true;
+            wanted = POLLIN;
         }
         wanted |= p->is_gone ? 0 : POLLRDHUP;
         r->polls[i] = (struct pollfd){wanted ? p->channel->fd : -1, (short)wanted, 0};
     }
     r->polls[count] = (struct pollfd){r->bell, POLLIN, 0};
+    int64_t left_ns = end_ns - now_ns();
+    /* Rounded up: a sleep that ends too early would be repeated without rest. */
+    int patience_ms = is_busy || left_ns <= 0 ? 0 : (int)((left_ns + 999999) / 1000000);
     int ready = poll(r->polls, (nfds_t)count + 1, patience_ms);
     for (int32_t i = 0; i < count; i++)
         channel_awake(r->peers[i].channel);
+    if (ready < 0 && errno == EINTR)
+        return INTERRUPTED;
     if (ready <= 0)
-        return ready < 0 && errno == EINTR ? INTERRUPTED : TIMED;
+        return is_busy ? WOKE : TIMED;
     for (int32_t i = 0; i < count; i++) {
         struct peer *p = &r->peers[i];
         if (r->polls[i].revents == 0)
@@ -254,21 +273,23 @@ static int32_t sleep_until(struct run *r, int32_t patience_ms) {
 
 /* Go on until there is news for Python.
 
-   Args: how long a sleep may last; whether to sleep though all is over, and to return after that. */
+   Args: how long this may last, whatever moves meanwhile: only Python sees signals and deadlines; whether to
+   sleep though all is over, and to return after that. */
 int32_t run_advance(struct run *r, int32_t patience_ms, int32_t lingers) {
+    int64_t end_ns = now_ns() + patience_ms * 1000000LL;
     for (;;) {
-        int32_t news = work(r);
+        int32_t news = work(r, end_ns);
         if (news != OVER)
             return news;
         if (is_over(r) && !lingers)
             return OVER;
-        news = sleep_until(r, patience_ms);
-        if (news != WOKE || lingers)
+        news = sleep_until(r, end_ns);
+        if (news != WOKE || lingers || now_ns() >= end_ns)
             return news;
     }
 }
 
-/* The sizes that `structures.py` must have, too. */
+/* The sizes that `library.py` must have, too. */
 int64_t native_layout(void) {
     return (int64_t)sizeof(struct channel) << 40 | (int64_t)sizeof(struct run) << 20 |
            (int64_t)(sizeof(struct peer) << 10) | (int64_t)sizeof(struct action);

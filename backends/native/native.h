@@ -33,6 +33,7 @@ enum trouble {
     DISAGREES = -2,  /* the next frame, `code` and `length`, is not what is due */
     STRANGE = -3,    /* what comes, `header`, is no frame */
     NO_MEMORY = -4,
+    BROKEN = -5,     /* the head of a ring cannot be what it is */
 };
 
 enum gone { HERE = 0, DIED = 1, LEFT = 2, GAVE_UP = 3 };
@@ -143,8 +144,8 @@ struct peer {
 /* What ends a call of `run_advance`. */
 enum news {
     OVER,        /* all is complete here and handed over */
-    WOKE,        /* something moved while it was over already */
-    TIMED,       /* the time is over */
+    WOKE,        /* something moved: when the time was over, or all was over already */
+    TIMED,       /* the time is over, and nothing could be done at its end */
     INTERRUPTED, /* a signal came */
     STEPPED,     /* something has moved, and `steps` is set */
     RUNG,        /* the bell */

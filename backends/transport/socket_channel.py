@@ -171,6 +171,10 @@ class SocketChannel:
         if trouble == Trouble.NO_MEMORY:
             raise MemoryError(f"for what waits to be sent to rank {self.peer}")
         state = self.state
+        if trouble == Trouble.BROKEN:
+            raise DisagreementError(
+                f"rank {self.peer} says that more bytes are in the ring than its {state.ring_bytes}"
+            )
         if trouble == Trouble.STRANGE:
             found = bytes(state.header).hex()
             raise DisagreementError(f"rank {self.peer} sent {found} where a frame begins")

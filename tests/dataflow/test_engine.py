@@ -413,3 +413,49 @@ def test_a_timeout_that_is_set_holds_from_the_next_call_on() -> None:
             engine.agree(an_opening())
 
     assert "nothing happened for 0.3 s" in str(each(engines, work)[0])
+
+
+@pytest.mark.parametrize("seed", [0, 1])  # through a socket, through memory
+def test_a_run_looks_up_while_bytes_keep_coming(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A peer that always has some more must not keep signals, silent hosts and deadlines from being seen."""
+    job = Job(ring_allreduce(2), 100_000, pieces=1)
+    networks = fake_networks(2, seed=seed)
+    engine, peer = Engine(0, networks[0], timeout_s=1000), networks[1].channels[0]
+    peer.state.most = 16
+    has_ended = threading.Event()
+
+    def look(engine: Engine) -> None:
+        raise ExecutionError("looked up")
+
+    def trickle() -> int:
+        peer.open(job.opening().to_bytes())
+        message, sent = memoryview(bytes(8 * job.count // 2)), 0
+        while sent < len(message) - 1000 and not has_ended.wait(0.0005):
+            sent += peer.send(message[sent:])
+        return len(message) - sent
+
+    def run() -> None:
+        try:
+            job.run(engine, job.inputs()[0])
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(Engine, "_look", look)
+    error, left = in_threads([run, trickle])
+    assert "looked up" in str(error)
+    assert left > 1000, "the peer had no more to say"
+    networks[1].close()
+
+
+def test_part_of_an_element_is_waited_for_no_longer_than_nothing() -> None:
+    job = Job(ring_allreduce(2), 40)
+    networks = fake_networks(2, capacity=200, seed=1)
+    engine, peer = Engine(0, networks[0], timeout_s=0.3), networks[1].channels[0]
+    assert peer.transport == "shared memory"
+    networks[0].channels[1].state.most = peer.state.most = 0
+    peer.open(job.opening().to_bytes())
+    peer.state.most = 8 + 2  # a header and a quarter of the first element
+    assert peer.send(memoryview(bytes(8 * job.count // 4))) == 2
+    (error,) = in_threads([lambda: job.run(engine, job.inputs()[0])], timeout_s=20)
+    assert "nothing happened for 0.3 s" in str(error), error
+    networks[1].close()

@@ -457,6 +457,19 @@ def test_sender_waits_for_room_in_the_ring() -> None:
         assert a.send(data[sent:]) > 0
 
 
+@pytest.mark.parametrize("head", [3 * PART + 8, 1 << 63, (1 << 64) - 8])
+def test_impossible_head_of_a_ring_is_refused(head: int) -> None:
+    """Whoever shares the memory may write anything there; it is neither believed nor waited out."""
+    with pair("shared memory") as (a, b):
+        assert b.wanted() == select.POLLIN
+        ctypes.c_uint64.from_address(a.state.out_ring).value = head
+        assert b.wanted() is None
+        with pytest.raises(DisagreementError, match=f"rank 0 says .* more .* than its {3 * PART}"):
+            b.opening()
+        with pytest.raises(DisagreementError):
+            b.receive(room_for(8))
+
+
 def test_nobody_is_told_who_does_not_sleep() -> None:
     with pair("shared memory") as (a, b):
         poll = select.poll()
