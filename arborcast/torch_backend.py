@@ -14,10 +14,13 @@ NAME = "synth"
 
 def register() -> None:
     """Tell torch how to make a group; a second call changes nothing."""
+    import torch
     import torch.distributed as dist
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        # A ShardedTensor gathers on a GPU whenever the name has one, also where torch is built without.
+        devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

@@ -6,6 +6,7 @@ losses, parameters and results. `test_frameworks` runs them on one group after t
 
 # Annotations are evaluated here: DDP refuses a hook whose bucket is annotated by a string.
 
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -343,6 +344,246 @@ def _plain_collectives(rank: int) -> Values:
     return [total, *gathered, part, exchanged, received]
 
 
+# ---------------------------------------------------- what torch's own tests of its clients do on four ranks
+
+
+def _functional_forms(rank: int) -> Values:
+    """Waited for at once, by reading, and in the opposite order; of one tensor and of several."""
+    from torch.distributed import _functional_collectives as functional
+
+    group = _world()
+    inputs = _whole_numbers(rank)
+    lazy = functional.all_reduce(inputs, "max", group)
+    assert isinstance(lazy, functional.AsyncCollectiveTensor)
+    flying = [functional.all_gather_tensor(inputs + turn, turn % 2, group) for turn in range(4)]
+    done = [functional.wait_tensor(tensor) for tensor in reversed(flying)]
+    several = [inputs * 2, inputs[:3] + 1, inputs[0]]
+    reduced = functional.all_reduce_coalesced(several, "sum", group)
+    gathered = functional.all_gather_into_tensor_coalesced(several, group)
+    scattered = functional.reduce_scatter_tensor_coalesced([inputs, inputs + 1], "sum", [0, 0], group)
+    swapped = functional.permute_tensor(inputs.flatten(), [1, 0, 3, 2], group)
+    raw = torch.ops._c10d_functional.all_reduce(inputs, "sum", group.group_name)
+    whole = torch.ops._c10d_functional.wait_tensor(raw)
+    within = inputs.clone()
+    torch.ops._c10d_functional.wait_tensor(
+        torch.ops._c10d_functional.all_reduce_(within, "min", group.group_name)
+    )
+    return [lazy + 0, *done, whole, within, *(it + 0 for it in [*reduced, *gathered, *scattered, swapped])]
+
+
+def _coalesced(rank: int) -> Values:
+    """Several calls of a kind as one, and gradients of such sizes as FSDP's."""
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    inputs = [_whole_numbers(rank), _whole_numbers(rank)[:4].flatten(), torch.arange(rank, rank + 4)]
+    gathered = [torch.empty(RANKS * it.numel(), dtype=it.dtype) for it in inputs]
+    scattered = [torch.empty(it.numel() // RANKS, dtype=it.dtype) for it in inputs]
+    with _coalescing_manager():
+        for output, given in zip(gathered, inputs, strict=True):
+            dist.all_gather_into_tensor(output, given.flatten())
+    with _coalescing_manager(async_ops=True) as manager:
+        for output, given in zip(scattered, inputs, strict=True):
+            dist.reduce_scatter_tensor(output, given.flatten())
+    manager.wait()
+    with _coalescing_manager():
+        for tensor in inputs[:2]:
+            dist.all_reduce(tensor)
+    return [*gathered, *scattered, *inputs]
+
+
+def _uneven_exchange(rank: int) -> Values:
+    """Other numbers of rows for each pair of ranks, and none for some; forth, back, and gradients."""
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.nn.functional import all_to_all_single
+
+    sent = [(rank + 2 * other) % 5 for other in range(RANKS)]
+    received = [(other + 2 * rank) % 5 for other in range(RANKS)]
+    inputs = torch.arange(sum(sent) * 3.0).view(-1, 3) + 100 * rank
+    plain = torch.empty(sum(received), 3)
+    work = dist.all_to_all_single(plain, inputs, received, sent, async_op=True)
+    assert work is not None
+    work.wait()
+    lazy = functional.all_to_all_single(inputs, received, sent, _world())
+    values = [plain, lazy + 1]
+    for exchange in (
+        lambda leaf: functional.all_to_all_single_autograd(leaf, received, sent, _world()),
+        lambda leaf: all_to_all_single(torch.empty(sum(received), 3), leaf, received, sent),
+    ):
+        leaf = inputs.clone().requires_grad_()
+        there = exchange(leaf)
+        (there * there * (rank + 1)).sum().backward()
+        assert leaf.grad is not None
+        values += [there.detach() + 0, leaf.grad]
+    return values
+
+
+def _functional_gradients(rank: int) -> Values:
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.nn.functional import all_gather
+
+    leaf = _whole_numbers(rank).requires_grad_()
+    gathered = functional.all_gather_tensor_autograd(leaf, 0, _world())
+    scattered = functional.reduce_scatter_tensor_autograd(gathered * gathered, "sum", 0, _world())
+    (scattered * (rank + 1)).sum().backward()
+    parts = all_gather(leaf)  # whose way back torch chooses by the name of the backend
+    sum((part * part * (rank + other)).sum() for other, part in enumerate(parts)).backward()
+    assert leaf.grad is not None
+    return [gathered.detach() + 0, scattered.detach() + 0, leaf.grad]
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def _meshes(rank: int) -> Values:
+    """Parts of a mesh, two axes as one, one axis as two, ranks in another order, a group's own mesh."""
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    cube = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("row", "one", "column"))
+    crossed = DeviceMesh("cpu", [[0, 3], [2, 1]], mesh_dim_names=("outer", "inner"))
+    meshes = [
+        cube["row"],
+        cube["one"],
+        cube["row", "column"]._flatten("both"),
+        cube["one", "column"]._flatten("part"),
+        crossed["outer"],
+        crossed["inner"],
+        DeviceMesh.from_group(crossed.get_group("inner"), "cpu"),
+        DeviceMesh("cpu", [3, 1, 0, 2]),
+    ]
+    values = []
+    for mesh in meshes:
+        tensor = torch.arange(60) * (rank + 1)
+        group = mesh.get_group()
+        dist.all_reduce(tensor, group=group)
+        gathered = functional.all_gather_tensor(tensor + rank, 0, (mesh, 0))
+        values += [tensor, gathered + 0, torch.tensor([mesh.get_local_rank(), dist.get_rank(group)])]
+    return values
+
+
+def _redistributions(rank: int) -> Values:
+    """From every placement to every one that torch allows (not to a partial sum), of uneven parts, too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    values = []
+    flat, square = init_device_mesh("cpu", (RANKS,)), init_device_mesh("cpu", (2, 2))
+    line = [Replicate(), Shard(0), Shard(1)]
+    cases = [(flat, (given,), (wanted,)) for given in [*line, Partial(), Partial("max")] for wanted in line]
+    pairs = list(itertools.product(line, repeat=2))
+    sources = [
+        pairs[1],
+        pairs[4],
+        pairs[5],
+        (Partial(), Shard(0)),
+        (Shard(1), Partial()),
+        (Partial(), Partial()),
+    ]
+    cases += [(square, given, wanted) for given in sources for wanted in pairs if given != wanted]
+    whole = torch.arange(7.0 * 6).view(7, 6)
+    for mesh, given, wanted in cases:
+        steady = [Replicate() if it.is_partial() else it for it in given]
+        local = DTensor.from_local(whole, mesh).redistribute(placements=steady).to_local()
+        if any(it.is_partial() for it in given):
+            local = local + rank
+        source = DTensor.from_local(local, mesh, given, shape=whole.shape, stride=whole.stride())
+        values.append(source.redistribute(placements=wanted).to_local())
+    return values
+
+
+def _sharded_tensor(rank: int) -> Values:
+    """The older kind, which chooses its device by the name of the backend."""
+    from torch.distributed._shard import sharded_tensor, sharding_spec
+
+    torch.manual_seed(rank)
+    spec = sharding_spec.ChunkShardingSpec(0, [f"rank:{other}/cpu" for other in range(RANKS)])
+    parts = sharded_tensor.rand(spec, 10, 3)
+    whole = torch.zeros(10, 3)
+    parts.gather(0, out=whole if rank == 0 else None)
+    return [whole, parts.local_tensor()]
+
+
+def _sharded_gradient(rank: int) -> Values:
+    """Backward through redistributions, and operators that choose their own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (RANKS,))
+    left = distribute_tensor(torch.arange(40.0).view(5, 8), mesh, [Shard(1)]).requires_grad_()
+    right = distribute_tensor(torch.arange(24.0).view(8, 3), mesh, [Shard(0)]).requires_grad_()
+    product = left @ right  # a partial sum
+    loss = product.redistribute(placements=[Shard(0)]).relu().redistribute(placements=[Replicate()]).sum()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([left, right.grad])
+    return whole_of([loss, left.grad, right.grad, norm, product.softmax(1)])
+
+
+def _fsdp2_steps(
+    rank: int, *shape: int, micro: int = 1, low: bool = False, keep: bool | int = True
+) -> Values:
+    """Steps of so many micro-batches, of which only the last brings gradients together."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import DTensor
+
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy()
+    model = small_model()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=keep)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=keep)
+    assert isinstance(model, FSDPModule)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    values = []
+    for step in range(STEPS):
+        for turn in range(micro):
+            is_last = turn == micro - 1
+            model.set_is_last_backward(is_last)
+            if len(shape) == 2:
+                model.set_requires_all_reduce(is_last)  # shards still meet each time
+            else:
+                model.set_requires_gradient_sync(is_last)
+            inputs, targets = _batch(rank, micro * step + turn)
+            loss = cross_entropy(model(inputs).float(), targets)
+            loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert isinstance(norm, DTensor)
+        values += [loss.detach(), norm.full_tensor()]
+    return values + whole_of(model.parameters())
+
+
+def _checkpoint(rank: int) -> Values:
+    """A hybrid mesh's weights and moments into files, by a thread, and onto four shards; whole from rank 0."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import state_dict as states
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    folder = f"{os.environ['TEST_STORE']}-{dist.get_backend()}-checkpoint"
+    hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    models = [fully_shard(small_model(), mesh=hybrid), fully_shard(small_model(seed=1))]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
+    train(rank, models[0], optimizers[0], steps=1)
+    saved = dict(zip(("model", "moments"), states.get_state_dict(models[0], optimizers[0]), strict=True))
+    checkpoint.async_save(saved, checkpoint_id=folder).result()  # type: ignore[attr-defined]
+    read = dict(zip(("model", "moments"), states.get_state_dict(models[1], optimizers[1]), strict=True))
+    checkpoint.load(read, checkpoint_id=folder)  # type: ignore[attr-defined]
+    states.set_state_dict(
+        models[1], optimizers[1], model_state_dict=read["model"], optim_state_dict=read["moments"]
+    )
+    values = train(rank, models[1], optimizers[1], steps=1)
+    options = states.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+    whole = states.get_model_state_dict(models[1], options=options)
+    assert bool(whole) == (rank == 0)
+    states.set_model_state_dict(models[0], whole, options=options)
+    return values + whole_of(models[0].parameters())
+
+
 # --------------------------------------------------------------------------------------------- the checks
 
 
@@ -367,6 +608,21 @@ FAMILIES: dict[str, dict[str, Check]] = {
         "tensor parallel": _tensor_parallel,
         "tensor and data parallel": _tensor_and_data_parallel,
         "zero": _zero,
+    },
+    "clients": {
+        "functional forms": _functional_forms,
+        "functional gradients": _functional_gradients,
+        "coalesced": _coalesced,
+        "uneven exchange": _uneven_exchange,
+        "meshes": _meshes,
+        "redistributions": _redistributions,
+        "sharded tensor": _sharded_tensor,
+        "sharded gradient": _sharded_gradient,
+        "accumulation": lambda rank: _fsdp2_steps(rank, RANKS, micro=2),
+        "hybrid accumulation": lambda rank: _fsdp2_steps(rank, 2, 2, micro=2),
+        "mixed precision, kept": lambda rank: _fsdp2_steps(rank, RANKS, low=True, keep=False),
+        "kept on two ranks": lambda rank: _fsdp2_steps(rank, RANKS, keep=2),
+        "checkpoint": _checkpoint,
     },
     "groups": {
         "mesh": _mesh,

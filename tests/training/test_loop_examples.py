@@ -1,4 +1,4 @@
-"""The examples of users' loops: accelerate, Lightning and transformers over synthesized schedules."""
+"""The examples of users' loops: accelerate, Lightning, transformers, torch's own sharding over schedules."""
 
 from __future__ import annotations
 
@@ -47,3 +47,21 @@ def test_transformers_learn_over_schedules() -> None:
     counts = re.search(r"^allreduces: {'schedule': (\d+), 'gloo': 0, ", done.stdout, re.MULTILINE)
     assert counts is not None
     assert int(counts[1]) >= 40  # one or more a step
+
+
+@pytest.mark.long
+def test_fsdp_times_tensor_parallel_gives_serial_losses_by_schedules() -> None:
+    script = str(ROOT / "examples" / "train_fsdp.py")
+    done = run(*TORCHRUN, "4", script, "--steps", "10", ARBORCAST_TOPOLOGY="full:4", ARBORCAST_GLOO_BELOW="0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    axes = re.findall(r"^(data|tensor): (\d+) by schedule, 0 by gloo:$", done.stdout, re.MULTILINE)
+    assert [axis for axis, _ in axes] == ["data", "data", "tensor", "tensor"]
+    assert all(
+        int(calls) >= 3 * 10 for _, calls in axes
+    )  # a call or more for each of three layers, each step
+    for kind, ranks in (("allgather", "0,2"), ("reduce-scatter", "0,2"), ("allgather", "0,1")):
+        served = rf"^    {kind} of 64 KiB: .* on full:4\[{ranks}\]"
+        assert re.search(served, done.stdout, re.MULTILINE), done.stdout
+    ends = re.search(r"^loss (\d+\.\d+) to (\d+\.\d+) in 10 steps$", done.stdout, re.MULTILINE)
+    assert ends is not None
+    assert float(ends[2]) < 0.9 * float(ends[1])  # it learns
