@@ -159,10 +159,11 @@ class GraphRun:
             memory: in host memory, with scratch; flat, contiguous and of one type.
             operator: None where nothing is combined.
             opening: what every peer that awaits one gets, and every peer that tells its own must bring.
-            timeout_s: how long nothing may happen.
+            timeout_s: how long nothing may happen while something is to be done here.
             seen: a peer whose opening has been read already, and is this one.
             copies: to and from the device where the graph has some; they ring the bell.
-            until: what else must hold; asked whenever something moves, and as often as `look_every_s` says.
+            until: what else must hold, however long it takes; asked whenever something moves, and as often as
+                `look_every_s` says.
             look_every_s: how long to sleep at most.
             check: called whenever somebody rings, and as often, whatever moves; raises where the run is to
                 end, ChannelClosedError for a peer.
@@ -180,7 +181,6 @@ class GraphRun:
             now = time.monotonic()
             if state.moved:
                 state.moved, since = 0, now
-            # `until` has a deadline of its own.
             left = timeout_s if is_over else timeout_s - (now - since)
             if left <= 0:
                 raise ExecutionError(
@@ -188,6 +188,8 @@ class GraphRun:
                 )
             patience = min(left, LOOK_S, look_every_s) if self._lost is None else 0.0
             news = self._advance(patience, is_over)
+            if is_over:  # `until` has a deadline of its own
+                since = time.monotonic()
             is_over = news == News.OVER
             if is_over and (until is None or until()):
                 return

@@ -432,7 +432,9 @@ class Communicator:
             return
         # Not before the ranks agree: gloo ends the process when more bytes come than it expects.
         self._engine.agree(opening)
-        work = start(self._gloo.get())
+        gloo = self._gloo.get()
+        gloo._set_default_timeout(timedelta(seconds=self._engine.timeout_s))  # that of this call
+        work = start(gloo)
         try:
             # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.
             ended = threading.Event()

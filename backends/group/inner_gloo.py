@@ -54,7 +54,7 @@ class InnerGloo:
         with self._lock:
             self._timeout = timeout
             if self._made is not None:
-                self._made.options._timeout = timeout
+                self._made._set_default_timeout(timeout)
 
     def end(self) -> None:
         """End all its calls, now and later, here and on ranks that wait for this one."""

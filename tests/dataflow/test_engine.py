@@ -384,6 +384,22 @@ def test_standing_by_outlives_a_peer_that_left_in_peace() -> None:
     assert each(engines, work) == [None, None]
 
 
+@pytest.mark.parametrize("look_every_s", [0.02, 1000])
+def test_standing_by_has_no_deadline_once_all_agree(look_every_s: float) -> None:
+    """What is waited for has its own: gloo's holds for each of its waits, and a call may have many."""
+    networks = fake_networks(2)
+    engines = engines_of(networks, timeout_s=0.2)
+
+    def work(engine: Engine) -> float:
+        engine.begin(an_opening())
+        begun = time.monotonic()
+        engine.wait_external(lambda: time.monotonic() > begun + 0.7, look_every_s=look_every_s)
+        return time.monotonic() - begun
+
+    assert all(isinstance(waited, float) and waited > 0.7 for waited in each(engines, work))
+    close(engines, networks)
+
+
 @pytest.mark.parametrize("timeout_s", [1000, 1e8])
 def test_another_thread_ends_a_call_that_waits(timeout_s: float) -> None:
     """Though no peer says a word; and `poll` knows no more than 24.8 days, but groups may be patient."""

@@ -76,29 +76,37 @@ def test_calls_of_a_group_are_numbered() -> None:
 
 
 def wait_in_vain(rank: int, size: int, how: str) -> str:
-    """Rank 0 alone makes a call; the others leave when it has failed."""
+    """Rank 0 alone makes a call, or alone comes to gloo with it; the others leave when it has failed."""
     group: Any = dist.group.WORLD
     dist.all_reduce(torch.ones(2))
     if how == "of the group":
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
     options = dist.AllreduceOptions()
-    if how == "of the call":
-        options.timeout = timedelta(seconds=0.5)
+    if how == "within gloo" and rank > 0:
+        inner, keys = group._communicator._gloo, group.get_group_store()
+        get = inner.get
+        inner.get = lambda: [keys.wait(["done 0"], timedelta(seconds=60)), get()][1]
+    if how in {"of the call", "within gloo"}:
+        options.timeout = timedelta(seconds=0.5 if how == "of the call" else 2)
 
     def call() -> None:
         work = group.allreduce([torch.ones(2)], options)
         work.wait(timedelta(seconds=0.5)) if how == "of waiting" else work.wait()
 
-    said = message_of(call) if rank == 0 else ""
+    said = message_of(call) if rank == 0 or how == "within gloo" else ""
     group.get_group_store().set(f"done {rank}", "")
     group.get_group_store().wait(["done 0"], timedelta(seconds=60))
     return said
 
 
-@pytest.mark.parametrize("how", ["of the group", "of the call", "of waiting"])
+@pytest.mark.parametrize("how", ["of the group", "of the call", "of waiting", "within gloo"])
 def test_a_deadline_that_was_set_holds(how: str) -> None:
-    said = run_ranks(2, wait_in_vain, how, backend="synth", environ={"ARBORCAST_TOPOLOGY": "full:2"})[0]
-    expected = "waited 0:00:00.500000" if how == "of waiting" else "0.5 s, the timeout of the call"
+    environ = {"ARBORCAST_TOPOLOGY": "full:2"}
+    if how == "within gloo":
+        environ["ARBORCAST_GLOO_BELOW"] = "1M"
+    said = run_ranks(2, wait_in_vain, how, backend="synth", environ=environ)[0]
+    of_others = {"of waiting": "waited 0:00:00.500000", "within gloo": "Timed out waiting 2000ms"}
+    expected = of_others.get(how, "0.5 s, the timeout of the call")
     assert expected in said
 
 
