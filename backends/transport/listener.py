@@ -62,6 +62,8 @@ class PendingConnection:
                     return False
                 for descriptor in descriptors:  # `recv_fds` of Python 3.11 forgets the flag that says so
                     os.set_inheritable(descriptor, False)
+                if len(self.descriptors) > 1:  # a rank sends one: what is looked at is what is used
+                    return False
             else:
                 said = self.sock.recv(missing)
         except BlockingIOError:

@@ -367,7 +367,7 @@ class Network:
         if refusal:
             connection.close()
             raise ExecutionError(refusal)
-        memory = connection.descriptors.pop() if connection.descriptors else None
+        memory = connection.descriptors.pop(0) if connection.descriptors else None
         self._adopt(handshake.rank, connection.sock, memory, is_first=False)
 
     def _refusal(self, connection: PendingConnection, handshake: Handshake) -> str:
@@ -378,10 +378,10 @@ class Network:
                 f"rank {peer} has {handshake.slots} slots of {handshake.slot_bytes} bytes, "
                 f"but rank {self.rank} has {self._slots} of {self._slot_bytes}: all ranks need the same"
             )
+        if connection.descriptors and not is_sealed(connection.descriptors[0]):  # else its size may change
+            return f"rank {peer} sent rank {self.rank} memory that is not sealed: it could take it away again"
         if connection.descriptors and (theirs := os.fstat(connection.descriptors[0]).st_size) < ours:
             return f"rank {peer} sent {theirs} bytes of memory to rank {self.rank}, which needs {ours}"
-        if connection.descriptors and not is_sealed(connection.descriptors[0]):
-            return f"rank {peer} sent rank {self.rank} memory that is not sealed: it could take it away again"
         if not connection.descriptors and (handshake.wants_memory or self._transport == "shared memory"):
             return (
                 f"ranks {self.rank} and {peer} cannot share memory as asked: "

@@ -601,6 +601,22 @@ def test_memory_of_a_rank_is_sealed_and_what_is_not_is_refused(tmp_path: Path) -
     os.close(memory)
 
 
+def test_a_second_piece_of_memory_ends_a_handshake() -> None:
+    """Else the one would be looked at, and the other used: memory that can be taken away."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    sealed, other = create_memory(4096, 2), os.memfd_create("not sealed")
+    hello = Handshake(bytes(16), 1, 0, 4096, 2, wants_memory=True).to_bytes()
+    connection = PendingConnection(theirs)
+    socket.send_fds(ours, [hello[:10]], [sealed])
+    assert connection.listen()
+    socket.send_fds(ours, [hello[10:]], [other])
+    assert not connection.listen()
+    connection.close()
+    ours.close()
+    os.close(sealed)
+    os.close(other)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     listening = Listener("127.0.0.1", is_local=True)
