@@ -72,6 +72,7 @@ class Communicator:
     Attributes:
         device: where the tensors lie that pass through host memory; None where none do.
         store: the part of the group's store that only its present processes know.
+        own_store: the same over a connection that other threads than the caller's may wait at.
 
     Args:
         store: that all ranks of the group share, and nobody else.
@@ -117,14 +118,14 @@ class Communicator:
             raise InputError(refused)
         self.store = PrefixStore(name, store)
         self._connection = shared_store(store)
-        self._own_store = PrefixStore(f"arborcast/{name}", self._connection)
+        self.own_store = PrefixStore(f"arborcast/{name}", self._connection)
         rule = ONE_HOST if len({where for _, where in everybody}) == 1 else SEVERAL_HOSTS
         asked = self.options.piece_bytes
         self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
         self._switches = Switches(self.fabric.topology, self.fabric.aggregators, self.options)
         self._timeout_s = timeout_s
         self._network = Network(
-            PrefixStore("channels", self._own_store),
+            PrefixStore("channels", self.own_store),
             rank,
             size,
             timeout_s=timeout_s,
@@ -143,7 +144,7 @@ class Communicator:
         )
         # Not the one of the group: gloo knows calls by their order, and that serves other threads.
         timeout = timedelta(seconds=timeout_s)
-        self._gloo = InnerGloo(PrefixStore("small", self.store), rank, size, timeout, has_ring=True)
+        self._gloo = InnerGloo(PrefixStore("small", self.own_store), rank, size, timeout, has_ring=True)
         self._generation = 0
         self._schedules = self._new_schedules()
         self._history = History(rank, self._global_ranks, self._engine.waits_for)
@@ -477,7 +478,7 @@ class Communicator:
         return Schedules(
             self.fabric.asked,
             self.options,
-            PrefixStore(f"schedules/{self._generation}", self._own_store),
+            PrefixStore(f"schedules/{self._generation}", self.own_store),
             self._network,
             self._engine,
             self._cut,

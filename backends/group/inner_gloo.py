@@ -19,7 +19,8 @@ class InnerGloo:
     """Makes a gloo when it is first asked for; from any thread.
 
     Args:
-        store: of the group, for this gloo alone.
+        store: of the group, for this gloo alone; its threads wait there for other ranks, so that it must
+            not be one that the caller's thread uses.
         rank: this one.
         size: ranks of the group.
         timeout: of its calls.

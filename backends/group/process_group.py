@@ -159,7 +159,7 @@ class SynthGroup(dist.ProcessGroup):
             timeout_s=timeout.total_seconds(),
         )
         self._store = store = self._communicator.store
-        self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
+        self._inner = InnerGloo(PrefixStore("inner", self._communicator.own_store), rank, size, timeout)
         self._knows_gloo = False
         types = dist.ProcessGroup.BackendType
         self._set_default_backend(types.GLOO)

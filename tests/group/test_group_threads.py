@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,25 @@ def test_a_group_can_be_made_while_another_waits_for_schedules() -> None:
     store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     results = run_ranks(2, _group_during_synthesis, store.port, backend=None)
     assert results == [COUNT, COUNT]
+
+
+def _group_during_a_first_call_of_gloo(rank: int, size: int, port: int) -> list[float]:
+    """What came of the call; the last rank is in `new_group` while gloo looks for the others in the store."""
+    _begin(rank, size, port)
+    output = torch.zeros(size)
+    work = dist.all_to_all_single(output, torch.full((size,), float(rank)), async_op=True)
+    if rank == 0:
+        time.sleep(0.3)  # too short a time would only make the test easier
+    group = dist.new_group()
+    work.wait()
+    dist.barrier(group)
+    return output.tolist()
+
+
+def test_a_group_can_be_made_while_gloo_connects_for_another() -> None:
+    store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    results = run_ranks(2, _group_during_a_first_call_of_gloo, store.port, backend=None)
+    assert results == [[0.0, 1.0]] * 2
 
 
 def _barrier_after(rank: int, size: int) -> list[bool]:
