@@ -3,7 +3,8 @@
 Adding floating-point numbers in another order gives other bits, and replicas of a model that add in different
 orders drift apart. Two sums are alike where the same pairs were added all the way down, in either order of a
 pair. The order is that of `backends.lowering.lower`, stated again here: what a rank has, then what a step
-brings in the order of its transfers; among ranks that exchange what they have, the order of ranks.
+brings in the order of its transfers. What comes before the rank's last send of the step is added together,
+in the order of ranks if any of it is from a rank that is sent a summand; what comes later one by one.
 """
 
 from __future__ import annotations
@@ -37,22 +38,23 @@ def _is_alike(collective: Collective, transfers: Sequence[Transfer], is_implicit
     """Whether all ranks end with one expression of one chunk; expressions are known by numbers."""
     held = {rank: rank for rank in collective.ranks}
     sums: dict[tuple[int, int], int] = {}
-    for _, together in groupby(transfers, key=attrgetter("step")):
+    for _, step in groupby(transfers, key=attrgetter("step")):
+        together = list(step)
         before = dict(held)
-        incoming: dict[int, list[Transfer]] = defaultdict(list)
-        given_to: dict[int, set[int]] = defaultdict(set)
-        for transfer in together:
-            incoming[transfer.dst].append(transfer)
-            if transfer.reduce:
-                given_to[transfer.src].add(transfer.dst)
-        for rank, arrivals in incoming.items():
+        last_send = {transfer.src: number for number, transfer in enumerate(together)}
+        given = {(transfer.src, transfer.dst) for transfer in together if transfer.reduce}
+        batches: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
+        for number, transfer in enumerate(together):
+            # One batch for all that the last send waits for, one for each that comes later.
+            batches[transfer.dst, max(number, last_send.get(transfer.dst, number))].append(transfer)
+        for (rank, _), arrivals in batches.items():
             if not arrivals[0].reduce:
                 held[rank] = before[arrivals[0].src]
                 continue
-            summands = [(rank, before[rank])] if rank in before else []
+            summands = [(rank, held[rank])] if rank in held else []
             summands += [(transfer.src, before[transfer.src]) for transfer in arrivals]
-            if any(transfer.src in given_to[rank] for transfer in arrivals):
-                if is_implicit and len(summands) > 2:
+            if len(summands) > 2 and any((rank, transfer.src) in given for transfer in arrivals):
+                if is_implicit:
                     return False
                 summands.sort(key=itemgetter(0))
             total, *rest = (expression for _, expression in summands)

@@ -375,8 +375,8 @@ class _Writer:
     def _add(self, message: _Message, cell: _Cell, arrivals: Sequence[_Arrival]) -> None:
         """Add up what is here and what arrived.
 
-        Ranks that exchange their values do so in the order of ranks: each adds up for itself, and all get
-        the same bits.
+        Ranks that exchange their values do so in the order of ranks: each adds up for itself, and where all
+        exchange with all, all get the same bits (`backends.lowering.additions` tells whether they do).
         """
         result = next((it.into for it in arrivals if it.claims), cell.home)
         assert result is not None, "the first arrival claims a home where there is none"

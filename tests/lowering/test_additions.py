@@ -61,6 +61,15 @@ def drawn(*transfers: tuple[int, int, int], total: int, copies: int = 0) -> Sche
 UNLIKE = drawn((1, 0, 0), (2, 0, 0), (0, 2, 0), (1, 2, 1), (0, 1, 2), total=3, copies=1)
 """Rank 0 adds (0 + 1) + 2 at once, rank 2 adds (0 + 2) + 1 in two steps."""
 
+UNLIKE_BATCHES = drawn(
+    *((src, dst, 0) for src, dst in ((0, 2), (1, 2), (0, 3), (1, 3), (2, 3), (3, 2))),
+    *((2, 0, 1), (3, 1, 1)),
+    total=4,
+    copies=2,
+)
+"""Ranks 2 and 3 exchange: rank 2 adds ((2 + 0) + 1) + 3, of which 3 comes after it has sent; rank 3 adds
+((0 + 1) + 2) + 3, all of which comes before it sends."""
+
 
 def test_drawn_orders() -> None:
     everybody = [(src, dst, 0) for src in range(3) for dst in range(3) if src != dst]
@@ -68,17 +77,19 @@ def test_drawn_orders() -> None:
     pairs = [(0, 1, 0), (1, 0, 0), (2, 3, 0), (3, 2, 0), (0, 2, 1), (2, 0, 1), (1, 3, 1), (3, 1, 1)]
     assert adds_alike(drawn(*pairs, total=4))  # (0 + 1) + (2 + 3) on all
     assert not adds_alike(UNLIKE)
+    assert not adds_alike(UNLIKE_BATCHES) and not gives_equal_bits(UNLIKE_BATCHES)
 
 
 @st.composite
 def sums(draw: st.DrawFn) -> Schedule:
-    """Ranks add whatever they may, in two steps; those that lack something copy what rank 0 gathers."""
+    """Ranks add some of what they may, in two steps; those that lack something copy from one with all."""
     ranks = draw(st.integers(2, 5))
     held = [{rank} for rank in range(ranks)]
     moves: list[tuple[int, int, int]] = []
     for step in range(2):
         before = [set(have) for have in held]
-        for src, dst in draw(st.permutations(list(permutations(range(ranks), 2)))):
+        pairs = st.lists(st.sampled_from(list(permutations(range(ranks), 2))), unique=True, min_size=ranks)
+        for src, dst in draw(pairs):
             if not before[src] & held[dst]:
                 moves.append((src, dst, step))
                 held[dst] |= before[src]
