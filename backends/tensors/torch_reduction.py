@@ -74,8 +74,14 @@ class Operator:
 
     def after(self, result: Tensor, contributors: int) -> None:
         """Divide the combined result, in place, where the operation says so; integers as NCCL, towards 0."""
-        if self.divides:
-            result.div_(contributors, rounding_mode=None if result.is_floating_point() else "trunc")
+        if not self.divides:
+            return
+        if result.is_floating_point():
+            result.div_(contributors)
+        elif contributors <= torch.iinfo(result.dtype).max:
+            result.div_(contributors, rounding_mode="trunc")
+        else:  # torch takes the divisor for a number of the type of the elements
+            result.copy_(result.to(torch.int64).div_(contributors, rounding_mode="trunc"))
 
     def _factor_for(self, contribution: Tensor) -> float | Tensor:
         factor = self.factor

@@ -93,6 +93,16 @@ def test_against_the_definition(name: str, dtype: str, contributors: int) -> Non
         assert torch.equal(tensor, before), "contributions must not change"
 
 
+@pytest.mark.parametrize("contributors", [100, 127, 128, 129, 255, 256, 257, 1000])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_more_contributors_than_elements_can_count(dtype: torch.dtype, contributors: int) -> None:
+    info = torch.iinfo(dtype)
+    result = torch.arange(info.min, info.max + 1, dtype=dtype)
+    wanted = [int(Fraction(number, contributors)) for number in result.tolist()]
+    served("AVG", str(dtype).removeprefix("torch.")).after(result, contributors)
+    assert result.tolist() == wanted
+
+
 @pytest.mark.parametrize(("name", "dtype"), SERVED_CASES)
 def test_where_the_result_goes(name: str, dtype: str) -> None:
     reduction = served(name, dtype)
