@@ -255,21 +255,26 @@ def _only(asked: Approach) -> Iterator[Table]:
 
 
 def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
-    """The table of the first schedule, and then that of all by which every rank gets the same bits."""
+    """The table of the first schedule by which every rank gets the same bits, and then that of all of them."""
     found: list[AnySchedule] = []
+    refused: AnySchedule | None = None
     is_late = False
     try:
         for schedule in schedules:
-            if not found or adds_alike(schedule):
-                found.append(schedule)
-            if schedule is found[0]:
+            if not adds_alike(schedule):
+                refused = refused or schedule
+                continue
+            found.append(schedule)
+            if len(found) == 1:
                 yield _checked((Choice(0, schedule),), is_cut_short=True)
     except TimedOutError as error:
-        if error.best is not None and (not found or adds_alike(error.best)):
+        if error.best is not None and adds_alike(error.best):
             found.append(error.best)
         if not found:
             raise
         is_late = True
+    if refused is not None and not found:
+        found.append(refused)  # whose flaw is what there is to say
     comparison = GroupSelection(tuple(found))
     choices = comparison.choices(FEW_SIZES, stride=FEW_STRIDE) if is_late else comparison.choices()
     yield _checked(choices, is_cut_short=is_late)
