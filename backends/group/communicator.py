@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options
-from arborcast.backends.group.history import History
+from arborcast.backends.group.history import History, calls_to_keep
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
@@ -108,6 +108,7 @@ class Communicator:
             self.options = (options or Options()).merged()
             self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
             self.device = _device_of(self.options)
+            calls_to_keep()
         except InputError as error:
             refusal = error
         settings = self._settings() if refusal is None else {"refused": str(refusal)}
@@ -498,6 +499,7 @@ class Communicator:
             "piece_bytes": self.options.piece_bytes,
             "transport": self.options.transport,
             "method": self.options.method,
+            "start": self.options.start,
             "prepare": self.options.prepare,
             "aggregators": [
                 f"{self.fabric.topology.label(vertex)}={host}:{port}"

@@ -27,6 +27,7 @@ from arborcast.backends.schedules.table import Entry
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.sizes import format_size
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,18 @@ EPOCH_NS = time.time_ns() - time.perf_counter_ns()
 
 _PEER = re.compile(r"\b(?:from|to|with) rank (\d+)")
 _BLAME = re.compile(r"(?: \(|: )rank \d+ (?:gave up|closed|has left)")
+
+
+def calls_to_keep() -> int:
+    """How many, by TORCH_FR_BUFFER_SIZE; none where it is 0.
+
+    Raises:
+        InputError: it is not such a number.
+    """
+    said = os.environ.get("TORCH_FR_BUFFER_SIZE", "").strip() or str(KEPT)
+    if not re.fullmatch(r"[0-9]{1,9}", said):
+        raise InputError(f"TORCH_FR_BUFFER_SIZE: must be a number of calls below 1e9, got {shorten(said)}")
+    return int(said)
 
 
 class Call:
@@ -128,11 +141,13 @@ class History:
         rank: in the group.
         global_ranks: of the group's ranks in the job.
         waits_for: see above.
+
+    Raises:
+        InputError: see `calls_to_keep`.
     """
 
     def __init__(self, rank: int, global_ranks: Sequence[int], waits_for: Callable[[], str] = str) -> None:
-        said = os.environ.get("TORCH_FR_BUFFER_SIZE", "")
-        self.calls: deque[Call] = deque(maxlen=int(said) if said.isdecimal() and int(said) else KEPT)
+        self.calls: deque[Call] = deque(maxlen=calls_to_keep())
         self.waits_for = waits_for
         self._rank = rank
         self._global_ranks = tuple(global_ranks)

@@ -17,9 +17,10 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from arborcast.backends import ExecutionError, Options  # noqa: E402
-from arborcast.backends.group.history import History  # noqa: E402
+from arborcast.backends.group.history import KEPT, History, calls_to_keep  # noqa: E402
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint  # noqa: E402
 from arborcast.synth.collective import Kind  # noqa: E402
+from arborcast.synth.errors import InputError  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 
@@ -144,6 +145,17 @@ def test_the_last_calls_are_kept_and_written_at_the_first_failure(
     assert found["failure"] == "the first"
     assert [call["sequence"] for call in found["calls"]] == [1, 2]
     assert history.counters()["allreduce"]["gloo"] == 3
+
+
+@pytest.mark.parametrize("said", ["many", "-1", "1.5", "٣", "9" * 10, "9" * 5000])
+def test_what_is_no_number_of_calls_is_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", said)
+    with pytest.raises(InputError, match="TORCH_FR_BUFFER_SIZE: must be a number of calls") as caught:
+        calls_to_keep()
+    assert len(str(caught.value)) < 200
+    for number, kept in (("0", 0), (" 7", 7), ("", KEPT)):
+        monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", number)
+        assert History(0, (0,)).calls.maxlen == kept
 
 
 def traced(rank: int, size: int, folder: str) -> None:
