@@ -152,6 +152,22 @@ def test_changes_in_place_that_nobody_else_sees_are_made(then: Callable[..., Ten
         torch.testing.assert_close(stage.forward([SAMPLES], {}, step=step)[1], model(SAMPLES))
 
 
+def test_what_is_made_of_buffers_follows_their_new_values() -> None:
+    model = Layer(lambda self, y, x: y * torch.exp(self.count))
+    (stage,) = stages(model, SAMPLES)
+    changes = [
+        lambda: stage.fill_rest({"count": model.count}),
+        lambda: stage.rest["count"].copy_(model.count),
+    ]
+    for count, change in enumerate(changes):
+        torch.testing.assert_close(stage.forward([SAMPLES], {})[1], model(SAMPLES))
+        model.count.fill_(count + 1)
+        change()
+        if count:
+            stage.spread_updates()  # as after loading
+        torch.testing.assert_close(stage.forward([SAMPLES], {})[1], model(SAMPLES))
+
+
 def stochastic_depth(self: Any, y: Tensor, x: Tensor) -> Tensor:
     noise = torch.empty(x.size(0), 1).bernoulli_(0.5)
     return y * noise.div_(0.5)

@@ -256,7 +256,8 @@ class ShardedStage:
             held.gradient = None
 
     def spread_updates(self) -> None:
-        """After the optimizer: bring every part that changed to where it is stored."""
+        """After the optimizer, or new values: bring every part that changed to where it is stored."""
+        self._constants = {}  # made of buffers that may have changed
         for held in self._held.values():
             held.leaves = {}
             part = local(held.parameter).detach()
@@ -297,6 +298,7 @@ class ShardedStage:
         """Take the values of `rest` on another rank."""
         for name, value in rest.items():
             self.rest[name].copy_(value)
+        self._constants = {}
 
     def take_home(self, held: _Held, value: str, gradient: Tensor) -> None:
         """Add a gradient that came home, of a parameter or of a view of it."""
