@@ -90,6 +90,7 @@ class GraphRun:
         self._graph = graph
         self._rank = rank
         self._telling = parties.telling
+        self._seen: int | None = None
         self._required = parties.required
         named = sorted({*graph.sends, *graph.receives})
         self._channels = [channels[peer] for peer in [*named, *sorted(channels.keys() - set(named))]]
@@ -139,6 +140,7 @@ class GraphRun:
         for channel, peer in zip(self._channels, self._peers, strict=False):
             peer.channel = channel.address
             peer.is_told = channel.peer in parties.told
+            peer.tells = channel.peer in parties.telling
 
     def run(
         self,
@@ -226,9 +228,14 @@ class GraphRun:
         self._opening = opening
         self._opening_bytes.raw = opening.to_bytes()
         self._lost = None
+        if seen != self._seen:
+            self._await_openings_but(seen)
+        self._answer(at_once.run_begin(self._address))
+
+    def _await_openings_but(self, seen: int | None) -> None:
         for channel, peer in zip(self._channels, self._peers, strict=False):
             peer.tells = channel.peer in self._telling and channel.peer != seen
-        self._answer(at_once.run_begin(self._address))
+        self._seen = seen
 
     def _answer(self, news: int) -> None:
         """Do what the library has left to Python."""

@@ -6,8 +6,7 @@ judge alike whether a schedule serves a call, so only what is the same on all of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
 from typing import Any, TypeVar
 
 import torch
@@ -121,13 +120,23 @@ def flattened(tensor: Tensor) -> Tensor:
     return data.as_strided((data.numel(),), (1,))
 
 
-@contextmanager
-def written(tensor: Tensor) -> Iterator[Tensor]:
+class written:  # noqa: N801 (it is used as a function)
     """The same for a tensor that is written to: what a copy holds in the end goes back."""
-    flat = flattened(tensor)
-    yield flat
-    if not lies_flat(tensor):
-        tensor.data.copy_(flat.view(tensor.shape))
+
+    __slots__ = ("_flat", "_tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._flat = flattened(tensor)
+
+    def __enter__(self) -> Tensor:
+        """Its elements in their order."""
+        return self._flat
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """What a copy holds goes back, unless something was raised."""
+        if kind is None and not lies_flat(self._tensor):
+            self._tensor.data.copy_(self._flat.view(self._tensor.shape))
 
 
 def spread(together: Tensor, tensors: Sequence[Tensor]) -> None:

@@ -121,6 +121,7 @@ BARRIER = Form(Kind.CUSTOM, "barrier", "barrier")
 """Where a call has several forms, that of lists of tensors."""
 
 _UNSET = timedelta(0)
+_NOTHING = nullcontext()
 
 
 @outside_compilers
@@ -653,13 +654,16 @@ class SynthGroup(dist.ProcessGroup):
             timeout: of this call, too.
         """
         entering = self._entering(result)
+        within: AbstractContextManager[None] = _NOTHING
         event = event_of(f"synth:{form.title}", inputs)
         limit = timeout or getattr(opts, "timeout", None) or _UNSET
+        if limit > _UNSET:
+            within = self._communicator.within(limit.total_seconds())
         self._begun_calls += 1
 
         def run() -> None:
             try:
-                with entering, self._communicator.within(limit.total_seconds()):
+                with entering, within:
                     function()
             except BaseException:
                 if self._communicator.failure is not None:
@@ -675,10 +679,12 @@ class SynthGroup(dist.ProcessGroup):
     def _entering(self, result: Any) -> AbstractContextManager[None]:
         """For the thread that serves a call: what this one has done to its tensors comes before."""
         device = self._communicator.device
+        if device is None:
+            return _NOTHING
         while isinstance(result, Sequence) and result:  # lists of lists of tensors on one device
             result = result[0]
-        if device is None or not isinstance(result, Tensor) or not device.holds(result):
-            return nullcontext()
+        if not isinstance(result, Tensor) or not device.holds(result):
+            return _NOTHING
         return device.entering(result)
 
     def _refuse_after_failure(self) -> None:

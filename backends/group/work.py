@@ -72,7 +72,11 @@ class QueuedWork(dist.Work):
         self._result = result
         self._error: Exception | None = None
         self._lock = threading.Lock()
-        self._done = threading.Event()
+        # Whoever waits takes the latch, which is free once the call has ended, and gives it back. An Event
+        # takes longer to make than most calls' other words.
+        self._has_ended = False
+        self._latch = threading.Lock()
+        self._latch.acquire()
         self._trigger: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
 
@@ -85,7 +89,8 @@ class QueuedWork(dist.Work):
             self._result = returned
         del self.function  # and the tensors that it holds
         with self._lock:
-            self._done.set()
+            self._has_ended = True
+        self._latch.release()
 
     def call_back(self) -> None:
         """Have the future done; its callbacks run in this thread and may take long."""
@@ -106,14 +111,20 @@ class QueuedWork(dist.Work):
             ExecutionError: it did not end in that time.
             Exception: what the call raised.
         """
-        end = time.monotonic() + timeout.total_seconds() if timeout else math.inf
-        # A signal that arrives just before the thread blocks is seen only when it runs again.
-        while not self._done.wait(min(SIGNALS_S, max(0.0, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                raise ExecutionError(f"waited {timeout} for a collective that is still on its way")
+        if not self._has_ended:
+            self._sleep(timeout)
         if self._error is not None:
             raise self._error
         return True
+
+    def _sleep(self, timeout: timedelta | None) -> None:
+        end = time.monotonic() + timeout.total_seconds() if timeout else math.inf
+        # A signal that arrives just before the thread blocks is seen only when it runs again.
+        while not self._has_ended:
+            if self._latch.acquire(timeout=min(SIGNALS_S, max(0.0, end - time.monotonic()))):
+                self._latch.release()
+            elif time.monotonic() >= end:
+                raise ExecutionError(f"waited {timeout} for a collective that is still on its way")
 
     def synchronize(self) -> None:
         """The same as `wait`: there are no streams."""
@@ -121,15 +132,15 @@ class QueuedWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the call has ended, in whatever way."""
-        return self._done.is_set()
+        return self._has_ended
 
     def is_success(self) -> bool:
         """Whether the call has ended without an error."""
-        return self._done.is_set() and self._error is None
+        return self._has_ended and self._error is None
 
     def exception(self) -> Any:
         """What the call raised; None while it is on its way, too."""
-        return self._error if self._done.is_set() else None
+        return self._error if self._has_ended else None
 
     def result(self) -> Any:
         """The tensors that hold the result; raises what the call raised."""
@@ -143,7 +154,7 @@ class QueuedWork(dist.Work):
                 trigger: torch.futures.Future[None] = torch.futures.Future()
                 # Errors of callbacks are the only ones that torch lets Python put into a future.
                 self._future = trigger.then(self._outcome)
-                if self._done.is_set():
+                if self._has_ended:
                     trigger.set_result(None)
                 else:
                     self._trigger = trigger
@@ -329,7 +340,8 @@ class WorkQueue:
             self._is_executing = False
             if self._calls:
                 self._rouse()
-            self._changed.notify_all()
+            if self._closed is not None:  # nobody else waits for the end of a call
+                self._changed.notify_all()
 
     def _next(self) -> QueuedWork | None:
         with self._changed:

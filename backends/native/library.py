@@ -7,6 +7,7 @@ interpreter's switch interval. Those through `in_peace` release it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sysconfig
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
@@ -243,6 +244,7 @@ at_once = _load(ctypes.PyDLL)
 in_peace = _load(ctypes.CDLL)
 
 
+@functools.cache
 def combiner(operator: str, dtype: torch.dtype) -> int:
     """The address of what combines such elements so; 0 where there is none."""
     return at_once.find_combine(TYPES.index(dtype), OPERATORS[operator]) or 0
