@@ -226,15 +226,16 @@ static int64_t flush(struct channel *c) {
     return 0;
 }
 
-/* Send the opening of a collective; it is kept where there is no room now. */
-int32_t channel_open(struct channel *c, const uint8_t *opening) {
+/* Send the opening of a collective; it is kept where there is no room now, or where a message to the same peer
+   `follows` at once, and takes it along: two calls of the kernel would wake the peer twice. */
+int32_t channel_open(struct channel *c, const uint8_t *opening, int32_t follows) {
     uint8_t frame[HEADER_BYTES + OPENING_BYTES];
     if (c->gone)
         return CLOSED;
     put_header(frame, OPENING, OPENING_BYTES);
     memcpy(frame + HEADER_BYTES, opening, OPENING_BYTES);
     int32_t kept = keep(c, frame, sizeof frame);
-    return kept < 0 ? kept : (int32_t)flush(c);
+    return kept < 0 || follows ? kept : (int32_t)flush(c);
 }
 
 /* Send frames of consecutive parts by one call, as many as there is room for. Returns the bytes of messages

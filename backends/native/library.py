@@ -201,7 +201,7 @@ OPERATORS = {
 """What it combines them by, as `tensors.torch_reduction` names it."""
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "channel_open": (c_int32, (c_void_p, ctypes.c_char_p)),
+    "channel_open": (c_int32, (c_void_p, ctypes.c_char_p, c_int32)),
     "channel_send": (c_int64, (c_void_p, c_void_p, c_int64)),
     "channel_send_all": (c_int64, (c_void_p, c_void_p, c_int32, c_int64)),
     "channel_receive": (c_int64, (c_void_p, c_void_p, c_int64)),

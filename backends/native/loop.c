@@ -72,7 +72,8 @@ int32_t run_begin(struct run *r) {
         r->missing += p->awaits_opening;
     }
     for (struct peer *p = r->peers; p < r->peers + r->peer_count; p++) {
-        int32_t opened = p->is_told ? channel_open(p->channel, r->opening) : 0;
+        int32_t follows = r->local_count == 0 && may_send(r, p);
+        int32_t opened = p->is_told ? channel_open(p->channel, r->opening, follows) : 0;
         if (opened < 0)
             return fail(r, p, opened);
     }

@@ -86,7 +86,7 @@ struct channel {
     uint8_t reason[REASON_BYTES];
 };
 
-int32_t channel_open(struct channel *, const uint8_t *opening);
+int32_t channel_open(struct channel *, const uint8_t *opening, int32_t follows);
 int64_t channel_send(struct channel *, const uint8_t *data, int64_t size);
 int64_t channel_receive(struct channel *, uint8_t *into, int64_t size);
 int32_t channel_opening(struct channel *);

@@ -117,7 +117,7 @@ class SocketChannel:
 
     def open(self, opening: bytes) -> None:
         """Send the opening of a collective (`OPENING_BYTES` long); it is kept where there is no room now."""
-        self._done(at_once.channel_open(self.address, opening))
+        self._done(at_once.channel_open(self.address, opening, False))
 
     def send(self, data: memoryview) -> int:
         """Hand over a prefix of what is left of a message; returns its bytes, 0 where there is no room now.
