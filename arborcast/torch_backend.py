@@ -19,7 +19,8 @@ def register() -> None:
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         # A ShardedTensor gathers on a GPU whenever the name has one, also where torch is built without.
-        devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+        is_built = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
+        devices = ["cpu", "cuda"] if is_built else ["cpu"]
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
 
 

@@ -255,7 +255,7 @@ def _only(asked: Approach) -> Iterator[Table]:
 
 
 def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
-    """The table of the first schedule by which every rank gets the same bits, and then that of all of them."""
+    """The table of the first schedule by which every rank gets the same bits, then that of all of them."""
     found: list[AnySchedule] = []
     refused: AnySchedule | None = None
     is_late = False

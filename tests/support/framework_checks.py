@@ -513,7 +513,7 @@ def _sharded_gradient(rank: int) -> Values:
     mesh = init_device_mesh("cpu", (RANKS,))
     left = distribute_tensor(torch.arange(40.0).view(5, 8), mesh, [Shard(1)]).requires_grad_()
     right = distribute_tensor(torch.arange(24.0).view(8, 3), mesh, [Shard(0)]).requires_grad_()
-    product = left @ right  # a partial sum
+    product: Any = left @ right  # a partial sum
     loss = product.redistribute(placements=[Shard(0)]).relu().redistribute(placements=[Replicate()]).sum()
     loss.backward()
     norm = torch.nn.utils.get_total_norm([left, right.grad])
@@ -558,7 +558,7 @@ def _fsdp2_steps(
 
 
 def _checkpoint(rank: int) -> Values:
-    """A hybrid mesh's weights and moments into files, by a thread, and onto four shards; whole from rank 0."""
+    """A hybrid mesh's weights and moments into files by a thread, onto four shards, and whole from rank 0."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint import state_dict as states
     from torch.distributed.device_mesh import init_device_mesh
@@ -566,7 +566,7 @@ def _checkpoint(rank: int) -> Values:
 
     folder = f"{os.environ['TEST_STORE']}-{dist.get_backend()}-checkpoint"
     hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    models = [fully_shard(small_model(), mesh=hybrid), fully_shard(small_model(seed=1))]
+    models: list[Any] = [fully_shard(small_model(), mesh=hybrid), fully_shard(small_model(seed=1))]
     optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
     train(rank, models[0], optimizers[0], steps=1)
     saved = dict(zip(("model", "moments"), states.get_state_dict(models[0], optimizers[0]), strict=True))
