@@ -249,7 +249,7 @@ class Engine:
         It may be called again for the same call, with another `is_done`.
 
         Args:
-            is_done: whether what serves the call, by a deadline of its own, has ended; `ring` when it has.
+            is_done: whether what serves the call, by its own deadline, has ended; call `ring` when it has.
             look_every_s: how often to ask without having been rung for.
             needed: the rank without which it never ends; its death is then a failure.
 

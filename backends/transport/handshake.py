@@ -6,8 +6,10 @@ import os
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.transport.shared_memory import create_memory
@@ -22,6 +24,23 @@ _RETRY_S = 0.01  # where the other's queue of callers is full
 _LOOK_S = 0.1  # how often who waits for an answer asks whether to go on
 _LONGEST_S = 86400.0  # of one wait; sockets know no more than 24.8 days
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+class _Connection(Protocol):
+    def close(self) -> None:
+        """Close it here; the other end sees that where no other process has it open."""
+
+
+closed_in_children: weakref.WeakSet[_Connection] = weakref.WeakSet()
+"""Connections that are not yet channels: a forked child, which lives on, must not keep them open."""
+
+
+def _close_in_child() -> None:
+    for connection in list(closed_in_children):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,9 @@ class Call:
 
     sock: socket.socket
     memory: int | None = None
+
+    def __post_init__(self) -> None:
+        closed_in_children.add(self.sock)
 
     def close(self) -> None:
         """Give up."""

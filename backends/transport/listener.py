@@ -11,7 +11,13 @@ import socket
 import time
 
 from arborcast.backends.transport.addresses import listening_socket
-from arborcast.backends.transport.handshake import HANDSHAKE_BYTES, TOKEN_BYTES, Handshake, is_of_this_user
+from arborcast.backends.transport.handshake import (
+    HANDSHAKE_BYTES,
+    TOKEN_BYTES,
+    Handshake,
+    closed_in_children,
+    is_of_this_user,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +55,7 @@ class PendingConnection:
         self.handshake: Handshake | None = None
         self.trouble: str | None = None
         self._said = b""
+        closed_in_children.add(self)
 
     def listen(self) -> bool:
         """Read on; False where the connection is gone or says something else than a handshake."""

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from arborcast.backends.transport import addresses
 from arborcast.backends.transport.addresses import address_of_interface, listening_address
-from arborcast.backends.transport.handshake import Handshake, dial_unix
+from arborcast.backends.transport.handshake import Call, Handshake, dial_unix
 from arborcast.backends.transport.listener import MOST_SILENT, Listener, PendingConnection
 from arborcast.backends.transport.network import Network
-from arborcast.backends.transport.shared_memory import create_memory, memory_bytes
+from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, create_memory, memory_bytes
 from arborcast.backends.transport.socket_channel import SocketChannel
 from tests.support.ranks import Failure, run_ranks, store_path
 from tests.support.waiting import any_inside, mark_inside, until, wait_for_end
@@ -599,6 +599,36 @@ def test_memory_of_a_rank_is_sealed_and_what_is_not_is_refused(tmp_path: Path) -
     for sock in (ours, theirs):
         sock.close()
     os.close(memory)
+
+
+def test_a_forked_child_keeps_no_connection_that_is_not_yet_a_channel() -> None:
+    """Neither of a rank that came early, nor one of this rank that has not been answered yet."""
+    store = dist.HashStore()
+    network = Network(store, 0, 3, timeout_s=90, transport="sockets")
+    early = socket.create_connection((network._reception.host, network._reception.port))
+    early.sendall(Handshake(network._token, 2, 0, SLOT_BYTES, SLOTS, wants_memory=False).to_bytes())
+    while not network._early:
+        network._reception.wait(0.05)
+        network._seat(set())
+    answering, dialing = socket.socketpair()
+    call = Call(dialing)
+    lives, ends = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ends)
+        os.read(lives, 1)
+        os._exit(0)
+    try:
+        network.close()
+        call.close()
+        for other in (early, answering):
+            other.settimeout(30)
+            assert other.recv(1) == b""
+            other.close()
+    finally:
+        os.close(ends)
+        os.close(lives)
+        os.waitpid(child, 0)
 
 
 def test_a_second_piece_of_memory_ends_a_handshake() -> None:
