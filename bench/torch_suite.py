@@ -2,7 +2,8 @@
 
 Nine configurations: file and TCP store, profiler events expected, TORCH_DISTRIBUTED_DEBUG=DETAIL, tests that
 want GPUs on CPU tensors, those for 4 and 8 ranks, DDP under dist_autograd, and the forms of torch.compile
-(`bench/suite`). A test that has not ended at its deadline has failed; what its threads did is printed.
+(`bench/suite`). A test that has not ended at its deadline has failed; what its threads did is printed. One
+that passes on gloo must neither fail nor skip itself on the others.
 Results go to `bench/results/torch_suite.json`; rows of what is not asked for stay.
 
     make torch-suite                                         # an hour on two cores
@@ -24,7 +25,7 @@ from typing import Any
 from arborcast.bench.harness.document import Measure, document, read_document, write_document
 from arborcast.bench.harness.processes import ONE_CORE
 from arborcast.bench.harness.provenance import RUNTIME
-from arborcast.bench.suite.cases import CONFIGURATIONS
+from arborcast.bench.suite.cases import CONFIGURATIONS, applies
 from arborcast.synth.errors import InputError
 
 HOME = Path(__file__).resolve().parent.parent
@@ -48,7 +49,11 @@ def run_suite(
 ) -> Iterator[dict[str, Any]]:
     """A row for each configuration and backend, as it has been run; what fails is printed."""
     for configuration in configurations:
+        (known,) = (one for one in CONFIGURATIONS if one.name == configuration)
         for backend in backends:
+            if not applies(known, backend):
+                print(f"{configuration}, {backend}: nothing would be checked", flush=True)
+                continue
             row = _row(configuration, backend, list(_endings(configuration, backend, only, deadline_s)))
             print(f"{configuration}, {backend}: {row['passed']} of {row['tests']} pass", flush=True)
             yield row
@@ -82,15 +87,20 @@ def _row(configuration: str, backend: str, endings: Sequence[Mapping[str, Any]])
         **{name: outcomes[name] for name in ("passed", "failed", "hung", "skipped")},
         "seconds": sum(ending["seconds"] for ending in endings),
         "failures": [ending["test"] for ending in endings if ending["outcome"] in FAILURES],
+        "skips": [ending["test"] for ending in endings if ending["outcome"] == "skipped"],
     }
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with what passes on gloo and fails there: by its name, and for other reasons."""
-    of_gloo = {row["configuration"]: set(row["failures"]) for row in rows if row["backend"] == REFERENCE}
+    """The rows with what passes on gloo and does not pass there: by its name, and for other reasons.
+
+    Where gloo has not been run, all failures count, and no skips.
+    """
+    of_gloo = {row["configuration"]: row for row in rows if row["backend"] == REFERENCE}
     found = []
     for row in rows:
-        worse = sorted(set(row["failures"]) - of_gloo.get(row["configuration"], set()))
+        gloo = of_gloo.get(row["configuration"], {"failures": [], "skips": row["skips"]})
+        worse = sorted({*row["failures"], *row["skips"]} - {*gloo["failures"], *gloo["skips"]})
         found.append(
             {
                 **row,
@@ -113,8 +123,8 @@ def results_document(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         units={
             "tests": "that apply to gloo; those that skip themselves are not among them",
             "hung": "not ended at the deadline",
-            "by_name": "pass on gloo and fail here, since torch compares the backend's name",
-            "behind": "pass on gloo and fail here for other reasons",
+            "by_name": "pass on gloo and fail or skip themselves here: torch compares the backend's name",
+            "behind": "pass on gloo and fail or skip themselves here for other reasons",
         },
         packages=("arborcast", "torch"),
         code=RUNTIME,
@@ -141,7 +151,7 @@ def main() -> None:
         raise SystemExit(2) from None
     try:
         kept = read_document(asked.json)["rows"] if asked.json.exists() and not asked.only else []
-        rows = {(row["configuration"], row["backend"]): row for row in kept}
+        rows = {(row["configuration"], row["backend"]): row for row in kept if "skips" in row}
         for row in run_suite(asked.configurations, asked.backends, asked.only, asked.deadline):
             rows[row["configuration"], row["backend"]] = row
             if not asked.only:

@@ -17,7 +17,8 @@ def _answer(document: Document) -> Iterator[Part]:
     yield text(
         "Of the tests that pass on gloo, ",
         Strong(plural(len(behind), "test") if behind else "none"),
-        " fails for other reasons than its name" + (f": {', '.join(behind)}" if behind else ""),
+        " fails, or skips itself, for other reasons than the backend's name"
+        + (f": {', '.join(behind)}" if behind else ""),
         tone="bad" if behind else "",
     )
     for name, why in (document.get("by_name") or {}).items():
