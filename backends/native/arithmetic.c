@@ -1,4 +1,5 @@
-/* Sums and what else combines two contributions, element by element, to the bits that torch gives.
+/* Sums and what else combines two contributions, element by element, to the bits that torch gives: but for which
+   NaN comes of one, and which zero is the extreme of two with different signs.
 
    Integers wrap around. float16 and bfloat16 are computed in float32 and rounded once, to nearest, ties to
    even. A NaN in either operand makes the minimum and the maximum NaN. */
@@ -107,13 +108,15 @@ FLOATS(f16, f16)
 
 #else
 
-/* A float16 is a float32 with the exponent scaled by 2^112, but for infinities and NaNs. Without branches, so
-   that the compiler makes vectors of it: its own float16 goes through a call for each element. */
+/* The exponent of a float32 is 112 more, but of infinities and NaNs; a subnormal is what 2^-14 and it are beyond
+   2^-14, which holds where processors take subnormals of float32 for zeros, too. Without branches, so that the
+   compiler makes vectors of it: its own float16 goes through a call for each element. */
 static inline float wide_half(uint16_t half) {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
-    uint32_t scaled = bits_of(of_bits(magnitude) * of_bits(0x77800000));
-    uint32_t beyond = (half & 0x7c00) == 0x7c00 ? 0x7f800000 | magnitude : scaled;
-    return of_bits(beyond | (uint32_t)(half & 0x8000) << 16);
+    uint32_t small = bits_of(of_bits(magnitude + 0x38800000) - of_bits(0x38800000));
+    uint32_t finite = half & 0x7c00 ? magnitude + 0x38000000 : small;
+    uint32_t wide = (half & 0x7c00) == 0x7c00 ? 0x7f800000 | magnitude : finite;
+    return of_bits(wide | (uint32_t)(half & 0x8000) << 16);
 }
 
 static inline uint16_t narrow_half(float value) {

@@ -3,7 +3,7 @@
    "C does the bytes, Python does the words": whatever is rare (a peer that goes or gives up, frames that are
    not what is due, copies of a device, deadlines) ends a call with a code, and Python
    goes on from there. Nothing blocks but the one sleep of `run_advance`. The structures are mirrored, field by
-   field, in `structures.py`. */
+   field, in `library.py`. */
 
 #ifndef ARBORCAST_NATIVE_H
 #define ARBORCAST_NATIVE_H

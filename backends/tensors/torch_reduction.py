@@ -34,7 +34,11 @@ _COMBINE: dict[str, Combine] = {
     "BOR": _into(torch.bitwise_or),
     "BXOR": _into(torch.bitwise_xor),
 }
-"""For each operation the call of torch; the library (`backends.native`) gives the same bits."""
+"""For each operation the call of torch.
+
+The library (`backends.native`) gives the same bits, but for which NaN comes of one, and which zero is the
+extreme of two with different signs.
+"""
 
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 _TYPES = frozenset(

@@ -1,4 +1,7 @@
-"""The library combines elements to the bits of torch: every type, operation and length, wherever they lie."""
+"""The library combines elements to the bits of torch: every type, operation and length, wherever they lie.
+
+But for which NaN comes of one, and which zero is the extreme of two with different signs.
+"""
 
 from __future__ import annotations
 
@@ -103,6 +106,21 @@ def test_every_half_number_is_rounded_as_torch_does(name: str, dtype: torch.dtyp
         wanted = torch.empty_like(every)
         operator.combine(every, other, wanted)
         assert same(combine(name.lower(), every, other), wanted), value
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="a processor that knows no such mode")
+@pytest.mark.parametrize("name", ["SUM", "PRODUCT", "MIN", "MAX"])
+def test_small_halves_are_no_zeros_where_small_floats_are(name: str) -> None:
+    """Every float16 is a number that float32 holds as a normal one."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    other = torch.full_like(every, 6e-8)
+    wanted = combine(name.lower(), every, other)
+    torch.set_flush_denormal(True)
+    try:
+        found = combine(name.lower(), every, other)
+    finally:
+        torch.set_flush_denormal(False)
+    assert same(found, wanted)
 
 
 def test_of_two_zeros_the_second_is_the_extreme() -> None:
