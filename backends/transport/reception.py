@@ -28,7 +28,12 @@ class _Shared:
     def __init__(self, address: str, *, is_local: bool) -> None:
         self.listener = Listener(address, is_local=is_local, most_silent=LEAST_SILENT)
         self.of_token: dict[bytes, list[PendingConnection]] = {}
+        self.sizes: dict[bytes, int] = {}  # of the groups
         self.accepting = threading.Lock()
+
+    def bound(self) -> None:
+        """Let as many connections be without a handshake as the largest group may need."""
+        self.listener.most_silent = max([LEAST_SILENT, *(2 * size for size in self.sizes.values())])
 
     def sort(self) -> None:
         """Give each group its connections."""
@@ -84,7 +89,8 @@ class Reception:
             if shared is None:
                 shared = _shared[self._key] = _Shared(address, is_local=is_local)
             shared.of_token[token] = []
-            shared.listener.most_silent = max(shared.listener.most_silent, 2 * size)
+            shared.sizes[token] = size
+            shared.bound()
         self._mine: _Shared | None = shared
         self.host, self.port, self.name = shared.listener.host, shared.listener.port, shared.listener.name
 
@@ -133,6 +139,8 @@ class Reception:
             return
         with _lock:
             _close_all(shared.of_token.pop(self._token, ()))
+            del shared.sizes[self._token]
+            shared.bound()
             is_last = not shared.of_token and _shared.get(self._key) is shared
             if is_last:
                 del _shared[self._key]

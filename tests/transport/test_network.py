@@ -27,6 +27,7 @@ from arborcast.backends.transport.addresses import address_of_interface, listeni
 from arborcast.backends.transport.handshake import Call, Handshake, dial_unix
 from arborcast.backends.transport.listener import MOST_SILENT, Listener, PendingConnection
 from arborcast.backends.transport.network import Network
+from arborcast.backends.transport.reception import LEAST_SILENT
 from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, create_memory, memory_bytes
 from arborcast.backends.transport.socket_channel import SocketChannel
 from tests.support.ranks import Failure, run_ranks, store_path
@@ -235,6 +236,17 @@ def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatc
     listening.close()
     for sock in silent:
         sock.close()
+
+
+def test_as_many_may_be_silent_as_the_largest_group_needs() -> None:
+    store = dist.HashStore()
+    small, large = (Network(dist.PrefixStore(str(size), store), 0, size, timeout_s=90) for size in (2, 40))
+    shared = small._reception._mine
+    assert shared is not None and shared is large._reception._mine
+    assert shared.listener.most_silent == 80
+    large.close()
+    assert shared.listener.most_silent == LEAST_SILENT
+    small.close()
 
 
 def with_slots(rank: int, size: int) -> str:
