@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+SOURCES = 0x756D89C
+"""The digest in `native.h`."""
+
 LANDING_BYTES = 256 << 10
 RING_AT = 4096
 """Bytes before a ring in shared memory."""
@@ -216,6 +219,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "run_advance": (c_int32, (c_void_p, c_int32, c_int32)),
     "run_complete": (None, (c_void_p, c_int32)),
     "native_layout": (c_int64, ()),
+    "native_sources": (c_int64, ()),
 }
 
 
@@ -230,13 +234,16 @@ def _load(kind: type[ctypes.CDLL]) -> ctypes.CDLL:
     if not path.exists():
         raise ImportError(f"{path} was not built: {remedy}")
     found = kind(str(path))
+    other = ImportError(f"{path} was built of other sources than these: {remedy}")
+    if not hasattr(found, "native_sources") or found.native_sources() != SOURCES:
+        raise other
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
     sizes = (ctypes.sizeof(each) for each in (ChannelState, RunState, PeerState, ActionState))
     meant = sum(size << shift for size, shift in zip(sizes, (40, 20, 10, 0), strict=True))
     if found.native_layout() != meant:
-        raise ImportError(f"{path} was built of other sources than these: {remedy}")
+        raise other
     return found
 
 

@@ -290,7 +290,9 @@ int32_t run_advance(struct run *r, int32_t patience_ms, int32_t lingers) {
     }
 }
 
-/* The sizes that `library.py` must have, too. */
+/* What `library.py` must have, too: the sources, and the sizes. */
+int64_t native_sources(void) { return SOURCES; }
+
 int64_t native_layout(void) {
     return (int64_t)sizeof(struct channel) << 40 | (int64_t)sizeof(struct run) << 20 |
            (int64_t)(sizeof(struct peer) << 10) | (int64_t)sizeof(struct action);

@@ -6,7 +6,9 @@ But for which NaN comes of one, and which zero is the extreme of two with differ
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from arborcast.backends.native import library
 from arborcast.backends.native.library import OPERATORS, TYPES, at_once, combiner
 from arborcast.backends.tensors.torch_reduction import TYPE_NAMES, operator_of
 
@@ -139,6 +142,18 @@ def test_all_that_schedules_reduce_is_known() -> None:
     asked: Callable[..., Any] = at_once.find_combine
     assert asked(len(TYPES), 0) is None and asked(0, 7) is None and asked(-1, 0) is None
     assert not at_once.combine_once(0, 99, 0, None, None, None, 0)
+
+
+def test_the_library_says_of_which_sources_it_was_built() -> None:
+    """Old C under new Python would be wrong in silence: whoever changes the sources writes their digest."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(library.__file__).parent.glob("*.[ch]")):
+        lines = file.read_text().splitlines()
+        digest.update("\n".join(line for line in lines if not line.startswith("#define SOURCES")).encode())
+    meant = f"0x{digest.hexdigest()[:7]}"
+    said = (Path(library.__file__).parent / "native.h").read_text()
+    assert f"#define SOURCES {meant}\n" in said, f"native.h and library.py: SOURCES must be {meant}"
+    assert int(meant, 16) == library.SOURCES, f"native.h and library.py: SOURCES must be {meant}"
 
 
 def test_long_runs_of_elements() -> None:
