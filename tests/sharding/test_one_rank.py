@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch.nn import functional  # noqa: E402
 
 from arborcast.pipeline.errors import PlanError  # noqa: E402
 from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
+from arborcast.pipeline.model.traced.means import why_no_mean  # noqa: E402
+from arborcast.pipeline.model.traced.operators import kind_of, operator_trace  # noqa: E402
 from arborcast.pipeline.operators import Operand, Primitive  # noqa: E402
 from arborcast.pipeline.run.intra.collectives import MeshCollectives  # noqa: E402
-from arborcast.pipeline.run.intra.operators import Division, run  # noqa: E402
+from arborcast.pipeline.run.intra.operators import AGREEING, Division, run  # noqa: E402
 from arborcast.pipeline.run.intra.stage import ShardedStage  # noqa: E402
 from arborcast.pipeline.sharding.graph import merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import data_parallel  # noqa: E402
@@ -166,6 +168,49 @@ def test_what_is_made_of_buffers_follows_their_new_values() -> None:
         if count:
             stage.spread_updates()  # as after loading
         torch.testing.assert_close(stage.forward([SAMPLES], {})[1], model(SAMPLES))
+
+
+def cross(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+    return functional.cross_entropy(logits, target.abs().long() % 8, **options)
+
+
+def at_risk(y: Tensor, t: Tensor) -> Tensor:
+    mask = (t > 0).float()
+    return ((y - t) ** 2 * mask).sum() / mask.sum()
+
+
+mse = functional.mse_loss
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "mean": (mse, ""),
+    "by hand": (lambda y, t: ((y - t) ** 2).mean(0).sum() / 8, ""),
+    "sum over count": (lambda y, t: (y - t).abs().sum() / y.size(0), ""),
+    "counting targets": (lambda y, t: cross(y, t[:, 0], ignore_index=0), ""),
+    "of both": (lambda y, t: 2 * y.square().mean() + cross(y, t[:, 0]) / 3 + 1, ""),
+    "sum": (lambda y, t: mse(y, t, reduction="sum"), "it is the sum of theirs"),
+    "sum of rows": (lambda y, t: cross(y, t[:, 0], reduction="none").sum() / 4, "it is the sum of theirs"),
+    "masked": (at_risk, "aten.div.Tensor is not linear in the sums"),
+    "product": (lambda y, t: y.mean() * t.mean(), "aten.mul.Tensor is not linear in the means"),
+    "sum and mean": (
+        lambda y, t: y.sum() + t.mean(),
+        "aten.add.Tensor is neither a mean over samples nor linear in such means",
+    ),
+    "weighed by count": (lambda y, t: (y * y.size(0)).mean(), "computes with the number of samples"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_that_are_the_mean_of_their_microbatches(name: str) -> None:
+    """What the graph says, and what microbatches give."""
+    loss, said = LOSSES[name]
+    targets = SAMPLES.flip(0)
+    captured = trace(nn.Linear(8, 8), (SAMPLES, targets), loss, evaluation=False).training.captured
+    found = why_no_mean(captured, lambda node: kind_of(node) in AGREEING)
+    assert bool(found) == bool(said)
+    assert re.search(said, found)
+    assert why_no_mean(captured, lambda node: False) if name == "counting targets" else True
+    parts = [loss(y, t) for y, t in zip(SAMPLES.chunk(2), targets.chunk(2), strict=True)]
+    if name != "counting targets":
+        assert torch.isclose(sum(parts) / 2, loss(SAMPLES, targets)) == (not said)
 
 
 def stochastic_depth(self: Any, y: Tensor, x: Tensor) -> Tensor:

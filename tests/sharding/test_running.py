@@ -401,6 +401,10 @@ def plan_of(traced: Traced, *, size: int, is_whole: bool) -> ShardedPlan:
     )
 
 
+def of_sums(made: Tensor, wanted: Tensor) -> Tensor:
+    return functional.mse_loss(made, wanted, reduction="sum")
+
+
 def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
     """What a rank says when one alone refuses; what it holds in between; whether its model stayed."""
     running._GRACE_S = 0.1
@@ -415,6 +419,9 @@ def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
 
     divided = plan_of(traced, size=size, is_whole=False) if rank else plan
     found = [said(lambda: trainer(divided)), said(lambda: trainer(seed=rank))]
+    summed = trace(module, (model.inputs, model.targets), of_sums, evaluation=False)
+    halves = replace(plan, microbatches=2)
+    found.append(said(lambda: pipeline.ShardedTrainer(summed, halves, momentum, collectives="gloo")))
     made, short = trainer(), model.inputs[:4]
     found.append(said(lambda: made.step(short if rank else model.inputs, short if rank else model.targets)))
     made.step(model.inputs, model.targets)
@@ -443,7 +450,11 @@ def test_what_one_rank_refuses_ends_the_others_and_buffers_are_those_of_the_firs
     short = "batch: must have 8 samples, as the plan says, got [4]"
     theirs = f"what is refused: {short} on rank 1"
     for (lines, _, _), own in zip(found, (False, True), strict=True):
-        refused, seeds, first, both, last = lines
+        refused, seeds, sums, first, both, last = lines
+        assert sums == (
+            "PlanError: plan: must have 1 microbatch, as the loss of Normed is not the mean of those of "
+            "microbatches, got 2: it is the sum of theirs"
+        )
         assert refused.endswith(divided if own else f" and what is refused: {divided} on rank 1"), refused
         assert seeds.startswith("InputError: trainer: all ranks must be given the same one, got plan "), seeds
         assert seeds.endswith(" seed 1 on rank 1"), seeds

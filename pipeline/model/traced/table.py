@@ -104,7 +104,7 @@ def tabulate(captured: Captured) -> Table:
     sizes = {
         node.name: linear
         for node in captured.operators
-        if (linear := _linear(node.meta.get("val"), captured.samples)) is not None
+        if (linear := linear_in(node.meta.get("val"), captured.samples)) is not None
     }
     measure = Sizes(captured.samples)
     does = {node.name: effects(node, measure) for node in captured.operators if node.name not in sizes}
@@ -156,7 +156,7 @@ def tabulate(captured: Captured) -> Table:
     )
 
 
-def _linear(value: object, samples: Any) -> tuple[int, int] | None:
+def linear_in(value: object, samples: Any) -> tuple[int, int] | None:
     """(a, b) where a value is the integer a * samples + b; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return 0, value
@@ -189,14 +189,14 @@ def _divisible(captured: Captured) -> dict[str, tuple[int, int]]:
     batch = {node.name for node in captured.inputs}  # and what is made of them: constants are no samples
     for node in (*captured.inputs, *captured.operators):
         sources = [it for it in node.all_input_nodes if it.name in batch and _counting(it)]
-        if _linear(node.meta.get("val"), captured.samples) is None and any(
+        if linear_in(node.meta.get("val"), captured.samples) is None and any(
             it.name in batch for it in node.all_input_nodes
         ):
             batch.add(node.name)
         depends = _counting(node)
         if len(depends) != 1:
             continue
-        dim, rows = depends[0][0], _linear(depends[0][1], captured.samples)
+        dim, rows = depends[0][0], linear_in(depends[0][1], captured.samples)
         if rows is None or rows[1] or rows[0] < 1:
             continue
         known = [found.get(it.name, (None, 0)) for it in sources]

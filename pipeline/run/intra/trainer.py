@@ -25,8 +25,9 @@ from arborcast.backends.tensors.torch_compat import forget_meshes
 from arborcast.pipeline.costs.devices import device_named
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.model.layered import in_mode
+from arborcast.pipeline.model.traced.means import why_no_mean
 from arborcast.pipeline.model.traced.model import Traced
-from arborcast.pipeline.model.traced.operators import operator_trace
+from arborcast.pipeline.model.traced.operators import kind_of, operator_trace
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import forwards, peak_in_flight
@@ -39,6 +40,7 @@ from arborcast.pipeline.run.failures import Agreement, FailureBroadcast, Trainin
 from arborcast.pipeline.run.groups import COLLECTIVES, Groups
 from arborcast.pipeline.run.intra.collectives import MeshCollectives
 from arborcast.pipeline.run.intra.loop import Boundary, CrossingTensor, DividedLoop
+from arborcast.pipeline.run.intra.operators import AGREEING
 from arborcast.pipeline.run.intra.stage import ShardedStage
 from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
@@ -74,9 +76,9 @@ class ShardedTrainer(Saving):
     Every operator is divided as the plan says, and every tensor moved by the collectives that the plan
     priced, no others (`calls`); between stages every rank gets its part once, in 1F1B. Parameters are
     `DTensor`s in `module`, divided as their updates are (ZeRO). Losses and gradients are those of serial
-    training up to rounding, where the loss of a batch is the mean of those of its microbatches, or of cross
-    entropies over the targets that count. Dropout draws other masks than serial training, the same ones for
-    ranks that do the same work.
+    training up to rounding; a loss that is linear neither in means over samples nor in cross entropies over
+    the targets that count, such as a sum, is refused with several microbatches. Dropout draws other masks
+    than serial training, the same ones for ranks that do the same work.
 
     Args:
         model: traced with its loss. Its values on the first rank of each mesh are taken, buffers too; it is
@@ -544,8 +546,16 @@ class _Shares:
         """As all ranks see it.
 
         Raises:
-            PlanError: the plan is for another number of layers, or cuts what cannot be cut.
+            PlanError: the plan is for another number of layers, cuts what cannot be cut, or has microbatches
+                of whose losses that of the batch is not the mean.
         """
+        if plan.microbatches > 1:
+            why = why_no_mean(model.training.captured, lambda it: kind_of(it) in AGREEING)
+            if why:
+                raise PlanError(
+                    f"plan: must have 1 microbatch, as the loss of {model.name} is not the mean of those of "
+                    f"microbatches, got {plan.microbatches}: {why}"
+                )
         trace = operator_trace(model, plan.batch // plan.microbatches, by_layer=plan.depth > 1)
         whole = merged(trace)
         graphs: tuple[Graph, ...] = (whole,)
