@@ -14,7 +14,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from arborcast.pipeline.errors import PlanError  # noqa: E402
-from arborcast.pipeline.model.traced import trace  # noqa: E402
+from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.model.traced.means import why_no_mean  # noqa: E402
 from arborcast.pipeline.model.traced.operators import kind_of, operator_trace  # noqa: E402
 from arborcast.pipeline.operators import Operand, Primitive  # noqa: E402
@@ -56,11 +56,15 @@ class Layer(nn.Module):
 
 def stages(model: nn.Module, x: Tensor, ranks: int = 1) -> list[ShardedStage]:
     """Of each rank, by data parallelism; instead of a loss they give what the model makes."""
-    traced = trace(model, x, evaluation=False)
-    operators = operator_trace(traced, x.size(0))
+    return divided_stages(trace(model, x, evaluation=False), x.size(0), ranks)
+
+
+def divided_stages(traced: Traced, samples: int, ranks: int = 1, microbatches: int = 1) -> list[ShardedStage]:
+    """Of each rank, by data parallelism."""
+    operators = operator_trace(traced, samples)
     graph = merged(operators)
     mesh = Mesh((ranks,) if ranks > 1 else (), tuple(range(ranks)))
-    setting = Setting(FabricPrices(ring(max(ranks, 2)), mesh), UNIT)
+    setting = Setting(FabricPrices(ring(max(ranks, 2)), mesh), UNIT, microbatches)
     chosen = shard(graph, setting, allowed=data_parallel(setting.sizes)).chosen
     return [
         ShardedStage(traced, operators, graph, chosen, setting, Alone(mesh, rank), None)
@@ -211,6 +215,49 @@ def test_losses_that_are_the_mean_of_their_microbatches(name: str) -> None:
     parts = [loss(y, t) for y, t in zip(SAMPLES.chunk(2), targets.chunk(2), strict=True)]
     if name != "counting targets":
         assert torch.isclose(sum(parts) / 2, loss(SAMPLES, targets)) == (not said)
+
+
+class Wrong(nn.Module):
+    """Replaces some labels, which then are not counted, by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        kept = torch.rand_like(x[:, 0]) < 0.5
+        return functional.cross_entropy(self.linear(x), target.masked_fill(kept, -100))
+
+
+def test_targets_known_only_in_a_pass_cannot_weigh_microbatches() -> None:
+    target = torch.arange(4)
+    traced = trace(Wrong(), (SAMPLES, target), evaluation=False)
+    said = (
+        "^operator cross_entropy_loss: must have 1 microbatch, as its target .* numbers of rand_like, got 2$"
+    )
+    with pytest.raises(PlanError, match=said):
+        divided_stages(traced, 2, microbatches=2)
+    (stage,) = divided_stages(traced, 4)
+    stage.begin([(SAMPLES, target)])
+    rows = functional.cross_entropy(stage_linear(stage, SAMPLES), target, reduction="none")
+    loss = stage.forward([SAMPLES, target], {})[1]
+    means = [rows[[at for at in range(4) if which >> at & 1]].mean() for which in range(1, 16)]
+    assert any(torch.isclose(loss, it) for it in means)  # of those that count in this very pass
+
+
+def stage_linear(stage: ShardedStage, x: Tensor) -> Tensor:
+    state = stage.module.state_dict()
+    return functional.linear(x, state["linear.weight"], state["linear.bias"])
+
+
+def test_gradients_scaled_by_how_often_tokens_come_are_of_all_tokens() -> None:
+    tokens = torch.tensor([[1, 1], [1, 2], [3, 1], [0, 0]])
+    traced = trace(nn.Embedding(8, 4, scale_grad_by_freq=True), tokens, evaluation=False)
+    for ranks, microbatches in ((2, 1), (1, 2)):
+        got = f"got {ranks} parts and {microbatches} microbatches$"
+        with pytest.raises(PlanError, match=rf"^operator embedding \(embedding\): must be whole .*, {got}"):
+            divided_stages(traced, 4 // microbatches, ranks, microbatches)
+    divided_stages(traced, 4)
 
 
 def stochastic_depth(self: Any, y: Tensor, x: Tensor) -> Tensor:

@@ -330,12 +330,12 @@ def run_on_ranks(
         axes = divisions[0].axes("s")
         if way.before != (None,) * len(SIZES):
             with pytest.raises(PlanError, match=r"cannot be run on parts along [sc]"):
-                divisions[0].check()
+                divisions[0].check({}, 1)
         return [
             case.together([parts[it] for it in line])[line.index(number)]
             for number, line in enumerate(lines(axes))
         ]
-    divisions[0].check()
+    divisions[0].check({}, 1)
 
     def on_rank(mine: Parts, division: Division) -> Tensor:
         try:

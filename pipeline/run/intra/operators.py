@@ -57,13 +57,24 @@ class Division:
         """Into how many parts in all."""
         return self.collectives.mesh.size(self.axes(*labels))
 
-    def check(self) -> None:
+    def check(self, options: Mapping[str, Any], microbatches: int) -> None:
         """See that the operator can be run so.
+
+        Args:
+            options: its arguments but for tensors.
+            microbatches: of a step.
 
         Raises:
             PlanError: parts of it would have to know of each other in a way that has no code.
         """
         it = self.primitive
+        if it.kind == "embedding" and options.get("scale_grad_by_freq"):
+            parts = self.parts(*{*self.numbers} - {it.output.dims[-1]})  # columns have the same indices
+            if parts * microbatches > 1:
+                raise PlanError(
+                    f"operator {it.name} ({it.kind}): must be whole and of 1 microbatch, as its gradients "
+                    f"are scaled by how often indices come, got {parts} parts and {microbatches} microbatches"
+                )
         inside = {label for statistic in it.statistics for label in statistic.labels}
         for label in sorted(self.numbers):
             if not self.axes(label):
@@ -141,10 +152,8 @@ def _looked_up(target: Any, given: Arguments, division: Division) -> Any:
     axes = division.axes("v")
     if not axes:
         return called(target, given)
-    if given.get("scale_grad_by_freq") or given.get("sparse"):
-        raise PlanError(
-            f"operator {division.primitive.name}: sparse or scaled gradients must be of whole tables"
-        )
+    if given.get("sparse"):
+        raise PlanError(f"operator {division.primitive.name}: sparse gradients must be of whole tables")
     rows = given["weight"].size(0)
     _check_range("index", given["indices"], rows, division)
     first = division.collectives.index(axes) * rows

@@ -157,7 +157,9 @@ class ShardedStage:
         for operator, way in zip(graph.operators, chosen, strict=True):
             if way is not None and operator.given is None and not operator.is_end:
                 for member in operator.made:
-                    self._division(operator, member, way).check()
+                    options = arguments(self._nodes[member.value.value])[1]
+                    self._division(operator, member, way).check(options, setting.microbatches)
+        self._weighed = list(self._weighed_losses())
         self._mesh = None if connect is None else connect()
         self.module = nn.Module()  # without names of ours, which might be in their way
         self._held = {
@@ -181,14 +183,11 @@ class ShardedStage:
             batch: the inputs of each microbatch.
         """
         self._totals = {}
-        members = (it for operator in self._graph.operators if not operator.given for it in operator.made)
-        for node in (self._nodes.get(it.value.value) for it in members):
-            if node is None or kind_of(node) not in AGREEING:
-                continue
+        if len(batch) == 1:  # it weighs its own
+            return
+        for node in self._weighed:
             tensors, options = arguments(node)
             target, weight = tensors["target"], tensors.get("weight")
-            if options.get("reduction", MEAN) != MEAN or target.meta["val"].is_floating_point():
-                continue
             total = torch.zeros(())
             for part in batch:
                 inputs = {it.name: whole for it, whole in zip(self._captured.inputs, part, strict=True)}
@@ -197,14 +196,50 @@ class ShardedStage:
                 total = total + weight_of(known, weights, options.get("ignore_index", -100))
             self._totals[node.name] = total / len(batch)
 
+    def _weighed_losses(self) -> Iterator[fx.Node]:
+        """Those that are means over targets that count.
+
+        Raises:
+            PlanError: there are several microbatches, and what targets weigh is known only in a pass.
+        """
+        members = (it for operator in self._graph.operators if not operator.given for it in operator.made)
+        for node in (self._nodes.get(it.value.value) for it in members):
+            if node is None or kind_of(node) not in AGREEING:
+                continue
+            tensors, options = arguments(node)
+            if options.get("reduction", MEAN) != MEAN or tensors["target"].meta["val"].is_floating_point():
+                continue
+            if self._setting.microbatches > 1:
+                for key in ("target", "weight"):
+                    why = self._why_unknown(tensors[key]) if key in tensors else ""
+                    if why:
+                        raise PlanError(
+                            f"operator {node}: must have 1 microbatch, as its {key} depends on {why}, got "
+                            f"{self._setting.microbatches}"
+                        )
+            yield node
+
+    def _why_unknown(self, node: fx.Node) -> str:
+        """What a value depends on that is known only in a pass; empty for inputs and constants alone."""
+        waiting, seen = [node], set[fx.Node]()
+        while waiting:
+            it = waiting.pop()
+            if it in seen:
+                continue
+            seen.add(it)
+            if it.name in self._captured.parameters:
+                return f"parameter {self._captured.parameters[it.name]}"
+            if is_random(it):
+                return f"random numbers of {it}"
+            waiting += it.all_input_nodes
+        return ""
+
     def _of_inputs(self, node: fx.Node, inputs: Mapping[str, Tensor]) -> Any:
         """A value that depends on inputs alone."""
         if node.name in inputs:
             return inputs[node.name]
         if node.name not in self._varying:
             return self._constant(node, (0, 0))
-        if node.name in self._captured.parameters:
-            raise PlanError(f"operator {node}: the loss must not take its targets from parameters")
         values = {key: self._of_inputs(it, inputs) for key, it in arguments(node)[0].items()}
         for key in changed_arguments(node):
             values[key] = values[key].clone()
