@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -96,7 +97,7 @@ def shared(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
     }
     parallelize_module(model, along, plan)
     whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    for block in model[1 : BLOCKS + 1]:
+    for block in list(model)[1 : BLOCKS + 1]:
         columns = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
         parallelize_module(
             block,
@@ -113,7 +114,8 @@ def shared(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
             },
         )
         fully_shard(block, mesh=mesh["data"])
-    return fully_shard(model, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    return model
 
 
 def batches(steps: int, parts: int, part: int) -> list[Tensor]:
@@ -131,7 +133,7 @@ def losses(model: nn.Module, data: Sequence[Tensor]) -> list[Tensor]:
     for batch in data:
         optimizer.zero_grad()
         loss = cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         seen.append(loss.detach())
     return seen
@@ -141,16 +143,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train both ways."""
     parser = argparse.ArgumentParser(description="FSDP2 times tensor parallelism over synthesized schedules.")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--tensor-ranks", type=int, default=2, help="that share a block")
+    parser.add_argument("--tensor-ranks", type=int, choices=(1, 2, 4), default=2, help="that share a block")
     asked = parser.parse_args(arguments)
+    if asked.steps < 1:
+        parser.error(f"--steps {asked.steps} must be positive")
     if not dist.is_torchelastic_launched():
         parser.error("start it with: torchrun --standalone --nproc-per-node 4 examples/train_fsdp.py")
     dist.init_process_group("synth")
-    if dist.get_world_size() % asked.tensor_ranks or HEADS % asked.tensor_ranks:
-        parser.error(
-            f"--tensor-ranks {asked.tensor_ranks} must divide {dist.get_world_size()} ranks, {HEADS} heads"
-        )
-    replicas = dist.get_world_size() // asked.tensor_ranks
+    ranks = dist.get_world_size()
+    if ranks % asked.tensor_ranks:
+        parser.error(f"--tensor-ranks {asked.tensor_ranks} must divide {ranks} ranks")
+    replicas = ranks // asked.tensor_ranks
     mesh = init_device_mesh("cpu", (replicas, asked.tensor_ranks), mesh_dim_names=("data", "tensor"))
     mine = batches(asked.steps, replicas, mesh.get_local_rank("data"))
     means = torch.stack(losses(shared(network(), mesh), mine))
@@ -159,8 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     difference = float(((means - serial).abs() / serial).max())
 
     by_schedule = True
-    for axis in ("data", "tensor"):
-        group = mesh.get_group(axis)
+    for axis in (name for name in ("data", "tensor") if mesh[name].size() > 1):
+        group: Any = mesh.get_group(axis)
         for kind in ("allgather", "reduce-scatter"):
             counts = group.counters()[kind]
             by_schedule = by_schedule and counts["schedule"] > 0

@@ -508,13 +508,16 @@ def _sharded_tensor(rank: int) -> Values:
 def _sharded_gradient(rank: int) -> Values:
     """Backward through redistributions, and operators that choose their own."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (RANKS,))
     left = distribute_tensor(torch.arange(40.0).view(5, 8), mesh, [Shard(1)]).requires_grad_()
     right = distribute_tensor(torch.arange(24.0).view(8, 3), mesh, [Shard(0)]).requires_grad_()
-    product: Any = left @ right  # a partial sum
-    loss = product.redistribute(placements=[Shard(0)]).relu().redistribute(placements=[Replicate()]).sum()
+    product = left @ right  # a partial sum
+    assert isinstance(product, DTensor)
+    rows = product.redistribute(placements=[Shard(0)]).relu()
+    assert isinstance(rows, DTensor)
+    loss = rows.redistribute(placements=[Replicate()]).sum()
     loss.backward()
     norm = torch.nn.utils.get_total_norm([left, right.grad])
     return whole_of([loss, left.grad, right.grad, norm, product.softmax(1)])
@@ -566,7 +569,9 @@ def _checkpoint(rank: int) -> Values:
 
     folder = f"{os.environ['TEST_STORE']}-{dist.get_backend()}-checkpoint"
     hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    models: list[Any] = [fully_shard(small_model(), mesh=hybrid), fully_shard(small_model(seed=1))]
+    models = [small_model(), small_model(seed=1)]
+    fully_shard(models[0], mesh=hybrid)
+    fully_shard(models[1])
     optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
     train(rank, models[0], optimizers[0], steps=1)
     saved = dict(zip(("model", "moments"), states.get_state_dict(models[0], optimizers[0]), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -65,3 +66,14 @@ def test_fsdp_times_tensor_parallel_gives_serial_losses_by_schedules() -> None:
     ends = re.search(r"^loss (\d+\.\d+) to (\d+\.\d+) in 10 steps$", done.stdout, re.MULTILINE)
     assert ends is not None
     assert float(ends[2]) < 0.9 * float(ends[1])  # it learns
+
+
+@pytest.mark.long
+def test_the_fsdp_example_says_what_it_needs() -> None:
+    script = str(ROOT / "examples" / "train_fsdp.py")
+    done = run(sys.executable, script)
+    assert done.returncode == 2
+    assert "start it with: torchrun --standalone --nproc-per-node 4" in done.stderr
+    done = run(*TORCHRUN, "2", script, "--tensor-ranks", "4", ARBORCAST_TOPOLOGY="full:2")
+    assert done.returncode != 0
+    assert "--tensor-ranks 4 must divide 2 ranks" in done.stderr
