@@ -31,6 +31,8 @@ class InnerGloo:
         self, store: Store, rank: int, size: int, timeout: timedelta, *, has_ring: bool = False
     ) -> None:
         self._timeout = timeout
+        self._store = store
+        self._rank = rank
         self._make: Callable[[], Any] = lambda: new_gloo(store, rank, size, self._timeout)
         self._has_ring = has_ring
         self._lock = threading.Lock()
@@ -48,7 +50,12 @@ class InnerGloo:
                 if self._is_broken:
                     raise ExecutionError("the group has failed, and starts nothing more")
                 self._made = self._make()
+                self._store.set(f"made/{self._rank}", "")
             return self._made
+
+    def is_made_at(self, rank: int) -> bool:
+        """Whether another rank has made its own."""
+        return bool(self._store.check([f"made/{rank}"]))
 
     def set_timeout(self, timeout: timedelta) -> None:
         """That of its calls from now on."""

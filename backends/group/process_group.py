@@ -58,6 +58,7 @@ from arborcast.backends.group.communicator import SERVED, Communicator
 from arborcast.backends.group.history import speak_up, write_flights
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.monitored_barrier import MonitoredBarrier
+from arborcast.backends.group.posting import Posting
 from arborcast.backends.group.profiling import ObservedWork, event_of
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
@@ -161,6 +162,7 @@ class SynthGroup(dist.ProcessGroup):
         )
         self._store = store = self._communicator.store
         self._inner = InnerGloo(PrefixStore("inner", self._communicator.own_store), rank, size, timeout)
+        self._posting = Posting(self._inner)
         self._knows_gloo = False
         types = dist.ProcessGroup.BackendType
         self._set_default_backend(types.GLOO)
@@ -450,22 +452,27 @@ class SynthGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
         """Receive a tensor from any rank."""
-        return self._begin("recv_anysource", "recvAnySource", tensors, (tensors, tag))
+        return self._begin("recv_anysource", "recvAnySource", None, tensors, (tensors, tag))
 
     def _with_peer(self, tensors: Sequence[Tensor], method: str, peer: int, tag: int) -> dist.Work:
         if self._nccl is None or not self._is_on_gpu(tensors):
-            return self._begin(method, method, tensors, (tensors, peer, tag))
+            return self._begin(method, method, peer, tensors, (tensors, peer, tag))
         self._refuse_after_failure()
         return cast(dist.Work, self._peer_calls.call(method, tensors, peer, tag))  # torch takes None as well
 
     def _begin(
-        self, method: str, title: str, tensors: Sequence[Tensor], arguments: tuple[Any, ...]
+        self, method: str, title: str, peer: int | None, tensors: Sequence[Tensor], arguments: tuple[Any, ...]
     ) -> dist.Work:
-        """Have the backend do at once what only some ranks take part in."""
+        """Have the backend do what only some ranks take part in; with anybody where `peer` is None."""
         self._refuse_after_failure()
         event = event_of(f"synth:{title}", tensors)
         backend = self._get_backend(tensors[0].device)
-        work: dist.Work = getattr(backend, method)(*arguments)
+        begin = partial(getattr(backend, method), *arguments)
+        work: dist.Work = (
+            begin()
+            if peer is None or self._is_on_gpu(tensors)
+            else self._posting.post(peer, begin, self._communicator.timeout_s)
+        )
         return work if event is None else ObservedWork(work, event)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -482,6 +489,7 @@ class SynthGroup(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """After how long without progress calls fail from now on; torch's `_set_pg_timeout` does the same."""
         self._communicator.set_timeout(timeout.total_seconds())
+        self._inner.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing: all ranks begin with 0."""
@@ -513,6 +521,7 @@ class SynthGroup(dist.ProcessGroup):
 
     def _end(self) -> None:
         _groups.discard(self)
+        self._posting.end("the group was destroyed")
         if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
             self._communicator.close()
         else:
@@ -697,6 +706,7 @@ class SynthGroup(dist.ProcessGroup):
         if not self._is_broken:
             self._is_broken = True
             self._communicator.abort(reason)
+            self._posting.end(reason)
             self._inner.end()
 
     def _fits(self, many: Sequence[Tensor], one: Tensor) -> bool:

@@ -79,6 +79,9 @@ def wait_in_vain(rank: int, size: int, how: str) -> str:
     """Rank 0 alone makes a call, or alone comes to gloo with it; the others leave when it has failed."""
     group: Any = dist.group.WORLD
     dist.all_reduce(torch.ones(2))
+    if how == "of a receive":  # and of an exchange before it, so long that it ends well
+        group.set_timeout(timedelta(seconds=1.5))
+        dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)
     if how == "of the group":
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
     options = dist.AllreduceOptions()
@@ -90,6 +93,8 @@ def wait_in_vain(rank: int, size: int, how: str) -> str:
         options.timeout = timedelta(seconds=0.5 if how == "of the call" else 2)
 
     def call() -> None:
+        if how == "of a receive":
+            dist.recv(torch.ones(1), 1)
         work = group.allreduce([torch.ones(2)], options)
         work.wait(timedelta(seconds=0.5)) if how == "of waiting" else work.wait()
 
@@ -99,13 +104,17 @@ def wait_in_vain(rank: int, size: int, how: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("how", ["of the group", "of the call", "of waiting", "within gloo"])
+@pytest.mark.parametrize("how", ["of the group", "of the call", "of waiting", "of a receive", "within gloo"])
 def test_a_deadline_that_was_set_holds(how: str) -> None:
     environ = {"ARBORCAST_TOPOLOGY": "full:2"}
     if how == "within gloo":
         environ["ARBORCAST_GLOO_BELOW"] = "1M"
     said = run_ranks(2, wait_in_vain, how, backend="synth", environ=environ)[0]
-    of_others = {"of waiting": "waited 0:00:00.500000", "within gloo": "Timed out waiting 2000ms"}
+    of_others = {
+        "of waiting": "waited 0:00:00.500000",
+        "of a receive": "Timed out waiting 1500ms",
+        "within gloo": "Timed out waiting 2000ms",
+    }
     expected = of_others.get(how, "0.5 s, the timeout of the call")
     assert expected in said
 

@@ -197,3 +197,60 @@ def _in_a_fork(rank: int, size: int) -> str:
 def test_a_forked_child_is_refused() -> None:
     for told in run_ranks(2, _in_a_fork, backend="synth", environ={"ARBORCAST_TOPOLOGY": "full:2"}):
         assert "forked after it was made" in told
+
+
+def _posted_before_a_barrier(rank: int, size: int) -> list[float]:
+    """Rank 0 posts sends to both others and the last a receive from rank 1; then all come to a barrier."""
+    first, second, third = (torch.full((3,), float(number)) for number in (1, 2, 3))
+    got = [torch.zeros(3) for _ in range(2)]
+    works: list[Any] = []
+    if rank == 0:
+        works = [dist.isend(first, 1), dist.isend(second, 1), dist.isend(third, 2, tag=1)]
+    elif rank == 2:
+        works = [dist.irecv(got[0], 1, tag=2)]
+    assert not any(work.is_completed() for work in works)
+    dist.barrier()
+    if rank == 1:
+        dist.recv(got[0], 0)
+        dist.recv(got[1], 0)
+        dist.send(third, 2, tag=2)
+    elif rank == 2:
+        dist.recv(got[1], 0, tag=1)
+    for work in works:
+        assert work.wait() and work.is_completed() and work.is_success()
+    dist.barrier()
+    return [got[0][0].item(), got[1][0].item()]
+
+
+def test_a_collective_may_come_between_a_send_and_its_receive() -> None:
+    results = run_ranks(3, _posted_before_a_barrier, backend="synth")
+    assert results == [[0, 0], [1, 2], [3, 3]]
+
+
+def _posted_in_vain(rank: int, size: int) -> list[str]:
+    """How a send and a receive end that nobody answers: by a deadline, and when the group does."""
+    works: list[Any] = []
+    said = []
+    if rank == 0:
+        works = [dist.isend(torch.ones(1), 1), dist.irecv(torch.ones(1), 1)]
+    dist.barrier()
+    for work in works:
+        try:
+            work.wait(timedelta(milliseconds=10))
+        except RuntimeError as error:
+            said.append(str(error))
+    group: Any = dist.group.WORLD
+    group.abort()
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_send_that_nobody_receives_ends_with_its_group() -> None:
+    said, nothing = run_ranks(2, _posted_in_vain, backend="synth")
+    assert nothing == []
+    assert ["peer that has not made its call" in line for line in said] == [True, True, False, False]
+    assert all("aborted the group" in line for line in said[2:])
