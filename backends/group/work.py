@@ -50,8 +50,9 @@ holds a work cannot be asked.
 
 
 def _bytes_of(result: Any) -> int:
+    """What a result keeps in memory: of views all that they are views of."""
     if isinstance(result, torch.Tensor):
-        return result.numel() * result.itemsize
+        return result.untyped_storage().nbytes() if result.layout == torch.strided else KEPT_BYTES + 1
     return sum(map(_bytes_of, result)) if isinstance(result, list | tuple) else 0
 
 
@@ -195,8 +196,16 @@ class _Haste:
             if not self._calls and math.isclose(sys.getswitchinterval(), SWITCH_S):
                 sys.setswitchinterval(self._usual)
 
+    def forget(self) -> None:
+        """In a child that was forked: no call of the parent's is under way here."""
+        self._lock = threading.Lock()
+        if self._calls:
+            self._calls = 1
+            self.end()
+
 
 _haste = _Haste()
+os.register_at_fork(after_in_child=_haste.forget)
 
 IDLE_S = 60.0
 """A thread that has had nothing to do for so long ends, unless it is the only one."""
@@ -261,7 +270,11 @@ class WorkQueue:
             return self.submit(function, result)
         try:
             work = self._new(function, result)
-            error = self._execute(work)
+            _haste.begin()
+            try:
+                error = self._execute(work)
+            finally:
+                _haste.end()
         finally:
             self._hand_on()
         work.call_back()

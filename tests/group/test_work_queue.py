@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 import threading
+import weakref
 
 import pytest
 
 pytest.importorskip("torch")
 
-from arborcast.backends.group.work import SWITCH_S, WorkQueue
+import torch
+
+from arborcast.backends.group.work import KEPT_BYTES, SWITCH_S, WorkQueue
 
 PATIENCE_S = 60.0
 
@@ -43,6 +48,17 @@ def test_a_callback_may_wait_for_a_call_that_was_made_before_it_began() -> None:
 def test_who_waits_at_once_executes_where_nothing_is_under_way() -> None:
     queue = WorkQueue("queue")
     assert queue.execute(threading.get_ident).result() == threading.get_ident()
+    usual = sys.getswitchinterval()
+    assert queue.execute(sys.getswitchinterval).result() == pytest.approx(SWITCH_S)
+
+    def ends_as_usual() -> bool:  # in a child that is forked while a call is under way
+        child = os.fork()
+        if not child:
+            os._exit(sys.getswitchinterval() != usual)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    assert queue.execute(ends_as_usual).result()
+    assert sys.getswitchinterval() == usual
     begun, may_end = threading.Event(), threading.Event()
 
     def wait_for_the_word() -> int:
@@ -96,3 +112,18 @@ def test_python_hands_over_sooner_while_calls_are_under_way() -> None:
         work.wait()
         assert queue.close("the test is over", wait_s=PATIENCE_S)
     assert sys.getswitchinterval() == usual
+
+
+def test_works_that_live_on_keep_no_great_tensors() -> None:
+    queue = WorkQueue("queue")
+    great = torch.empty(KEPT_BYTES)
+    gone = weakref.ref(great.untyped_storage())
+    freed: list[bool] = []
+    weakref.finalize(great, freed.append, True)
+    queue.execute(lambda: None, [great[:1]]).wait()
+    work = queue.execute(lambda: None, [great])
+    kept = weakref.ref(queue.execute(lambda: None, [great[:1]]))
+    del work, great, gone
+    gc.collect()
+    assert kept() is None and freed == [True]
+    assert queue.close("the test is over", wait_s=PATIENCE_S)
