@@ -148,7 +148,9 @@ class Communicator:
         self._gloo = InnerGloo(PrefixStore("small", self.own_store), rank, size, timeout, has_ring=True)
         self._generation = 0
         self._schedules = self._new_schedules()
-        self._history = History(rank, self._global_ranks, self._engine.waits_for)
+        self._history = History(
+            rank, self._global_ranks, self._engine.waits_for, lambda: self.failure is not None
+        )
         self._tracer: Tracer | None = None
         self._sequence = 0
 

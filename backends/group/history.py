@@ -100,7 +100,8 @@ class Call:
             self._history.end(self)
         else:
             self.error = str(error) or type(error).__name__
-            self._history.fail(self.error)
+            if self._history.has_failed():  # and not only refused an argument
+                self._history.fail(self.error)
 
     @property
     def title(self) -> str:
@@ -136,19 +137,28 @@ class History:
     Attributes:
         calls: the last ones, in their order.
         waits_for: what the call under way waits for, in the words of errors.
+        has_failed: see below.
 
     Args:
         rank: in the group.
         global_ranks: of the group's ranks in the job.
         waits_for: see above.
+        has_failed: whether the group is of no more use.
 
     Raises:
         InputError: see `calls_to_keep`.
     """
 
-    def __init__(self, rank: int, global_ranks: Sequence[int], waits_for: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        rank: int,
+        global_ranks: Sequence[int],
+        waits_for: Callable[[], str] = str,
+        has_failed: Callable[[], bool] = bool,
+    ) -> None:
         self.calls: deque[Call] = deque(maxlen=calls_to_keep())
         self.waits_for = waits_for
+        self.has_failed = has_failed
         self._rank = rank
         self._global_ranks = tuple(global_ranks)
         self._sums: dict[tuple[str, int], _Sum] = {}

@@ -158,6 +158,28 @@ def test_what_is_no_number_of_calls_is_refused(said: str, monkeypatch: pytest.Mo
         assert History(0, (0,)).calls.maxlen == kept
 
 
+def refused(rank: int, size: int) -> list[object]:
+    """What gloo refuses alike on all ranks ends nothing, and leaves no record."""
+    try:
+        dist.all_to_all_single(torch.empty(4), torch.ones(4), [3], [4])
+    except RuntimeError:
+        found: list[object] = [Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}.json").exists()]
+    dist.all_reduce(total := torch.ones(1))
+    group: Any = dist.group.WORLD
+    group.abort()
+    document = json.loads(Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}.json").read_text())
+    # Ranks meet for it, and then gloo begins it.
+    states = [call["state"] for call in document["groups"][0]["calls"] if call["collective"] == "alltoall"]
+    return [*found, total.item(), states, document["groups"][0]["failure"]]
+
+
+def test_a_harmless_refusal_leaves_the_record_to_what_ends_the_group(tmp_path: Path) -> None:
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank-"}
+    assert run_ranks(1, refused, backend="synth", environ=environ) == [
+        [False, 1, ["completed", "failed"], "rank 0 aborted the group"]
+    ]
+
+
 def traced(rank: int, size: int, folder: str) -> None:
     group = new_group(piece_bytes=8192)
     dist.all_reduce(torch.ones(COUNT), group=group)
