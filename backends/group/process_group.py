@@ -682,6 +682,8 @@ class SynthGroup(dist.ProcessGroup):
                 if event is not None:
                     event.end()
 
+        if event is not None:
+            event.end_with(run)
         waits = getattr(opts, "asyncOp", True) is False
         return (self._queue.execute if waits else self._queue.submit)(run, result)
 

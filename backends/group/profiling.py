@@ -15,6 +15,7 @@ import functools
 import itertools
 import threading
 import warnings
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, cast
@@ -45,9 +46,14 @@ class Event:
         self._script = _waiting()(self._is_done)
 
     def end(self) -> None:
-        """The call has ended."""
-        self._is_done.set_result(self._number)
-        self._has_ended.wait(PATIENCE_S)
+        """The call has ended, or will never be served; may be said again."""
+        if self._number in _open and not self._is_done.done():
+            self._is_done.set_result(self._number)
+            self._has_ended.wait(PATIENCE_S)
+
+    def end_with(self, holder: object) -> None:
+        """End at the latest when that is gone: open events keep their tensors."""
+        weakref.finalize(holder, self.end)
 
     def close(self) -> None:
         """Called by the script, in a thread that knows of the profiler."""
@@ -72,6 +78,7 @@ class ObservedWork(dist.Work):
         super().__init__()
         self._work: Any = work
         self._event: Event | None = event
+        event.end_with(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """The other's."""

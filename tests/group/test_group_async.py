@@ -19,6 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from arborcast.backends import ExecutionError  # noqa: E402
+from arborcast.backends.group import profiling  # noqa: E402
 from tests.support.group_cases import OPS, counted, values  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 
@@ -535,6 +536,27 @@ def inferring(rank: int, size: int) -> None:
 
 def test_inference_mode() -> None:
     run_ranks(3, inferring, backend="synth", environ=ENVIRON)
+
+
+def left_open(rank: int, size: int) -> list[int]:
+    """Open events, after a receive that nobody waits for and a call that a queue refuses."""
+    group: Any = dist.group.WORLD
+    opened = []
+    with torch.profiler.profile():
+        work = group.recv_anysource([torch.ones(1)], 3)
+        opened.append(len(profiling._open))
+        del work
+        gc.collect()
+        opened.append(len(profiling._open))
+        group._queue.close("no more", wait_s=0)
+        work = group.allreduce([torch.ones(1)])
+        opened.append(len(profiling._open))
+    assert work.exception() is not None
+    return opened
+
+
+def test_events_of_a_profiler_end_with_works_that_nobody_ends() -> None:
+    assert run_ranks(1, left_open, backend="synth") == [[1, 0, 0]]
 
 
 def test_profiler() -> None:
