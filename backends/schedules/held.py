@@ -17,7 +17,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -160,6 +160,8 @@ class Schedules:
             table = self._tables[key] = self._make(*key, waits=waits)
         elif change is not None:
             table = self._changed(*key, change, waits=waits)
+            while waits and key in self._changes:  # asked anew, as rank 0 must answer within a time
+                table = self._changed(*key, change, waits=waits)
         return table
 
     def close(self) -> None:
@@ -286,7 +288,9 @@ class Schedules:
         """On rank 0: the table found behind the calls, the simple one where none was; None for not yet."""
         found, table = self._changes[key].found, self._tables[key]
         assert found is not None and isinstance(table, Table), "rank 0 looks for it"
-        if not (waits or found.done()):
+        # No longer than the others wait for an answer: much may stand before it in the line.
+        wait([found], self._options.deadline_s + KERNELS_S if waits else 0)
+        if not found.done():
             return None
         try:
             return found.result()
