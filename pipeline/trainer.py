@@ -323,13 +323,10 @@ class Trainer(Saving):
             CheckpointError: an entry is missing or has another shape; on all ranks, and nothing is changed.
         """
         local = self._ready()
+        self._faults.refuse()
         local.update.check_complete("weights must be loaded")
-        whole = local.whole.divide(0, local.whole.depth).state_dict()
-        checkpoints.check_state(
-            {name: tuple(it.shape) for name, it in whole.items() if isinstance(it, Tensor)}, state
-        )
-        if self._place.assignments:
-            checkpoints.load_state(local.module, state)
+        whole = local.whole.divide(0, local.whole.depth)
+        self._load_state(whole, local.module if self._place.assignments else None, state)
 
     def _check_complete(self, what: str) -> None:
         self._ready().update.check_complete(what)

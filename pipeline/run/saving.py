@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from torch import Tensor, nn
 
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.failures import FailureBroadcast
@@ -87,6 +90,25 @@ class Saving(ABC):
             self._steps = going.get("steps", self._steps)
             if going.get("scale") is not None:
                 self._precision.load_state_dict(going)
+
+    def _load_state(self, whole: nn.Module, module: nn.Module | None, state: Mapping[str, Tensor]) -> None:
+        """Take weights that every rank has.
+
+        Args:
+            whole: all layers of the model.
+            module: of this rank, into which its own go; None for none.
+            state: of the whole model.
+
+        Raises:
+            CheckpointError: on any rank an entry is missing or has another shape; on all, nothing is changed.
+        """
+        shapes = {name: tuple(it.shape) for name, it in whole.state_dict().items() if isinstance(it, Tensor)}
+        with self._faults.all_or_nothing(lambda: "comparing weights", forgives=True), self._groups.patient():
+            checkpoints.together(self._groups.job, lambda: checkpoints.check_state(shapes, state))
+        with self._faults.all_or_nothing(lambda: "loading weights"), self._groups.patient():
+            if module is not None:
+                checkpoints.load_state(module, state)
+            self._loaded()
 
     def __enter__(self) -> Self:
         """For `with`."""

@@ -425,6 +425,8 @@ def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
     made, short = trainer(), model.inputs[:4]
     found.append(said(lambda: made.step(short if rank else model.inputs, short if rank else model.targets)))
     made.step(model.inputs, model.targets)
+    other = {key: it + 1 for key, it in made.state_dict().items() if not rank or key != "one.weight"}
+    found.append(said(lambda: made.load_state_dict(other)))
     state = {key: it.numpy() for key, it in made.state_dict().items()}
     found.append(said(lambda: made.step(short, short)))
     found.append(said(lambda: made.step(short if rank else model.inputs, short if rank else model.targets)))
@@ -450,7 +452,8 @@ def test_what_one_rank_refuses_ends_the_others_and_buffers_are_those_of_the_firs
     short = "batch: must have 8 samples, as the plan says, got [4]"
     theirs = f"what is refused: {short} on rank 1"
     for (lines, _, _), own in zip(found, (False, True), strict=True):
-        refused, seeds, sums, first, both, last = lines
+        refused, seeds, sums, first, lacks, both, last = lines
+        assert lacks.startswith("CheckpointError: checkpoint: must hold one.weight of the model, got ")
         assert sums == (
             "PlanError: plan: must have 1 microbatch, as the loss of Normed is not the mean of those of "
             "microbatches, got 2: it is the sum of theirs"

@@ -293,10 +293,7 @@ class ShardedTrainer(Saving):
             CheckpointError: an entry is missing or has another shape; on all ranks, and nothing is changed.
         """
         self._faults.refuse()
-        whole = self._model.divide(0, self._model.depth).state_dict()
-        checkpoints.check_state({name: tuple(it.shape) for name, it in whole.items()}, state)
-        checkpoints.load_state(self.module, state)
-        self._loaded()
+        self._load_state(self._model.divide(0, self._model.depth), self.module, state)
 
     @property
     def messages(self) -> Messages:
