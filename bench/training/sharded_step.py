@@ -82,6 +82,7 @@ CASES = (
     Case(_TWO_BOXES, "mlp", 768),
     Case(_TWO_BOXES, "gpt-block", 144),
     Case("dgx-a100:boxes=2", "gpt-2-blocks", 144, (0, 1, 8, 9), microbatches=8),
+    Case("dgx1", "gpt-2-blocks", 144, (0, 1, 2, 3), microbatches=8),
 )
 
 

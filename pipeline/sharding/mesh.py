@@ -72,6 +72,15 @@ class Mesh:
             for fixed in self._walk(others)
         )
 
+    @property
+    def can_ascend(self) -> bool:
+        """Whether `ascending` has a mesh, as process groups number their ranks in ascending order."""
+        try:
+            self.ascending()
+        except PlanError:
+            return False
+        return True
+
     def ascending(self) -> Mesh:
         """The same groups along every axis, named so that ranks ascend along each: places on axes swapped.
 

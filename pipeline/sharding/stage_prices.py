@@ -154,14 +154,15 @@ class StagePrices:
         return self._known(start, end)[1]
 
     def settings(self, ranks: Sequence[int]) -> tuple[Setting, ...]:
-        """The meshes of some ranks, named by their places."""
+        """The meshes of some ranks that can be run, named by their places: `Mesh.can_ascend`."""
         ranks = tuple(ranks)
         if ranks not in self._fragments:
             fragment = self.topology.subset(ranks)
             key = fragment.ranks, fragment.links
             if key not in self._settings:
                 self._settings[key] = self._made(fragment)
-            self._fragments[ranks] = self._settings[key]
+            made = self._settings[key]
+            self._fragments[ranks] = tuple(it for it in made if Mesh(it.sizes, ranks).can_ascend)
         return tuple(it for it in self._fragments[ranks] if len(it.sizes) <= self.axes)
 
     def setting(self, ranks: Sequence[int], shape: tuple[int, ...], in_flight: int) -> Setting:

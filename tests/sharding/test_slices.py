@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.mesh import Mesh
 from arborcast.pipeline.sharding.program import shard
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage_prices import StagePrices
@@ -88,3 +89,15 @@ def test_limits_hold_where_blocks_repeat_within_a_layer():
     stage, (setting,) = prices.graph(0, 2), prices.settings((0, 1))
     folded = [shard(prices.sliced.layer(layer), setting).bound_ps for layer in range(2)]
     assert sum(folded) > shard(stage, setting).total_ps >= prices.limits_ps((0, 1))[0][-1]
+
+
+def test_meshes_on_which_ranks_cannot_ascend_are_left_out():
+    # 0 3 above 2 1: 0 must be left of 3, and with it 2 left of 1
+    prices = StagePrices(Sliced(skipping(), 4), ring(4, 5), UNIT, 4)
+    assert [it.sizes for it in prices.settings((0, 3, 2, 1))] == [(4,)]
+    assert [it.sizes for it in prices.settings((2, 1, 0, 3))] == [(4,)]
+    assert [it.sizes for it in prices.settings((2, 3, 0, 1))] == [(4,), (2, 2)]
+    assert len(prices.limits_ps((0, 3, 2, 1))) == 1
+    for ranks in ((0, 3, 2, 1), (0, 1, 2, 3)):
+        found = prices.priced(0, 3, ranks, 1)
+        assert Mesh(found.setting.sizes, ranks).ascending().shape == found.setting.sizes
