@@ -1,7 +1,8 @@
 """Steps of divided models on emulated links beside what their plans say: fixed layouts and the choice.
 
-Layouts that come to the same plan are measured once. Each runs with the schedules that priced it: groups of
-an axis, which share links, run what was made for all of them. What collectives and messages between stages
+Layouts that come to the same plan are measured once. Plans of one stage run with the
+schedules that priced them: groups of an axis, which share links, run what was made for all of them; groups of
+several stages run schedules of their own. What collectives and messages between stages
 take is simulated at the rates that the links delivered, with what a collective costs besides as measured;
 what computing takes is a serial step of all ranks at once, which share the processors, times the part of it
 that the plan gives each. Stages come together as the planner has it (`planning.joint`).

@@ -1,7 +1,8 @@
 """A model's best plan of both levels on a fabric; beside it each level alone and fixed layouts.
 
 Shardings and cuts are searched at exact rates, where they are the best in scope; what comes out, and all that
-stands beside it, is then priced by the schedules that will run, and the fastest by those is the plan.
+stands beside it, is then priced by schedules made for it, and the fastest by those is the plan. It does not
+hold them: groups run their own, unless a trainer is given these.
 """
 
 from __future__ import annotations

@@ -74,11 +74,12 @@ class ShardedTrainer(Saving):
     """One rank's part in training a model that all ranks of the job share.
 
     Every operator is divided as the plan says, and every tensor moved by the collectives that the plan
-    priced, no others (`calls`); between stages every rank gets its part once, in 1F1B. Parameters are
-    `DTensor`s in `module`, divided as their updates are (ZeRO). Losses and gradients are those of serial
-    training up to rounding; a loss that is linear neither in means over samples nor in cross entropies over
-    the targets that count, such as a sum, is refused with several microbatches. Dropout draws other masks
-    than serial training, the same ones for ranks that do the same work.
+    priced, for float32 of as many bytes (`calls`; besides, ties, losses, norm and scale are added up);
+    between stages every rank gets its part once, in 1F1B. Parameters are `DTensor`s in `module`, divided as
+    their updates are (ZeRO). Losses and gradients are those of serial training up to rounding; a loss that
+    is linear neither in means over samples nor in cross entropies over the targets that count, such as a
+    sum, is refused with several microbatches. Dropout draws other masks than serial training, the same ones
+    for ranks that do the same work.
 
     Args:
         model: traced with its loss. Its values on the first rank of each mesh are taken, buffers too; it is
@@ -101,7 +102,7 @@ class ShardedTrainer(Saving):
     Attributes:
         module: this rank's parameters by the model's names, and what else the model holds.
         optimizer: that of the parameters; None without any.
-        calls: every collective of a step on this rank's stage, as planned.
+        calls: every collective of operators and updates of a step on this rank's stage, as planned.
         losses: of the microbatches of the last batch, in their order; their mean is that of the batch.
         gradient_norm: before the last update was clipped; None without `clip_norm`.
 
