@@ -21,7 +21,6 @@ from arborcast import pipeline, topologies  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
 from arborcast.pipeline.run.failures import TrainingError  # noqa: E402
-from arborcast.pipeline.run.intra import trainer as running  # noqa: E402
 from arborcast.pipeline.run.sharded import local  # noqa: E402
 from arborcast.pipeline.sharding.graph import Graph, merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import LAYOUTS  # noqa: E402
@@ -407,7 +406,6 @@ def of_sums(made: Tensor, wanted: Tensor) -> Tensor:
 
 def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
     """What a rank says when one alone refuses; what it holds in between; whether its model stayed."""
-    running._GRACE_S = 0.1
     model = MODELS["mlp"]
     module = normed(buffers=rank + 1)
     before = {key: it.clone() for key, it in module.named_buffers()}
@@ -429,6 +427,7 @@ def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
     found.append(said(lambda: made.load_state_dict(other)))
     state = {key: it.numpy() for key, it in made.state_dict().items()}
     found.append(said(lambda: made.step(short, short)))
+    made._grace_s = 0.1  # before, all refuse theirs, however late they come
     found.append(said(lambda: made.step(short if rank else model.inputs, short if rank else model.targets)))
     made.close()
     return found, state, all(before[key].equal(it) for key, it in module.named_buffers())

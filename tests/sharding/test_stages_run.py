@@ -91,9 +91,7 @@ def plan_of(model: Traced, shapes: list[tuple[int, ...]], layout: str) -> Sharde
     return ShardedPlan(model.name, BATCH, MICROBATCHES, tuple(stages), fabric)
 
 
-def serial(
-    name: str, layout: str, steps: int = STEPS, clip: float | None = None
-) -> tuple[list[float], nn.Module]:
+def serial(name: str, layout: str) -> tuple[list[float], nn.Module]:
     module = made(name)
     stepping, losses = optimizer_of(layout)(module.parameters()), []
     for number in range(STEPS):
