@@ -19,8 +19,10 @@ from arborcast.pipeline.model.traced.means import why_no_mean  # noqa: E402
 from arborcast.pipeline.model.traced.operators import kind_of, operator_trace  # noqa: E402
 from arborcast.pipeline.operators import Operand, Primitive  # noqa: E402
 from arborcast.pipeline.run.intra.collectives import MeshCollectives  # noqa: E402
+from arborcast.pipeline.run.intra.loop import TYPES, Boundary, CrossingTensor  # noqa: E402
 from arborcast.pipeline.run.intra.operators import AGREEING, Division, run  # noqa: E402
 from arborcast.pipeline.run.intra.stage import ShardedStage  # noqa: E402
+from arborcast.pipeline.sharding import graph  # noqa: E402
 from arborcast.pipeline.sharding.graph import merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import data_parallel  # noqa: E402
 from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh  # noqa: E402
@@ -62,12 +64,12 @@ def stages(model: nn.Module, x: Tensor, ranks: int = 1) -> list[ShardedStage]:
 def divided_stages(traced: Traced, samples: int, ranks: int = 1, microbatches: int = 1) -> list[ShardedStage]:
     """Of each rank, by data parallelism."""
     operators = operator_trace(traced, samples)
-    graph = merged(operators)
+    whole = merged(operators)
     mesh = Mesh((ranks,) if ranks > 1 else (), tuple(range(ranks)))
     setting = Setting(FabricPrices(ring(max(ranks, 2)), mesh), UNIT, microbatches)
-    chosen = shard(graph, setting, allowed=data_parallel(setting.sizes)).chosen
+    chosen = shard(whole, setting, allowed=data_parallel(setting.sizes)).chosen
     return [
-        ShardedStage(traced, operators, graph, chosen, setting, Alone(mesh, rank), None)
+        ShardedStage(traced, operators, whole, chosen, setting, Alone(mesh, rank), None)
         for rank in range(ranks)
     ]
 
@@ -324,3 +326,35 @@ def test_tokens_and_targets_that_no_rank_has_are_refused_by_all_alike() -> None:
                 continue
             with pytest.raises(IndexError, match=f"target must be at least 0 and below 8, got {wrong}$"):
                 run(None, given, division)
+
+
+def test_every_type_that_crosses_is_said_and_heard() -> None:
+    """What one rank sends with autocast is what the other one finds, in the type that it was sent in."""
+    sent: dict[tuple[int, int], Tensor] = {}
+
+    class Links:
+        def send(self, tensor: Tensor, peer: int, tag: int, **_: Any) -> Any:
+            sent[peer, tag] = tensor.clone()
+            return Done()
+
+        def receive(self, tensor: Tensor, peer: int, tag: int, **_: Any) -> Any:
+            tensor.copy_(sent[1, tag])
+            return Done()
+
+    class Done:
+        def wait(self) -> None:
+            return
+
+    values = [(torch.arange(4) % 2).to(it) for it in TYPES]
+    crossing = [
+        CrossingTensor(graph.Tensor(str(number), (None,), (4,), 4 * it.element_size()), torch.float32, False)
+        for number, it in enumerate(values)
+    ]
+    front, behind = (
+        Boundary(crossing, Mesh((), (0,)), Mesh((), (1,)), rank, Links(), True, lambda *at: hash(at))  # type: ignore[arg-type]
+        for rank in range(2)
+    )
+    front.send(0, values, back=False)
+    behind.receive(0, back=False)
+    for value, found in zip(values, behind.arrived(0, back=False), strict=True):
+        assert found is not None and found.dtype == value.dtype and torch.equal(found, value)

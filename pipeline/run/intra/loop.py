@@ -25,8 +25,11 @@ from arborcast.pipeline.sharding import graph, slices
 from arborcast.pipeline.sharding.mesh import Mesh
 from arborcast.pipeline.sharding.slices import Message, parted_dim
 
-_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
-"""That a message may say, by number."""
+TYPES = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+"""That may cross: a message says them by number."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ class Boundary:
 
     def _say_types(self, microbatch: int, types: list[torch.dtype]) -> list[Pending]:
         self._types = types
-        words = torch.tensor([_TYPES.index(it) for it in types])
+        words = torch.tensor([TYPES.index(it) for it in types])
         peers = {
             it.dst: it for one in self.tensors for it in self._messages(one, False) if it.src == self.rank
         }
@@ -175,7 +178,7 @@ class Boundary:
         for peer in peers:
             words = torch.zeros(len(self.tensors), dtype=torch.int64)
             self.links.receive(words, peer, tag, what="types", microbatch=microbatch).wait()
-            self._types = [_TYPES[it] for it in words.tolist()]
+            self._types = [TYPES[it] for it in words.tolist()]
 
 
 def _length(message: Message) -> int:

@@ -39,7 +39,7 @@ from arborcast.pipeline.run.divisibility import check_shared_statistics
 from arborcast.pipeline.run.failures import Agreement, FailureBroadcast, TrainingError
 from arborcast.pipeline.run.groups import COLLECTIVES, Groups
 from arborcast.pipeline.run.intra.collectives import MeshCollectives
-from arborcast.pipeline.run.intra.loop import Boundary, CrossingTensor, DividedLoop
+from arborcast.pipeline.run.intra.loop import TYPES, Boundary, CrossingTensor, DividedLoop
 from arborcast.pipeline.run.intra.operators import AGREEING
 from arborcast.pipeline.run.intra.stage import ShardedStage
 from arborcast.pipeline.run.messages import Messages, Messenger
@@ -602,6 +602,8 @@ def _crossing(model: Traced, sliced: Sliced, cut: int) -> Iterator[CrossingTenso
         value = model.training.nodes[tensor.value].meta["val"]
         if not isinstance(value, Tensor):
             raise PlanError(f"plan: {tensor.value}, which is several tensors, cannot cross to layer {cut}")
+        if value.dtype not in TYPES:
+            raise PlanError(f"plan: {tensor.value} of {value.dtype} cannot cross to layer {cut}")
         yield CrossingTensor(tensor, value.dtype, tensor.value in sliced.graph.trained)
 
 
