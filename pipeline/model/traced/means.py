@@ -75,7 +75,8 @@ class _Reader:
     def _made(self, node: fx.Node, tensors: list[Tensor]) -> _Is:
         read = {self._is(it) for it in node.all_input_nodes} - {_Is.SAME}
         counts = any(_is_number(it) for it in node.all_input_nodes)
-        counting = [[size for size in it.shape if isinstance(size, torch.SymInt)] for it in tensors]
+        shapes: list[tuple[Any, ...]] = [tuple(it.shape) for it in tensors]  # of numbers and symbols
+        counting = [[size for size in shape if isinstance(size, torch.SymInt)] for shape in shapes]
         if any(counting):
             pairs = [linear_in(size, self._samples) for sizes in counting for size in sizes]
             if max(map(len, counting)) > 1:
@@ -90,7 +91,7 @@ class _Reader:
         if read == {_Is.SAMPLES} and not counts:
             return self._reduced(node)
         if len(read) == 1 and _Is.SAMPLES not in read:
-            return self._linear(node, *read, counts)
+            return self._linear(node, next(iter(read)), counts)
         if read or counts:
             raise _refused(node, "is neither a mean over samples nor linear in such means")
         return _Is.SAME
