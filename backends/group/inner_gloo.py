@@ -60,9 +60,9 @@ class InnerGloo:
     def set_timeout(self, timeout: timedelta) -> None:
         """That of its calls from now on."""
         with self._lock:
-            self._timeout = timeout
-            if self._made is not None:
-                self._made._set_default_timeout(timeout)
+            made, is_new, self._timeout = self._made, timeout != self._timeout, timeout
+        if made is not None and is_new:  # gloo tells the group, which tells this once more
+            made._set_default_timeout(timeout)
 
     def end(self) -> None:
         """End all its calls, now and later, here and on ranks that wait for this one."""
