@@ -514,7 +514,8 @@ static int64_t receive(struct channel *c, uint8_t *into, const uint8_t *with, in
         while (c->part_left > 0) {
             int64_t got = take(c, into + done, with == NULL ? NULL : with + done, combine, item_bytes);
             if (got <= 0) {
-                c->missing = c->part_left + c->trailer_left;
+                /* Without what has landed of an element: the kernel knows of what comes alone. */
+                c->missing = c->part_left + c->trailer_left - (c->landed_end - c->landed_at);
                 return done > 0 ? done : got;
             }
             note(c, -got);

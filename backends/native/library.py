@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-SOURCES = 0x756D89C
+SOURCES = 0xD85CCCF
 """The digest in `native.h`."""
 
 LANDING_BYTES = 256 << 10
@@ -208,6 +208,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "channel_send": (c_int64, (c_void_p, c_void_p, c_int64)),
     "channel_send_all": (c_int64, (c_void_p, c_void_p, c_int32, c_int64)),
     "channel_receive": (c_int64, (c_void_p, c_void_p, c_int64)),
+    "channel_combine": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64)),
     "channel_opening": (c_int32, (c_void_p,)),
     "channel_look": (c_int32, (c_void_p,)),
     "channel_last_words": (c_int32, (c_void_p,)),

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* A digest of the sources without this line: who runs knows whether the library was built of them. A test says it. */
-#define SOURCES 0x756d89c
+#define SOURCES 0xd85cccf
 
 /* ---------------------------------------------------------------- channels: bytes in order to one other rank
 

@@ -20,12 +20,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
-from arborcast.backends.native.library import at_once
+from arborcast.backends.native.library import at_once, combiner
 from arborcast.backends.transport.fingerprint import OPENING_BYTES
+from arborcast.backends.transport.frames import HEADER, Code
 from arborcast.backends.transport.shared_memory import SharedMemoryChannel, create_memory
 from arborcast.backends.transport.socket_channel import SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
@@ -655,3 +657,30 @@ def leaves_at_once(rank: int, size: int, transport: str) -> int:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_what_was_handed_over_arrives_though_the_sender_exits(transport: str) -> None:
     assert run_ranks(2, leaves_at_once, transport, backend=None, may_fail=True)[1] == 150_000
+
+
+@pytest.mark.parametrize("more", range(4))
+def test_the_rest_of_an_element_wakes_who_has_its_begin(more: int) -> None:
+    """What has landed of an element does not come again: who waits for so many bytes more sleeps for ever."""
+    values = np.arange(100, dtype=np.float32)
+    frame = HEADER.pack(Code.PART, values.nbytes) + values.tobytes() + bytes(7) + b"\1"
+    cut = HEADER.size + 4 * 40 + more
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        sender, (receiver, _) = socket.create_connection(door.getsockname()), door.accept()
+    with sender, contextlib.closing(StreamChannel(receiver, 0, PART)) as channel:
+        total = np.ones(100, np.float32)
+        add = combiner("sum", torch.float32)
+
+        def take(done: int) -> int:
+            at, left = total.ctypes.data + done, values.nbytes - done
+            return int(at_once.channel_combine(channel.address, at, at, left, add, 4))
+
+        sender.sendall(frame[:cut])
+        select.select([receiver], [], [], PATIENCE_S)
+        until(lambda: at_once.channel_look(channel.address) == 0 and take(0) == 4 * 40)
+        assert take(4 * 40) == 0
+        channel.wanted()
+        sender.sendall(frame[cut:])
+        assert select.select([channel.fileno()], [], [], PATIENCE_S)[0]
+        assert at_once.channel_look(channel.address) == 0 and take(4 * 40) == 4 * 60
+        assert (total == values + 1).all()
