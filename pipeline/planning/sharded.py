@@ -27,8 +27,9 @@ from arborcast.pipeline.planning.joint import (
     ties_ps,
 )
 from arborcast.pipeline.planning.memory import peak_in_flight
+from arborcast.pipeline.sharding.choice import graph_of_microbatch
 from arborcast.pipeline.sharding.evaluation import cost_of
-from arborcast.pipeline.sharding.graph import Graph, merged
+from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.mesh import Mesh
 from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage, check_topology, strategies_of
@@ -209,13 +210,10 @@ def shard_in_stages(
         PlanError: the batch does not split into microbatches, or nothing fits.
         ProfileError: no such device.
     """
-    from arborcast.pipeline.model.traced.operators import operator_trace
-
-    if microbatches < 1 or batch % microbatches:
-        raise PlanError(f"batch of {batch} samples: must split into {microbatches} equal microbatches")
+    graph = graph_of_microbatch(model, batch, microbatches, by_layer=True)
     on = device_named(device) if isinstance(device, str) else device
     return choose_both(
-        merged(operator_trace(model, batch // microbatches, by_layer=True)),
+        graph,
         topology,
         on,
         microbatches=microbatches,

@@ -88,6 +88,19 @@ class Choice:
         return ShardedPlan(self.graph.name, batch, microbatches, stages, self.topology, whole)
 
 
+def graph_of_microbatch(model: Traced, batch: int, microbatches: int, *, by_layer: bool = False) -> Graph:
+    """The merged operators of a model on one of the equal parts of a batch.
+
+    Raises:
+        PlanError: the batch does not split so.
+    """
+    from arborcast.pipeline.model.traced.operators import operator_trace
+
+    if microbatches < 1 or batch % microbatches:
+        raise PlanError(f"batch of {batch} samples: must split into {microbatches} equal microbatches")
+    return merged(operator_trace(model, batch // microbatches, by_layer=by_layer))
+
+
 def shard_model(
     model: Traced,
     topology: Topology,
@@ -113,12 +126,8 @@ def shard_model(
         PlanError: the batch does not split into microbatches, or nothing fits.
         ProfileError: no such device.
     """
-    from arborcast.pipeline.model.traced.operators import operator_trace
-
-    if microbatches < 1 or batch % microbatches:
-        raise PlanError(f"batch of {batch} samples: must split into {microbatches} equal microbatches")
+    graph = graph_of_microbatch(model, batch, microbatches)
     on = device_named(device) if isinstance(device, str) else device
-    graph = merged(operator_trace(model, batch // microbatches))
     return choose(
         graph if name is None else replace(graph, name=name),
         topology,
