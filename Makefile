@@ -7,9 +7,18 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: each of them would compile all modules anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test test-all coverage mutants map lint format bench torch-suite clean
+VIEWER := synth/viewer/web/viewer.js
 
-install: $(STAMP)
+.PHONY: install viewer demo test test-all coverage mutants map lint docs package pictures format bench torch-suite clean
+
+install: $(STAMP) $(VIEWER)
+
+# The script of `synth view`, bundled with D3. All else works without.
+viewer: $(VIEWER)
+
+$(VIEWER): $(addprefix synth/viewer/web/,package.json package-lock.json tsconfig.json) $(wildcard synth/viewer/web/src/*.ts)
+	@if command -v npm >/dev/null && (cd synth/viewer/web && npm ci --silent && npm run --silent build); then :; \
+	else echo "synth view will not work here: npm (of Node.js 20 or newer) could not build its script" >&2; fi
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard backends/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -43,6 +52,22 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+	$(MAKE) docs
+
+# Strict: a link or a reference that leads nowhere fails. The site is a folder that asks no other host.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# What people without a checkout get: sdist and wheel, and the demo from the wheel in an environment of its own.
+package: install
+	rm -rf dist out/package
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv out/package
+	out/package/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[torch,viz]"
+	cd out && package/bin/python ../examples/demo.py --out demo-of-the-wheel
+
+pictures: install
+	$(BIN)/python docs/draw.py
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -52,6 +77,7 @@ bench: install
 	$(BIN)/python bench/synthesis.py
 	$(BIN)/python bench/frontier.py
 	$(BIN)/python bench/fragments.py
+	$(BIN)/python bench/degraded.py
 	$(BIN)/python bench/sweeps.py
 	$(BIN)/python bench/aggregation.py
 	$(BIN)/python bench/programs.py
@@ -59,7 +85,9 @@ bench: install
 	$(BIN)/python bench/loopback.py
 	$(BIN)/python bench/faults.py
 	$(BIN)/python bench/starting.py
-	# Status 2: this machine cannot emulate links, and the line says why. The next two need them, too.
+	$(BIN)/python bench/alltoallv.py
+	# Status 2: this machine cannot emulate links, and the line says why. The next three need them, too.
+	$(BIN)/python bench/resuming.py || [ $$? -eq 2 ]
 	$(BIN)/python bench/testbed.py || [ $$? -eq 2 ]
 	$(BIN)/python bench/in_network.py || [ $$? -eq 2 ]
 	$(BIN)/python bench/staging.py || [ $$? -eq 2 ]
@@ -68,11 +96,11 @@ bench: install
 	# Other synthesizers are asked where their checkouts are named: make bench PEERS="--forestcoll PATH --tacos PATH".
 	# Without, the results of the last time stay.
 	$(if $(PEERS),$(BIN)/python bench/peers.py $(PEERS))
-	$(BIN)/python bench/report.py -o out/bench.html --markdown README.md
+	$(BIN)/python bench/report.py -o out/bench.html --headline README.md --tables docs/figures.md --csv out/figures
 
 # Torch's own tests over our groups and over gloo: an hour.
 torch-suite: install
 	$(BIN)/python bench/torch_suite.py
 
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) out build *.egg-info $(VIEWER) synth/viewer/web/node_modules

@@ -12,7 +12,8 @@ The folders of those names lie beside this one and are linked into it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 from arborcast.lazy import loader
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from arborcast.synth.topology import Link as Link
     from arborcast.synth.topology import Topology as Topology
     from arborcast.synth.verification.verifier import verify as verify
+    from arborcast.synth.viewer.notebook import view as view
     from arborcast.topologies import load as load
 
 _HOMES = {
@@ -56,9 +58,23 @@ _HOMES = {
     "solve": "arborcast.synth.api",
     "sweep": "arborcast.synth.sweeps.sweep",
     "verify": "arborcast.synth.verification.verifier",
+    "view": "arborcast.synth.viewer.notebook",
     "write_schedule": "arborcast.synth.formats.any_schedule",
 }
 
 __all__ = list(_HOMES)
 
 __getattr__ = loader(__name__, _HOMES)
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Teach IPython how our values look (`%load_ext arborcast`)."""
+    from arborcast.synth.viewer.notebook import register
+
+    register(ipython)
+
+
+if "IPython" in sys.modules:
+    _shell = sys.modules["IPython"].get_ipython()
+    if _shell is not None:
+        load_ipython_extension(_shell)

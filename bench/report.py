@@ -1,7 +1,8 @@
-"""Should I believe it? One HTML page, and a summary in the README, made from bench/results alone.
+"""Should I believe it? One HTML page, its tables as Markdown, and a headline, made from bench/results alone.
 
-`python bench/report.py` writes out/bench.html; `--markdown README.md` also replaces what stands there between
-the markers `<!-- bench:begin -->` and `<!-- bench:end -->`. What was not measured is said; nothing is typed.
+`python bench/report.py` writes out/bench.html; `--headline README.md --tables docs/figures.md` also replace
+what stands there between the markers `<!-- bench:begin -->` and `<!-- bench:end -->`; `--csv FOLDER` writes
+the rows of every bench as a table. What was not measured is said; nothing is typed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from arborcast.bench.harness.provenance import doubts
 from arborcast.bench.page import (
     aggregation,
+    alltoallv,
+    degraded,
     faults,
     fragments,
     in_network,
@@ -22,6 +27,7 @@ from arborcast.bench.page import (
     planners,
     plans,
     programs,
+    resuming,
     scale,
     sharded,
     staging,
@@ -36,6 +42,7 @@ from arborcast.bench.page import (
 from arborcast.bench.page.headline import headline
 from arborcast.bench.page.parts import Cell, Column, Section, table, text
 from arborcast.bench.page.render import (
+    escape_markdown,
     page_html,
     replace_between_markers,
     sentence_markdown,
@@ -50,9 +57,11 @@ HOME = Path(__file__).resolve().parent.parent
 SECTIONS: tuple[Section, ...] = (
     testbed.SECTION,
     fragments.SECTION,
+    degraded.SECTION,
     sweeps.SECTION,
     aggregation.SECTION,
     in_network.SECTION,
+    alltoallv.SECTION,
     synthesis.TREES,
     *scale.SECTIONS,
     synthesis.FRONTIERS,
@@ -61,6 +70,7 @@ SECTIONS: tuple[Section, ...] = (
     loopback.SECTION,
     torch_suite.SECTION,
     faults.SECTION,
+    resuming.SECTION,
     staging.SECTION,
     starting.SECTION,
     programs.SECTION,
@@ -70,25 +80,52 @@ SECTIONS: tuple[Section, ...] = (
     *planners.SECTIONS,
     *sharded.SECTIONS,
 )
-"""In the order of the page and of the README."""
+"""In the order of the page and of its tables in Markdown."""
 
 
-def write_report(results: Path, page_path: Path, readme: Path | None = None) -> None:
-    """Write the page, and the summary where it is wanted.
+def write_report(
+    results: Path, page_path: Path, readme: Path | None = None, figures: Path | None = None
+) -> None:
+    """Write the page, and its headline and tables as Markdown where they are wanted.
 
     Args:
         results: the folder of results files.
         page_path: the HTML file.
-        readme: a Markdown file with the markers; None for none.
+        readme: a Markdown file with the markers for the headline; None for none.
+        figures: one for the tables; None for none.
 
     Raises:
-        InputError: a results file is none, the README lacks the markers, or a file cannot be written.
+        InputError: a results file is none, a Markdown file lacks the markers, or a file cannot be written.
     """
     documents = read_results(results)
     drawn = page_html(headline(documents), _sections(documents))
     if readme is not None:
-        replace_between_markers(readme, summary(documents))
+        replace_between_markers(readme, headline_markdown(documents))
+    if figures is not None:
+        replace_between_markers(figures, summary(documents))
     write_atomically(page_path, drawn)
+
+
+def write_tables(results: Path, folder: Path) -> list[Path]:
+    """Write the rows of each results file as CSV, a column per key; what is nested has dots in its name.
+
+    Args:
+        results: the folder of results files.
+        folder: where `NAME.csv` goes for each of them; made where it is not there.
+
+    Raises:
+        InputError: a results file is none, or a file cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from error
+    written = []
+    for name, document in read_results(results).items():
+        path = folder / f"{name}.csv"
+        write_atomically(path, pd.json_normalize(document.content["rows"]).to_csv(index=False))
+        written.append(path)
+    return written
 
 
 def questionable(results: Path) -> list[str]:
@@ -97,15 +134,26 @@ def questionable(results: Path) -> list[str]:
     return [f"{name}.json: {doubt}" for name, doubt in found if doubt]
 
 
+def headline_markdown(documents: Mapping[str, Document]) -> str:
+    """The headline, one item a sentence."""
+    return "\n".join(f"- {sentence_markdown(sentence)}" for sentence in headline(documents))
+
+
 def summary(documents: Mapping[str, Document]) -> str:
     """The headline and the compact tables, as Markdown."""
-    sentences = map(sentence_markdown, headline(documents))
-    blocks = [" ".join(said if said.endswith(".") else f"{said}." for said in sentences)]
+    blocks = [headline_markdown(documents)]
     for section in SECTIONS:
         document = documents.get(section.file)
         if document is not None and section.summary is not None:
             title, of = section.summary
-            blocks += [f"{title} (`bench/results/{section.file}.json`):", table_markdown(of(document))]
+            measured = f"`bench/results/{section.file}.json`, by `{section.command}`"
+            code = document.get("code")
+            commit = code.get("commit") if isinstance(code, dict) else None
+            said = [
+                f" {word} {known}" for word, known in (("on", document.get("date")), ("at", commit)) if known
+            ]
+            source = f"{measured}{escape_markdown(''.join(said))}."
+            blocks += [f"## {escape_markdown(title)}", source, table_markdown(of(document))]
     return "\n\n".join(blocks)
 
 
@@ -135,15 +183,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--results", type=Path, default=HOME / "bench" / "results", help="folder of results")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/bench.html"), help="the page")
-    parser.add_argument("--markdown", type=Path, metavar="README", help="file whose summary is replaced")
+    parser.add_argument("--headline", type=Path, metavar="FILE", help="Markdown file for the headline")
+    parser.add_argument("--tables", type=Path, metavar="FILE", help="Markdown file for the tables")
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every row of every bench, a table each")
     arguments = parser.parse_args()
     try:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        write_report(arguments.results, arguments.output, arguments.markdown)
+        write_report(arguments.results, arguments.output, arguments.headline, arguments.tables)
+        if arguments.csv is not None:
+            write_tables(arguments.results, arguments.csv)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    print(f"written: {arguments.output}" + (f", {arguments.markdown}" if arguments.markdown else ""))
+    written = (arguments.output, arguments.headline, arguments.tables, arguments.csv)
+    print("written:", *filter(None, written))
     for line in questionable(arguments.results):
         print(line)
 

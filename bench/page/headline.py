@@ -24,7 +24,8 @@ Results = Mapping[str, Document]
 def headline(results: Results) -> tuple[Sentence, ...]:
     """Sentences of what was measured; what was not is said."""
     return (
-        (*_on_links(results.get("testbed")), "; ", *_simulated(results.get("sweeps"))),
+        _on_links(results.get("testbed")),
+        _simulated(results.get("sweeps")),
         _close(results.get("testbed")),
         _synthesis(results),
         _targets(results),
@@ -35,7 +36,7 @@ def _on_links(document: Document | None) -> Sentence:
     found, left_out = cases_about_links(document)
     beside = [case for case in found if case.baselines]
     if not beside:
-        return ("How much faster than baselines on real links is not measured yet",)
+        return ("How much faster than baselines on real links is not measured yet.",)
     ratios = pd.Series([case.over_best for case in beside])
     over_gloo = pd.Series([case.ours.speed_up_over_gloo for case in beside]).median()
     baselines = list(dict.fromkeys(row.method for case in beside for row in case.baselines))
@@ -54,17 +55,17 @@ def _on_links(document: Document | None) -> Sentence:
             else ""
         )
         + ")",
-        f", and {times(over_gloo)} as fast as gloo" if over_gloo > 0 else "",
+        f", and {times(over_gloo)} as fast as gloo." if over_gloo > 0 else ".",
     )
 
 
 def _simulated(document: Document | None) -> Sentence:
     points = compared(document)
     if not points:
-        return ("clusters are not simulated yet.",)
+        return ("Clusters are not simulated yet.",)
     ratios = pd.Series([at.least for at in points])
     return (
-        "in simulations of clusters our schedules, chosen with NCCL's overhead known, are ",
+        "In simulations of clusters our schedules, chosen with NCCL's overhead known, are ",
         Strong(times(ratios.median())),
         " as fast as the fastest of NCCL's planning models and the simulated baselines "
         f"({_range(ratios)}, {_sizes(at.size_bytes for at in points)}; {_losses(ratios, 'point')}).",

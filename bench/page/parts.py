@@ -1,7 +1,8 @@
 """What the report is made of, as values: a question, and the parts of its answer.
 
-The template renders these as HTML, `render.py` the tables as Markdown, so that page and README cannot differ.
-A column of a table is a function of what the line is about, so that its name and its cells stand together.
+The template renders these as HTML, `render.py` the tables as Markdown, so that page, README and
+docs/figures.md cannot differ. A column of a table is a function of what the line is about, so that its name
+and its cells stand together.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ Part: TypeAlias = Table | Bars | Picture | Text | Grid
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page, and what the README shows of it.
+    """A section of the page, and what docs/figures.md shows of it.
 
     Attributes:
         file: the results file, without its suffix.
@@ -131,7 +132,7 @@ class Section:
         command: that measures them.
         about: the first paragraph.
         answer: the parts below it.
-        summary: the title in the README and the table there; None where it is not shown.
+        summary: the title in docs/figures.md and the table there; None where it is not shown.
     """
 
     file: str

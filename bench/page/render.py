@@ -1,4 +1,4 @@
-"""The page from its one template, and the summary as Markdown from the same values, put into a README."""
+"""The page from its one template, and its tables as Markdown from the same values, put into files."""
 
 from __future__ import annotations
 

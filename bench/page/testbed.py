@@ -45,11 +45,11 @@ from arborcast.bench.page.results import (
 )
 from arborcast.bench.page.targets import tally
 from arborcast.bench.page.words import digits, duration, percent, plural, size, times
+from arborcast.synth.baselines import BASELINES
 from arborcast.synth.pictures.placement import place
 from arborcast.synth.topology import Link, Topology
 
 CHOSEN = "selection"
-PATTERNS = ("ring", "multiring", "binary-tree", "halving-doubling")
 LARGE = 8 << 20
 """Bytes from which on the targets count."""
 
@@ -89,7 +89,7 @@ class Case:
     @property
     def chose_baseline(self) -> bool:
         """Whether what serves ours is itself one of the classical patterns."""
-        return str(self.ours.served_by).startswith(PATTERNS)
+        return str(self.ours.served_by).startswith(BASELINES)
 
     @property
     def is_limited(self) -> bool:

@@ -1,0 +1,142 @@
+"""What the site has beside the pages of this folder: parts that come from the code, and files of the root.
+
+A page says where a part goes by a comment such as `<!-- generated: commands -->`, so that it also reads well
+where only Markdown is shown. `mkdocs.yml` names this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+OF_THE_ROOT = {
+    "SECURITY.md": "security.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+}
+"""Files of the root that are pages of the site, by their names there."""
+
+PACKAGES = ("synth", "synth.groups", "topologies", "backends", "pipeline")
+"""Whose public names stand in the reference of Python."""
+
+
+def commands() -> str:
+    """Every command with its options, as `synth COMMAND -h` tells them."""
+    import typer.main
+
+    from arborcast.synth.cli.app import app
+
+    return "\n".join(_command(typer.main.get_command(app), "synth"))
+
+
+def _command(command: Any, name: str) -> Iterator[str]:
+    """The help of a command and of those below it."""
+    below = getattr(command, "commands", {})
+    if name != "synth":
+        told = command.get_help(command.make_context(name, [], resilient_parsing=True, terminal_width=80))
+        yield f"{'#' * (name.count(' ') + 1)} {name}\n\n```text\n{told.rstrip()}\n```\n"
+    for each, sub in sorted(below.items()):
+        if not sub.hidden:
+            yield from _command(sub, f"{name} {each}")
+
+
+def python() -> str:
+    """Every public name, from its docstring."""
+    parts = []
+    for package in PACKAGES:
+        module = importlib.import_module(f"arborcast.{package}")
+        homes: dict[str, str] = getattr(module, "_HOMES", {})
+        parts.append(f"## arborcast.{package}\n\n{_first_lines(module.__doc__ or '')}\n")
+        for name in sorted(module.__all__, key=str.lower):
+            home = homes.get(name) or _home(module, name)
+            if home is not None:
+                parts.append(f"::: {home}.{name}\n")
+    return "\n".join(parts)
+
+
+def _home(module: Any, name: str) -> str | None:
+    """The module that a name is defined in; None for a value that says none."""
+    return getattr(getattr(module, name), "__module__", None)
+
+
+def _first_lines(docstring: str) -> str:
+    return " ".join(docstring.partition("\n\n")[0].split())
+
+
+def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
+    """JSON schemas of all files that are read, by their names: what each is, and its schema."""
+    from pydantic import TypeAdapter
+
+    from arborcast.pipeline.planning.shapes import PlanShape, ProfileShape, ShardedPlanShape
+    from arborcast.synth.formats.shapes import (
+        CustomShape,
+        ImplicitShape,
+        MachineShape,
+        ScheduleShape,
+        TopologyShape,
+    )
+    from arborcast.synth.groups.shapes import GroupsShape
+
+    topology = TypeAdapter(TopologyShape).json_schema()
+    machine = TypeAdapter(MachineShape).json_schema()
+    topology["properties"] |= machine["properties"]
+    topology.setdefault("$defs", {}).update(machine.get("$defs", {}))
+    topology["description"] = "A topology file: a graph, and what may be said of the machine beside it."
+    shapes: dict[str, tuple[str, Any]] = {
+        "schedule": ("a schedule, of `synth solve -o`", ScheduleShape),
+        "implicit-schedule": ("a schedule of representatives, of `synth solve -o` too", ImplicitShape),
+        "collective": ("a collective of your own, in YAML or JSON", CustomShape),
+        "groups": ("`groups.json` in a folder of `synth groups`", GroupsShape),
+        "profile": ("a profile of a model", ProfileShape),
+        "plan": ("a plan, of `synth plan -o`", PlanShape),
+        "sharded-plan": ("a plan of `synth plan --intra -o`", ShardedPlanShape),
+    }
+    found = {"topology": ("a topology, in YAML or JSON", topology)}
+    return found | {name: (told, TypeAdapter(shape).json_schema()) for name, (told, shape) in shapes.items()}
+
+
+def files() -> str:
+    """A table of the kinds of files with their schemas."""
+    rows = [f"| {told} | [{name}.json](schemas/{name}.json) |" for name, (told, _) in schemas().items()]
+    return "\n".join(["| file | schema |", "|---|---|", *rows])
+
+
+GENERATED: dict[str, Callable[[], str]] = {"commands": commands, "python": python, "files": files}
+"""What a comment in a page stands for."""
+
+
+# ------------------------------------------------------------------------------------ called by mkdocs
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add files of the root, pictures beside the README and the schemas."""
+    from mkdocs.structure.files import File
+
+    for name, page in OF_THE_ROOT.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    for name, (_, schema) in schemas().items():
+        text = json.dumps(schema, indent=2) + "\n"
+        files.append(File.generated(config, f"reference/schemas/{name}.json", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put in what is generated; links out of this folder lead to the pages of those files."""
+    depth = page.file.src_uri.count("/")
+    for name, target in OF_THE_ROOT.items():
+        markdown = markdown.replace(f"]({'../' * (depth + 1)}{name})", f"]({'../' * depth}{target})")
+        if depth == 0:
+            markdown = markdown.replace(f"]({name})", f"]({target})")
+
+    def part(found: re.Match[str]) -> str:
+        return GENERATED[found[1]]()
+
+    return re.sub(r"<!-- generated: ([a-z]+) -->", part, markdown)

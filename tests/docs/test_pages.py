@@ -1,0 +1,121 @@
+"""Pages keep to the code: options, words, schemas of files, and a README that stays short."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from arborcast.backends import options
+from tests.docs.given import square
+from tests.docs.snippets import PAGES, ROOT
+from tests.support.commands import Command
+
+
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("hooks_of_the_site", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text_of(page: str) -> str:
+    return PAGES[page].read_text(encoding="utf-8")
+
+
+def test_the_readme_stays_short() -> None:
+    assert len(text_of("README.md").splitlines()) <= 130
+
+
+def test_every_variable_of_the_environment_is_told() -> None:
+    told = text_of("docs/reference/environment.md").replace("`, `_BYTES`", "`, `ARBORCAST_STAGING_BYTES`")
+    known = {*options._VARIABLES, *options._ELSEWHERE}
+    assert set(re.findall(r"`(ARBORCAST_[A-Z_]+)`", told)) == known
+
+
+def test_every_word_of_the_project_is_in_the_glossary() -> None:
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    words = contributing.partition("## Words")[2].partition("## Adding")[0]
+    glossary = text_of("docs/reference/glossary.md")
+    missing = [
+        word for word in re.findall(r"\*([a-z ]+)\*", words) if word not in glossary and word != "node"
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page: str) -> None:
+    """Where only Markdown is shown, too; the site's own build checks anchors."""
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(page)):
+        schema = "schemas/" in target
+        assert schema or target.startswith("http") or (PAGES[page].parent / target).exists(), target
+
+
+def test_commands_are_all_in_the_reference() -> None:
+    told = hooks().commands()
+    for name in ("synth solve", "synth bench testbed", "synth plan"):
+        assert re.search(rf"^##+ {name}$", told, re.MULTILINE)
+    assert told.count("--json") > 15
+
+
+# ----------------------------------------------------------------------------------- schemas of files
+
+
+def test_real_files_fit_their_schemas(command: Command, tmp_path: Path) -> None:
+    schemas = {name: schema for name, (_, schema) in hooks().schemas().items()}
+    asked: dict[str, tuple[str, ...]] = {
+        "schedule": ("solve", "dgx1", "allreduce", "--ranks", "0-5"),
+        "implicit-schedule": ("solve", "torus:4x4", "allgather", "--form", "implicit"),
+        "plan": ("plan", "vgg19", "full:2,bandwidth=6", "--method", "gpipe"),
+    }
+    found: dict[str, Any] = {"topology": yaml.safe_load(square())}
+    for name, words in asked.items():
+        file = tmp_path / f"{name}.json"
+        assert command(*words, "-o", str(file)).status == 0
+        found[name] = json.loads(file.read_text())
+    assert command(
+        "groups", "torus:2x2", "--mesh", "2x2", "--along", "0:allreduce", "-o", str(tmp_path / "g")
+    )
+    found["groups"] = json.loads((tmp_path / "g" / "groups.json").read_text())
+    collective = ROOT / "examples" / "collectives" / "neighbour-exchange.yaml"
+    found["collective"] = yaml.safe_load(collective.read_text())
+    for name, document in found.items():
+        jsonschema.Draft202012Validator.check_schema(schemas[name])
+        jsonschema.validate(document, schemas[name])
+        for key in schemas[name]["required"]:
+            with pytest.raises(jsonschema.ValidationError, match=f"'{key}' is a required property"):
+                jsonschema.validate(
+                    {other: document[other] for other in document if other != key}, schemas[name]
+                )
+        with pytest.raises(jsonschema.ValidationError, match="unexpected"):
+            jsonschema.validate(document | {"unexpected": 1}, schemas[name])
+
+
+# ------------------------------------------------------------------------------------------- the site
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_built_site_asks_no_other_host(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(tmp_path / "site")]
+    ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
+    assert ran.returncode == 0, ran.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 30
+    loads = re.compile(
+        r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*\shref=\"?(?:https?:)?//"
+    )
+    for page in pages:
+        assert not loads.search(page.read_text(encoding="utf-8")), page
+    for style in (tmp_path / "site").rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
