@@ -24,6 +24,7 @@ from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
+    from arborcast.synth.faults.spares import Spares
     from arborcast.synth.groups.result import GroupSchedules
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class Options:
             never. A process that is stopped or slow is waited for until the group's timeout.
         cache: whether tables and answers of solvers are kept and used on disk.
         without: links of the fabric that are down, as pairs of its ranks; both directions are left out.
+        spares: schedules made before links fail (`synth repair --each-link`): files or values, one for each
+            collective. One serves at once where a group does without its link, until all have been compared.
         aggregators: where the processes of the fabric's able switches listen (`synth aggregate`), by the name
             of the switch, or without names in the order of the switches; empty where switches only forward.
         aggregator_token: of those processes, in hexadecimal.
@@ -78,6 +81,8 @@ class Options:
             as if they lay on a device with copies of so many GB/s, which take so many us each besides.
         staging_depth: host buffers of the ring; None for what a model chooses.
         staging_bytes: of a tensor in one of them, a page or more; likewise.
+        resume: whether a collective in which a link fails is finished on what is left of the fabric; calls
+            then end together, for the price of a message up and down a tree of ranks.
 
     Raises:
         InputError: a field breaks a rule.
@@ -99,11 +104,13 @@ class Options:
     lost_after_s: float = 60.0
     cache: bool = True
     without: tuple[tuple[int, int], ...] = ()
+    spares: tuple[str | os.PathLike[str] | Spares, ...] = ()
     aggregators: tuple[tuple[str | None, Address], ...] = ()
     aggregator_token: str | None = None
     staging: str = "off"
     staging_depth: int | None = None
     staging_bytes: int | None = None
+    resume: bool = False
 
     def __post_init__(self) -> None:
         """Check every field; lists become tuples, so that nobody changes them later."""
@@ -113,6 +120,7 @@ class Options:
             object.__setattr__(self, "groups", tuple(self.groups))
         object.__setattr__(self, "prepare", tuple(self.prepare))
         object.__setattr__(self, "without", tuple((first, second) for first, second in self.without))
+        object.__setattr__(self, "spares", tuple(self.spares))
         object.__setattr__(self, "aggregators", tuple(self.aggregators))
         for name, rule_of in _RULES.items():
             value = getattr(self, name)
@@ -196,6 +204,11 @@ def _parse_links(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(links)
 
 
+def _parse_paths(text: str) -> tuple[str, ...]:
+    """Files such as `allreduce.json:broadcast.json`, separated as in PATH."""
+    return tuple(path for path in text.split(os.pathsep) if path)
+
+
 def _parse_aggregators(text: str) -> tuple[tuple[str | None, Address], ...]:
     """Processes such as `10.0.0.1:7000,10.0.0.2:7000` or `leaf0=10.0.0.1:7000,leaf1=[::1]:7000`."""
     found: list[tuple[str | None, Address]] = []
@@ -242,6 +255,12 @@ def _parse_depth(text: str) -> int:
     if not _is_number(text):
         raise ValueError(f"must be a number of host buffers from 1 to {_MOST_DEPTH}")
     return int(text)
+
+
+def _parse_switch(text: str) -> bool:
+    if text.lower() not in {"on", "off"}:
+        raise ValueError("must be on or off")
+    return text.lower() == "on"
 
 
 def emulated_copies(staging: str) -> tuple[Fraction, Fraction] | None:
@@ -316,6 +335,13 @@ def _without_rule(links: Sequence[tuple[int, int]]) -> str | None:
     return "must be pairs of ranks of the fabric"
 
 
+def _spares_rule(spares: Sequence[object]) -> str | None:
+    from arborcast.synth.faults.spares import Spares
+
+    fits = all(isinstance(it, str | os.PathLike | Spares) for it in spares)
+    return None if fits else "must be files of spare schedules, or Spares"
+
+
 def _aggregators_rule(aggregators: Sequence[tuple[str | None, Address]]) -> str | None:
     names = [name for name, _ in aggregators]
     if None in names and any(name is not None for name in names):
@@ -364,6 +390,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "address": lambda address: None if address is None or address.strip() else "must not be empty",
     "method": _method_rule,
     "without": _without_rule,
+    "spares": _spares_rule,
     "aggregators": _aggregators_rule,
     "aggregator_token": _token_rule,
     "staging": _staging_rule,
@@ -385,11 +412,13 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_START": ("start", _parse_words),
     "ARBORCAST_METHOD": ("method", str),
     "ARBORCAST_WITHOUT": ("without", _parse_links),
+    "ARBORCAST_SPARES": ("spares", _parse_paths),
     "ARBORCAST_AGGREGATORS": ("aggregators", _parse_aggregators),
     "ARBORCAST_AGGREGATOR_TOKEN": ("aggregator_token", str),
     "ARBORCAST_STAGING": ("staging", str.lower),
     "ARBORCAST_STAGING_DEPTH": ("staging_depth", _parse_depth),
     "ARBORCAST_STAGING_BYTES": ("staging_bytes", _parse_bytes),
+    "ARBORCAST_RESUME": ("resume", _parse_switch),
 }
 """The field that each variable gives, and how it is read."""
 

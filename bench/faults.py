@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -37,6 +37,7 @@ from arborcast import topologies
 from arborcast.bench.emulation import machine, network
 from arborcast.bench.emulation.plan import plan_emulation
 from arborcast.bench.harness.document import Measure, Row, document, write_document
+from arborcast.bench.harness.processes import started
 from arborcast.bench.harness.provenance import RUNTIME
 from arborcast.synth.errors import InputError
 
@@ -145,7 +146,9 @@ def run(asked: Round) -> Outcome:
 
 def _run(asked: Round, folder: Path, namespaces: Sequence[str | None], cut: Callable[[], None]) -> Outcome:
     outcome = Outcome(asked)
-    with _ranks(asked, folder, namespaces) as (children, pipes):
+    (folder / "tmp").mkdir()
+    of_ranks = [(asked, rank, folder, namespaces[rank]) for rank in range(asked.ranks)]
+    with started(_PROCESSES, _main, of_ranks) as (children, pipes):
         hellos = [_hear(pipe, BEGIN_S) for pipe in pipes]
         if None in hellos:
             raise RuntimeError(f"round {asked.number}: a rank did not begin to train: {hellos}")
@@ -207,32 +210,6 @@ def _shared_memory() -> list[str]:
     """The names of what has one, as torch gives them with the number of the process."""
     folder = Path("/dev/shm")
     return [path.name for path in folder.iterdir() if "torch" in path.name] if folder.is_dir() else []
-
-
-@contextmanager
-def _ranks(
-    asked: Round, folder: Path, namespaces: Sequence[str | None]
-) -> Iterator[tuple[list[Any], list[Connection]]]:
-    """Processes that train, each with a pipe; all are gone at the end."""
-    (folder / "tmp").mkdir()
-    children, pipes = [], []
-    try:
-        for rank in range(asked.ranks):
-            ours, theirs = _PROCESSES.Pipe()
-            child = _PROCESSES.Process(
-                target=_main, args=(theirs, asked, rank, folder, namespaces[rank]), daemon=True
-            )
-            child.start()
-            theirs.close()
-            children.append(child)
-            pipes.append(ours)
-        yield children, pipes
-    finally:
-        for child in children:
-            child.kill()
-            child.join()
-        for pipe in pipes:
-            pipe.close()
 
 
 # ---------------------------------------------------------------------------------------- what a rank does

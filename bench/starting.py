@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -29,6 +30,9 @@ from arborcast.bench.harness.provenance import RUNTIME
 RESULTS = Path(__file__).resolve().parent / "results" / "starting.json"
 LEAST_RUNS = 5
 RANKS = 4
+DESCRIPTORS = 1024
+"""That many systems let a process open unless it asks for more."""
+
 PATIENCE_S = 600.0
 
 
@@ -70,13 +74,20 @@ def step(rank: int, ranks: int, port: int, backend: str, folder: str, wait: bool
     return {"seconds": seconds, **held}
 
 
-def more_groups(rank: int, ranks: int, port: int, backend: str, folder: str, count: int) -> dict[str, Any]:
-    """The time to make groups, and what each of them holds once it has done an allreduce."""
+def more_groups(
+    rank: int, ranks: int, port: int, backend: str, folder: str, count: int, most_descriptors: int = 0
+) -> dict[str, Any]:
+    """The time to make groups, and what each of them holds once it has done an allreduce.
+
+    Where there is a number of `most_descriptors`, no process may open more (`ulimit -n`).
+    """
     import torch
     import torch.distributed as dist
 
     dist.barrier()
     dist.destroy_process_group()
+    if most_descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
     _job(rank, ranks, port, backend, folder, wait=False)
     dist.all_reduce(torch.ones(1000))
     before = _held()
@@ -123,6 +134,11 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
                 cases.append((backend, f"{arguments.groups} more groups", again))
             for backend, what, run in cases:
                 seen.setdefault((backend, what), []).append(run())
+        for backend in ("gloo", "synth") if arguments.groups_at_limit else ():
+            what = f"{arguments.groups_at_limit} more groups, {DESCRIPTORS:,} descriptors"
+            _say(f"{what}, {backend}")
+            runs = [_run(more_groups, RANKS, backend, kept, arguments.groups_at_limit, DESCRIPTORS)]
+            seen[backend, what] = runs
         rows += [_row(backend, what, RANKS, found) for (backend, what), found in seen.items()]
         for backend in ("gloo", "synth") if arguments.many else ():
             _say(f"{arguments.many} ranks, {backend}")
@@ -191,14 +207,22 @@ def format_table(rows: Sequence[Row]) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--groups", type=int, default=20, help="how many are made one after another")
+    parser.add_argument(
+        "--groups-at-limit",
+        type=int,
+        default=200,
+        help=f"likewise with {DESCRIPTORS} descriptors; 0 for none",
+    )
     parser.add_argument("--many", type=int, default=64, help="ranks of the large job; 0 for none")
     parser.add_argument("--runs", type=int, default=LEAST_RUNS, help="turns")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     arguments = parser.parse_args()
     if arguments.runs < LEAST_RUNS and arguments.json == RESULTS:
         parser.error(f"--runs {arguments.runs}: kept results need at least {LEAST_RUNS}; or say --json PATH")
-    if min(arguments.groups, arguments.runs) < 1 or arguments.many < 0 or arguments.many == 1:
-        parser.error("--groups and --runs must be at least 1, --many 0 or at least 2")
+    if min(arguments.groups, arguments.runs) < 1 or min(arguments.groups_at_limit, arguments.many) < 0:
+        parser.error("--groups and --runs must be at least 1, --groups-at-limit and --many at least 0")
+    if arguments.many == 1:
+        parser.error("--many 1: a large job has at least 2 ranks")
     return arguments
 
 

@@ -2,8 +2,10 @@
 
 Each call begins with its opening, which goes to all peers that get data and to the next rank of the group,
 and is compared with those of all peers that send data and of the rank before: so that a call which is not the
-same everywhere is noticed somewhere, before its bytes are used. The first failure ends the engine. Its reason
-goes to all peers, which pass it on; everybody fails at once and knows the first cause.
+same everywhere is noticed somewhere, before its bytes are used. In a broadcast the circle is left out: all
+but the root see the opening of one that they get data of, and the root waits for nobody. The first failure
+ends the engine. Its reason goes to all peers, which pass it on; everybody fails at once and knows the first
+cause.
 
 Switches that execute programs, too (`backends.aggregation`), are peers with the numbers behind the ranks.
 In a schedule that needs some, every rank sends its opening to each of them, and each waits for those of all
@@ -28,7 +30,13 @@ from torch import Tensor
 from arborcast.backends.dataflow.run import GraphRun, Parties, PeerGoneError, find_reason
 from arborcast.backends.dataflow.staged_copies import StagedCopies
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
-from arborcast.backends.errors import ChannelClosedError, DisagreementError, ExecutionError
+from arborcast.backends.errors import (
+    ChannelClosedError,
+    DisagreementError,
+    ExecutionError,
+    PeerLeftError,
+    PeerSilentError,
+)
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.staging.device import Device
@@ -36,6 +44,7 @@ from arborcast.backends.tensors.torch_reduction import Operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.silence import LOST_AFTER_S, SilenceWatch
 from arborcast.backends.transport.socket_channel import SocketChannel
+from arborcast.synth.collective import Kind
 
 ABANDON_S = 5.0
 """How long a run that has failed waits for the device to leave its memory alone."""
@@ -54,6 +63,13 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Those of this process."""
 
 
+def _is_broken(closed: ChannelClosedError) -> bool:
+    """Whether a channel ended though its peer has said nothing."""
+    return isinstance(closed, PeerSilentError) or (
+        closed.reason is None and not isinstance(closed, PeerLeftError)
+    )
+
+
 def _close_in_child() -> None:
     """After a fork: the child has no use for the descriptors of its parent's engines."""
     for engine in list(_engines):
@@ -61,6 +77,24 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+class BrokenOffError(ExecutionError):
+    """A run that may be finished in another way was broken off; the engine has not failed.
+
+    Attributes:
+        run: it.
+        lost: the peer whose channel broke; None where somebody else has called the run off.
+    """
+
+    def __init__(self, run: GraphRun, lost: int | None, why: str) -> None:
+        super().__init__(why)
+        self.run = run
+        self.lost = lost
+
+
+class _CalledOffError(ExecutionError):
+    """Somebody rang, and wants the run to be broken off."""
 
 
 class Connections(Protocol):
@@ -94,6 +128,7 @@ class Engine:
 
     Attributes:
         timeout_s: as given; what is set between two calls holds from the next one on.
+        while_waiting: called again and again in a run that sleeps; it must be quick, and raise nothing.
     """
 
     def __init__(
@@ -111,17 +146,19 @@ class Engine:
         self.timeout_s = timeout_s
         self._search_s = search_s
         self._watch = SilenceWatch(lost_after_s)
+        self.while_waiting: Callable[[], None] = lambda: None
         self._names = names or {}
         self._is_switch = rank >= network.size
         # A switch has no place in the circle of ranks.
         self._next = rank if self._is_switch else (rank + 1) % network.size
         self._before = rank if self._is_switch else (rank - 1) % network.size
-        self._runs: dict[tuple[int, int], GraphRun] = {}
+        self._runs: dict[tuple[int, bool, int], GraphRun] = {}
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakeup_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._ring = torch.empty(0, dtype=torch.uint8)
         self._running: GraphRun | None = None
+        self._is_called_off: Callable[[], bool] | None = None
         self._begun: CollectiveFingerprint | None = None
         self._has_agreed = False  # the rank before, to what has begun
         self._failure: str | None = None
@@ -138,6 +175,26 @@ class Engine:
         """Go through these from the next run on: the same channels, perhaps watched."""
         self._network = network
 
+    def renew(self, network: Connections, before: int, after: int) -> Tensor:
+        """Go through other channels from the next run on, with other ranks before and after this one.
+
+        Returns:
+            the scratch of earlier runs, in bytes, which the engine does not use any more.
+        """
+        self._network, self._before, self._next = network, before, after
+        self._runs.clear()
+        scratch, self._scratch = self._scratch, torch.empty(0, dtype=torch.uint8)
+        return scratch
+
+    def fail(self, error: BaseException, opening: CollectiveFingerprint) -> NoReturn:
+        """End the engine for a reason outside of a run: tell the peers why, and raise.
+
+        Raises:
+            ExecutionError: on which rank, in which collective and why.
+        """
+        with self._at_work:
+            self._fail(error, opening)
+
     def run(
         self,
         graph: TaskGraph,
@@ -148,6 +205,7 @@ class Engine:
         dtype: torch.dtype | None = None,
         seen: int | None = None,
         device: Device | None = None,
+        is_called_off: Callable[[], bool] | None = None,
     ) -> None:
         """Do this rank's part of one collective; return when its own buffers are final.
 
@@ -161,14 +219,21 @@ class Engine:
             seen: the peer whose opening has been read already, and is `opening`.
             device: where input and output lie, for a graph that copies them through a ring; the same in all
                 calls.
+            is_called_off: where given, the run may be finished in another way: it is asked after `ring`, and
+                a channel that breaks without a word fails the run, but not the engine.
 
         Raises:
+            BrokenOffError: that happened.
             DisagreementError: a peer means another call; both are in the message.
             ExecutionError: a peer died or gave up, a copy of the device failed, or nothing happened for
                 `timeout_s`. The engine is of no more use.
         """
         with self._at_work:
-            self._run(graph, memory, opening, operator, dtype, seen, device)
+            self._is_called_off = is_called_off
+            try:
+                self._run(graph, memory, opening, operator, dtype, seen, device)
+            finally:
+                self._is_called_off = None
 
     def _run(
         self,
@@ -191,7 +256,7 @@ class Engine:
             else:
                 assert device is not None, "a graph with a ring comes with a device"
                 copies = StagedCopies(graph, {**memory, **host}, device, self.ring)
-            self._running = self._run_of(graph)
+            self._running = self._run_of(graph, opening)
             self._running.run(
                 host,
                 operator,
@@ -201,8 +266,15 @@ class Engine:
                 copies=copies,
                 look_every_s=self._watch.look_every_s,
                 check=self._look,
+                needs_all=self._is_called_off is not None,
             )
         except BaseException as error:
+            if self._is_called_off is not None and self._running is not None and self._failure is None:
+                match error:
+                    case _CalledOffError():
+                        raise BrokenOffError(self._running, None, str(error)) from error
+                    case PeerGoneError(closed=closed) if _is_broken(closed):
+                        raise BrokenOffError(self._running, closed.peer, str(error)) from error
             try:
                 self._fail(error, opening)
             finally:
@@ -286,7 +358,10 @@ class Engine:
     def _look(self) -> None:
         """Raise where a run is to end for what no descriptor tells of."""
         self._refuse_after_failure()
+        if self._is_called_off is not None and self._is_called_off():
+            raise _CalledOffError("called off")
         self._watch.look(self._network.channels)
+        self.while_waiting()
 
     def ring(self) -> None:
         """Make `wait_external` ask again whether all is done, or a run what is copied; from any thread."""
@@ -339,18 +414,20 @@ class Engine:
             os.close(self._wakeup)
             self._wakeup = -1
 
-    def _run_of(self, graph: TaskGraph) -> GraphRun:
+    def _run_of(self, graph: TaskGraph, opening: CollectiveFingerprint) -> GraphRun:
         """What runs a graph over the channels that there are now; kept for the next call."""
         channels = self._network.channels
-        key = id(graph), len(channels)
+        is_broadcast = opening.kind is Kind.BROADCAST and opening.count > 0
+        key = id(graph), is_broadcast, len(channels)
         run = self._runs.get(key)
         if run is None:
             told = () if self._is_switch else graph.program.switches
             # A rank tells a switch of every call that it takes part in.
             ranks = range(self._network.size) if self._is_switch else ()
+            before, after = ((), ()) if is_broadcast else ((self._before,), (self._next,))
             parties = Parties(
-                frozenset({*graph.sends, *told, self._next}) - {self.rank},
-                frozenset({*graph.receives, *ranks, self._before}) & channels.keys(),
+                frozenset({*graph.sends, *told, *after}) - {self.rank},
+                frozenset({*graph.receives, *ranks, *before}) & channels.keys(),
             )
             while len(self._runs) >= RUNS_KEPT:
                 del self._runs[next(iter(self._runs))]

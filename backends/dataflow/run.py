@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arborcast.backends.dataflow.poller import LEAVING, Poller
+from arborcast.backends.dataflow.progress import Progress
 from arborcast.backends.dataflow.staged_copies import StagedCopies
 from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
@@ -125,6 +126,8 @@ class GraphRun:
         self._address = ctypes.addressof(self._state)
         self._opening: CollectiveFingerprint | None = None
         self._lost: PeerGoneError | None = None
+        self._held: dict[int, bool] = {}  # of peers that hung up
+        self._is_open = False  # whether all have been told who must be
         self._copies: StagedCopies | None = None
 
     def _set_peers(self, parties: Parties) -> None:
@@ -154,6 +157,7 @@ class GraphRun:
         until: Callable[[], bool] | None = None,
         look_every_s: float = LOOK_S,
         check: Callable[[], None] = lambda: None,
+        needs_all: bool = False,
     ) -> None:
         """Return when everything is complete here and handed over to the channels.
 
@@ -169,6 +173,7 @@ class GraphRun:
             look_every_s: how long to sleep at most.
             check: called whenever somebody rings, and as often, whatever moves; raises where the run is to
                 end, ChannelClosedError for a peer.
+            needs_all: whether nothing is to begin where somebody who is told of it is gone.
 
         Raises:
             PeerGoneError: a peer that is still needed is gone, or gave up.
@@ -177,7 +182,7 @@ class GraphRun:
         """
         self._copies = copies
         state = self._state
-        self._begin(memory, operator, opening, seen)
+        self._begin(memory, operator, opening, seen, needs_all)
         since, is_over = time.monotonic(), False
         while True:
             now = time.monotonic()
@@ -204,6 +209,68 @@ class GraphRun:
                     raise self._peer_gone(f"waiting for rank {error.peer}", error) from error
             self._answer(news)
 
+    def drain(self, idle_s: float, most_s: float) -> tuple[bool, set[int]]:
+        """After `run` was broken off: let happen what still can, until nothing has for a while.
+
+        Args:
+            idle_s: that while.
+            most_s: how long this may take.
+
+        Returns:
+            whether all is complete, after all; and the peers whose channels broke meanwhile.
+
+        Raises:
+            PeerGoneError: a peer gave up.
+            DisagreementError: a peer means another collective.
+        """
+        end, lost = time.monotonic() + most_s, set[int]()
+        while self._is_open and (left := end - time.monotonic()) > 0:
+            match news := self._advance(min(idle_s, left), lingers=False):
+                case News.OVER | News.TIMED:
+                    return news == News.OVER, lost
+                case News.ENDED | News.FAILED:
+                    at = self._state.asked_peer
+                    channel = self._channels[at]
+                    self._held.setdefault(channel.peer, _holds_byte(channel))
+                    closed = channel.last_words()
+                    if closed.reason is not None:
+                        raise self._peer_gone(self._awaited(at), closed)
+                    self.lose(channel.peer)
+                    if not isinstance(closed, PeerLeftError):
+                        lost.add(channel.peer)
+                case _:
+                    self._answer(news)
+        return False, lost
+
+    def lose(self, peer: int) -> None:
+        """Have nothing more go to a peer, nor come."""
+        state = self._peers[self._place[peer]]
+        state.is_gone, state.awaits_opening = True, False
+        state.sends, state.receives = state.sent, state.received
+
+    def progress(self) -> Progress:
+        """How far it has come, after it was broken off."""
+        graph, state = self._graph, self._state
+        waiting = {
+            int(self._local[(state.local_first + at) % len(graph.actions)]) for at in range(state.local_count)
+        }
+        done = [
+            action.peer < 0 and not self._left[number] and number not in waiting
+            for number, action in enumerate(graph.actions)
+        ]
+        begun: dict[int, int] = {}
+        sent_bytes = 0
+        for channel, peer in zip(self._channels, self._peers, strict=False):
+            order = self._orders[peer.first_send : peer.first_send + peer.sent]
+            sent_bytes += (
+                peer.outgoing + sum(graph.actions[it].into.length for it in order) * state.item_bytes
+            )
+            for number in (*order, *self._orders[peer.first_receive : peer.first_receive + peer.received]):
+                done[number] = True
+            if come := peer.incoming + self._held.get(channel.peer, _holds_byte(channel)):
+                begun[int(self._orders[peer.first_receive + peer.received])] = int(come)
+        return Progress(done, begun, int(sent_bytes))
+
     def _advance(self, patience_s: float, lingers: bool) -> int:
         """Work and sleep until there is news, without the interpreter's lock."""
         # Rounded up: a sleep that ends too early would be repeated without rest.
@@ -217,6 +284,7 @@ class GraphRun:
         operator: Operator | None,
         opening: CollectiveFingerprint,
         seen: int | None,
+        needs_all: bool,
     ) -> None:
         state = self._state
         for buffer, tensor in memory.items():
@@ -226,11 +294,18 @@ class GraphRun:
             assert operator is not None, "a graph with reductions comes with an operator"
             state.combine = combiner(operator.name, next(iter(memory.values())).dtype)
         self._opening = opening
+        self._held.clear()
         self._opening_bytes.raw = opening.to_bytes()
         self._lost = None
         if seen != self._seen:
             self._await_openings_but(seen)
-        self._answer(at_once.run_begin(self._address))
+        news = at_once.run_begin(self._address)
+        if needs_all and news == News.FAILED:  # the others have not been told
+            at = state.asked_peer
+            self._is_open = False
+            raise PeerGoneError(self._awaited(at), self._channels[at].last_words())
+        self._is_open = True
+        self._answer(news)
 
     def _await_openings_but(self, seen: int | None) -> None:
         for channel, peer in zip(self._channels, self._peers, strict=False):
@@ -261,6 +336,7 @@ class GraphRun:
     def _note_end(self, at: int) -> None:
         """A peer will send no more than is on its way; what it said last is looked for."""
         peer, channel = self._peers[at], self._channels[at]
+        self._held[channel.peer] = _holds_byte(channel)  # last words are looked for behind what is unread
         if peer.sent < peer.sends:  # whoever leaves in peace has got everything before
             raise self._peer_gone(str(self._next_send(at)), channel.last_words())
         try:
@@ -383,6 +459,11 @@ def _actions_of(
         )
         waiters += action.waiters
     return found, np.array(waiters, np.int32)
+
+
+def _holds_byte(channel: SocketChannel) -> bool:
+    """Whether the last byte of a part lies there, which is counted when its trailer has come."""
+    return bool(channel.state.trailer_left > 0 and channel.state.part_left == 0)
 
 
 def _start(array: NDArray[Any] | ctypes.Array[Any]) -> int:

@@ -102,6 +102,25 @@ def fits_single(whole: Tensor, block: Tensor, size: int, devices: Set[str] = HOS
     )
 
 
+def bytes_of_parts(tensor: Tensor, lengths: Sequence[int], size: int) -> list[int] | None:
+    """The bytes of the part for each of so many ranks; None where they do not fit the tensor.
+
+    Args:
+        tensor: whose rows the parts are made of.
+        lengths: rows of each part; none where all are alike.
+        size: ranks.
+    """
+    if tensor.dim() == 0:
+        return None
+    rows = tensor.shape[0]
+    if not lengths:
+        return None if rows % size else [tensor.numel() // size * tensor.itemsize] * size
+    if len(lengths) != size or min(lengths) < 0 or sum(lengths) != rows:
+        return None
+    row = tensor.numel() // rows * tensor.itemsize if rows else 0
+    return [row * length for length in lengths]
+
+
 def lies_flat(tensor: Tensor) -> bool:
     """Whether its elements lie in their order, as they are."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

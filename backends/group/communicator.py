@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -21,22 +21,25 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions
 
 from arborcast.backends.dataflow.engine import Engine
-from arborcast.backends.errors import ExecutionError
+from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options
 from arborcast.backends.group.history import History, calls_to_keep
 from arborcast.backends.group.inner_gloo import InnerGloo
+from arborcast.backends.group.resumption import Resumed, Resumption
 from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.options import Options, emulated_copies
 from arborcast.backends.schedules.enlistment import Switches
+from arborcast.backends.schedules.exchange import Exchanges, Sizes
 from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.joint import digest_of, joint_part
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
-from arborcast.backends.schedules.rendezvous import difference, meet, whereabouts
+from arborcast.backends.schedules.rendezvous import difference, meet, processors, whereabouts
+from arborcast.backends.schedules.spare import digests_of, spare_table
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.staging.cuda import CudaDevice
 from arborcast.backends.staging.device import Device
@@ -49,6 +52,7 @@ from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.topology import Hop
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +68,10 @@ GLOO_BELOW = 0
 Measured on loopback (`bench/loopback.py`), gloo is nowhere faster once the ranks have agreed on a call, which
 they must do before gloo begins: it ends the process where lengths differ.
 """
+
+
+RECONNECT_S = 30.0
+"""How long ranks wait for each other when they connect anew in the middle of a call."""
 
 
 class Communicator:
@@ -112,29 +120,24 @@ class Communicator:
         except InputError as error:
             refusal = error
         settings = self._settings() if refusal is None else {"refused": str(refusal)}
-        name, everybody = meet(store, rank, size, [settings, whereabouts()], timeout_s=timeout_s)
+        name, everybody = meet(
+            store, rank, size, [settings, whereabouts(), processors()], timeout_s=timeout_s
+        )
         if refusal is not None:  # outside of the handler, so that nobody reads the same line twice
             raise refusal
-        if refused := difference([settings for settings, _ in everybody]):
+        if refused := difference([settings for settings, _, _ in everybody]):
             raise InputError(refused)
         self.store = PrefixStore(name, store)
         self._connection = shared_store(store)
         self.own_store = PrefixStore(f"arborcast/{name}", self._connection)
-        rule = ONE_HOST if len({where for _, where in everybody}) == 1 else SEVERAL_HOSTS
+        is_one_host = len({where for _, where, _ in everybody}) == 1
+        self._cores = len({core for _, _, cores in everybody for core in cores}) if is_one_host else None
+        rule = ONE_HOST if is_one_host else SEVERAL_HOSTS
         asked = self.options.piece_bytes
         self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
         self._switches = Switches(self.fabric.topology, self.fabric.aggregators, self.options)
         self._timeout_s = timeout_s
-        self._network = Network(
-            PrefixStore("channels", self.own_store),
-            rank,
-            size,
-            timeout_s=timeout_s,
-            transport=self.options.transport,
-            address=self.options.address,
-            lost_after_s=self.options.lost_after_s,
-            names=self._switches.names,
-        )
+        self._network = self._make_network("channels", timeout_s)
         self._network.connect({(rank + 1) % size, (rank - 1) % size} - {rank})
         self._engine = Engine(
             rank,
@@ -148,6 +151,18 @@ class Communicator:
         self._gloo = InnerGloo(PrefixStore("small", self.own_store), rank, size, timeout, has_ring=True)
         self._generation = 0
         self._schedules = self._new_schedules()
+        self._exchanges: Exchanges | None = None
+        self._resumption: Resumption | None = None
+        if self.options.resume and size > 1:
+            self._resumption = Resumption(
+                PrefixStore("resume", self.own_store),
+                f"arborcast/{name}/resume",
+                rank,
+                size,
+                self._engine,
+                self._network,
+                lambda epoch: self._make_network(f"channels/{epoch}", min(self._timeout_s, RECONNECT_S)),
+            )
         self._history = History(
             rank, self._global_ranks, self._engine.waits_for, lambda: self.failure is not None
         )
@@ -187,7 +202,12 @@ class Communicator:
         own = output.data_ptr() + self.rank * given.numel() * given.itemsize
         if given.data_ptr() != own:  # in its own block it may lie, and stays as it is
             given = _apart_from(output, given)
+        self._gather(output, given)
+
+    def _gather(self, output: Tensor, given: Tensor, shown: CollectiveFingerprint | None = None) -> None:
         call = self._call(Kind.ALLGATHER, -1, output.numel(), output.dtype)
+        if shown is not None:  # ranks compare this one where they agree on schedules first
+            call = replace(call, elements=f"{shown.elements} {shown.kind}")
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
         self._run(
             call,
@@ -199,6 +219,7 @@ class Communicator:
                 host[Buffer.INPUT].view(torch.uint8),
                 AllgatherOptions(),
             ),
+            shown=shown,
         )
 
     def reduce_scatter(
@@ -220,6 +241,67 @@ class Communicator:
         for total in totals:
             output.copy_(total[self.rank * output.numel() :][: output.numel()])
         operator.after(output, self.size)
+
+    def alltoall(
+        self, output: Tensor, given: Tensor, sent: Sequence[int], expected: Sequence[int], elements: str
+    ) -> None:
+        """Send each rank its part of the flat input, and take a part of each into the flat output; all bytes.
+
+        Args:
+            output: the parts of all ranks, in their order.
+            given: the parts for all ranks, in their order.
+            sent: bytes for each rank.
+            expected: bytes from each rank.
+            elements: of what type they are.
+
+        Raises:
+            DisagreementError: a rank sends another one more or less than that expects; on all ranks, and the
+                group may go on.
+        """
+        given = _apart_from(output, given)
+        if self.size == 1:
+            output.copy_(given)
+            return
+        sizes = self._agreed_sizes(sent, expected, elements)
+        nbytes = -(-sum(map(sum, sizes)) // self.size)
+        if self._reason_for_gloo(nbytes) is not None:
+
+            def start(gloo: Any) -> Any:
+                return gloo.alltoall_base(output, given, list(expected), list(sent), AllToAllOptions())
+
+            opening = CollectiveFingerprint(self._next(), nbytes, -1, Kind.ALLTOALL, elements)
+            with self._history.begin(opening, nbytes, None):
+                self._by_gloo(opening, start)
+            return
+        if self._exchanges is None:
+            self._network.connect(set(range(self.size)) - {self.rank})
+            fabric = self.fabric
+            self._exchanges = Exchanges(fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed)
+        exchange = self._exchanges.of(sizes)
+        opening = CollectiveFingerprint(
+            self._next(), nbytes, -1, Kind.ALLTOALL, elements, schedule=exchange.digest
+        )
+        memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
+        with self._history.begin(opening, nbytes, exchange.served) as begun:
+            self._engine.run(exchange.graph, memory, opening, None)
+        if self._tracer is not None:
+            self._tracer.add(begun, exchange.graph, 1)
+
+    def _agreed_sizes(self, sent: Sequence[int], expected: Sequence[int], elements: str) -> Sizes:
+        """Bytes from each rank to each: every rank tells all others what it sends and what it expects."""
+        own = torch.tensor([*sent, *expected])
+        gathered = torch.empty(self.size * own.numel(), dtype=own.dtype)
+        self._gather(gathered, own, CollectiveFingerprint(0, 0, -1, Kind.ALLTOALL, elements))
+        of_ranks = gathered.view(self.size, 2, self.size).tolist()
+        sizes = tuple(tuple(sends) for sends, _ in of_ranks)
+        for target, (_, expects) in enumerate(of_ranks):
+            for source, nbytes in enumerate(expects):
+                if nbytes != (sends := sizes[source][target]):
+                    raise DisagreementError(
+                        f"rank {self.rank}: alltoall ({elements}): rank {source} sends {sends} bytes to rank "
+                        f"{target}, which expects {nbytes}"
+                    )
+        return sizes
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -277,10 +359,12 @@ class Communicator:
 
         Args:
             nbytes: of the whole buffer: of all blocks for allgather and reduce-scatter.
-            kind: one of `SERVED`.
+            kind: one of `SERVED`, or an alltoall.
             root: of a broadcast.
         """
         kind = Kind(kind)
+        if kind is Kind.ALLTOALL:
+            return f"{kind}: pairwise, or by ways planned for its sizes where that saves more than it costs"
         of = f"{kind} of {format_size(nbytes)}" if nbytes else f"{kind} of 0 B"
         if (reason := self._reason_for_gloo(nbytes)) is not None:
             return f"{of}: gloo, {reason}"
@@ -315,8 +399,8 @@ class Communicator:
         Raises:
             InputError: there is no such link.
         """
-        options = replace(self.options, without=(*self.options.without, (first, second)))
-        before, self.fabric = self.fabric, fabric_for(options, self._global_ranks, self._world_size)
+        before = self.fabric
+        self._leave_out([(first, second)])
         if self.rank == 0 and before.topology.links == self.fabric.topology.links:
             log.warning(
                 "avoid %d-%d: no link among the ranks of this group (%s); nothing changes",
@@ -324,10 +408,35 @@ class Communicator:
                 second,
                 before.topology.name,
             )
+
+    def _leave_out(self, links: Iterable[Hop]) -> None:
+        options = replace(self.options, without=(*self.options.without, *links))
+        self.fabric = fabric_for(options, self._global_ranks, self._world_size)
         self.options = options
         self._generation += 1
         self._schedules.close()
         self._schedules = self._new_schedules()
+        self._exchanges = None
+
+    def while_waiting(self, function: Callable[[], None]) -> None:
+        """Call a function, which must be quick, again and again in calls that wait for other ranks."""
+        self._engine.while_waiting = function
+
+    @property
+    def resumed(self) -> Sequence[Resumed]:
+        """The calls in which a link failed and that were finished without it (`Options.resume`)."""
+        return () if self._resumption is None else tuple(self._resumption.resumed)
+
+    def _go_on_without(self, lost: Collection[Hop], resumption: Resumption) -> None:
+        """From the next call on: other channels, and the schedules of what is left."""
+        resumption.network.timeout_s = self._timeout_s
+        self._network = resumption.network
+        if self._tracer is not None:
+            self._engine.use(self._tracer.recorder(self._network))
+        # Where ranks are joined by switches alone nobody knows which link it was: they connect once more.
+        joined = [pair for pair in sorted(lost) if {pair, pair[::-1]} & self.fabric.topology.bandwidth.keys()]
+        places = self.fabric.places or self._global_ranks
+        self._leave_out((places[a], places[b]) for a, b in joined)
 
     def transports(self) -> dict[int, str]:
         """How bytes travel to each rank that this one is connected with."""
@@ -367,6 +476,8 @@ class Communicator:
 
     def close(self) -> None:
         """End the connections; others that still work with what this rank sent are not disturbed."""
+        if self._resumption is not None:
+            self._resumption.close()
         self._schedules.close()
         self._engine.close()
         self._network.close()
@@ -409,7 +520,15 @@ class Communicator:
                 )
                 opening = replace(shown or call, sequence=self._next(), schedule=digest)
                 with self._history.begin(opening, nbytes, table.at(nbytes), is_counted) as begun:
-                    self._engine.run(graph, memory, opening, operator, device=device)
+                    if self._resumption is None or device is not None or graph.program.switches:
+                        self._engine.run(graph, memory, opening, operator, device=device)
+                    else:
+                        served = partial(self._schedules.served, call.kind, call.root, nbytes)
+                        lost = self._resumption.run(
+                            graph, memory, opening, operator, served, call.count, self.fabric.topology
+                        )
+                        if lost:
+                            self._go_on_without(lost, self._resumption)
                 if self._tracer is not None:
                     self._tracer.add(begun, graph, dtype.itemsize)
                 return
@@ -476,6 +595,19 @@ class Communicator:
     def _table(self, kind: Kind, root: int, *, waits: bool = False) -> Table | str:
         return self._schedules.table(CollectiveFingerprint(0, 0, root, kind, ""), self._next, waits=waits)
 
+    def _make_network(self, name: str, timeout_s: float) -> Network:
+        """Connections to come, by a name of their own in the store."""
+        return Network(
+            PrefixStore(name, self.own_store),
+            self.rank,
+            self.size,
+            timeout_s=timeout_s,
+            transport=self.options.transport,
+            address=self.options.address,
+            lost_after_s=self.options.lost_after_s,
+            names=self._switches.names,
+        )
+
     def _new_schedules(self) -> Schedules:
         """None yet, for the present fabric."""
         return Schedules(
@@ -489,6 +621,8 @@ class Communicator:
             self._timeout_s,
             None if self.device is None else self.device.costs,
             partial(joint_part, self.fabric),
+            partial(spare_table, self.fabric.spares, self.fabric.gone, self.fabric.topology),
+            self._cores if self.fabric.is_assumed else None,
         )
 
     def _settings(self) -> dict[str, object]:
@@ -497,6 +631,7 @@ class Communicator:
             "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
             "groups": [digest_of(it) for it in self.fabric.joint],
+            "spares": digests_of(self.fabric.spares),
             "gloo_below": self.options.gloo_below,
             "piece_bytes": self.options.piece_bytes,
             "transport": self.options.transport,
@@ -510,6 +645,7 @@ class Communicator:
             "staging": self.options.staging,
             "staging_depth": self.options.staging_depth,
             "staging_bytes": self.options.staging_bytes,
+            "resume": self.options.resume,
         }
 
 

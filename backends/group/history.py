@@ -23,6 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from arborcast.backends.schedules.exchange import Served
 from arborcast.backends.schedules.table import Entry
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.errors import InputError
@@ -60,7 +61,7 @@ class Call:
     Attributes:
         opening: what the ranks compared.
         nbytes: of the whole buffer.
-        entry: of the table that serves it; None where gloo does.
+        entry: of the table that serves it, or what else does; None where gloo does.
         is_counted: whether it is one of the caller's, not a part of another one.
         begun_ns: by `perf_counter_ns`, like the next one.
         ended_ns: 0 while it is under way, and where it failed.
@@ -74,7 +75,7 @@ class Call:
         history: History,
         opening: CollectiveFingerprint,
         nbytes: int,
-        entry: Entry | None,
+        entry: Entry | Served | None,
         is_counted: bool,
     ) -> None:
         self._history = history
@@ -168,7 +169,11 @@ class History:
         _histories.add(self)
 
     def begin(
-        self, opening: CollectiveFingerprint, nbytes: int, entry: Entry | None, is_counted: bool = True
+        self,
+        opening: CollectiveFingerprint,
+        nbytes: int,
+        entry: Entry | Served | None,
+        is_counted: bool = True,
     ) -> Call:
         """A call that its `with` block serves; arguments as `Call` has them."""
         return Call(self, opening, nbytes, entry, is_counted)
@@ -214,7 +219,7 @@ class History:
             counter["gloo" if found.entry is None else "schedule"] += found.calls
             counter["bytes"] += found.nbytes
             counter["seconds"] += seconds
-            if found.entry is not None:
+            if isinstance(found.entry, Entry):
                 least_s[kind] += found.nbytes / float(found.entry.schedule.bound.rate) / 1e9
                 took_s[kind] += seconds
                 counter["share"] = least_s[kind] / took_s[kind]

@@ -7,12 +7,15 @@ A rank that makes its own waits for no other, and connects with another rank at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.tensors.torch_compat import Store, break_gloo, new_gloo
+
+_ALL = "all"
+"""The key that says that a rank needs the gloo of all others."""
 
 
 class InnerGloo:
@@ -53,9 +56,23 @@ class InnerGloo:
                 self._store.set(f"made/{self._rank}", "")
             return self._made
 
-    def is_made_at(self, rank: int) -> bool:
-        """Whether another rank has made its own."""
-        return bool(self._store.check([f"made/{rank}"]))
+    @property
+    def is_made(self) -> bool:
+        """Whether this rank has made its own."""
+        return self._made is not None
+
+    def are_made_at(self, ranks: Iterable[int]) -> bool:
+        """Whether other ranks have all made their own."""
+        return bool(self._store.check([f"made/{rank}" for rank in ranks]))
+
+    def ask_for_all(self) -> None:
+        """Have all other ranks make their own, as soon as they `answer`."""
+        self._store.set(_ALL, "")
+
+    def answer(self) -> None:
+        """Make it where a rank has asked for all."""
+        if self._store.check([_ALL]):
+            self.get()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """That of its calls from now on."""

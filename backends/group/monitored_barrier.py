@@ -6,6 +6,7 @@ Each rank leaves word that it has come, rank 0 looks for that of all others, and
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.tensors.torch_compat import Store
@@ -26,12 +27,14 @@ class MonitoredBarrier:
         store: for this barrier alone.
         rank: this one.
         size: ranks of the group.
+        while_waiting: called again and again.
     """
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, while_waiting: Callable[[], None]) -> None:
         self._store = store
         self._rank = rank
         self._size = size
+        self._while_waiting = while_waiting
         self._calls = 0
 
     def wait(self, timeout_s: float, *, name_all: bool) -> None:
@@ -75,5 +78,6 @@ class MonitoredBarrier:
         while not self._store.check([key]):
             if time.monotonic() >= end:
                 return False
+            self._while_waiting()
             time.sleep(LOOK_S)
         return True

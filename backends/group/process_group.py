@@ -1,8 +1,8 @@
 """The process group "synth": gloo, except that the great collectives run synthesized schedules.
 
-allreduce, broadcast, allgather and reduce-scatter in all their forms go to a `Communicator`, one after
-another on a thread of their own, and return work with a future as gloo's does. Everything else, and whatever
-schedules do not serve (sparse tensors, truth values, other devices' tensors), goes to an inner gloo as it is.
+allreduce, broadcast, allgather, reduce-scatter and alltoall in all their forms go to a `Communicator`, one
+after another on a thread of their own, and return work with a future as gloo's does. Everything else, and
+whatever schedules do not serve (sparse tensors, truth values, other devices' tensors), goes to an inner gloo.
 
 This is the one module that knows how torch, from 2.11 to 2.15, lets a process group be written in Python.
 What goes to `super()` goes by the names that all of these have.
@@ -42,6 +42,7 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.arguments import (
     HOST,
     are_plain_alike,
+    bytes_of_parts,
     fits,
     fits_single,
     flattened,
@@ -58,7 +59,7 @@ from arborcast.backends.group.communicator import SERVED, Communicator
 from arborcast.backends.group.history import speak_up, write_flights
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.monitored_barrier import MonitoredBarrier
-from arborcast.backends.group.posting import Posting
+from arborcast.backends.group.posting import ANYBODY, Posting
 from arborcast.backends.group.profiling import ObservedWork, event_of
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
@@ -162,7 +163,8 @@ class SynthGroup(dist.ProcessGroup):
         )
         self._store = store = self._communicator.store
         self._inner = InnerGloo(PrefixStore("inner", self._communicator.own_store), rank, size, timeout)
-        self._posting = Posting(self._inner)
+        self._posting = Posting(self._inner, set(range(size)) - {rank})
+        self._communicator.while_waiting(self._posting.answer)
         self._knows_gloo = False
         types = dist.ProcessGroup.BackendType
         self._set_default_backend(types.GLOO)
@@ -178,7 +180,7 @@ class SynthGroup(dist.ProcessGroup):
         self._devices = frozenset({"cpu", "cuda"}) if is_staged else HOST
         self._queue = WorkQueue("synth")
         self._begun_calls = 0
-        self._monitored = MonitoredBarrier(PrefixStore("monitored", store), rank, size)
+        self._monitored = MonitoredBarrier(PrefixStore("monitored", store), rank, size, self._posting.answer)
         self._is_broken = False
         self._process = os.getpid()
         _groups.add(self)
@@ -393,8 +395,18 @@ class SynthGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Tensor, given: Tensor, output_lengths: Any, given_lengths: Any, opts: Any = None
     ) -> dist.Work:
-        """Exchange a part of each rank's tensor with each other rank; never by schedules."""
+        """Exchange a part of each rank's tensor with each other rank."""
         opts = opts or AllToAllOptions()
+        if are_plain_alike([output, given]):
+            sent = bytes_of_parts(given, given_lengths, self.size())
+            expected = bytes_of_parts(output, output_lengths, self.size())
+            if sent is not None and expected is not None:
+
+                def run() -> None:
+                    with written(output) as flat:
+                        self._exchange(flat, flattened(given), sent, expected)
+
+                return self._submit(ALL_TO_ALL, run, [output], [given], opts)
         is_even = not output_lengths and not given_lengths
         arguments = output, given, output_lengths, given_lengths, opts
         return self._delegate(ALL_TO_ALL, [given], arguments, opts=opts, result=[output], are_alike=is_even)
@@ -404,10 +416,26 @@ class SynthGroup(dist.ProcessGroup):
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """The same with a tensor for each rank."""
         opts = opts or AllToAllOptions()
+        if len(outputs) == len(inputs) == self.size() and are_plain_alike([*outputs, *inputs]):
+            sent, expected = ([it.numel() * it.itemsize for it in tensors] for tensors in (inputs, outputs))
+
+            def run() -> None:
+                given = torch.cat([flattened(tensor) for tensor in inputs])
+                together = torch.empty(sum(it.numel() for it in outputs), dtype=given.dtype)
+                self._exchange(together, given, sent, expected)
+                spread(together, outputs)
+
+            return self._submit(ALL_TO_ALL, run, outputs, list(inputs), opts)
         form = replace(ALL_TO_ALL, method="alltoall")
         return self._delegate(
             form, inputs, (outputs, inputs, opts), opts=opts, result=outputs, are_alike=False
         )
+
+    def _exchange(self, output: Tensor, given: Tensor, sent: Sequence[int], expected: Sequence[int]) -> None:
+        """An alltoall of flat tensors, whose bits travel."""
+        elements = str(given.dtype).removeprefix("torch.")
+        whole = output.view(torch.uint8), given.view(torch.uint8)
+        self._communicator.alltoall(*whole, sent, expected, elements)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> dist.Work:  # type: ignore[override]
         """Combine the tensors of all ranks on one; never by schedules."""
@@ -452,7 +480,7 @@ class SynthGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
         """Receive a tensor from any rank."""
-        return self._begin("recv_anysource", "recvAnySource", None, tensors, (tensors, tag))
+        return self._begin("recv_anysource", "recvAnySource", ANYBODY, tensors, (tensors, tag))
 
     def _with_peer(self, tensors: Sequence[Tensor], method: str, peer: int, tag: int) -> dist.Work:
         if self._nccl is None or not self._is_on_gpu(tensors):
@@ -461,17 +489,18 @@ class SynthGroup(dist.ProcessGroup):
         return cast(dist.Work, self._peer_calls.call(method, tensors, peer, tag))  # torch takes None as well
 
     def _begin(
-        self, method: str, title: str, peer: int | None, tensors: Sequence[Tensor], arguments: tuple[Any, ...]
+        self, method: str, title: str, peer: int, tensors: Sequence[Tensor], arguments: tuple[Any, ...]
     ) -> dist.Work:
-        """Have the backend do what only some ranks take part in; with anybody where `peer` is None."""
+        """Have the backend do what only some ranks take part in; the last argument is the tag."""
         self._refuse_after_failure()
         event = event_of(f"synth:{title}", tensors)
         backend = self._get_backend(tensors[0].device)
         begin = partial(getattr(backend, method), *arguments)
+        received_by = None if method == "send" else arguments[-1]
         work: dist.Work = (
             begin()
-            if peer is None or self._is_on_gpu(tensors)
-            else self._posting.post(peer, begin, self._communicator.timeout_s)
+            if self._is_on_gpu(tensors)
+            else self._posting.post(peer, begin, self._communicator.timeout_s, received_by=received_by)
         )
         return work if event is None else ObservedWork(work, event)
 
@@ -522,6 +551,7 @@ class SynthGroup(dist.ProcessGroup):
     def _end(self) -> None:
         _groups.discard(self)
         self._posting.end("the group was destroyed")
+        self._posting.join()
         if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
             self._communicator.close()
         else:

@@ -43,7 +43,8 @@ class Event:
         self._is_done: torch.futures.Future[int] = torch.futures.Future()
         self._record.__enter__()
         _open[self._number] = self
-        self._script = _waiting()(self._is_done)
+        # Until the script has ended its thread writes to the profiler, which may be torn down after `end`.
+        _waiting()(self._is_done).add_done_callback(lambda _: self._has_ended.set())
 
     def end(self) -> None:
         """The call has ended, or will never be served; may be said again."""
@@ -58,7 +59,6 @@ class Event:
     def close(self) -> None:
         """Called by the script, in a thread that knows of the profiler."""
         self._record.__exit__(None, None, None)
-        self._has_ended.set()
 
 
 def event_of(title: str, inputs: Sequence[Tensor]) -> Event | None:

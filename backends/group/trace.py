@@ -107,14 +107,16 @@ class Tracer:
         if line not in self._lines:
             self._lines[line] = len(self._lines)
             self._events.append(self._about("thread_name", line, self._lines[line]))
+        # A float holds times of day to a quarter of 1 us: one bar must end exactly where the next begins.
+        begin, end = (EPOCH_NS + begin_ns) / 1000, (EPOCH_NS + end_ns) / 1000
         self._events.append(
             {
                 "name": title,
                 "ph": "X",
                 "pid": self._pid,
                 "tid": self._lines[line],
-                "ts": (EPOCH_NS + begin_ns) / 1000,
-                "dur": (end_ns - begin_ns) / 1000,
+                "ts": begin,
+                "dur": end - begin,
                 "args": dict(details),
             }
         )

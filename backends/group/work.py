@@ -34,26 +34,34 @@ from arborcast.backends.tensors.torch_compat import outside_compilers
 SIGNALS_S = 0.5
 """Ctrl-C is seen within so long."""
 
-
-KEPT = 64
-"""So many works live on that nobody in Python may hold any more."""
+KEPT = 1024
+"""So many works live on that nobody in Python holds any more."""
 
 KEPT_BYTES = 1024
-"""Those whose results together are not larger."""
+"""They keep results of tensors that together are not larger."""
 
 _kept: deque[QueuedWork] = deque(maxlen=KEPT)
 """C++ may hold a work whose Python half is gone, and would wait for ever.
 
-`ddp.join` gives DDP's reducer one of a single number, which that waits for and asks for its future. Who else
-holds a work cannot be asked.
+`ddp.join` gives DDP's reducer one of a single number, which that waits for and asks for its future. Whether
+C++ holds a work cannot be asked, so that any lives on for a while without what is large.
 """
 
 
-def _bytes_of(result: Any) -> int:
-    """What a result keeps in memory: of views all that they are views of."""
-    if isinstance(result, torch.Tensor):
-        return result.untyped_storage().nbytes() if result.layout == torch.strided else KEPT_BYTES + 1
-    return sum(map(_bytes_of, result)) if isinstance(result, list | tuple) else 0
+def _is_small(result: Any) -> bool:
+    """Whether it may be kept: tensors (lists of them) of little memory, what they are views of included."""
+    return _bytes_of(result) <= KEPT_BYTES
+
+
+def _bytes_of(result: Any) -> float:
+    match result:
+        case None:
+            return 0
+        case torch.Tensor() if result.layout == torch.strided:
+            return result.untyped_storage().nbytes()
+        case list() | tuple():
+            return sum(map(_bytes_of, result))
+    return math.inf
 
 
 @outside_compilers
@@ -67,11 +75,10 @@ class QueuedWork(dist.Work):
 
     def __init__(self, function: Callable[[], Any], result: Any = None) -> None:
         super().__init__()
-        if _bytes_of(result) <= KEPT_BYTES:
-            _kept.append(self)
         self.function = function
         self._result = result
         self._error: Exception | None = None
+        self._is_freed = False
         self._lock = threading.Lock()
         # Whoever waits takes the latch, which is free once the call has ended, and gives it back. An Event
         # takes longer to make than most calls' other words.
@@ -80,6 +87,12 @@ class QueuedWork(dist.Work):
         self._latch.acquire()
         self._trigger: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            if not _is_small(self._result):
+                self._result, self._future, self._is_freed = None, None, True
+            _kept.append(self)  # Python calls this once for each object
 
     def settle(self, returned: Any = None, error: BaseException | None = None) -> None:
         """Set what the function returned or raised, once: who waits goes on. `call_back` is to follow."""
@@ -146,7 +159,7 @@ class QueuedWork(dist.Work):
     def result(self) -> Any:
         """The tensors that hold the result; raises what the call raised."""
         self.wait()
-        return self._result
+        return self._outcome()
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the result; an error is one for C++ too, a RuntimeError with its name and message."""
@@ -161,9 +174,13 @@ class QueuedWork(dist.Work):
                     self._trigger = trigger
             return self._future
 
-    def _outcome(self, _: torch.futures.Future[None]) -> Any:
+    def _outcome(self, _: torch.futures.Future[None] | None = None) -> Any:
         if self._error is not None:
             raise self._error
+        if self._is_freed:
+            raise ExecutionError(
+                "the result of a work that nobody held was freed: hold the work, or its future"
+            )
         return self._result
 
 

@@ -22,6 +22,7 @@ from arborcast.backends.lowering.rank_view import Image, images_of
 from arborcast.synth.collective import Block, Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.schedule import Chunk
 
 
 class Buffer(StrEnum):
@@ -98,7 +99,8 @@ class Layout:
     Attributes:
         collective: what the buffers are for.
         count: elements of the whole buffer (algbw's).
-        block: elements of one rank's block; the whole buffer for kinds that have no blocks.
+        block: elements of one rank's block; the whole buffer for kinds that have no blocks; elements for each
+            byte of its sizes for an alltoall whose blocks differ.
         places: of the chunks that were asked for, by their number.
     """
 
@@ -122,6 +124,8 @@ class Layout:
         """Elements of the rank's input; 0 for relays and for ranks that work in place."""
         if rank not in self.collective.members or self.in_place(rank):
             return 0
+        if self.collective.sizes:
+            return self._before(Buffer.INPUT, rank, self.blocks)
         match self.collective.kind:
             case Kind.ALLGATHER | Kind.GATHER:
                 return self.block
@@ -134,6 +138,8 @@ class Layout:
         """Elements of the rank's output; 0 for relays and for ranks that only give."""
         if rank not in self.collective.members:
             return 0
+        if self.collective.sizes:
+            return self._before(Buffer.OUTPUT, rank, self.blocks)
         match self.collective.kind:
             case Kind.REDUCE | Kind.GATHER if rank != self.collective.root:
                 return 0
@@ -148,14 +154,14 @@ class Layout:
         if not self.collective.before(rank, place.block):
             return None
         if self.in_place(rank):
-            return self._slice(Buffer.OUTPUT, place, place.block.demand or 0)
+            return self._slice(Buffer.OUTPUT, rank, place, place.block.demand or 0)
         match self.collective.kind:
             case Kind.REDUCE_SCATTER:
-                return self._slice(Buffer.INPUT, place, place.owner)
+                return self._slice(Buffer.INPUT, rank, place, place.owner)
             case Kind.SCATTER | Kind.ALLTOALL:
-                return self._slice(Buffer.INPUT, place, place.target or 0)
+                return self._slice(Buffer.INPUT, rank, place, place.target or 0)
             case _:
-                return self._slice(Buffer.INPUT, place, 0)
+                return self._slice(Buffer.INPUT, rank, place, 0)
 
     def final(self, rank: int, chunk: int) -> Slice | None:
         """Where the chunk must be in the end on this rank; None where it does not matter."""
@@ -164,11 +170,11 @@ class Layout:
             return None
         match self.collective.kind:
             case Kind.ALLGATHER | Kind.GATHER | Kind.ALLTOALL:
-                return self._slice(Buffer.OUTPUT, place, place.owner)
+                return self._slice(Buffer.OUTPUT, rank, place, place.owner)
             case Kind.CUSTOM:
-                return self._slice(Buffer.OUTPUT, place, place.block.demand or 0)
+                return self._slice(Buffer.OUTPUT, rank, place, place.block.demand or 0)
             case _:
-                return self._slice(Buffer.OUTPUT, place, 0)
+                return self._slice(Buffer.OUTPUT, rank, place, 0)
 
     def kept(self, rank: int) -> tuple[Slice, Slice] | None:
         """The rank's own block where it goes from input to output without a message: from, to."""
@@ -178,19 +184,30 @@ class Layout:
         position = collective.ranks.index(rank)
         match collective.kind:
             case Kind.ALLGATHER | Kind.GATHER:
-                return self._block(Buffer.INPUT, 0), self._block(Buffer.OUTPUT, position)
+                return self._block(Buffer.INPUT, rank, 0), self._block(Buffer.OUTPUT, rank, position)
             case Kind.SCATTER:
-                return self._block(Buffer.INPUT, position), self._block(Buffer.OUTPUT, 0)
+                return self._block(Buffer.INPUT, rank, position), self._block(Buffer.OUTPUT, rank, 0)
             case Kind.ALLTOALL:
-                return self._block(Buffer.INPUT, position), self._block(Buffer.OUTPUT, position)
+                return self._block(Buffer.INPUT, rank, position), self._block(Buffer.OUTPUT, rank, position)
             case _:
                 return None
 
-    def _slice(self, buffer: Buffer, place: Place, block: int) -> Slice:
-        return Slice(buffer, block * self.block + place.start, block * self.block + place.stop)
+    def _slice(self, buffer: Buffer, rank: int, place: Place, block: int) -> Slice:
+        first = self._before(buffer, rank, block)
+        return Slice(buffer, first + place.start, first + place.stop)
 
-    def _block(self, buffer: Buffer, block: int) -> Slice:
-        return Slice(buffer, block * self.block, (block + 1) * self.block)
+    def _block(self, buffer: Buffer, rank: int, block: int) -> Slice:
+        return Slice(buffer, self._before(buffer, rank, block), self._before(buffer, rank, block + 1))
+
+    def _before(self, buffer: Buffer, rank: int, block: int) -> int:
+        """Elements before a block in a buffer of a rank."""
+        sizes = self.collective.sizes
+        if not sizes:
+            return block * self.block
+        position = self.collective.ranks.index(rank)
+        if buffer is Buffer.INPUT:
+            return self.block * sum(sizes[position][:block])
+        return self.block * sum(row[position] for row in sizes[:block])
 
 
 def blocks_in(collective: Collective) -> int:
@@ -219,11 +236,7 @@ def lay_out(schedule: AnySchedule, count: int, chunks: Iterable[int] | None = No
         ScheduleError: a chunk belongs to no block, or the shares of a block do not add up to it.
     """
     collective = schedule.collective
-    blocks = blocks_in(collective)
-    if count < 0 or count % blocks:
-        rule = f"a multiple of its {blocks} blocks" if count >= 0 else "at least 0"
-        raise CollectiveError(f"{collective.kind}: elements of the whole buffer must be {rule}, got {count}")
-    length = count // blocks
+    length = _block_length(collective, count)
     cuts = _cuts(schedule)
     position = {rank: index for index, rank in enumerate(collective.ranks)}
 
@@ -231,13 +244,39 @@ def lay_out(schedule: AnySchedule, count: int, chunks: Iterable[int] | None = No
         chunk = image.chunk
         return Place(
             collective.block_of(chunk.owner, chunk.target, chunk.demand),
-            *cuts[image.representative].span(image.element, length),
+            *cuts[image.representative].span(image.element, length * _bytes_of(collective, chunk, position)),
             position[chunk.owner],
             None if chunk.target is None else position[chunk.target],
         )
 
     places = {number: place(image) for number, image in images_of(schedule, chunks)}
     return Layout(collective, count, length, places)
+
+
+def _block_length(collective: Collective, count: int) -> int:
+    """`Layout.block` for buffers of so many elements."""
+    blocks = blocks_in(collective)
+    if collective.sizes:
+        length = count * blocks // collective.total
+        if length < 0 or -(-length * collective.total // blocks) != count:
+            mean = collective.mean_bytes
+            raise CollectiveError(
+                f"alltoall: elements of the whole buffer must be {mean}, the mean of its sizes, or that of a "
+                f"multiple of them, got {count}"
+            )
+        return length
+    if count < 0 or count % blocks:
+        rule = f"a multiple of its {blocks} blocks" if count >= 0 else "at least 0"
+        raise CollectiveError(f"{collective.kind}: elements of the whole buffer must be {rule}, got {count}")
+    return count // blocks
+
+
+def _bytes_of(collective: Collective, chunk: Chunk, position: Mapping[int, int]) -> int:
+    """What the length of a block is counted in: bytes where blocks differ, else the block itself."""
+    if not collective.sizes:
+        return 1
+    assert chunk.target is not None, "the chunks of an alltoall have targets"
+    return collective.sizes[position[chunk.owner]][position[chunk.target]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,29 @@ def lower_rank(
     return _lower(layout, rank, transfers, pieces, window, switches, ring, pace)
 
 
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What a rank does with its own data before it sends any: copy it, or add it to what is there."""
+
+    source: Slice
+    into: Slice
+    adds: bool
+
+
+def lower_laid_out(
+    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], joinings: Sequence[Joining]
+) -> Program:
+    """The program of a rank whose chunks, in one piece, lie where somebody says (`backends.lowering.finish`).
+
+    Args:
+        layout: of the chunks of all transfers.
+        rank: this one.
+        transfers: its own, each with its number among those of all ranks.
+        joinings: what comes first, in this order.
+    """
+    return _lower(layout, rank, transfers, 1, DEFAULT_WINDOW, (), joinings=joinings)
+
+
 def _lower(
     layout: Layout,
     rank: int,
@@ -157,6 +180,7 @@ def _lower(
     switches: tuple[int, ...],
     ring: _Ring | None = None,
     pace: Fraction = Fraction(1),
+    joinings: Sequence[Joining] = (),
 ) -> Program:
     """The program of a rank whose pieces enter every `pace` steps."""
     if pieces < 1 or window < 1:
@@ -169,6 +193,8 @@ def _lower(
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
         writer.copy(0, *kept)
+    for it in joinings:
+        (writer.add if it.adds else writer.copy)(0, it.source, it.into)
     last_send: dict[tuple[int, int, int], int] = {}
     last: dict[tuple[int, int], int] = {}
     for position, message in enumerate(messages):
@@ -388,10 +414,10 @@ class _Writer:
         total, *rest = (it for _, it in given)
         for other in rest:
             if other == result or total.buffer is Buffer.INPUT:
-                self._reduce(message.time, total, other)
+                self.add(message.time, total, other)
                 total = other
             else:
-                self._reduce(message.time, other, total)
+                self.add(message.time, other, total)
         for arrival in arrivals:
             if arrival.into != result:
                 self.scratch.give_back(chunk, arrival.into)
@@ -420,7 +446,7 @@ class _Writer:
             self.scratch.give_back(chunk, cell.home)
         cell.home = into
 
-    def _reduce(self, time: int, source: Slice, into: Slice) -> None:
+    def add(self, time: int, source: Slice, into: Slice) -> None:
         after = self._reads(source) | self._writes(into)
         self.operations.append(Reduce(time, source, into, tuple(sorted(after))))
 

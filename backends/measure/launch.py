@@ -89,11 +89,14 @@ def run_sweeps(
         timeout_s: for everything together, start-up included.
 
     Raises:
-        InputError: torch is not installed, or a variable of the environment breaks a rule.
+        InputError: torch is not installed, a variable of the environment breaks a rule, or blocks differ in
+            size.
         RunError: a rank failed.
         TimedOutError: the time ran out.
     """
     see_what_runs_need()
+    for sweep in sweeps:
+        sweep.schedule.collective.check_is_even()
     if any(sweep.via == "group" for sweep in sweeps):
         Options.from_environment()  # refused here, and not by every rank
     rows: list[Row] = []

@@ -70,7 +70,9 @@ def export_files(
 
     Raises:
         ProgramError: the target does not know a wish, or the schedule does not fit it.
+        CollectiveError: blocks differ in size.
     """
+    schedule.collective.check_is_even()
     for name in Wishes.__dataclass_fields__:
         if name not in _READS[target] and getattr(wishes, name) != getattr(Wishes(), name):
             raise ProgramError(f"{NAMES[name]}: is nothing that {target} knows")

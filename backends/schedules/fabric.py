@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from arborcast import topologies
 from arborcast.backends.options import Address, Options
+from arborcast.backends.schedules.spare import fitting_spares
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
@@ -22,6 +23,7 @@ from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.topologies.files import load_file
 
 if TYPE_CHECKING:
+    from arborcast.synth.faults.spares import Spares
     from arborcast.synth.groups.result import GroupSchedules
 
 ASSUMED_BANDWIDTH = 1
@@ -44,6 +46,8 @@ class Fabric:
             only forward, whatever the fabric's can do.
         places: the rank of the whole fabric that each rank of the group is; empty where that is not known.
         joint: what groups of the job run at once on the whole fabric; nothing where nobody says.
+        gone: links between ranks of the group that have failed, as its ranks.
+        spares: schedules for the failure of links of the group, made beforehand.
     """
 
     topology: Topology
@@ -53,6 +57,8 @@ class Fabric:
     aggregators: Mapping[Vertex, Address] = field(default_factory=dict)
     places: tuple[int, ...] = ()
     joint: tuple[GroupSchedules, ...] = ()
+    gone: tuple[Hop, ...] = ()
+    spares: tuple[Spares, ...] = ()
 
     @property
     def asked(self) -> Topology | Faulty:
@@ -74,7 +80,7 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     therefore have ranks that cannot reach each other.
 
     Args:
-        options: `topology`, `ranks`, `without` and `aggregators` count here.
+        options: `topology`, `ranks`, `without`, `spares` and `aggregators` count here.
         global_ranks: of the group's ranks, in the group's order.
         world_size: ranks of the default group.
 
@@ -98,6 +104,9 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     chosen = [places[rank] for rank in global_ranks]
     is_whole = chosen == list(range(whole.ranks))
     topology = topology if is_whole else topology.subset(chosen)
+    place = {rank: own for own, rank in enumerate(chosen)}
+    inside = [hop for hop in options.without if place.keys() >= set(hop)]
+    healthy = whole if is_whole or not options.spares else whole.subset(chosen)
     return Fabric(
         topology,
         source + _words_of(options.without),
@@ -106,6 +115,8 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
         aggregators=_by_vertex(of_switch, topology),
         places=tuple(chosen),
         joint=joint,
+        gone=tuple((place[first], place[second]) for first, second in inside),
+        spares=fitting_spares(options.spares, healthy, is_whole=is_whole),
     )
 
 
@@ -232,6 +243,11 @@ def _places(ranks: Sequence[int] | None, whole: Topology, world_size: int) -> Se
 
 def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> Fabric:
     """A full mesh; links are left out by global rank, since there is no other."""
+    if options.spares:
+        raise InputError(
+            "spares: must be for a fabric, and none is given (ARBORCAST_TOPOLOGY or option topology), "
+            f"got {len(options.spares)}"
+        )
     if options.aggregators:
         raise InputError(
             "aggregators: must be those of a fabric's switches, and none is given (ARBORCAST_TOPOLOGY or "

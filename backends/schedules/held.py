@@ -24,6 +24,7 @@ from functools import lru_cache, partial
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
+from arborcast.backends.lowering.ending import tree_of, with_end
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.options import Options
@@ -45,6 +46,7 @@ from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats.documents import topology_to_document
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,8 @@ class Schedules:
         timeout_s: of the group's calls.
         copying: what copies of tensors on a device cost, where some are staged.
         joint: gives the part in what several groups run at once; None for what this group does by itself.
+        spare: gives the table that was made before links failed, alike on all ranks; None where none was.
+        cores: of the one host that all ranks share, where nothing is known of its links; None elsewhere.
     """
 
     def __init__(
@@ -111,6 +115,8 @@ class Schedules:
         timeout_s: float,
         copying: CopyCosts | None = None,
         joint: Callable[[Kind, int | None], JointPart | None] | None = None,
+        spare: Callable[[Kind, int | None], Table | None] | None = None,
+        cores: int | None = None,
     ) -> None:
         self.topology = left_of(fabric)
         self._fabric = fabric
@@ -123,6 +129,8 @@ class Schedules:
         self._timeout_s = timeout_s
         self._copying = copying
         self._joint = joint
+        self._spare = spare
+        self._cores = cores
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
         self._changes: dict[tuple[Kind, int], _Change] = {}  # of simple tables, which serve for a time
@@ -170,6 +178,14 @@ class Schedules:
             if change.found is not None:
                 change.found.cancel()
 
+    def served(self, kind: Kind, root: int, nbytes: int) -> tuple[Schedule, int]:
+        """What serves a call in explicit form, and the pieces of its chunks where they lie in host memory."""
+        table = self._tables[kind, root]
+        assert isinstance(table, Table), "the caller has looked"
+        schedule = table.at(nbytes).schedule
+        explicit = schedule if isinstance(schedule, Schedule) else schedule.expand()
+        return explicit, self._cut.pieces(schedule, nbytes)
+
     def _compile(
         self, kind: Kind, root: int, nbytes: int, count: int, is_staged: bool
     ) -> tuple[bytes, TaskGraph]:
@@ -188,6 +204,10 @@ class Schedules:
         schedule, rank, digest = entry.schedule, self._network.rank, _digest(table, entry)
         if not is_staged:
             program = lower_rank(schedule, rank, count, pieces=self._cut.pieces(schedule, nbytes))
+            if self._options.resume and not switches_in(schedule):
+                explicit, pieces = self.served(kind, root, nbytes)
+                last = explicit.steps + pieces, explicit.transfer_count * pieces
+                program = with_end(program, tree_of(explicit), *last)
             return digest, compile_graph(program)
         ring = self._ring(schedule, nbytes)
         if not switches_in(schedule):  # those know the schedule by its table, and no ring
@@ -212,6 +232,8 @@ class Schedules:
     def _make(self, kind: Kind, root: int, *, waits: bool) -> Table | str:
         if self._network.size == 1:
             return "a group of one rank"
+        if (spare := self._spare_table(kind, root, waits)) is not None:
+            return spare
         try:
             table = self._shared(f"table/{kind}/{root}", lambda: self._first(kind, root, waits))
         except (InfeasibleError, TimedOutError, InputError) as error:
@@ -227,6 +249,25 @@ class Schedules:
         elif self._network.rank == 0:
             log.info("%s", table.summary())
         return table
+
+    def _spare_table(self, kind: Kind, root: int, waits: bool) -> Table | None:
+        """The table made before links failed, which every rank has; others are looked for behind it."""
+        if self._spare is None or waits or not self._is_at_once:
+            return None
+        of = root if root >= 0 else None
+        table = self._spare(kind, of)
+        if table is not None:
+            self._network.connect(table.peers(self._network.rank))
+            look = partial(synthesize_table, self._fabric, kind, of, self._options, self._cores)
+            found = _line.add(look) if self._network.rank == 0 else None
+            self._changes[kind, root] = _Change(found=found)
+        return table
+
+    @property
+    def _is_at_once(self) -> bool:
+        """Whether another table may serve while one is looked for."""
+        options = self._options
+        return not self._switches.addresses and options.method == "auto" and options.start == "at once"
 
     def _changed(self, kind: Kind, root: int, change: _Change, *, waits: bool) -> Table:
         """The table that is to serve from now on: the simple one still, where there is no other yet."""
@@ -266,9 +307,8 @@ class Schedules:
         part = None if self._joint is None else self._joint(kind, of)
         if part is not None:
             return self._enlisted(given_table(part, self._options))
-        plain = not self._switches.addresses and self._options.method == "auto"
-        if plain and not waits and self._options.start == "at once":
-            table = kept_table(self._fabric, kind, of, self._options)
+        if self._is_at_once and not waits:
+            table = kept_table(self._fabric, kind, of, self._options, self._cores)
             if table is not None:
                 return table
             table = simple_table(self.topology, Collective.on(self.topology, kind, root=of or 0))
@@ -279,10 +319,10 @@ class Schedules:
                     self.topology.name,
                     self._options.deadline_s,
                 )
-                look = partial(synthesize_table, self._fabric, kind, of, self._options)
+                look = partial(synthesize_table, self._fabric, kind, of, self._options, self._cores)
                 self._changes[kind, root] = _Change(found=_line.add(look))
                 return table
-        return self._enlisted(synthesize_table(self._fabric, kind, of, self._options))
+        return self._enlisted(synthesize_table(self._fabric, kind, of, self._options, self._cores))
 
     def _later(self, key: tuple[Kind, int], waits: bool) -> Table | None:
         """On rank 0: the table found behind the calls, the simple one where none was; None for not yet."""

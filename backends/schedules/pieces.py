@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from arborcast.backends.lowering.lower import pieces_that_fit
 from arborcast.backends.lowering.rank_view import messages_of, switches_in
-from arborcast.backends.staging.device import CopyCosts
-from arborcast.backends.staging.ring import Pipeline, Ring
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
+
+if TYPE_CHECKING:
+    from arborcast.backends.staging.device import CopyCosts
+    from arborcast.backends.staging.ring import Ring
 
 MESSAGE_US = 30
 """What a short message costs each of its ends, and a copy from or to a device whoever asks for it."""
@@ -51,12 +54,13 @@ class PieceRule:
     def pieces(self, schedule: AnySchedule, nbytes: int) -> int:
         """For a whole buffer of `nbytes`; one number for all chunks, so that trees stay in step.
 
+        Where nothing is passed on, pieces gain nothing, but where slow links are to be busy from the begin.
         A switch that stores passes on a chunk once it has all of it: where one adds or copies, it is 1.
         """
         first = schedule.topology.ranks
         if any(schedule.topology.switches[vertex - first].stores for vertex in switches_in(schedule)):
             return 1
-        enough = max(self.least, self.per_step * schedule.steps)
+        enough = 1 if schedule.steps == 1 else max(self.least, self.per_step * schedule.steps)
         coarse = pieces_that_fit(schedule, nbytes, piece_bytes=self.piece_bytes, most=enough)
         if not self.work or not schedule.rate:
             return coarse
@@ -101,6 +105,8 @@ def ring_for(
     Raises:
         InputError: what is given does not go with such switches.
     """
+    from arborcast.backends.staging.ring import Pipeline, Ring  # with torch, which synthesis does without
+
     pipeline = Pipeline.of(schedule, nbytes, copying, message_us=MESSAGE_US, shortest_bytes=SHORTEST_BYTES)
     if not switches_in(schedule):
         return pipeline.choose(buffer_bytes=buffer_bytes, depth=depth)

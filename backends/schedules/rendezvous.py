@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import socket
 import time
@@ -128,6 +129,15 @@ def whereabouts() -> str:
     network = Path("/proc/self/ns/net")
     inside = network.readlink() if network.is_symlink() else ""
     return f"{boot_id() or socket.gethostname()} {inside}"
+
+
+def processors() -> list[int]:
+    """Those of this host that this process may run on."""
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def difference(everybody: Sequence[Mapping[str, object]]) -> str:

@@ -1,25 +1,35 @@
 """Which schedule serves which size where a rank's one thread starts every message.
 
 The simulator knows links only. Here a message takes its time at both ends as well, and a rank has to start
-one after the other, so that many small chunks are slower than links alone would say.
+one after the other, so that many small chunks are slower than links alone would say. Chunks are cut as the
+engine cuts them between hosts, not as the simulator would like best.
 
 Nor does the engine decide in which order a link that several ranks share, such as a port of a switch, carries
 what they hand over. Where that order is random, streams to two ranks drift apart like random walks; the link
 behind the one that fell back is idle meanwhile, and what it missed is lost: of N pieces some sqrt(N), which
 no planned order changes. Chains lose nothing, in which each rank receives from one other and sends to one.
+
+Within one host there are no links but its cores, which all ranks share. Work that takes W of one core, of
+which the busiest rank has S, takes p cores at most W/p + (1 - 1/p) S (Graham, "Bounds on multiprocessing
+timing anomalies", 1969), and about that long where every rank that is woken takes its turn:
+
+    a broadcast of M to 7 others      messages      W       S       2 cores     8 cores
+    a star                               7         14 M     7 M     10.5 M      7.9 M
+    7 trees of height 2                 49         14 M     2 M      8   M      3.5 M
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from arborcast.backends.lowering.rank_view import most_messages
-from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.backends.lowering.rank_view import most_messages, shares_of
+from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Selection
-from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.simulation.simulator import MAX_PASSAGES, simulate
 from arborcast.synth.topology import Topology
 
 MESSAGE_US = Fraction(20)
@@ -31,9 +41,55 @@ NEAR = 0.02
 ORDERS = "engine-worst:4"
 """Those that are tried; what loses time to random orders loses it to most of them."""
 
+END_US = 15
+"""What a message costs each of its ends, in one host; measured (`bench/loopback.py`, 8 ranks on 2 cores)."""
 
+WAKE_US = 200
+"""How long a rank is woken before it runs where others are at work: 1 KiB from one rank to 7 takes 2 cores
+400 us, of which its messages take 100."""
+
+END_GBS = 5
+"""The rate at which an end moves bytes there: 0.2 ns a byte of sockets, less of shared memory."""
+
+
+SUM_COSTS = 2
+"""Bytes that are added as they come take an end so many times as long as those that are only moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The ends of messages and what passes them, in parts of the buffer: in all, and at the busiest rank."""
+
+    messages: int
+    share: float
+    most_messages: int
+    most_share: float
+
+    @classmethod
+    def of(cls, schedule: AnySchedule) -> _Ends:
+        images = schedule.translations.order if isinstance(schedule, ImplicitSchedule) else 1
+        shares = shares_of(schedule, sums=SUM_COSTS)
+        share = sum(
+            schedule.chunks[transfer.chunk].share * (1 + (SUM_COSTS if transfer.reduce else 1))
+            for transfer in schedule.transfers
+        )
+        return cls(
+            2 * images * len(schedule.transfers),
+            float(images * share),
+            most_messages(schedule),
+            float(max(shares.values(), default=0)),
+        )
+
+
+@dataclass(frozen=True)
 class GroupSelection(Selection):
-    """Schedules compared by what is slower: links to which messages are added, or the busiest rank."""
+    """Schedules compared by what is slower: links to which messages are added, or the busiest rank.
+
+    Attributes:
+        cores: of the one host that all ranks share, where nothing is known of links; None elsewhere.
+    """
+
+    cores: int | None = None
 
     def fastest(self, size_bytes: int) -> AnySchedule:
         """The one with the least time, the first of equals.
@@ -41,22 +97,49 @@ class GroupSelection(Selection):
         Where switches are passed, and all is written out, `NEAR` as fast is as good: of those the one that
         random orders of service slow down the least.
         """
-        timings = [simulate(slowed, size_bytes) for slowed in self._slowed]
-        times = [max(timing.time_us, work_us) for timing, work_us in zip(timings, self._work_us, strict=True)]
+        if self.cores is not None:
+            return min(self.schedules, key=lambda schedule: self._on_cores_us(schedule, size_bytes))
+        cuts = [self._pieces(schedule, size_bytes) for schedule in self.schedules]
+        times = [
+            max(simulate(slowed, size_bytes, pieces=pieces).time_us, pieces * work_us)
+            for slowed, pieces, work_us in zip(self._slowed, cuts, self._work_us, strict=True)
+        ]
         near = [at for at, time_us in enumerate(times) if time_us <= (1 + NEAR) * min(times)]
         if self.schedules[0].topology.switches and all(
             isinstance(self.schedules[at], Schedule) for at in near
         ):
             for at in near:
-                pieces = timings[at].pieces
-                slowest = simulate(self._slowed[at], size_bytes, pieces=pieces, service=ORDERS)
+                slowest = simulate(self._slowed[at], size_bytes, pieces=cuts[at], service=ORDERS)
                 times[at] = max(slowest.time_us, times[at])
         return self.schedules[min(near, key=times.__getitem__)]
+
+    def _on_cores_us(self, schedule: AnySchedule, size_bytes: int) -> float:
+        """How long a schedule takes the cores of one host."""
+        assert self.cores is not None, "asked for one host"
+        ends = self._ends[id(schedule)]
+        cores, byte_us = min(self.cores, schedule.topology.ranks), size_bytes / (1000 * END_GBS)
+        # Pieces of a message go together where they are ready together, and cost their bytes alone.
+        whole = ends.messages * END_US + ends.share * byte_us
+        busiest = ends.most_messages * END_US + ends.most_share * byte_us
+        pieces = ONE_HOST.pieces(schedule, size_bytes)
+        turns = pieces + schedule.steps - 1  # who works on the last piece has waited for those before it
+        return whole / cores + (1 - 1 / cores) * busiest * turns / pieces + turns * WAKE_US
+
+    @cached_property
+    def _ends(self) -> dict[int, _Ends]:
+        """Of each schedule, by its identity."""
+        return {id(schedule): _Ends.of(schedule) for schedule in self.schedules}
 
     @cached_property
     def _slowed(self) -> tuple[AnySchedule, ...]:
         topology = with_messages(self.schedules[0].topology)
         return tuple(replace(schedule, topology=topology) for schedule in self.schedules)
+
+    @staticmethod
+    def _pieces(schedule: AnySchedule, size_bytes: int) -> int:
+        """As the engine cuts, but for what would take the simulator minutes."""
+        passages = MAX_PASSAGES // max(1, sum(len(transfer.via) + 1 for transfer in schedule.transfers))
+        return max(1, min(SEVERAL_HOSTS.pieces(schedule, size_bytes), passages))
 
     @cached_property
     def _work_us(self) -> tuple[float, ...]:

@@ -57,7 +57,9 @@ KERNELS_S = 240.0
 """How long a machine may take to compile the kernels, which it does once; the deadline begins after that."""
 
 
-def synthesize_table(fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options) -> Table:
+def synthesize_table(
+    fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options, cores: int | None = None
+) -> Table:
     """The table of one collective among all ranks of a fabric.
 
     Args:
@@ -65,6 +67,7 @@ def synthesize_table(fabric: Topology | Faulty, kind: Kind, root: int | None, op
         kind: of the collective.
         root: a rank, for kinds that have one.
         options: `deadline_s`, `method` and `cache` count here.
+        cores: of the one host that all ranks share, where nothing is known of its links; None elsewhere.
 
     Raises:
         InputError: the collective does not fit the fabric, or the method the collective.
@@ -74,21 +77,23 @@ def synthesize_table(fabric: Topology | Faulty, kind: Kind, root: int | None, op
     """
     topology = left_of(fabric)
     collective = Collective.on(topology, kind, root=root or 0)
-    kept = kept_table(fabric, kind, root, options)
+    kept = kept_table(fabric, kind, root, options, cores)
     if kept is not None:
         return kept
-    table = _made(fabric, collective, options)
+    table = _made(fabric, collective, options, cores)
     if options.cache:
         folder = ChunkCache(cache_folder() / "tables")
         # What a deadline cut short is kept for that deadline alone: more time may give more.
         deadline_s = options.deadline_s if table.is_cut_short else None
         # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
-        key = _key(folder, fabric, collective, options.method, deadline_s)
+        key = _key(folder, fabric, collective, options.method, deadline_s, cores)
         folder.put_json(key, table.to_bytes().decode())
     return table
 
 
-def kept_table(fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options) -> Table | None:
+def kept_table(
+    fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options, cores: int | None = None
+) -> Table | None:
     """The table of an earlier time, where there is one; arguments and InputError as above."""
     topology = left_of(fabric)
     collective = Collective.on(topology, kind, root=root or 0)
@@ -96,7 +101,7 @@ def kept_table(fabric: Topology | Faulty, kind: Kind, root: int | None, options:
         return None
     folder = ChunkCache(cache_folder() / "tables")
     for deadline_s in (None, options.deadline_s):
-        key = _key(folder, fabric, collective, options.method, deadline_s)
+        key = _key(folder, fabric, collective, options.method, deadline_s, cores)
         table = _kept(folder, key, topology, collective)
         if table is not None:
             return table
@@ -146,13 +151,13 @@ def verified_table(part: JointPart) -> Table:
     return _checked((Choice(0, made),), is_cut_short=False)
 
 
-def _made(fabric: Topology | Faulty, collective: Collective, options: Options) -> Table:
+def _made(fabric: Topology | Faulty, collective: Collective, options: Options, cores: int | None) -> Table:
     """The table out of a child process."""
     what = f"{collective.kind} on {left_of(fabric).name}"
     worker = Worker(memory_bytes=None, modules=(__name__,))
     try:
         _warm(worker, what)
-        return _by(worker, what, fabric, collective, options)
+        return _by(worker, what, fabric, collective, options, cores)
     except (InputError, InfeasibleError, TimedOutError):
         raise
     except WorkerDiedError as error:
@@ -173,14 +178,19 @@ def _warm(worker: Worker, what: str) -> None:
 
 
 def _by(
-    worker: Worker, what: str, fabric: Topology | Faulty, collective: Collective, options: Options
+    worker: Worker,
+    what: str,
+    fabric: Topology | Faulty,
+    collective: Collective,
+    options: Options,
+    cores: int | None,
 ) -> Table:
     """The table that a child makes; the first schedule's alone where no more was done by the deadline."""
     late = f"{what}: there was no schedule within {options.deadline_s:g} s"
     deadline = Deadline.after(options.deadline_s)
     request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
     with _notice(f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"):
-        worker.start(what, first_table, fabric, collective, options.method, request)
+        worker.start(what, first_table, fabric, collective, options.method, request, cores)
         if not wait([worker], deadline):
             raise TimedOutError(late)
         return _result(worker, what, late, deadline)
@@ -215,7 +225,9 @@ _held: list[Iterator[Table]] = []
 """In the child: where its one question stands between the two tasks."""
 
 
-def first_table(fabric: Topology | Faulty, collective: Collective, method: str, request: Request) -> Table:
+def first_table(
+    fabric: Topology | Faulty, collective: Collective, method: str, request: Request, cores: int | None
+) -> Table:
     """In the child: the first table that there is; cut short unless there is nothing to compare it with.
 
     Raises:
@@ -223,7 +235,7 @@ def first_table(fabric: Topology | Faulty, collective: Collective, method: str, 
         InfeasibleError: some rank cannot be reached.
         TimedOutError: the deadline of the request passed first.
     """
-    _held[:] = [tables(fabric, collective, method, request)]
+    _held[:] = [tables(fabric, collective, method, request, cores)]
     return next(_held[0])
 
 
@@ -233,7 +245,11 @@ def whole_table() -> Table | None:
 
 
 def tables(
-    fabric: Topology | Faulty, collective: Collective, method: str, request: Request
+    fabric: Topology | Faulty,
+    collective: Collective,
+    method: str,
+    request: Request,
+    cores: int | None = None,
 ) -> Iterator[Table]:
     """The table of the first schedule, and then that of all candidates by the deadline of the request.
 
@@ -241,7 +257,7 @@ def tables(
     those of `first_table`.
     """
     asked = approach(fabric, collective, method, request)
-    yield from _compared(asked.candidates()) if method == "auto" else _only(asked)
+    yield from _compared(asked.candidates(), cores) if method == "auto" else _only(asked)
 
 
 def _only(asked: Approach) -> Iterator[Table]:
@@ -254,7 +270,7 @@ def _only(asked: Approach) -> Iterator[Table]:
         yield _checked((Choice(0, error.best),), is_cut_short=True)
 
 
-def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
+def _compared(schedules: Iterator[AnySchedule], cores: int | None) -> Iterator[Table]:
     """The table of the first schedule by which every rank gets the same bits, then that of all of them."""
     found: list[AnySchedule] = []
     refused: AnySchedule | None = None
@@ -275,7 +291,7 @@ def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
         is_late = True
     if refused is not None and not found:
         found.append(refused)  # whose flaw is what there is to say
-    comparison = GroupSelection(tuple(found))
+    comparison = GroupSelection(tuple(found), cores=cores)
     choices = comparison.choices(FEW_SIZES, stride=FEW_STRIDE) if is_late else comparison.choices()
     yield _checked(choices, is_cut_short=is_late)
 
@@ -318,6 +334,7 @@ def _key(
     collective: Collective,
     method: str,
     deadline_s: float | None = None,
+    cores: int | None = None,
 ) -> str:
     """Of everything that a table depends on; the name of the topology is not."""
     whole = {"healthy": topology_to_document(fabric.healthy)} if isinstance(fabric, Faulty) else {}
@@ -327,6 +344,7 @@ def _key(
         "collective": [collective.kind.value, collective.root],
         "method": method,
         "deadline": deadline_s,
+        "cores": cores,
         "made by": _own_sources(),
     }
     return kept.key_of_content(TABLE_FORMAT, content)
@@ -336,5 +354,5 @@ def _key(
 def _own_sources() -> str:
     """The state of the files here that make tables; the key holds that of `synth` anyway."""
     folder = Path(__file__).parent
-    files = ("joint.py", "selection.py", "synthesis.py", "table.py", "../lowering/additions.py")
+    files = ("joint.py", "pieces.py", "selection.py", "synthesis.py", "table.py", "../lowering/additions.py")
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()

@@ -210,6 +210,14 @@ class Network:
         """Leave in good order: what was handed over still arrives. May be called twice."""
         self._end(None)
 
+    def drop(self) -> None:
+        """Close at once, without a word: the peers know, and go by other connections."""
+        self._is_closed = True
+        with self._at_work:
+            for channel in self._channels.values():
+                channel.let_go()
+            self._hang_up(None)
+
     def _end(self, reason: str | None) -> None:
         self._reason = self._reason or reason
         self._is_closed = True

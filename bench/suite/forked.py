@@ -25,6 +25,9 @@ STACKS_S = 5.0
 GRACE_S = 2.0
 """For so long the others may end by themselves when one rank has failed."""
 
+PRINTED = 12000
+"""So many letters are kept of what a rank printed last that ended without a word."""
+
 Rank = Callable[[int, Connection], object]
 """What a rank does: it may send an error's text, and ends with an exit status, 0 by itself."""
 
@@ -80,20 +83,22 @@ def run_forked(size: int, rank: Rank, *, folder: Path, deadline_s: float, skips:
         child.kill()
         child.join()
     seconds = time.monotonic() - start
-    said = [f"rank {number}: {text}" for number, pipe in enumerate(pipes) if (text := _heard(pipe))]
+    heard = [_heard(pipe) for pipe in pipes]
     for pipe in pipes:
         pipe.close()
     statuses = [child.exitcode for child in children]
+    said = [
+        f"rank {n}: {text or f'status {status}: {_printed(folder, n)}'}"
+        for n, (status, text) in enumerate(zip(statuses, heard, strict=True))
+        if text or status not in (0, -signal.SIGKILL, *skips)
+    ]
     if stacks:
         return Ending("hung", "\n".join([*said, stacks]), seconds)
     if statuses[0] in skips:
-        return Ending("skipped", _last_words(folder, 0), seconds)
+        return Ending("skipped", _printed(folder, 0).rpartition("\n")[2], seconds)
     if failed_at is None and not any(statuses):
         return Ending("passed", "", seconds)
-    words = [
-        f"rank {n}: status {status}: {_last_words(folder, n)}" for n, status in enumerate(statuses) if status
-    ]
-    return Ending("failed", "\n".join(said or words), seconds)
+    return Ending("failed", "\n".join(said) or f"killed: {statuses}", seconds)
 
 
 def _main(rank: Rank, number: int, pipe: Connection, folder: Path) -> None:
@@ -102,6 +107,7 @@ def _main(rank: Rank, number: int, pipe: Connection, folder: Path) -> None:
     os.dup2(printed, 2)
     stacks = (folder / f"stacks{number}.txt").open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    faulthandler.enable(file=sys.__stderr__ or 2)
     rank(number, pipe)
     sys.exit(0)
 
@@ -124,6 +130,5 @@ def _heard(pipe: Connection) -> str:
         return ""
 
 
-def _last_words(folder: Path, number: int) -> str:
-    lines = (folder / f"rank{number}.txt").read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+def _printed(folder: Path, number: int) -> str:
+    return (folder / f"rank{number}.txt").read_text(errors="replace").strip()[-PRINTED:]

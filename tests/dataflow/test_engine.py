@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from arborcast.backends.native.library import News
 from arborcast.backends.tensors.torch_reduction import Operator, operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.collective import Kind
-from arborcast.synth.schedule import Schedule
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from tests.support.definition import define, inputs_of
 from tests.support.drawn_schedules import (
     DRAWN,
     direct,
+    make,
     ring_allreduce,
     tree_broadcast,
 )
@@ -322,6 +324,46 @@ def test_who_leaves_in_peace_disturbs_nobody() -> None:
         return result
 
     job.check(inputs, each(engines, work))
+
+
+def test_the_root_of_a_broadcast_waits_for_nobody() -> None:
+    """All others see an opening of one that they get data of; the root may go on before anybody has come."""
+    job = Job(tree_broadcast(), 6, pieces=1)
+    root = job.schedule.collective.root
+    networks = fake_networks(5, capacity=1000)
+    for channel in networks[root].channels.values():
+        channel.state.most = 0  # a socket holds few sends of some bytes each
+    engines = engines_of(networks)
+    inputs = job.inputs()
+    has_ended = threading.Event()
+
+    def work(engine: Engine) -> Any:
+        if engine.rank != root:
+            assert has_ended.wait(60)
+        result = job.run(engine, inputs[engine.rank])
+        has_ended.set()
+        return result
+
+    job.check(inputs, each(engines, work))
+    close(engines, networks)
+
+
+def test_two_roots_are_noticed_by_the_next_call_at_the_latest() -> None:
+    edges = [
+        make("broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 0, 1, 0)], total=2, root=0),
+        make("broadcast", [Chunk(Fraction(1), 1)], [Transfer(0, 1, 0, 0)], total=2, root=1),
+    ]
+    jobs = [Job(schedule, 8) for schedule in edges]
+    networks = fake_networks(2)
+    engines = engines_of(networks)
+
+    def work(engine: Engine) -> None:
+        jobs[engine.rank].run(engine, np.arange(8))
+        Job(ring_allreduce(2), 8).run(engine, np.arange(8), 1)
+
+    errors = each(engines, work)
+    assert all(isinstance(error, ExecutionError) for error in errors), errors
+    assert any(isinstance(error, DisagreementError) and "broadcast" in str(error) for error in errors)
 
 
 def test_standing_by_returns_when_rung_for() -> None:

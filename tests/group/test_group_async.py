@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -557,6 +558,28 @@ def left_open(rank: int, size: int) -> list[int]:
 
 def test_events_of_a_profiler_end_with_works_that_nobody_ends() -> None:
     assert run_ranks(1, left_open, backend="synth") == [[1, 0, 0]]
+
+
+def ended_slowly(rank: int, size: int) -> list[str]:
+    """What happens after the begin of an event, in order."""
+    with torch.profiler.profile():
+        event = profiling.Event("synth:test", [torch.ones(1)])
+        order, close = [], event.close
+
+        def slowly() -> None:  # in the script's thread, which goes on when this returns
+            close()
+            time.sleep(0.2)
+            order.append("the script's last step")
+
+        event.close = slowly  # type: ignore[method-assign]
+        event.end()
+        order.append("the end of the call")
+    return order
+
+
+def test_a_call_ends_when_no_thread_writes_to_its_profiler_any_more() -> None:
+    # Else the profiler, which may be gone when the call has ended, crashes the process.
+    assert run_ranks(1, ended_slowly) == [["the script's last step", "the end of the call"]]
 
 
 def test_profiler() -> None:

@@ -21,6 +21,8 @@ from arborcast.backends.group.history import KEPT, History, calls_to_keep  # noq
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint  # noqa: E402
 from arborcast.synth.collective import Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
+from arborcast.synth.viewer import scene_of_traces  # noqa: E402
+from tests.support.chrome_trace import events_of  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 
@@ -195,7 +197,7 @@ def test_a_trace_has_the_calls_of_its_block_and_all_their_bytes(tmp_path: Path) 
     sent: dict[tuple[int, int], int] = {}
     received: dict[tuple[int, int], int] = {}
     for rank in range(3):
-        events = json.loads((tmp_path / f"{rank}.json").read_text())
+        events = events_of(tmp_path / f"{rank}.json")
         assert {event["pid"] for event in events} == {rank}
         names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
         bars = [event for event in events if event["ph"] == "X"]
@@ -217,6 +219,9 @@ def test_a_trace_has_the_calls_of_its_block_and_all_their_bytes(tmp_path: Path) 
     assert sent == received
     # Of an allreduce 4/3 of the buffer leave each rank; of a broadcast each of two ranks gets all of it.
     assert sum(sent.values()) == 4 * COUNT * (3 * 4 // 3 + 2)
+    shown = scene_of_traces([tmp_path / f"{rank}.json" for rank in range(3)])
+    assert shown["chunks"] == ["allreduce 96 KiB", "broadcast 96 KiB"]
+    assert {(link["src"], link["dst"]) for link in shown["links"]} == set(sent)
 
 
 def spoken(rank: int, size: int) -> list[str]:

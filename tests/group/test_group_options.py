@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_every_variable_is_read() -> None:
         "ARBORCAST_METHOD": "ring",
         "ARBORCAST_WITHOUT": "0-3, 5-2",
         "ARBORCAST_GROUPS": "folder",
+        "ARBORCAST_SPARES": f"a.json{os.pathsep}b.json",
         "ARBORCAST_STAGING": "Emulated:12.5:3",
         "ARBORCAST_STAGING_DEPTH": "4",
         "ARBORCAST_STAGING_BYTES": "256KiB",
@@ -41,6 +43,7 @@ def test_every_variable_is_read() -> None:
         method="ring",
         without=((0, 3), (5, 2)),
         groups="folder",
+        spares=("a.json", "b.json"),
         staging="emulated:12.5:3",
         staging_depth=4,
         staging_bytes=262144,
@@ -129,6 +132,7 @@ def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) 
         ("staging_bytes", 1, "staging_bytes: must be at least 4096 bytes, got 1"),
         ("without", ((0, 0),), "without: must join two different ranks"),
         ("without", ((0, -2),), "without: must be pairs of ranks of the fabric"),
+        ("spares", (3,), "spares: must be files of spare schedules, or Spares, got"),
     ],
 )
 def test_a_field_that_breaks_a_rule(field: str, value: object, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from arborcast.backends.schedules.table import Table
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import TimedOutError
+from arborcast.synth.kernels.compiled import kernel_folder
 from arborcast.synth.schedule import Method
 from arborcast.synth.selection import Choice
 from arborcast.synth.verification.verifier import verify
@@ -58,7 +60,7 @@ def test_there_is_none_where_a_rank_cannot_be_reached_or_making_it_takes_long() 
 def found_when_told(told: Path, fails: bool) -> Any:
     """What finds a table in place of the synthesis: nothing until a file is there."""
 
-    def find(fabric: Any, kind: Kind, root: int | None, options: Any) -> Table:
+    def find(fabric: Any, kind: Kind, root: int | None, *_: object) -> Table:
         until(told.exists)
         if fails:
             raise TimedOutError("there was no schedule within 1 s")
@@ -122,6 +124,35 @@ def test_all_ranks_change_at_one_call_and_every_sum_is_right(tmp_path: Path, fai
     assert method in between[-1] and method in after[0]
     changed = [("until" in line) for line in between]
     assert changed == sorted(changed, reverse=True) and len(changed) - sum(changed) >= 30 - held.ASK_EVERY
+
+
+def changing_by_synthesis(rank: int, size: int) -> list[str]:
+    """What serves after each call, from the first to some after the change."""
+    store = dist.FileStore(os.environ["TEST_STORE"], size)
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size)
+    served = calls(rank, size, 1)
+    while "until others are found" in served[-1]:
+        time.sleep(0.01)  # rank 0's child computes
+        served += calls(rank, size, 1)
+    served += calls(rank, size, 20)
+    dist.barrier()
+    return served
+
+
+@pytest.mark.long
+def test_a_table_that_is_really_synthesized_takes_over_at_one_call(tmp_path: Path) -> None:
+    environ = {
+        "ARBORCAST_START": "at once",
+        "ARBORCAST_CACHE": str(tmp_path),
+        "NUMBA_CACHE_DIR": str(kernel_folder() or tmp_path),  # only tables are missing
+        "ARBORCAST_TOPOLOGY": "ring:3",
+    }
+    for starts_cold in (True, False):
+        first, *others = run_ranks(RANKS, changing_by_synthesis, backend=None, environ=environ)
+        assert others == [first] * (RANKS - 1), "ranks changed at different calls"
+        by_simple = [SIMPLE in line for line in first]
+        assert by_simple == sorted(by_simple, reverse=True) and by_simple[0] is starts_cold
+        assert len(set(first[sum(by_simple) :])) == 1, first[-1]
 
 
 def dying(rank: int, size: int) -> str:

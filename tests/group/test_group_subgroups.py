@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +19,14 @@ from torch import Tensor  # noqa: E402
 from arborcast import topologies  # noqa: E402
 from arborcast.backends import Options  # noqa: E402
 from arborcast.backends.group.communicator import SERVED  # noqa: E402
+from arborcast.backends.schedules.fabric import fabric_for  # noqa: E402
+from arborcast.backends.schedules.spare import spare_table  # noqa: E402
 from arborcast.backends.schedules.table import Table  # noqa: E402
+from arborcast.synth import solve  # noqa: E402
+from arborcast.synth.collective import Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
+from arborcast.synth.faults.spare_files import write_spares  # noqa: E402
+from arborcast.synth.faults.spares import Failure, make_spares, single_failures  # noqa: E402
 from tests.support.group_cases import OPS, check_same, counted, values  # noqa: E402
 from tests.support.ranks import run_ranks, store_path  # noqa: E402
 
@@ -392,6 +400,52 @@ def avoiding(rank: int, size: int) -> list[str]:
     assert counted(group) == served
     lines.append(group.explain(1 << 20))
     return lines
+
+
+def going_over(rank: int, size: int) -> list[str]:
+    group = dist.group.WORLD
+    group.avoid(1, 0)
+    tensor = values(rank, 100)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, members_sum([0, 1, 2, 3], 100))
+    assert not {(0, 1), (1, 0)} & used_links(group)
+    return [group.explain(1 << 20)]
+
+
+def test_a_spare_schedule_serves_from_the_first_call(tmp_path: Path) -> None:
+    """The best rate that is left at once, where else a simple schedule would serve."""
+    mesh = topologies.load("full:4")
+    spares = make_spares(solve(mesh, "allreduce", method="trees"), single_failures(mesh))
+    write_spares(spares, tmp_path / "spares.json")
+    after = spares.after(Failure(((0, 1),)))
+    environ = {
+        "ARBORCAST_TOPOLOGY": "full:4",
+        "ARBORCAST_SPARES": str(tmp_path / "spares.json"),
+        "ARBORCAST_START": "at once",
+    }
+    for (spare,) in run_ranks(4, going_over, backend="synth", environ=environ):
+        assert f"trees ({len(after.chunks)} trees, height {after.height}, " in spare
+        assert spare.endswith(f"{float(after.rate):.4g} GB/s, optimal) on full:4, until others are found")
+
+
+def test_spares_that_do_not_fit(tmp_path: Path) -> None:
+    mesh = topologies.load("full:4")
+    spares = make_spares(solve(mesh, "allreduce", method="trees"), [Failure(((0, 1),))])
+    with pytest.raises(InputError, match="spares: must be for fabric ring:4, got those of full:4"):
+        fabric_for(Options(topology="ring:4", spares=[spares]), range(4), 4)
+    with pytest.raises(InputError, match="spares: must be for a fabric, and none is given"):
+        fabric_for(Options(spares=[spares]), range(4), 4)
+    parts = spares.differences[0].parts
+    wrong = replace(spares.differences[0], parts=(replace(parts[0], like=None, added=()), *parts[1:]))
+    with pytest.raises(InputError, match="spares: link 0-1: a schedule that is not correct"):
+        fabric_for(Options(topology=mesh, spares=[replace(spares, differences=(wrong,))]), range(4), 4)
+    options = Options(topology="full:5", ranks=[0, 2, 3, 4], spares=[spares], without=[(2, 0)])
+    of_some = fabric_for(options, range(4), 4)
+    table = spare_table(of_some.spares, of_some.gone, of_some.topology, Kind.ALLREDUCE, None)
+    assert table is not None
+    assert table.entries[0].schedule.rate == spares.differences[0].rate
+    for kind, root in ((Kind.ALLGATHER, None), (Kind.BROADCAST, 0)):
+        assert spare_table(of_some.spares, of_some.gone, of_some.topology, kind, root) is None
 
 
 def test_avoided_links() -> None:

@@ -227,6 +227,46 @@ def test_a_collective_may_come_between_a_send_and_its_receive() -> None:
     assert results == [[0, 0], [1, 2], [3, 3]]
 
 
+def _from_anybody_before_a_barrier(rank: int, size: int) -> list[float]:
+    """Rank 0 posts receives before a barrier, rank 1 sends after it, the last only comes to barriers."""
+    got = [torch.zeros(3) for _ in range(4)]
+    works: list[Any] = []
+    if rank == 0:
+        works = [dist.irecv(got[0]), dist.irecv(got[1], 1), dist.irecv(got[2], 1, tag=1)]
+        works.append(dist.irecv(got[3], tag=1))
+    dist.barrier()
+    if rank == 1:
+        for number in range(4):
+            dist.send(torch.full((3,), float(number)), 0, tag=number // 2)
+    for work in works:
+        work.wait()
+    assert {works[at]._source_rank() for at in (0, 3) if works} <= {1}
+    dist.barrier()
+    return [tensor[0].item() for tensor in got]
+
+
+def test_a_receive_from_anybody_keeps_nobody_waiting_and_receives_keep_their_order() -> None:
+    first, *_ = run_ranks(3, _from_anybody_before_a_barrier, backend="synth")
+    assert first == [0, 1, 2, 3]
+
+
+def _first_calls_at_once(rank: int, size: int) -> float:
+    """The sum of what all others sent, every call the first one with its peer."""
+    got = [torch.zeros(3) for _ in range(size)]
+    others = [other for other in range(size) if other != rank]
+    works = [dist.irecv(got[other], other) for other in others]
+    works += [dist.isend(torch.full((3,), float(rank)), other) for other in others]
+    for work in works:
+        assert work is not None
+        work.wait()
+    dist.barrier()
+    return torch.stack(got)[:, 0].sum().item()
+
+
+def test_first_calls_with_all_peers_may_begin_at_once() -> None:
+    assert run_ranks(5, _first_calls_at_once, backend="synth") == [10 - rank for rank in range(5)]
+
+
 def _posted_in_vain(rank: int, size: int) -> list[str]:
     """How a send and a receive end that nobody answers: by a deadline, and when the group does."""
     works: list[Any] = []

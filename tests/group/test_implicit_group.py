@@ -86,7 +86,7 @@ def every_call(rank: int, size: int) -> list[str]:
 
     made = []
 
-    def synthesize(topology: Topology, kind: Kind, root: int | None, options: Options) -> Table:
+    def synthesize(topology: Topology, kind: Kind, root: int | None, *_: object) -> Table:
         made.append(kind)
         return table_of(topology, kind)
 

@@ -29,6 +29,12 @@ def test_within_a_host_pieces_do_not_depend_on_the_links() -> None:
     assert [ONE_HOST.pieces(slow, size * MIB) for size in (1, 2, 4, 8, 64)] == [1, 2, 4, 4, 4]
 
 
+def test_what_is_not_passed_on_within_a_host_is_whole() -> None:
+    gathered = synth.solve(topologies.load("full:4"), "allgather", method="trees")
+    assert gathered.steps == 1
+    assert ONE_HOST.pieces(gathered, 64 * MIB) == 1
+
+
 def test_fast_links_get_few_pieces_and_slow_ones_as_many_as_their_time_pays_for() -> None:
     slow, fast = full_mesh_of_4("1/40"), full_mesh_of_4("25")
     assert SEVERAL_HOSTS.pieces(fast, 8 * MIB) == 16

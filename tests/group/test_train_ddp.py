@@ -41,6 +41,10 @@ if "RANK" in os.environ:
 """
 
 
+# A simple schedule serves until those that are compared for this size are found.
+GRADIENTS = r"^synth: gradients go as allreduce of .* on full:2(, until others are found)?$"
+
+
 def test_both_ways_give_equal_losses(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SAY_THREADS)
     options = {"ARBORCAST_TOPOLOGY": "full:2", "PYTHONPATH": str(tmp_path)}
@@ -61,7 +65,7 @@ def test_both_ways_give_equal_losses(tmp_path: Path) -> None:
         r"^(gloo|synth): (\d+\.\d)% of 360 held-out images right$", done.stdout, re.MULTILINE
     )
     assert [name for name, _ in accuracies] == ["gloo", "synth"]
-    assert re.search(r"^synth: gradients go as allreduce of .* on full:2$", done.stdout, re.MULTILINE)
+    assert re.search(GRADIENTS, done.stdout, re.MULTILINE)
     calls = re.search(r"^synth: allreduce: (\d+) by schedule", done.stdout, re.MULTILINE)
     assert calls is not None
     assert int(calls[1]) >= 2 * 11  # a bucket or more in each of 11 steps per epoch

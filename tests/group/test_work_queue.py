@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from arborcast.backends.group.work import KEPT_BYTES, SWITCH_S, WorkQueue
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.group.work import KEPT, KEPT_BYTES, SWITCH_S, WorkQueue
 
 PATIENCE_S = 60.0
 
@@ -114,16 +116,34 @@ def test_python_hands_over_sooner_while_calls_are_under_way() -> None:
     assert sys.getswitchinterval() == usual
 
 
-def test_works_that_live_on_keep_no_great_tensors() -> None:
+class _Result:
+    """Of a work; no tensor."""
+
+
+def test_a_work_that_nobody_holds_lives_on_without_a_large_result() -> None:
+    # C++ may hold it, whose `wait` would not end without the Python half.
     queue = WorkQueue("queue")
-    great = torch.empty(KEPT_BYTES)
-    gone = weakref.ref(great.untyped_storage())
+    great, small, other = torch.empty(KEPT_BYTES), torch.empty(1), _Result()
+    gone = weakref.ref(other)
     freed: list[bool] = []
     weakref.finalize(great, freed.append, True)
-    queue.execute(lambda: None, [great[:1]]).wait()
-    work = queue.execute(lambda: None, [great])
-    kept = weakref.ref(queue.execute(lambda: None, [great[:1]]))
-    del work, great, gone
+    results: list[Any] = [[great], [great[:1]], other, small]
+    shells = [weakref.ref(queue.execute(lambda: None, result)) for result in results]
+    del great, other, results
     gc.collect()
-    assert kept() is None and freed == [True]
+    assert freed == [True] and gone() is None
+    for shell in shells[:3]:
+        work = shell()
+        assert work is not None and work.wait() and work.is_success()
+        with pytest.raises(ExecutionError, match="the result of a work that nobody held was freed"):
+            work.result()
+        with pytest.raises(RuntimeError, match="the result of a work that nobody held was freed"):
+            work.get_future().wait()
+    work = shells[3]()
+    assert work is not None and work.result() is small and work.get_future().wait() is small
+    del work
+    for _ in range(KEPT):
+        queue.execute(lambda: None)
+    gc.collect()
+    assert [shell() for shell in shells] == [None] * 4
     assert queue.close("the test is over", wait_s=PATIENCE_S)

@@ -1,0 +1,153 @@
+"""An alltoall of blocks of any sizes, which may be others at each step: what serves it, made within the call.
+
+All ranks know all sizes when they come here, and decide and plan alike, each for itself. Blocks go pairwise,
+all at once, unless by the rates of the links ways through other ranks save more time than a plan costs:
+
+    time of the busiest link, each block on a shortest way   minus   the limit   >   5 ms for 8 ranks
+
+(20 ms for 16), which is what planning, writing the schedule out and lowering it take. Small calls are
+therefore never planned, nor are any on one switch, where pairwise is at the limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
+from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Send
+from arborcast.backends.lowering.rank_view import digest_of
+from arborcast.backends.schedules.pieces import PieceRule
+from arborcast.synth.alltoallv.planner import AlltoallvPlanner
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.topology import Topology
+
+Sizes = tuple[tuple[int, ...], ...]
+"""Bytes from each rank (row) to each (column)."""
+
+EXCHANGES_KEPT = 32
+
+PLAN_US = 5000
+"""What a plan of 8 ranks costs from sizes to a graph; it grows with the square of the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What serves an exchange, in words."""
+
+    words: str
+
+    def __str__(self) -> str:
+        """As logs show it."""
+        return self.words
+
+
+PAIRWISE = Served("pairwise")
+PLANNED = Served("ways planned for its sizes")
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """One rank's part of an alltoall of certain sizes.
+
+    Attributes:
+        graph: of bytes.
+        digest: the same on all ranks.
+        served: by what.
+    """
+
+    graph: TaskGraph
+    digest: bytes
+    served: Served
+
+
+class Exchanges:
+    """Those of one group on one fabric.
+
+    Args:
+        topology: whose rank i is rank i of the group.
+        rank: this one.
+        cut: into how many pieces chunks are cut.
+        is_known: whether somebody has said what the fabric is; where not, blocks go pairwise.
+    """
+
+    def __init__(self, topology: Topology, rank: int, cut: PieceRule, *, is_known: bool) -> None:
+        self._topology = topology
+        self._rank = rank
+        self._cut = cut
+        self._is_known = is_known
+        self.of = lru_cache(EXCHANGES_KEPT)(self._of)
+
+    @cached_property
+    def _planner(self) -> AlltoallvPlanner:
+        return AlltoallvPlanner(self._topology)
+
+    def _of(self, sizes: Sizes) -> Exchange:
+        """What serves an alltoall of these sizes; the last ones are kept, as `of`."""
+        if self._is_known and self._pays(sizes):
+            schedule = self._planner.plan(sizes).schedule()
+            count = schedule.collective.mean_bytes
+            pieces = self._cut.pieces(schedule, count)
+            program = lower_rank(schedule, self._rank, count, pieces=pieces)
+            key = digest_of(schedule) + pieces.to_bytes(8, "little")
+            return Exchange(compile_graph(program), hashlib.sha256(key).digest()[:8], PLANNED)
+        key = repr(sizes).encode()
+        graph = compile_graph(pairwise(sizes, self._rank))
+        return Exchange(graph, hashlib.sha256(key).digest()[:8], PAIRWISE)
+
+    def _pays(self, sizes: Sizes) -> bool:
+        """Whether a plan saves more than it costs, by the links' rates."""
+        ranks = len(sizes)
+        cost_us = Fraction(PLAN_US * ranks * ranks, 64)
+        slowest = min((link.bandwidth for link in self._topology.links), default=Fraction(0))
+        if sum(map(sum, sizes)) <= cost_us * 1000 * slowest:
+            return False  # even all on one link would not take so long
+        try:
+            least, shortest = self._planner.outlook(sizes)
+        except InfeasibleError:
+            return False  # the connections of the group are not the links of the fabric
+        return shortest - least > cost_us
+
+
+def pairwise(sizes: Sizes, rank: int) -> Program:
+    """Every block straight to its rank, the nearest in the circle of ranks first."""
+    return Program(
+        rank,
+        tuple(_operations(sizes, rank)),
+        sum(sizes[rank]),
+        sum(row[rank] for row in sizes),
+        0,
+        in_place=False,
+        contributors=1,
+    )
+
+
+def _operations(sizes: Sizes, rank: int) -> Iterator[Operation]:
+    count = len(sizes)
+
+    def given(target: int) -> Slice:
+        first = sum(sizes[rank][:target])
+        return Slice(Buffer.INPUT, first, first + sizes[rank][target])
+
+    def taken(source: int) -> Slice:
+        first = sum(row[rank] for row in sizes[:source])
+        return Slice(Buffer.OUTPUT, first, first + sizes[source][rank])
+
+    if sizes[rank][rank]:
+        yield Copy(0, given(rank), taken(rank))
+    for apart in range(1, count):
+        # In one order of all messages: by distance, then by sender. Who sends to the left of whom it receives
+        # from would otherwise stand in a circle of ranks that wait for each other, were sends to block.
+        target, source = (rank + apart) % count, (rank - apart) % count
+        send = Send(apart - 1, target, given(target), apart * count + rank) if sizes[rank][target] else None
+        receive = (
+            Receive(apart - 1, source, taken(source), apart * count + source) if sizes[source][rank] else None
+        )
+        for operation in (send, receive) if rank < source else (receive, send):
+            if operation is not None:
+                yield operation

@@ -1,0 +1,201 @@
+"""Alltoalls of the group "synth": for every pair a block of another size, at each call others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from arborcast.backends.errors import DisagreementError  # noqa: E402
+from arborcast.backends.schedules.exchange import PAIRWISE, PLANNED, Exchanges, pairwise  # noqa: E402
+from arborcast.backends.schedules.pieces import ONE_HOST  # noqa: E402
+from arborcast.topologies import load  # noqa: E402
+from tests.support.group_cases import DTYPES, check_same, counted, values  # noqa: E402
+from tests.support.interpreter import Freedom, interpret  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+
+SIZE = 4
+SLOW = "ring:4,bandwidth=0.0001"
+"""On links of 100 kB/s a plan pays from kilobytes on: what is two links away goes both ways round."""
+
+QUICK = {"TORCH_FR_BUFFER_SIZE": "500", "ARBORCAST_START": "at once", "NUMBA_DISABLE_JIT": "1"}
+"""All calls are kept, sizes are told by schedules that are there at once, and no rank compiles anything."""
+
+Matrix = list[list[int]]
+
+
+def matrices(seed: int) -> dict[str, Matrix]:
+    """Rows from each rank to each."""
+    draw = random.Random(seed)
+    none = [[0] * SIZE for _ in range(SIZE)]
+    hot, own, pair = ([row[:] for row in none] for _ in range(3))
+    for rank in range(SIZE):
+        hot[rank][2], own[rank][rank] = 300 + rank, 5
+    pair[0][2] = 900
+    return {
+        "any": [[draw.randrange(60) for _ in range(SIZE)] for _ in range(SIZE)],
+        "some": [[draw.choice([0, 0, 1, 400]) for _ in range(SIZE)] for _ in range(SIZE)],
+        "hot": hot,
+        "own": own,
+        "pair": pair,
+        "none": none,
+    }
+
+
+def block(source: int, target: int, rows: int, dtype: Any = torch.float32) -> Tensor:
+    return values(source, rows * 3, dtype, salt=target).view(rows, 3)
+
+
+def blocks(rank: int, sizes: Matrix, dtype: Any = torch.float32) -> tuple[list[Tensor], list[Tensor]]:
+    """What a rank has for each, and what it must get of each."""
+    given = [block(rank, other, sizes[rank][other], dtype) for other in range(SIZE)]
+    return given, [block(other, rank, sizes[other][rank], dtype) for other in range(SIZE)]
+
+
+def rows_of(tensors: Sequence[Tensor]) -> list[int]:
+    return [len(tensor) for tensor in tensors]
+
+
+def exchange(
+    rank: int, sizes: Matrix, dtype: Any = torch.float32, **named: Any
+) -> tuple[Tensor, Tensor, Any]:
+    """What came, what should have come, and the work."""
+    given, wanted = blocks(rank, sizes, dtype)
+    output = torch.zeros(sum(rows_of(wanted)), 3, dtype=dtype)
+    work = dist.all_to_all_single(output, torch.cat(given), rows_of(wanted), rows_of(given), **named)
+    return output, torch.cat(wanted), work
+
+
+def check_forms(rank: int) -> None:
+    for dtype in DTYPES.values():
+        output, wanted, _ = exchange(rank, matrices(1)["any"], dtype)
+        assert torch.equal(output, wanted), dtype
+    for name, sizes in matrices(2).items():
+        output, wanted, _ = exchange(rank, sizes)
+        assert torch.equal(output, wanted), name
+        given, expected = blocks(rank, sizes)
+        outputs = [torch.zeros_like(tensor) for tensor in expected]
+        dist.all_to_all(outputs, given)
+        assert all(map(torch.equal, outputs, expected)), name
+    flying = [exchange(rank, matrices(seed)["some"], async_op=True) for seed in range(8)]
+    for output, wanted, work in reversed(flying):
+        assert work.get_future().wait() is not None
+        assert torch.equal(output, wanted)
+    # Columns of what lies in memory otherwise; splits on one side alone.
+    wide, target = values(rank, 8 * 6).view(6, 8).t(), torch.zeros(6, 8).t()
+    dist.all_to_all_single(target, wide, None, [2] * SIZE)
+    for other in range(SIZE):
+        assert torch.equal(target[2 * other :][:2], values(other, 48).view(6, 8).t()[2 * rank :][:2])
+
+
+def check_beside_gloo(rank: int, group: Any, reference: Any) -> None:
+    def even(group: Any) -> Sequence[Tensor]:
+        dist.all_to_all_single(output := torch.empty(60), values(rank, 60), group=group)
+        return [output]
+
+    def uneven(group: Any) -> Sequence[Tensor]:
+        given, wanted = blocks(rank, matrices(3)["any"])
+        output = torch.empty(sum(rows_of(wanted)), 3)
+        dist.all_to_all_single(output, torch.cat(given), rows_of(wanted), rows_of(given), group=group)
+        return [output]
+
+    def unequal(group: Any) -> Sequence[Tensor]:
+        dist.all_to_all_single(torch.empty(4), torch.ones(4), [3], [4], group=group)
+        return []
+
+    def wrong_sum(group: Any) -> Sequence[Tensor]:
+        dist.all_to_all_single(torch.empty(4), torch.ones(4), [1] * 4, [2] * 4, group=group)
+        return []
+
+    def other_type(group: Any) -> Sequence[Tensor]:
+        dist.all_to_all_single(torch.empty(4), torch.ones(4, dtype=torch.float64), group=group)
+        return []
+
+    for case in (even, uneven, unequal, wrong_sum, other_type):
+        check_same(case.__name__, case, group, reference)
+
+
+def all_forms(rank: int, size: int) -> tuple[list[str], int]:
+    group: Any = dist.group.WORLD
+    check_beside_gloo(rank, group, dist.new_group(backend="gloo"))
+    check_forms(rank)
+    served = {call["schedule"] for call in _calls(group) if call["collective"] == "alltoall"}
+    return sorted(served & {str(PAIRWISE), str(PLANNED)}), counted(group, "gloo", "alltoall")
+
+
+def _calls(group: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = group._communicator._history.as_document()["calls"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fabric", "gloo_below", "served"),
+    [("full:4", "0", ["pairwise"]), (SLOW, "0", [str(PAIRWISE), str(PLANNED)]), ("full:4", "1GiB", [])],
+)
+def test_all_forms_and_types(fabric: str, gloo_below: str, served: list[str]) -> None:
+    environ = {**QUICK, "ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_GLOO_BELOW": gloo_below}
+    for found, by_gloo in run_ranks(SIZE, all_forms, backend="synth", environ=environ):
+        assert found == served
+        assert bool(by_gloo) == (not served)
+
+
+def disagreeing(rank: int, size: int) -> list[str]:
+    """Rank 1 sends rank 3 a row more than that expects; then all is well; then rank 2 has another type."""
+    said = []
+    sent, expected = [2] * size, [2] * size
+    sent[3] += rank == 1
+    try:
+        dist.all_to_all_single(torch.empty(sum(expected)), torch.ones(sum(sent)), expected, sent)
+    except DisagreementError as error:
+        said.append(str(error))
+    output, wanted, _ = exchange(rank, matrices(5)["any"])
+    assert torch.equal(output, wanted)
+    try:
+        exchange(rank, matrices(5)["any"], torch.int32 if rank == 2 else torch.float32)
+    except RuntimeError as error:
+        said.append(str(error))
+    return said
+
+
+def test_ranks_that_disagree_all_raise_at_once() -> None:
+    # Nobody waits: the group's timeout is longer than that of the test.
+    results = run_ranks(SIZE, disagreeing, backend="synth", environ=QUICK, group_timeout_s=1000)
+    for rank, (sizes, types) in enumerate(results):
+        assert sizes == (f"rank {rank}: alltoall (float32): rank 1 sends 12 bytes to rank 3, which expects 8")
+        assert "alltoall" in types
+    assert any("float32" in types and "int32" in types for _, types in results)
+
+
+def test_pairwise_programs_move_every_byte() -> None:
+    """Whatever may be reordered, and where sends wait for their receives."""
+    for sizes in matrices(7).values():
+        rows = tuple(map(tuple, sizes))
+        programs = [pairwise(rows, rank) for rank in range(SIZE)]
+        inputs = [
+            torch.cat([block(i, j, sizes[i][j])[:, 0] for j in range(SIZE)]).numpy() for i in range(SIZE)
+        ]
+        for freedom in Freedom:
+            outputs = interpret(programs, inputs, freedom=freedom, seed=3)
+            for rank, output in enumerate(outputs):
+                wanted = torch.cat([block(i, rank, sizes[i][rank])[:, 0] for i in range(SIZE)])
+                assert output.tolist() == wanted.tolist()
+
+
+def test_what_pays_is_planned() -> None:
+    """Between ranks two links apart a plan takes both ways, in half the time; a switch has one way."""
+    far = tuple(tuple(1 << 24 if (i, j) == (0, 2) else 0 for j in range(4)) for i in range(4))
+    for spec, served in (
+        ("ring:4,bandwidth=1", PLANNED),
+        ("ring:4,bandwidth=100", PAIRWISE),
+        ("star:4", PAIRWISE),
+    ):
+        found = [Exchanges(load(spec), rank, ONE_HOST, is_known=True).of(far) for rank in range(4)]
+        assert {it.served for it in found} == {served}, spec
+        assert len({it.digest for it in found}) == 1
