@@ -57,7 +57,7 @@ KILL_AT = 2.0
 BROADCAST_UP_TO = 16
 """Ranks up to which broadcasts are swept too."""
 
-MANY_HOPS, VERY_MANY_HOPS = 100_000, 700_000
+MANY_HOPS, VERY_MANY_HOPS = 300_000, 700_000
 """Hops of a schedule from which every second, and every fifth size is simulated: a run takes seconds."""
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from arborcast.lazy import loader
 
 if TYPE_CHECKING:
+    from arborcast.synth.alltoallv.planner import AlltoallvPlanner as AlltoallvPlanner
     from arborcast.synth.api import bound as bound
     from arborcast.synth.api import pareto as pareto
     from arborcast.synth.api import solve as solve
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
     from arborcast.synth.topology import Topology as Topology
     from arborcast.synth.verification.verdict import Verdict as Verdict
     from arborcast.synth.verification.verifier import verify as verify
+    from arborcast.synth.viewer.notebook import view as view
 
 _HOMES = {
+    "AlltoallvPlanner": "arborcast.synth.alltoallv.planner",
     "Bound": "arborcast.synth.certificate",
     "Collective": "arborcast.synth.collective",
     "Demand": "arborcast.synth.collective",
@@ -69,6 +72,7 @@ _HOMES = {
     "solve": "arborcast.synth.api",
     "sweep": "arborcast.synth.sweeps.sweep",
     "verify": "arborcast.synth.verification.verifier",
+    "view": "arborcast.synth.viewer.notebook",
     "without": "arborcast.synth.faults.faulty",
     "write_schedule": "arborcast.synth.formats.any_schedule",
 }

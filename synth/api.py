@@ -17,6 +17,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.methods import (
     IMPLICIT_KINDS,
+    MOST_ORBITS,
     SERVES,
     check_knobs,
     implicit_method_for,
@@ -40,9 +41,6 @@ Form: TypeAlias = Literal["auto", "explicit", "implicit"]
 
 LARGEST_EXPLICIT = 64
 """Ranks up to which schedules are written out unless asked otherwise: they are small, and easier to read."""
-
-MOST_ORBITS = 64
-"""Orbits of ranks up to which solving by orbits is worth it: each has trees of its own."""
 
 
 @overload
@@ -128,6 +126,7 @@ class Approach:
         request: what the method is told.
         translations: those by which it is answered, in implicit form; None where chunks are written out.
         faulty: given where the healthy fabric's schedule is repaired; else None.
+        only_implicit: whether schedules that are written out are no answer.
     """
 
     topology: Topology
@@ -136,6 +135,7 @@ class Approach:
     request: Request
     translations: Translations | None = None
     faulty: Faulty | None = None
+    only_implicit: bool = False
 
     def answer(self) -> AnySchedule:
         """The fastest at the size that was asked for; without one by the named method, or of the best rate.
@@ -156,11 +156,13 @@ class Approach:
 
     def candidates(self) -> Iterator[AnySchedule]:
         """Every schedule worth comparing over sizes, as they are found; raises as `solve`, in between."""
+        from arborcast.synth.schedule import Schedule
         from arborcast.synth.selection import candidates, implicit_candidates
 
         request = replace(self.request, size_bytes=None)
         if self.translations is not None:
-            return implicit_candidates(self.topology, self.collective, self.translations, request)
+            found = implicit_candidates(self.topology, self.collective, self.translations, request)
+            return (each for each in found if not (self.only_implicit and isinstance(each, Schedule)))
         of_best_rate = replace(self, request=request).answer
         return candidates(self.topology, self.collective, request, of_best_rate)
 
@@ -210,7 +212,7 @@ def approach(
     faulty = None
     if isinstance(topology, Faulty) and translations is None and form == "auto":
         faulty = topology if _is_better_repaired(topology, asked, method, request) else None
-    return Approach(left, asked, method, request, translations, faulty)
+    return Approach(left, asked, method, request, translations, faulty, form == "implicit")
 
 
 def _translations(
@@ -338,8 +340,9 @@ def as_collective(
     root: int = 0,
     ranks: Sequence[int] | None = None,
 ) -> Collective:
-    """The collective that a caller means, checked against the topology."""
+    """The collective that a caller means, checked against the topology; all blocks of one size."""
     if isinstance(collective, Collective):
         collective.check(topology)
+        collective.check_is_even()
         return collective
     return Collective.on(topology, collective, root=root, ranks=ranks)

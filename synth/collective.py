@@ -12,12 +12,16 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.topology import Topology
 
 Contributors: TypeAlias = frozenset[int]
+
+MOST_BYTES = 1 << 50
+"""Of all blocks of an alltoall together, where they differ: what is made of their sizes must fit int64."""
 
 
 class Block(NamedTuple):
@@ -102,7 +106,7 @@ class Demand:
         return min(self.sources)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Collective:
     """A collective among some ranks of a topology.
 
@@ -112,6 +116,8 @@ class Collective:
             of the topology are relays: they may forward, copy and reduce on the way.
         root: the rank that has a part of its own, None for kinds without one.
         demands: the blocks of a custom collective, all of one size; empty for every other kind.
+        sizes: bytes from each rank (row) to each (column), in the order of `ranks`, of an alltoall whose
+            blocks differ; empty where all blocks of a collective are of one size.
         members: the ranks without their order. Who asks for every chunk of a thousand ranks whether a rank
             takes part must not look through all of them each time.
     """
@@ -120,6 +126,7 @@ class Collective:
     ranks: tuple[int, ...]
     root: int | None = None
     demands: tuple[Demand, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
     members: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -166,9 +173,39 @@ class Collective:
         collective.check(topology)
         return collective
 
+    @classmethod
+    def alltoallv(
+        cls, topology: Topology, sizes: Sequence[Sequence[int]], *, ranks: Sequence[int] | None = None
+    ) -> Collective:
+        """The alltoall among `ranks` (all, where None) that sends `sizes[i][j]` bytes from rank i to rank j.
+
+        The whole buffer, whose share a block is and whose size algbw counts, is that of one rank, as of every
+        alltoall: what a rank holds at the start, its own block included, in the mean over the ranks.
+
+        Raises:
+            CollectiveError: sizes that are no square of whole numbers or send nothing, ranks that do not fit.
+        """
+        taking_part = tuple(range(topology.ranks)) if ranks is None else tuple(ranks)
+        if not len(sizes):
+            raise CollectiveError(f"sizes: must be {len(taking_part)} rows of {len(taking_part)}, got 0 rows")
+        collective = cls(Kind.ALLTOALL, taking_part, sizes=tuple(map(tuple, sizes)))
+        collective.check(topology)
+        return collective
+
+    @cached_property
+    def total(self) -> int:
+        """Bytes of all blocks of an alltoall whose blocks differ."""
+        return sum(map(sum, self.sizes))
+
+    @property
+    def mean_bytes(self) -> int:
+        """The size of its whole buffer, rounded up: what one rank holds, in the mean."""
+        return -(-self.total // len(self.ranks))
+
     def check(self, topology: Topology) -> None:
         """Raise CollectiveError unless this collective can be asked of the topology."""
         self._check_demands()
+        self._check_sizes()
         if len(self.ranks) < 2:
             raise CollectiveError(f"{self.kind}: needs at least 2 ranks, got {len(self.ranks)}")
         if len(set(self.ranks)) < len(self.ranks):
@@ -214,6 +251,34 @@ class Collective:
                 f"custom: ranks that take part must be named by a block, got {_ranges(idle)} besides"
             )
 
+    def _check_sizes(self) -> None:
+        if not self.sizes:
+            return
+        if self.kind is not Kind.ALLTOALL:
+            raise CollectiveError(f"{self.kind}: all its blocks are of one size, got sizes")
+        count = len(self.ranks)
+        lengths = {len(row) for row in self.sizes}
+        if len(self.sizes) != count or lengths != {count}:
+            longest = max(lengths, key=lambda length: abs(length - count))
+            raise CollectiveError(
+                f"sizes: must be {count} rows of {count}, got {len(self.sizes)} rows, one of {longest}"
+            )
+        least = min(map(min, self.sizes))
+        if least < 0:
+            raise CollectiveError(f"sizes: must not be negative, got {least} bytes")
+        if self.total > MOST_BYTES:
+            raise CollectiveError(f"sizes: must not add up to more than {MOST_BYTES} bytes, got {self.total}")
+        if self.total == sum(row[place] for place, row in enumerate(self.sizes)):
+            raise CollectiveError("sizes: must send something from one rank to another, got 0 bytes")
+
+    def check_is_even(self) -> None:
+        """Raise CollectiveError where blocks differ in size, which few questions have an answer for."""
+        if self.sizes:
+            raise CollectiveError(
+                "alltoall: its blocks differ in size; `synth alltoallv` plans it, `synth verify` and "
+                "`synth simulate` take its file"
+            )
+
     def relays(self, topology: Topology) -> tuple[int, ...]:
         """The ranks of the topology that take no part."""
         taking_part = set(self.ranks)
@@ -247,11 +312,14 @@ class Collective:
                     Block(self.root, rank): Fraction(1, count) for rank in self.ranks if rank != self.root
                 }
             case Kind.ALLTOALL:
+                sizes = self.sizes or ((1,) * count,) * count
+                total = self.total or count * count
                 return {
-                    Block(owner, target): Fraction(1, count)
-                    for owner in owning
-                    for target in self.ranks
-                    if owner != target
+                    Block(owner, target): Fraction(size * count, total)
+                    for owner, row in zip(self.ranks, sizes, strict=True)
+                    if owners is None or owner in owners
+                    for target, size in zip(self.ranks, row, strict=True)
+                    if owner != target and size
                 }
             case Kind.CUSTOM:
                 share = Fraction(1, len(self.demands))

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from fractions import Fraction
 
+from arborcast.synth.alltoallv.planner import LARGEST_PROGRAM, AlltoallvPlanner
 from arborcast.synth.api import pareto, solve
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.kernels.compiled import compile_all, kernel_folder
@@ -36,6 +37,10 @@ def warm() -> None:
     for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all
         for moved in IMPLICIT_KINDS:
             verify(solve(topology, moved, form="implicit"), every_translate=True)
+    AlltoallvPlanner(star).plan([[0, 1, 2], [1, 0, 5], [0, 0, 0]]).schedule()
+    sizes = [[(7 * source * target + source) % 13 for target in range(11)] for source in range(11)]
+    for largest in (LARGEST_PROGRAM, 0):
+        AlltoallvPlanner(Topology.build("eleven", 11, circle), largest_program=largest).plan(sizes)
 
 
 def warm_once() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NEED_SIZE = tuple(ENCODINGS)
 """The methods that search for a schedule of given chunks, steps and rounds."""
 
-PATTERNS = ("ring", "multiring", "binary-tree", "halving-doubling")
+PATTERNS = ("ring", "multiring", "binary-tree", "levels", "halving-doubling", "swing", "recursive-doubling")
 """The methods of libraries, whatever the graph is."""
 
 METHODS = ("trees", "mwu", "routes", *NEED_SIZE, *PATTERNS)
@@ -32,6 +32,9 @@ METHODS = ("trees", "mwu", "routes", *NEED_SIZE, *PATTERNS)
 
 IMPLICIT_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
 """The kinds that name no rank, so that a translation of the fabric is one of the collective."""
+
+MOST_ORBITS = 64
+"""Orbits of ranks up to which solving by orbits is worth it: each has trees of its own."""
 
 SERVES: dict[str, frozenset[str]] = {
     "max_trees": frozenset({"auto", "trees", "mwu"}),

@@ -10,11 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise, takewhile
 
+from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
-from arborcast.synth.methods import PATTERNS, implicit_method_for, method_for, natural_method
+from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.methods import (
+    IMPLICIT_KINDS,
+    MOST_ORBITS,
+    PATTERNS,
+    implicit_method_for,
+    method_for,
+    natural_method,
+)
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.symmetry.translations import Translations
@@ -24,7 +32,8 @@ FEW_TREES = (1, 2)
 """Tree counts that are tried besides the full packing: few trees are shallow and start fast."""
 
 LARGEST_SHALLOW = 16
-"""Ranks up to which packings of lower trees are among the candidates: seconds."""
+"""Ranks up to which packings of lower trees of any shape are among the candidates: seconds. Above it, those
+that are alike under the symmetries of the fabric."""
 
 LARGEST_FRONTIER = 16
 """Ranks up to which the frontier of chunk schedules is among the candidates: seconds."""
@@ -150,7 +159,7 @@ def candidates(
         fastest_rate = of_best_rate()
         height = fastest_rate.height
         yield fastest_rate
-    wanted = [] if request.is_about_trees else [(name, request) for name in PATTERNS]
+    wanted = [] if request.is_about_trees else [(name, request) for name in PATTERNS if name != "levels"]
     if first == "trees" and request.tolerance is None:
         counts = [few for few in FEW_TREES if request.max_trees is None or few < request.max_trees]
         wanted += [("trees", replace(request, max_trees=few)) for few in counts]
@@ -169,6 +178,8 @@ def candidates(
             continue  # this pattern does not fit this graph or this collective; the others still may
     more = _more_candidates(topology.forwarding, collective, request, deadline, height)
     yield from more if topology.forwarding is topology else _on(topology, collective, more)
+    if not request.is_about_trees:
+        yield from by_levels(topology, collective, None, deadline)
 
 
 def _on(topology: Topology, collective: Collective, found: Iterator[Schedule]) -> Iterator[Schedule]:
@@ -195,7 +206,10 @@ def _more_candidates(
         None,
     )
     if any_number and len(collective.ranks) == topology.ranks:
-        yield from _shallow(topology, collective, request, deadline, height)
+        if topology.ranks <= LARGEST_SHALLOW:
+            yield from _shallow(topology, collective, request, deadline, height)
+        else:
+            yield from shallow_by_symmetry(topology, collective, request, deadline)
     if request.is_about_trees:
         return
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
@@ -204,8 +218,11 @@ def _more_candidates(
 
 def implicit_candidates(
     topology: Topology, collective: Collective, translations: Translations, request: Request
-) -> Iterator[ImplicitSchedule]:
-    """Every implicit schedule worth comparing, the one of the highest rate first; raises the same."""
+) -> Iterator[AnySchedule]:
+    """Every schedule worth comparing on many ranks, the one of the highest rate first; raises the same.
+
+    All are in implicit form but for a few trees by levels, which no translation maps to each other.
+    """
     deadline = Deadline.after(request.deadline_s)
     solve_implicitly = implicit_method_for(topology, collective)
     best = solve_implicitly(topology, collective, request, translations=translations)
@@ -218,18 +235,78 @@ def implicit_candidates(
     left = replace(request, deadline_s=deadline.left_s)
     for lower in symmetric_frontier(topology.forwarding, collective, left, translations=translations):
         yield replace(lower, topology=topology, bound=best.bound)
+    yield from by_levels(topology, collective, best.bound, deadline)
+    from arborcast.synth.baselines.square_rings import implicit_square_rings
+
+    rings = implicit_square_rings(topology, collective, best.bound, translations)
+    if rings is not None:
+        yield rings
+
+
+def by_levels(
+    topology: Topology, collective: Collective, limit: Bound | None, deadline: Deadline
+) -> Iterator[Schedule]:
+    """Trees by levels of several shapes.
+
+    Args:
+        topology: the fabric.
+        collective: what to do on it; nothing is found where trees by levels do not do it.
+        limit: its bound; None works it out.
+        deadline: when to stop.
+
+    Raises:
+        TimedOutError: the deadline passed.
+    """
+    from arborcast.synth.baselines import SUPPORTED
+
+    if collective.kind not in SUPPORTED["levels"]:
+        return
+    from arborcast.synth.baselines.levels import level_schedules
+    from arborcast.synth.bounds import bound
+
+    try:
+        yield from level_schedules(topology, collective, limit or bound(topology, collective), deadline)
+    except InfeasibleError:
+        return  # no boxes that are joined rank by rank
 
 
 def _shallow(
     topology: Topology, collective: Collective, request: Request, deadline: Deadline, below: int
 ) -> Iterator[Schedule]:
     """Packings of lower trees than the ones found first, near their rate."""
-    if topology.ranks > LARGEST_SHALLOW:
-        return
     from arborcast.synth.packing.solver import shallow_schedules
 
     deadline.check("the comparison of methods")
     yield from shallow_schedules(topology, collective, below=below, seed=request.seed, deadline=deadline)
+
+
+def shallow_by_symmetry(
+    topology: Topology, collective: Collective, request: Request, deadline: Deadline
+) -> Iterator[Schedule]:
+    """Few and low trees that the fabric's translations map to each other, written out.
+
+    Args:
+        topology: the fabric, all of whose ranks take part.
+        collective: nothing is found for one with a root.
+        request: seed and `max_height`.
+        deadline: when to stop.
+
+    Raises:
+        TimedOutError: the deadline passed.
+    """
+    if collective.kind not in IMPLICIT_KINDS:
+        return
+    from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
+    from arborcast.synth.symmetry.translation_search import translations_of
+
+    deadline.check("the comparison of methods")
+    translations = translations_of(topology, seed=request.seed)
+    if translations.order == 1 or len(translations.representatives) > MOST_ORBITS:
+        return
+    left = replace(request, deadline_s=deadline.left_s)
+    for found in symmetric_frontier(topology, collective, left, translations=translations):
+        if request.max_height is None or found.height <= request.max_height:
+            yield found.expand()
 
 
 def _frontier(

@@ -9,19 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from arborcast.synth.api import LARGEST_EXPLICIT, approach
 from arborcast.synth.baselines import BASELINES, solve_baseline
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.selection import EXTRA_STEPS, FEW_TREES, LARGEST_FRONTIER, LARGEST_SHALLOW
+from arborcast.synth.selection import (
+    EXTRA_STEPS,
+    FEW_TREES,
+    LARGEST_FRONTIER,
+    LARGEST_SHALLOW,
+    by_levels,
+    shallow_by_symmetry,
+)
 from arborcast.synth.topology import Topology
 
 FEW_TREES_UP_TO = 32
-"""Ranks up to which few trees are chosen well; above, an allreduce or broadcast gets the first one found."""
+"""Ranks up to which few trees are chosen well."""
 
 LARGEST_BROADCAST = 8
 """The same as `LARGEST_FRONTIER` for broadcasts, whose frontier is long: minutes on 16 ranks."""
@@ -29,8 +38,8 @@ LARGEST_BROADCAST = 8
 MOST_TRANSFERS = 500_000
 """Of a baseline: what its simulation takes grows with them, and seconds are long over many sizes."""
 
-FIRST_FOUND_S = 0.01
-"""Too short for a packing, so that the answer is one round of multiplicative weights: a shallow tree."""
+LEAST_S = 0.01
+"""Of a deadline: solvers refuse one of zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class Candidate:
     """
 
     name: str
-    schedule: Schedule | None
+    schedule: AnySchedule | None
     why_not: str | None = None
 
 
@@ -63,15 +72,19 @@ def candidates(
     def trees(most: int | None) -> Schedule:
         return solve_by_trees(topology, collective, Request(max_trees=most, deadline_s=_at_least(deadline)))
 
-    full = _attempt("trees", lambda: trees(None), deadline)
-    yield full
-    if topology.ranks <= LARGEST_SHALLOW and full.schedule is not None:
-        yield from _shallow(topology, collective, full.schedule.height, deadline)
-    if topology.ranks <= FEW_TREES_UP_TO:
-        for few in FEW_TREES:
-            yield _attempt(f"trees (at most {few})", lambda few=few: trees(few), deadline)  # type: ignore[misc]
-    elif collective.kind in {Kind.ALLREDUCE, Kind.BROADCAST}:
-        yield _attempt("one tree", lambda: _first_found(topology, collective), deadline)
+    if topology.ranks > LARGEST_EXPLICIT:
+        yield from _of_the_product(topology, collective, deadline)
+    else:
+        full = _attempt("trees", lambda: trees(None), deadline)
+        yield full
+        yield from _named(by_levels(topology, collective, limit, deadline))
+        if topology.ranks > LARGEST_SHALLOW:
+            yield from _named(shallow_by_symmetry(topology, collective, Request(), deadline))
+        elif full.schedule is not None:
+            yield from _shallow(topology, collective, full.schedule.height, deadline)
+        if topology.ranks <= FEW_TREES_UP_TO:
+            for few in FEW_TREES:
+                yield _attempt(f"trees (at most {few})", lambda few=few: trees(few), deadline)  # type: ignore[misc]
     if topology.ranks <= (LARGEST_BROADCAST if collective.kind is Kind.BROADCAST else LARGEST_FRONTIER):
         yield from _frontier(topology, collective, deadline)
     for name in BASELINES:
@@ -101,17 +114,36 @@ def _attempt(name: str, build: Callable[[], Schedule], deadline: Deadline) -> Ca
 
 
 def _at_least(deadline: Deadline) -> float | None:
-    """Solvers refuse a deadline of zero."""
-    return None if deadline.left_s is None else max(deadline.left_s, FIRST_FOUND_S)
+    return None if deadline.left_s is None else max(deadline.left_s, LEAST_S)
 
 
-def _first_found(topology: Topology, collective: Collective) -> Schedule:
+def _of_the_product(topology: Topology, collective: Collective, deadline: Deadline) -> Iterator[Candidate]:
+    """What `synth solve` compares on as many ranks, in whichever form."""
+    yield from _named(
+        approach(topology, collective, request=Request(deadline_s=_at_least(deadline))).candidates()
+    )
+
+
+def _named(found: Iterator[AnySchedule]) -> Iterator[Candidate]:
+    """Under the name of the method and what tells it apart from its kin, each name once."""
+    names: set[str] = set()
     try:
-        return solve_by_trees(topology, collective, Request(max_trees=1, deadline_s=FIRST_FOUND_S))
-    except TimedOutError as error:
-        if not isinstance(error.best, Schedule):  # the trees found by then are written out
-            raise
-        return error.best
+        for schedule in found:
+            facts = dict(schedule.method.settings)
+            match schedule.method.name:
+                case "levels":
+                    shape = f"{facts['fan_out']} below, {facts['lanes']} lanes, {facts['copies']} copies"
+                    name = f"levels ({shape})"
+                case "multiring":
+                    name = f"{facts['rings']} rings"
+                case _:
+                    trees = -(-schedule.chunk_count // len(schedule.collective.ranks))
+                    name = f"trees (height {schedule.height}, {trees} a root)"
+            if name not in names:
+                names.add(name)
+                yield Candidate(name, schedule)
+    except (InfeasibleError, TimedOutError) as error:
+        yield Candidate("low trees", None, str(error))
 
 
 def _shallow(

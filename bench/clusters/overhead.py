@@ -40,7 +40,7 @@ from arborcast.synth.baselines.nccl_model import (
     nccl_times,
 )
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.schedule import Schedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 
 RINGS = ("ring", "multiring")
 
@@ -62,7 +62,7 @@ class Overhead:
         network: the switches between hosts.
     """
 
-    schedule: Schedule
+    schedule: AnySchedule
     plan: NcclSetup
     network: frozenset[int]
 
@@ -131,15 +131,22 @@ class _Moves:
     latency_us: NDArray[np.float64]
 
     @classmethod
-    def of(cls, schedule: Schedule, network: frozenset[int]) -> _Moves:
+    def of(cls, schedule: AnySchedule, network: frozenset[int]) -> _Moves:
         transfers = schedule.transfers
         columns = np.array([(t.chunk, t.src, t.dst, t.step) for t in transfers], np.int64).reshape(-1, 4).T
         crosses = np.array([not network.isdisjoint(t.via) for t in transfers], np.bool_)
         latency = {(link.src, link.dst): float(link.latency_us) for link in schedule.topology.links}
         latency_us = np.array([sum(latency[hop] for hop in t.hops) for t in transfers], np.float64)
         chunk, src, dst, step = columns
-        chunks = len(schedule.chunks)
-        return cls(schedule.topology.ranks, chunks, chunk, src, dst, step, crosses, latency_us)
+        if isinstance(schedule, ImplicitSchedule):
+            order = schedule.translations.order
+            elements = np.arange(order, dtype=np.int64)
+            ends = {end: schedule.translations.apply(elements, end) for end in {*src.tolist(), *dst.tolist()}}
+            chunk = (chunk[:, None] * order + elements).ravel()
+            src, dst = (np.concatenate([ends[end] for end in those.tolist()]) for those in (src, dst))
+            step, crosses = np.repeat(step, order), np.repeat(crosses, order)
+            latency_us = np.repeat(latency_us, order)
+        return cls(schedule.topology.ranks, schedule.chunk_count, chunk, src, dst, step, crosses, latency_us)
 
     @cached_property
     def wire_us(self) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 from arborcast.bench.emulation.machine import EmulationError, enter, real_time
 from arborcast.bench.emulation.network import Emulation
-from arborcast.bench.harness.processes import collect
+from arborcast.bench.harness.processes import collect, started
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
@@ -55,25 +55,14 @@ def run_inside(
         EmulationError: a rank failed, or the time ran out; a note has what the rank's traceback was.
     """
     plan = emulation.plan
-    children, pipes = [], []
+    count = plan.topology.ranks if vertices is None else vertices
     with _shared_file() as store:
-        try:
-            for rank in range(plan.topology.ranks if vertices is None else vertices):
-                ours, theirs = _PROCESSES.Pipe()
-                pipes.append(ours)
-                values = (theirs, emulation.path(rank), rank, plan.address(rank), store)
-                child = _PROCESSES.Process(target=_main, args=(*values, function, arguments), daemon=True)
-                child.start()
-                children.append(child)
-                theirs.close()
+        values = [
+            (emulation.path(rank), rank, plan.address(rank), store, function, arguments)
+            for rank in range(count)
+        ]
+        with started(_PROCESSES, _main, values) as (_, pipes):
             return collect(pipes, timeout_s, _failure)
-        finally:
-            for child in children:
-                child.kill()
-            for child in children:
-                child.join()
-            for pipe in pipes:
-                pipe.close()
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -153,6 +153,47 @@ def answer(
 # --------------------------------------------------------------------------------------------------- ranks
 
 
+@contextmanager
+def started(
+    context: Any, main: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[list[Any], list[Connection]]]:
+    """A process for each rank and our ends of their pipes; all are gone at the end.
+
+    Args:
+        context: of `multiprocessing`, which says how they are started.
+        main: called in each process with its end of the pipe and its arguments.
+        arguments: by rank.
+    """
+    children: list[Any] = []
+    pipes: list[Connection] = []
+    is_forked = context.get_start_method() == "fork"
+    try:
+        for of_rank in arguments:
+            ours, theirs = context.Pipe()
+            pipes.append(ours)
+            inherited = list(pipes) if is_forked else []  # which a rank must not keep open
+            child = context.Process(target=_begin, args=(inherited, main, theirs, of_rank), daemon=True)
+            child.start()
+            theirs.close()
+            children.append(child)
+        yield children, pipes
+    finally:
+        for child in children:
+            child.kill()
+        for child in children:
+            child.join()
+        for pipe in pipes:
+            pipe.close()
+
+
+def _begin(
+    inherited: Sequence[Connection], main: Callable[..., None], pipe: Connection, arguments: tuple[Any, ...]
+) -> None:
+    for other in inherited:
+        other.close()
+    main(pipe, *arguments)
+
+
 def collect(
     pipes: Sequence[Connection], timeout_s: float, fail: Callable[[str, Any], BaseException]
 ) -> list[Any]:
@@ -204,32 +245,10 @@ def run_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])
-    pipes: list[Connection] = []
-    children = []
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            for rank in range(size):
-                ours, theirs = context.Pipe()
-                values = (
-                    theirs,
-                    rank,
-                    size,
-                    f"{folder}/store",
-                    timeout_s,
-                    within,
-                    function,
-                    arguments,
-                )
-                child = context.Process(target=_main, args=values, daemon=True)
-                child.start()
-                theirs.close()
-                pipes.append(ours)
-                children.append(child)
+        common = (size, f"{folder}/store", timeout_s, within, function, arguments)
+        with started(context, _main, [(rank, *common) for rank in range(size)]) as (_, pipes):
             return collect(pipes, timeout_s, _failure)
-        finally:
-            for child in children:
-                child.kill()
-                child.join()
 
 
 def _failure(words: str, more: str | None) -> RuntimeError:

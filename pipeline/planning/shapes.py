@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from arborcast.synth.formats.shapes import MAPPING, MAX_INT, MAX_RANKS, Bandwidth, Name, number_with
+from arborcast.synth.formats.shapes import MAPPING, MAX_INT, MAX_RANKS, NUMBER, Bandwidth, Name, number_with
 
 MAX_LAYERS = 1 << 16
 MAX_BYTES = 1 << 60
@@ -19,7 +19,7 @@ MAX_TIME_US = Fraction(10**15)  # thirty years: what is above it is a typing err
 
 Bytes = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Time = Annotated[
-    Fraction, number_with(lambda time: "must be at most 1e15 us" if time > MAX_TIME_US else None)
+    Fraction, number_with(lambda time: "must be at most 1e15 us" if time > MAX_TIME_US else None), NUMBER
 ]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
 

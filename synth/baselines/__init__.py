@@ -1,4 +1,4 @@
-"""The patterns that libraries use whatever the graph is: rings, double trees, halving-doubling.
+"""The patterns that libraries use whatever the graph is: rings, trees by levels, butterflies.
 
 They are what the synthesized schedules are compared with, in the same format and under the same verifier
 and simulator. Each module makes one pattern; this is the entry that knows them by name.
@@ -21,7 +21,10 @@ SUPPORTED: Mapping[str, tuple[Kind, ...]] = {
     "ring": TREE_KINDS,
     "multiring": TREE_KINDS,
     "binary-tree": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
+    "levels": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
     "halving-doubling": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
+    "swing": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
+    "recursive-doubling": (Kind.ALLREDUCE,),
 }
 BASELINES = tuple(SUPPORTED)
 
@@ -74,7 +77,11 @@ def solve_baseline(
             from arborcast.synth.baselines.binary_tree import solve_binary_tree
 
             return solve_binary_tree(topology, collective, bound, deadline)
-        case _:
-            from arborcast.synth.baselines.halving_doubling import solve_halving_doubling
+        case "levels":
+            from arborcast.synth.baselines.levels import solve_levels
 
-            return solve_halving_doubling(topology, collective, bound, deadline)
+            return solve_levels(topology, collective, bound, deadline)
+        case _:
+            from arborcast.synth.baselines.butterflies import solve_butterfly
+
+            return solve_butterfly(topology, collective, method, bound, deadline)

@@ -7,11 +7,12 @@ NCCL models come from formulas, not from the simulator, and carry "model" in the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from arborcast.synth.baselines import BASELINES, solve_baseline
 from arborcast.synth.baselines.nccl_model import KNOWN_PLANS, nccl_times
+from arborcast.synth.bounds.time_limits import time_limit
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.simulation.service import EARLIEST, Service
@@ -24,11 +25,19 @@ LARGEST_SEARCHED = 128
 
 @dataclass(frozen=True, slots=True)
 class BaselineTimings:
-    """Timings by method, the schedule's own first, why others are missing, and the order of service."""
+    """What takes how long, over the sizes.
+
+    Attributes:
+        by_method: timings, the schedule's own first.
+        unavailable: why others are missing.
+        service: the order of service.
+        least_us: for each size, what every schedule takes at least (`synth.bounds.time_limits`).
+    """
 
     by_method: Mapping[str, Sequence[Timing]]
     unavailable: Mapping[str, str]
     service: Service = EARLIEST
+    least_us: Mapping[int, float] = field(default_factory=dict)
 
     def to_document(self) -> dict[str, Any]:
         """Rows of method, size, pieces, times, rates and service, as `synth simulate --json` prints."""
@@ -38,6 +47,7 @@ class BaselineTimings:
                 "bytes": timing.bytes,
                 "pieces": timing.pieces,
                 "time_us": timing.time_us,
+                "least_us": self.least_us.get(timing.bytes),
                 "algbw": timing.algbw,
                 "busbw": timing.busbw,
                 "service": timing.service,
@@ -88,7 +98,8 @@ def compare(
         by_method |= _nccl_models(schedule, sizes, searched=not too_large)
     except (InfeasibleError, CollectiveError) as error:
         unavailable["nccl-model"] = str(error)
-    return BaselineTimings(by_method, unavailable, order)
+    limit = time_limit(schedule.topology, schedule.collective, schedule.bound)
+    return BaselineTimings(by_method, unavailable, order, {size: float(limit.at(size)) for size in sizes})
 
 
 def _nccl_models(

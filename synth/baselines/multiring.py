@@ -14,12 +14,14 @@ from arborcast.synth.baselines.budget import Budget, BudgetError
 from arborcast.synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
 from arborcast.synth.baselines.paths import Path, switch_paths
 from arborcast.synth.baselines.rings import no_ring, ring_schedule
+from arborcast.synth.baselines.square_rings import square_rings
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.lp.highs import new_model, run
 from arborcast.synth.schedule import Method, Schedule
+from arborcast.synth.symmetry.translation_search import translations_of
 from arborcast.synth.topology import Hop, Topology
 
 GREEDY_TRIES = 16
@@ -56,13 +58,16 @@ def solve_multiring(
         dict(zip(topology.bandwidth, topology.capacities, strict=True)),
     )
     at_most = _rings_at_most(topology, fabric)
-    chosen, proved = _largest_set(
-        fabric,
-        at_most,
-        seed,
-        deadline,
-        listable=not topology.switches and len(collective.ranks) <= LISTED_RANKS,
-    )
+    chosen = _known(topology, fabric, seed)
+    proved = "yes"
+    if _size(chosen) < at_most:
+        chosen, proved = _largest_set(
+            fabric,
+            at_most,
+            seed,
+            deadline,
+            listable=not topology.switches and len(collective.ranks) <= LISTED_RANKS,
+        )
     if not chosen:
         if proved == "yes":
             raise no_ring("multiring", topology, collective)
@@ -76,6 +81,14 @@ def solve_multiring(
         ("proved_largest", proved),
     )
     return ring_schedule(topology, collective, Method("multiring", seed, settings), bound, chosen)
+
+
+def _known(topology: Topology, fabric: Fabric, seed: int) -> list[tuple[Ring, int]]:
+    """The rings of a square torus of more ranks than are searched with patience; else none."""
+    if len(fabric.ranks) < topology.ranks or topology.ranks <= PATIENT_RANKS or topology.switches:
+        return []
+    rings = square_rings(topology, translations_of(topology, seed=seed, effort=0))
+    return [(ring, topology.capacities[0]) for ring in rings]
 
 
 def _largest_set(

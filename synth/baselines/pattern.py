@@ -7,10 +7,12 @@ switches), every chunk is cut into as many lanes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from operator import le
 from typing import Any
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
@@ -90,6 +92,8 @@ def _best_embedding(
     topology: Topology, collective: Collective, pattern: Pattern, paths: Paths, deadline: Deadline
 ) -> tuple[int, ...]:
     pinned = {} if pattern.pinned is None else {pattern.pinned: _natural_order(collective)[0]}
+    if not _has_degrees(pattern, paths):  # most graphs that it does not fit; to try all orders takes a second
+        raise _does_not_fit(topology, collective, pattern, "does not fit")
     best: tuple[int, ...] | None = None
     least = Fraction(0)
     complete = True
@@ -102,11 +106,22 @@ def _best_embedding(
             best, least = order, busiest
     if best is None:
         found = "does not fit" if complete else "was not found within the budget of the search in"
-        raise InfeasibleError(
-            f"{pattern.name}: its pattern {found} the links between the {len(collective.ranks)} ranks of "
-            f"{topology.name}; methods trees and multiring fit their patterns to the links"
-        )
+        raise _does_not_fit(topology, collective, pattern, found)
     return best
+
+
+def _has_degrees(pattern: Pattern, paths: Paths) -> bool:
+    """Whether for each position a rank is left that is joined to as many others, the busiest first."""
+    wanted, there = (Counter(src for src, _ in pairs) for pairs in (pattern.loads, paths))
+    degrees = [sorted(counts.values(), reverse=True) for counts in (wanted, there)]
+    return len(degrees[0]) <= len(degrees[1]) and all(map(le, *degrees))
+
+
+def _does_not_fit(topology: Topology, collective: Collective, pattern: Pattern, how: str) -> InfeasibleError:
+    return InfeasibleError(
+        f"{pattern.name}: its pattern {how} the links between the {len(collective.ranks)} ranks of "
+        f"{topology.name}; methods trees and multiring fit their patterns to the links"
+    )
 
 
 def _busiest(topology: Topology, pattern: Pattern, order: Sequence[int], paths: Paths) -> Fraction:

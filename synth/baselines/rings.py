@@ -56,12 +56,13 @@ def ring_schedule(
     for ring, weight in rings:
         for position, path in enumerate(ring):
             if collective.root in {None, path.src}:
-                transfers += _moves(kind, ring, position, len(chunks))
+                transfers += moves_on_ring(kind, ring, position, len(chunks))
                 chunks.append(Chunk(Fraction(weight, weight_in_all * blocks), path.src))
     return Schedule.build(topology, collective, method, bound, chunks, transfers)
 
 
-def _moves(kind: Kind, ring: Ring, position: int, chunk: int) -> Iterator[Transfer]:
+def moves_on_ring(kind: Kind, ring: Ring, position: int, chunk: int) -> Iterator[Transfer]:
+    """What the chunk of one position does."""
     last = len(ring) - 1
     if kind.reduces:
         yield from _walk(ring, position + 1, chunk, step=0, reduce=True)

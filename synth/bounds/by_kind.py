@@ -14,10 +14,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
-from arborcast.synth.bounds.able_switches import able_certificates
-from arborcast.synth.bounds.capacity_lp import solved_program
 from arborcast.synth.bounds.cuts import cut_out_of, orbit_lengths, tightest_cut
-from arborcast.synth.bounds.demand_cuts import demand_cuts
 from arborcast.synth.bounds.root_demands import (
     LARGEST_TWO_WAY,
     is_connected,
@@ -25,7 +22,6 @@ from arborcast.synth.bounds.root_demands import (
     side_lengths,
     symmetric_part,
 )
-from arborcast.synth.bounds.routing_lp import routing_duals
 from arborcast.synth.bounds.strength import strength
 from arborcast.synth.bounds.switch_balance import sufficient_part
 from arborcast.synth.certificate import Bound, Certificate, Cut, Dual
@@ -92,6 +88,8 @@ def _best(topology: Topology, collective: Collective, deadline: Deadline) -> Cer
 
 def _of_able_switches(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     """The cut that limits switches which only forward, too; else the least of what limits able ones."""
+    from arborcast.synth.bounds.able_switches import able_certificates
+
     forwarding = _best(topology.forwarding, collective, deadline)
     if isinstance(forwarding, Cut):
         return forwarding
@@ -209,6 +207,8 @@ def _allreduce_cut(topology: Topology, collective: Collective) -> Cut:
 
 def _of_alltoall(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     """Lengths, or a cut that proves as much."""
+    from arborcast.synth.bounds.routing_lp import routing_duals
+
     everything = frozenset(range(topology.size))
     supply = dict.fromkeys(collective.ranks, 1)
     into, out = dict.fromkeys(collective.ranks, Fraction(0)), dict.fromkeys(collective.ranks, Fraction(0))
@@ -231,6 +231,9 @@ def _of_alltoall(topology: Topology, collective: Collective, deadline: Deadline)
 
 def _of_custom(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     """A cut, or lengths that prove more."""
+    from arborcast.synth.bounds.demand_cuts import demand_cuts
+    from arborcast.synth.bounds.routing_lp import routing_duals
+
     best = _least(topology, collective, demand_cuts(topology, collective))
     if certified_rate(topology, collective, best) == 0:
         return best
@@ -244,6 +247,8 @@ def _is_priced(topology: Topology, collective: Collective) -> bool:
 
 def _priced(topology: Topology, collective: Collective) -> list[Dual]:
     """The prices of bandwidth in the linear program, as a certificate."""
+    from arborcast.synth.bounds.capacity_lp import solved_program
+
     lengths = solved_program(topology, collective).lengths
     if math.lcm(*(length.denominator for length in lengths)) > _FINEST:
         lengths = tuple(Fraction(round(length * _FINEST), _FINEST) for length in lengths)

@@ -151,9 +151,19 @@ class Metric:
             ways = ways[root]
         elif collective.kind is Kind.GATHER:
             ways = ways[:, root]
+        if collective.sizes:
+            return self._of_sizes(collective, ways)
         if (ways >= FAR).any():
             raise InputError(f"dual for {collective.kind}: some rank cannot be reached, a cut shows that")
         return Fraction(int(ways.astype(object).sum()), len(ends))
+
+    @staticmethod
+    def _of_sizes(collective: Collective, ways: Ints) -> Fraction:
+        """The same where each block counts by its size."""
+        sizes = np.array(collective.sizes, dtype=object)
+        if (ways[sizes > 0] >= FAR).any():
+            raise InputError(f"dual for {collective.kind}: some rank cannot be reached, a cut shows that")
+        return Fraction(int((ways.astype(object) * sizes).sum()) * len(collective.ranks), collective.total)
 
     def _of_demands(self, collective: Collective) -> Fraction:
         """The mean over the blocks of how far the farthest target is from the nearest source."""

@@ -109,6 +109,15 @@ def share_leaving(collective: Collective, side: frozenset[Vertex]) -> Fraction:
             share = Fraction(inside, count)
         case Kind.SCATTER if rooted:
             share = Fraction(outside, count)
+        case Kind.ALLTOALL if collective.sizes:
+            within = [rank in side for rank in collective.ranks]
+            leaving = sum(
+                size
+                for row, is_sender in zip(collective.sizes, within, strict=True)
+                for size, stays in zip(row, within, strict=True)
+                if is_sender and not stays
+            )
+            share = Fraction(leaving * count, collective.total)
         case Kind.ALLTOALL:
             share = Fraction(inside * outside, count)
         case Kind.CUSTOM:

@@ -6,6 +6,7 @@ answers are taken in ascending order of steps, which makes the curve the same wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -19,7 +20,15 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, 
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import Workers
-from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, SearchBudget, step_optimum
+from arborcast.synth.chunks.step_optimum import (
+    DRAFT,
+    QUICK,
+    THOROUGH,
+    SearchBudget,
+    Seeds,
+    is_large,
+    step_optimum,
+)
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.progress import report
 
@@ -125,7 +134,7 @@ def trace(
             points.append(optimum)
         if not optimum.is_settled if improves else best is None or optimum.least < best:
             open_steps.append(steps)
-        if optimum.out_of_time:
+        if optimum.out_of_time and (deadline.has_passed or not is_large(problem)):
             why, timed_out = f"the deadline of {deadline.allowed_s:g} s passed at {steps} steps", True
             break
         if enough := why_enough(points[-1].ratio if points else None, static.ratio, options.tolerance):
@@ -156,6 +165,9 @@ def _optima(
     latency = problem.latency
     assert latency is not None, "every target can be reached"
     steps = range(latency, last + 1)
+    if is_large(problem):
+        yield from _large_optima(problem, static, steps, options, deadline, points)
+        return
     if options.jobs == 1:
         with Workers() as workers:
             workers.warm()
@@ -172,6 +184,64 @@ def _optima(
         report(f"{wave[0]} to {wave[-1]} steps", 0, 0)
         tasks = (delayed(_job)(problem, count, static, below, options, deadline.left_s) for count in wave)
         yield from zip(wave, Parallel(n_jobs=options.jobs)(tasks), strict=True)
+
+
+def _large_optima(
+    problem: ChunkProblem,
+    static: StepBound,
+    steps: Sequence[int],
+    options: FrontierOptions,
+    deadline: Deadline,
+    points: Sequence[CopyOptimum],
+) -> Iterator[tuple[int, CopyOptimum]]:
+    """The same where there may not be time enough for every optimum: first a draft of each, then more.
+
+    Numbers of steps share the time that is left. What a draft knows stands where the time ends first.
+    """
+    drafts: dict[int, CopyOptimum] = {}
+    seeds: Seeds = {}
+    with Workers() as workers:
+        for index, count in enumerate(steps):
+            share = deadline.share(2 * len(steps) - index)
+            draft = _optimum(problem, count, static, None, options, share, workers, seeds)
+            drafts[count] = draft
+            _tell(count, draft)
+            if draft.ratio is not None and draft.ratio <= static.ratio * (1 + options.tolerance):
+                break  # nothing is gained by more steps
+        for count, draft in drafts.items():
+            best = points[-1].ratio if points else None
+            if draft.is_settled or not options.proofs or (best is not None and draft.least >= best):
+                yield count, draft
+                continue
+            share = deadline.share(sum(not later.is_settled for at, later in drafts.items() if at >= count))
+            found = _optimum(problem, count, static, best, options, share, workers)
+            better = _better_of(draft, found)
+            _tell(count, better)
+            yield count, better
+
+
+def _better_of(draft: CopyOptimum, found: CopyOptimum) -> CopyOptimum:
+    """The better limit and the better plan of two, each with what is known of it."""
+    if draft.limit is not None and draft.least > found.least:
+        found = replace(found, limit=draft.limit)
+    if draft.ratio is None or (found.ratio is not None and found.ratio <= draft.ratio):
+        return found
+    return replace(draft, limit=found.limit, out_of_time=found.out_of_time)
+
+
+def _tell(steps: int, known: CopyOptimum) -> None:
+    """Say what is known of a number of steps so far."""
+    if known.ratio is None:
+        report(f"{steps} steps: R/C at least {float(known.least):.5g}, none found yet", 0, 0)
+        return
+    size = f"({known.chunks}, {steps}, {known.ratio * known.chunks})"
+    gap = float(known.ratio / known.least - 1) if known.least else math.inf
+    report(
+        f"{steps} steps: {size}, R/C {float(known.ratio):.5g}, at least {float(known.least):.5g}, "
+        f"gap {gap:.2%}",
+        0,
+        0,
+    )
 
 
 def _job(
@@ -195,17 +265,22 @@ def _optimum(
     options: FrontierOptions,
     deadline: Deadline,
     workers: Workers,
+    drafting: Seeds | None = None,
 ) -> CopyOptimum:
-    """The optimum of one number of steps, from the cache where it was worked out to its end before."""
+    """The optimum of one number of steps, from the cache where it was worked out to its end before.
+
+    With `drafting`, the trees of one step fewer, a draft of it.
+    """
+    budget = options.budget if drafting is None else DRAFT
     encodings = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
-    cache = ChunkCache() if options.cache else None
+    cache = ChunkCache() if options.cache and drafting is None else None
     searcher = Searcher(problem, encodings, options.seed, deadline, workers, cache)
     return kept_or_found(
         cache,
         "optimum",
         problem,
         static,
-        lambda: step_optimum(searcher, steps, static, below, options.budget),
+        lambda: step_optimum(searcher, steps, static, below, budget, drafting),
         plan_to_document,
         plan_from_document,
         steps=steps,

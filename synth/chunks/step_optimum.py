@@ -12,19 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TypeAlias
 
 from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
 from arborcast.synth.chunks.optimum import StepOptimum, StepSearch
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
-from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
-from arborcast.synth.chunks.trees.plan import MOST_CHUNKS, NoPlanError, plan_near_it, plan_of
+from arborcast.synth.chunks.trees.column_generation import TreeBound, can_price, tree_bound, tree_packing
+from arborcast.synth.chunks.trees.plan import (
+    MOST_CHUNKS,
+    MOST_NEAR,
+    NoPlanError,
+    chunks_of,
+    few_chunks_near,
+    plan_as_it_stands,
+    plan_near_it,
+    plan_of,
+)
+from arborcast.synth.chunks.trees.pricing import TimedTree
+from arborcast.synth.chunks.trees.spanning import is_spanning
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
+from arborcast.synth.errors import TimedOutError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ class SearchBudget:
         most_chunks: chunks of a block up to which packings become plans, and a solver is asked.
         slack: the part of its R/C that a packing of more may lose to have fewer, and then nothing is searched
             that has a packing; None where it must lose nothing.
+        gap: of a large problem (`is_large`), the part of the limit within which packings and plans do.
     """
 
     proofs: bool
@@ -53,6 +68,7 @@ class SearchBudget:
     most_packed: int
     most_chunks: int = MOST_CHUNKS
     slack: Fraction | None = None
+    gap: Fraction = Fraction(0)
 
 
 THOROUGH = SearchBudget(True, 3, 6, 400_000, 8, 40, 240)
@@ -61,21 +77,50 @@ THOROUGH = SearchBudget(True, 3, 6, 400_000, 8, 40, 240)
 QUICK = SearchBudget(False, 2, 2, 60_000, 2, 6, 0)
 """To have a candidate: half a second for a search."""
 
+DRAFT = replace(THOROUGH, gap=Fraction(1, 50), most_sends=140_000)
+"""Of a large problem, to have a limit and a plan of every number of steps before any is made better."""
+
+FEW_SENDS = 20_000
+"""Possible sends up to which a solver is asked before a packing is looked for that proves its limit, too."""
+
+MOST_SENDS = 130_000
+"""Sends of a plan of a large problem: a schedule of seconds and of tens of megabytes."""
+
+NEAR = Fraction(1, 200)
+"""The part of its limit within which a plan of a large problem has the fewest chunks."""
+
 MOST_FLOW_TARGETS = 240
 """Targets of all demands together up to which the coupled flow program is solved: seconds."""
 
 
+def is_large(problem: ChunkProblem) -> bool:
+    """Whether there are so many ranks that limits and plans are those of packings, and solvers left alone."""
+    if problem.is_routing:
+        return len(problem.demands) > THOROUGH.most_packed
+    return is_spanning(problem) and problem.ranks - 1 > MOST_TREE_TARGETS and len(problem.demands) > 1
+
+
+Seeds: TypeAlias = dict[tuple[int, TimedTree], None]
+"""Trees of demands, for whoever looks at one more step."""
+
+
 def step_optimum(
-    searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, budget: SearchBudget = THOROUGH
+    searcher: Searcher,
+    steps: int,
+    static: StepBound,
+    below: Fraction | None,
+    budget: SearchBudget = THOROUGH,
+    seeds: Seeds | None = None,
 ) -> StepOptimum[ChunkPlan]:
     """The least R/C in so many steps.
 
-    S is at least the latency of the problem; only a smaller R/C than `below` is of interest.
+    S is at least the latency of the problem; only a smaller R/C than `below` is of interest. Of a large
+    problem, `seeds` are the trees of the packing of one step fewer, and those of this one take their place.
 
     Returns:
         The best found; `out_of_time` says whether the deadline of the searcher came first.
     """
-    return _CopySearch(searcher, steps, replace(static, steps=steps), below, budget).run()
+    return _CopySearch(searcher, steps, replace(static, steps=steps), below, budget, seeds).run()
 
 
 class _CopySearch(StepSearch[ChunkPlan]):
@@ -88,9 +133,11 @@ class _CopySearch(StepSearch[ChunkPlan]):
         limit: StepBound,
         below: Fraction | None,
         budget: SearchBudget,
+        seeds: Seeds | None,
     ) -> None:
         super().__init__(steps, limit, below)
         self._budget = budget
+        self._seeds = {} if seeds is None else seeds
         self._searcher = searcher
         self._problem = searcher.problem
         self._spent: dict[tuple[Fraction, int], int] = {}  # slices of the search for (R/C, C)
@@ -99,6 +146,9 @@ class _CopySearch(StepSearch[ChunkPlan]):
 
     def settle(self) -> None:
         """Raise the limit and search at it, until they meet or there is nothing more to try."""
+        if is_large(self._problem):
+            self._settle_large()
+            return
         for raise_limit in self._limits():
             before = self.result.least
             raise_limit()
@@ -117,6 +167,83 @@ class _CopySearch(StepSearch[ChunkPlan]):
                 return
         if self.result.plan is None:
             self._look_around()
+
+    def _settle_large(self) -> None:
+        """Pack, and make a plan of the packing; solvers are asked for the fewest chunks alone."""
+        group = problem_group(self._problem)
+        if self._budget.gap and self._is_quick(group) and self._attempt_in_time():
+            return
+        trees = self._packed_large(group)
+        if not self._is_of_interest(self.result.least):
+            return
+        deadline = self._searcher.deadline
+        one = sum(len(demand.targets) for demand in self._problem.demands)
+        plans = []
+        if all(trees.durations) and trees.is_exact and chunks_of(trees) * one <= MOST_SENDS:
+            plans.append((chunks_of(trees), plan_as_it_stands(self._problem, trees)))
+        elif near := plan_near_it(
+            self._problem,
+            trees,
+            self._budget.gap or NEAR,
+            most_chunks=max(1, min(MOST_NEAR, MOST_SENDS // one)),
+        ):
+            plans.append(near)
+        best = min((Fraction(sum(plan.rounds), chunks) for chunks, plan in plans), default=None)
+        if best is None or best > self.result.least or plans[0][0] > best.denominator:
+            few = few_chunks_near(
+                self._problem,
+                self._steps,
+                trees,
+                group,
+                gap=Fraction(0) if best == self.result.least else self._budget.gap or NEAR,
+                most_sends=MOST_SENDS if best != self.result.least else plans[0][0] * one - 1,
+                deadline=deadline,
+            )
+            plans += [few] if few else []
+        if plans:
+            found = min(plans, key=lambda each: (Fraction(sum(each[1].rounds), each[0]), each[0]))
+            if self._is_of_interest(Fraction(sum(found[1].rounds), found[0])):
+                self._take_plan(*found)
+        if not self._budget.gap and not self.result.is_settled:
+            self._attempt_in_time()
+        deadline.check("the plan of trees")  # more time might have found a better one: this is not final
+
+    def _attempt_in_time(self) -> bool:
+        """`_attempt` in a third of the time; whether that settled it."""
+        whole = self._searcher.deadline
+        self._searcher.deadline = whole.share(3)
+        try:
+            return self._attempt()
+        except TimedOutError:
+            return False
+        finally:
+            self._searcher.deadline = whole
+
+    def _is_quick(self, group: Group) -> bool:
+        """Whether a solver should be asked first."""
+        chunks = next(admissible_chunk_counts(self.result.least, self._steps))
+        sends = chunks * len(self._problem.demands) * len(self._problem.routes) * self._steps
+        return sends <= FEW_SENDS or not can_price(self._problem, group)
+
+    def _packed_large(self, group: Group) -> TreeBound:
+        """The packing and the best limit known, in half of the time."""
+        problem, steps = self._problem, self._steps
+        deadline = self._searcher.deadline.share(2)
+        self._report("trees")
+        if can_price(problem, group):
+            gap = self._budget.gap
+            seeds = [*self._seeds]
+            trees = tree_bound(problem, steps, deadline=deadline, group=group, gap=gap, seeds=seeds)
+            self._raise_to(trees.bound)
+            self._seeds.clear()
+            self._seeds |= {(tree.demand, tree.sends): None for tree in trees.trees}
+        else:
+            if not self._budget.gap:
+                self._by_cuts()
+            assert self.result.limit is not None, "that of any number of steps at least"
+            trees = tree_packing(problem, self.result.limit, deadline=deadline, group=group)
+        assert self.result.limit is not None, "see above"
+        return replace(trees, bound=self.result.limit)
 
     def _limits(self) -> list[Callable[[], None]]:
         """The ways to raise the limit, in the order in which they pay."""

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from arborcast.synth.cli.aggregate import aggregate
+from arborcast.synth.cli.alltoallv import alltoallv
 from arborcast.synth.cli.bench import bench
 from arborcast.synth.cli.cluster import cluster
 from arborcast.synth.cli.console import (
@@ -63,6 +64,7 @@ from arborcast.synth.cli.programs import export, import_
 from arborcast.synth.cli.repair import repair
 from arborcast.synth.cli.solve import solve
 from arborcast.synth.cli.sweep import sweep
+from arborcast.synth.cli.view import view
 from arborcast.synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
 
 app = typer.Typer(
@@ -194,7 +196,7 @@ def bound(
 
 
 for command in (
-    *(cluster, solve, groups, pareto, verify, simulate, run, expand, program),
+    *(cluster, solve, alltoallv, groups, pareto, verify, simulate, view, run, expand, program),
     *(repair, sweep, probe, aggregate, plan),
 ):
     app.command()(with_voice(command))

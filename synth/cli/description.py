@@ -74,8 +74,20 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
     }
 
 
+def at_size(schedule: AnySchedule, size_bytes: int | None) -> Json:
+    """How long a schedule takes by simulation at a size, and what all take at least; empty without one."""
+    if size_bytes is None:
+        return {}
+    from arborcast.synth.bounds.time_limits import time_limit
+    from arborcast.synth.simulation.simulator import simulate
+
+    limit = time_limit(schedule.topology, schedule.collective, schedule.bound)
+    least_us = float(limit.at(size_bytes))
+    return {"size": size_bytes, "time_us": simulate(schedule, size_bytes).time_us, "least_us": least_us}
+
+
 def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
-    """What `solve` says of a schedule and its `solution_document`."""
+    """What `solve` says of a schedule and its `solution_document`, with `at_size` if there is a size."""
     rate, limit = schedule.rate, schedule.bound.rate
     if schedule.is_optimal:
         quality = f"optimal: equal to the bound over {_scope(schedule.bound, schedule.topology)}"
@@ -91,9 +103,17 @@ def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
         f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
         *_describe_form(schedule),
         *describe_grid(*(_grid_behind(schedule) or (None, rate, rate))),
+        *_describe_at_size(solution),
         f"  time     {solution['seconds']} s, verified",
     ]
     return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
+
+
+def _describe_at_size(solution: Json) -> list[str]:
+    if "size" not in solution:
+        return []
+    size, time_us, least_us = format_size(solution["size"]), solution["time_us"], solution["least_us"]
+    return [f"  at       {size}: {time_us:.1f} us simulated; every schedule takes at least {least_us:.1f} us"]
 
 
 def _grid_behind(schedule: AnySchedule) -> tuple[Grid, Fraction, Fraction] | None:
@@ -260,6 +280,7 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
             point.steps,
             point.ratio,
             f"{float(point.schedule.rate):.4g}",
+            _gap_of(point),
             _how_far_proved(point),
             point.proof,
         )
@@ -274,7 +295,7 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
     lines = [
         f"{frontier.topology.name} {frontier.collective.kind}: C chunks, S steps, R rounds",
         "",
-        *_aligned(("(C, S, R)", "steps", "R/C", "GB/s", "", "how"), rows),
+        *_aligned(("(C, S, R)", "steps", "R/C", "GB/s", "gap", "", "how"), rows),
         "",
         *at_least,
         *describe_grid(frontier.grid, *frontier.limits_of_rate),
@@ -285,6 +306,13 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
         f"  time     {frontier.seconds} s, every schedule verified",
     ]
     return lines if folder is None else [*lines, f"  written  {folder}"]
+
+
+def _gap_of(point: Point) -> str:
+    """By how much its R/C is more than the proved limit, which no schedule of so many steps falls below."""
+    if point.gap is None:
+        return "?"
+    return "0" if not point.gap else f"{float(point.gap):.2%}"
 
 
 def _how_far_proved(point: Point) -> str:
@@ -322,11 +350,15 @@ def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> lis
 
 
 def describe_comparison(comparison: BaselineTimings) -> list[str]:
-    """Two tables over the sizes, a column per method: times, then bus bandwidths."""
+    """Two tables over the sizes, a column per method: times and what none is below, then bus bandwidths."""
     methods = list(comparison.by_method)
     sizes = [timing.bytes for timing in comparison.by_method[methods[0]]]
     times = [
-        (format_size(size), *(f"{comparison.by_method[method][row].time_us:.1f}" for method in methods))
+        (
+            format_size(size),
+            *(f"{comparison.by_method[method][row].time_us:.1f}" for method in methods),
+            *([f"{comparison.least_us[size]:.1f}"] if comparison.least_us else []),
+        )
         for row, size in enumerate(sizes)
     ]
     busbws = [
@@ -334,7 +366,13 @@ def describe_comparison(comparison: BaselineTimings) -> list[str]:
         for row, size in enumerate(sizes)
     ]
     asked = [] if comparison.service == EARLIEST else [f"order of service: {comparison.service}", ""]
-    tables = [*table(("time (us)", *methods), times), "", *table(("busbw (GB/s)", *methods), busbws), ""]
+    limit = ["no less than"] if comparison.least_us else []
+    tables = [
+        *table(("time (us)", *methods, *limit), times),
+        "",
+        *table(("busbw (GB/s)", *methods), busbws),
+        "",
+    ]
     return [*asked, *tables]
 
 

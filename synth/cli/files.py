@@ -25,6 +25,7 @@ from arborcast.synth.cli.options import (
     writable,
 )
 from arborcast.synth.cli.programs import is_program, run_program, verify_program
+from arborcast.synth.cli.repair import verify_spares
 from arborcast.synth.errors import InputError
 
 MOST_EXPANDED = 8_000_000
@@ -57,9 +58,11 @@ def verify(
 ) -> None:
     """Replay a schedule file and check everything it claims.
 
-    A program of another runtime (MSCCL's XML) is checked for wrong data, hangs, races and limits.
+    A program of another runtime (MSCCL's XML) is checked for wrong data, hangs, races and limits. Of spare
+    schedules (synth repair --each-link) each is replayed.
     """
     from arborcast import synth
+    from arborcast.synth.faults.spare_files import is_spares
 
     if is_program(file):
         if every_translate:
@@ -74,6 +77,11 @@ def verify(
     ):
         if given is not None:
             raise InputError(f"{name} {given}: is for programs of other runtimes; {file} is none")
+    if is_spares(file):
+        if every_translate:
+            raise InputError(f"{file}: --every-translate is for schedules in implicit form")
+        verify_spares(file, as_json)
+        return
     schedule = synth.read_schedule(file)
     with progress(f"verifying {file}", quiet=as_json):
         verdict = synth.verify(schedule, every_translate=every_translate)

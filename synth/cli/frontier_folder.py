@@ -51,6 +51,7 @@ def point_to_document(point: Point) -> Document:
         "ratio": str(point.ratio),
         "proved": point.is_proved,
         "least": str(point.least),
+        "gap": None if point.gap is None else str(point.gap),
         "scope": point.scope,
         "limit": None if point.is_proved else str(point.least),
         "proof": point.proof,

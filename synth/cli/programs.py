@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from arborcast.backends.programs.targets import Wishes
     from arborcast.backends.programs.traffic import Traffic
     from arborcast.synth.collective import Kind
+    from arborcast.synth.schedule import Schedule
     from arborcast.synth.selection import Choice
     from arborcast.synth.topology import Topology
 
@@ -176,13 +177,11 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Make a schedule of another runtime's program."""
-    from arborcast import synth, topologies
-    from arborcast.backends.programs.files import read_as_schedule
+    from arborcast import synth
 
     writable(output)
     with progress(f"reading {file}", quiet=as_json):
-        kind = _kind(collective)
-        schedule = read_as_schedule(file, topologies.load(topology), kind=kind, root=root)
+        schedule = read_schedule_of_program(file, topology, collective, root)
         synth.write_schedule(schedule, output)
     of_bound = share(schedule.rate, schedule.bound.rate)
     if as_json:
@@ -194,6 +193,16 @@ def import_(
             f"{of_bound} of the proven bound"
         ]
     )
+
+
+def read_schedule_of_program(
+    file: Path, topology: str, collective: str | None = None, root: int | None = None
+) -> Schedule:
+    """The schedule of a program of another runtime, on the fabric that it is for."""
+    from arborcast import topologies
+    from arborcast.backends.programs.files import read_as_schedule
+
+    return read_as_schedule(file, topologies.load(topology), kind=_kind(collective), root=root)
 
 
 def read_program(file: Path, collective: str | None, root: int | None) -> GlobalProgram:

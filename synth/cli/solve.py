@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from arborcast.synth.api import Form, approach
 from arborcast.synth.cli.console import Json, Stopwatch, print_json, print_lines, progress
 from arborcast.synth.cli.description import (
+    at_size,
     choices_document,
     describe_choices,
     describe_solution,
@@ -55,7 +56,10 @@ MethodName = Literal[
     "ring",
     "multiring",
     "binary-tree",
+    "levels",
     "halving-doubling",
+    "swing",
+    "recursive-doubling",
 ]
 
 
@@ -159,7 +163,7 @@ def solve(
     except TimedOutError as error:
         _tell_late(error, stopwatch.seconds, output, as_json)
         raise
-    solution = kept(schedule, stopwatch.seconds, output)
+    solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, request.size_bytes)}
     if as_json:
         print_json({**solution, "choices": choices_document(choices)})
         return

@@ -94,6 +94,7 @@ def collective_left(collective: Collective, faulty: Faulty) -> Collective:
     Raises:
         CollectiveError: its root is gone, fewer than two ranks are left, or a custom one loses a rank.
     """
+    collective.check_is_even()
     number, root = faulty.number, collective.root
     if root is not None and root not in number:
         raise CollectiveError(f"{collective.kind}: its root {root} is among the ranks that are gone")

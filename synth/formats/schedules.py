@@ -160,6 +160,7 @@ def _head(schedule: Schedule) -> Document:
             "root": collective.root,
             "ranks": list(collective.ranks),
             **({"demands": demands_to_documents(collective.demands)} if collective.demands else {}),
+            **({"sizes": [list(row) for row in collective.sizes]} if collective.sizes else {}),
         },
         "method": method_to_document(schedule.method),
         "rate": str(schedule.rate),
@@ -207,7 +208,8 @@ def read_kind(kind: str) -> Kind:
 def _collective(shape: Mapping[str, Any]) -> Collective:
     kind = read_kind(shape["kind"])
     demands = read_demands(shape.get("demands", ()), "collective.demands")
-    return Collective(kind, tuple(shape["ranks"]), shape.get("root"), demands)
+    sizes = tuple(map(tuple, shape.get("sizes", ())))
+    return Collective(kind, tuple(shape["ranks"]), shape.get("root"), demands, sizes)
 
 
 def read_method(shape: Mapping[str, Any]) -> Method:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
-from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, with_config
+from pydantic import (
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    with_config,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
@@ -29,6 +37,14 @@ MAX_LATENCY_US = Fraction(10**9)
 MAX_DENOMINATOR = 10**18
 
 MAPPING = with_config(ConfigDict(extra="forbid", strict=True))
+
+
+# What pydantic's JSON schemas say of values that validators of ours check.
+NUMBER = WithJsonSchema(
+    {"type": ["number", "string"], "description": 'whole, decimal, or a fraction as text ("25/2")'}
+)
+TEXT = WithJsonSchema({"type": "string"})
+LABEL = WithJsonSchema({"type": ["integer", "string"]})
 
 
 def _broken(rule: str) -> PydanticCustomError:
@@ -98,12 +114,14 @@ def _number_or(text: str) -> PlainValidator:
     return PlainValidator(validate)
 
 
-Bandwidth: TypeAlias = Annotated[Fraction, number_with(_bandwidth_rule)]
-Latency: TypeAlias = Annotated[Fraction, number_with(_latency_rule)]
-Amount: TypeAlias = Annotated[Fraction, number_with(_amount_rule)]
-AnyNumber: TypeAlias = Annotated[Fraction, number_with(lambda number: None)]
-Name: TypeAlias = Annotated[str, PlainValidator(_name)]
-VertexLabel: TypeAlias = Annotated[int | str, _number_or("the number of a rank or the name of a switch")]
+Bandwidth: TypeAlias = Annotated[Fraction, number_with(_bandwidth_rule), NUMBER]
+Latency: TypeAlias = Annotated[Fraction, number_with(_latency_rule), NUMBER]
+Amount: TypeAlias = Annotated[Fraction, number_with(_amount_rule), NUMBER]
+AnyNumber: TypeAlias = Annotated[Fraction, number_with(lambda number: None), NUMBER]
+Name: TypeAlias = Annotated[str, PlainValidator(_name), TEXT]
+VertexLabel: TypeAlias = Annotated[
+    int | str, _number_or("the number of a rank or the name of a switch"), LABEL
+]
 Index: TypeAlias = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 HolderLabel: TypeAlias = Index | str  # a rank, or since version 2 the name of a switch
 
@@ -164,7 +182,7 @@ class MachineShape(TypedDict):
     hosts: NotRequired[list[Annotated[int, Field(ge=0, le=MAX_RANKS)]]]
     devices: NotRequired[list[str]]
     nics: NotRequired[list[NicShape]]
-    notes: NotRequired[list[Annotated[str, PlainValidator(_line)]]]
+    notes: NotRequired[list[Annotated[str, PlainValidator(_line), TEXT]]]
 
 
 @MAPPING
@@ -185,12 +203,13 @@ class CustomShape(TypedDict):
 
 @MAPPING
 class CollectiveShape(TypedDict):
-    """The collective of a schedule; demands where it is a custom one."""
+    """The collective of a schedule; demands where it is a custom one, sizes where blocks differ."""
 
     kind: str
     root: NotRequired[Index | None]
     ranks: list[Index]
     demands: NotRequired[Annotated[list[DemandShape], Field(max_length=MAX_DEMANDS)]]
+    sizes: NotRequired[list[list[Index]]]
 
 
 @MAPPING
@@ -370,7 +389,7 @@ MAX_GENERATORS = 64
 MAX_IMPLICIT_LINKS = 1 << 21
 
 
-_Run: TypeAlias = Annotated[int | str, _number_or('a whole number or a run such as "8..15"')]
+_Run: TypeAlias = Annotated[int | str, _number_or('a whole number or a run such as "8..15"'), LABEL]
 Runs: TypeAlias = Annotated[list[_Run], Field(max_length=2 * MAX_RANKS)]
 
 

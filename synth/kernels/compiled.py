@@ -46,25 +46,31 @@ def _sources() -> str:
 
 
 def _prepared(folder: Path) -> bool:
-    """Whether machine code can be kept in the folder; where not, every process compiles for itself.
+    """Whether machine code may be taken from the folder; where not, every process compiles for itself.
 
-    Nor is any taken from a folder that others can write: it would run here.
+    None is taken from a folder that others can write: it would run here.
     """
     try:
         make_private(folder)
     except (OSError, InputError) as error:
         log.warning("kernels are compiled anew: %s (ARBORCAST_CACHE names another folder)", error)
         return False
-    return os.access(folder, os.W_OK)
+    return True
 
 
 @cache
-def kernel_folder() -> Path | None:
-    """Where machine code is kept; None where it cannot be, so that every process compiles for itself."""
+def _folder() -> Path | None:
+    """Whence machine code may be taken, whether or not this process may write there."""
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_folder() / "numba" / _sources())
-    keeps = _prepared(folder)
+    is_prepared = _prepared(folder)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)  # read by numba when it is imported
-    return folder if keeps else None
+    return folder if is_prepared else None
+
+
+def kernel_folder() -> Path | None:
+    """Where machine code is kept; None where it cannot be: what is not there is compiled by every process."""
+    folder = _folder()
+    return folder if folder is not None and os.access(folder, os.W_OK) else None
 
 
 SMALL = 2048
@@ -79,6 +85,7 @@ class _State:
 
     plain_s: float = 0.0
     compiles: bool = False
+    is_said: bool = False  # that kernels are being compiled
 
     def __init__(self) -> None:
         self._here = threading.local()
@@ -101,8 +108,8 @@ def _never_compiles() -> bool:
 
 
 def compile_all() -> None:
-    """From now on every kernel runs compiled, whatever its arguments."""
-    _state.compiles = True
+    """From now on every kernel runs compiled, whatever its arguments; it is not said that that takes long."""
+    _state.compiles = _state.is_said = True
 
 
 class Kernel(Generic[Parameters, Result]):
@@ -150,18 +157,46 @@ class Kernel(Generic[Parameters, Result]):
         if _never_compiles():
             return self.function
         if self._compiled is None:
-            folder = kernel_folder()
+            folder = _folder()
             import numba
             from numba.extending import typeof_impl
 
             if Kernel not in typeof_impl.registry:
                 typeof_impl.register(Kernel)(_type_of_compiled)  # kernels may call kernels
             _state.compiles = True
-            compiled: Any = numba.njit(cache=folder is not None)(self.function)
+            compiled: Any = numba.njit(cache=kernel_folder() is not None)(self.function)
             if folder is not None:
-                _forgive_damage(compiled._cache, self.function.__qualname__, folder)
+                if kernel_folder() is None:
+                    compiled._cache = _read_only_cache()(self.function)
+                _watch(compiled._cache, self.function.__qualname__, folder)
             self._compiled = cast(Callable[Parameters, Result], compiled)
         return self._compiled
+
+
+@cache
+def _read_only_cache() -> Any:
+    """Numba's cache of a function where nothing can be written; its own is for folders that it can write."""
+    from numba.core import caching
+
+    theirs: Any = caching
+
+    class Locator(theirs.UserProvidedCacheLocator):  # type: ignore[misc]
+        def ensure_cache_path(self) -> None:
+            """Nothing is to be written there."""
+
+    class Implementation(theirs.CompileResultCacheImpl):  # type: ignore[misc]
+        _locator_classes = [Locator]  # noqa: RUF012 - numba's way
+
+    class ReadOnlyCache(theirs.FunctionCache):  # type: ignore[misc]
+        _impl_class = Implementation
+
+        def save_overload(self, signature: Any, data: Any) -> None:
+            """What has been compiled serves this process alone."""
+
+        def flush(self) -> None:
+            """What is damaged stays so."""
+
+    return ReadOnlyCache
 
 
 def _elements(values: tuple[object, ...]) -> int:
@@ -181,13 +216,17 @@ def kernel(function: Callable[Parameters, Result]) -> Kernel[Parameters, Result]
     return Kernel(function)
 
 
-def _forgive_damage(cache: Any, name: str, folder: Path) -> None:
-    """Let a file of the cache that cannot be read be a reason to compile, not an error."""
+def _watch(cache: Any, name: str, folder: Path) -> None:
+    """Let a file of the cache that cannot be read be a reason to compile, no error; say what takes long."""
     load = cache.load_overload
 
     def load_overload(signature: Any, context: Any) -> Any:
         try:
-            return load(signature, context)
+            found = load(signature, context)
+            if found is None and not _state.is_said:
+                _state.is_said = True
+                log.warning("kernels are being compiled, once on this machine; this may take a minute")
+            return found
         except Exception as error:  # whatever a damaged pickle may raise
             log.warning("kernel %s is compiled anew: its file in %s is damaged: %r", name, folder, error)
             cache.flush()

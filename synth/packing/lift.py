@@ -165,9 +165,7 @@ def _ways(counts: Ints, heads: Ints) -> list[tuple[Vertex, ...]]:
     """The switches of each edge; equal ways are one tuple."""
     ends = np.cumsum(counts)
     ways: list[tuple[Vertex, ...]] = [()] * len(counts)
-    for count in np.unique(counts).tolist():
-        if count < 2:
-            continue
+    for count in (2 + np.flatnonzero(np.bincount(counts)[2:])).tolist():
         rows = np.flatnonzero(counts == count)
         passed = heads[(ends[rows] - count)[:, None] + np.arange(count - 1)]
         if count == 2:

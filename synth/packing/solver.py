@@ -21,11 +21,9 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.packing.bounded_height import pack_shallow, shallow_frontier
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up, rerooted
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.fewest import DEFAULT_TOLERANCE, fewest
-from arborcast.synth.packing.in_network import solve_in_network
 from arborcast.synth.packing.lift import lift
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh
 from arborcast.synth.packing.relays import relays_as_switches
@@ -68,6 +66,8 @@ def solve_by_trees(
             round of multiplicative weights, which takes an arborescence per root beyond the deadline.
     """
     if topology.forwarding is not topology:
+        from arborcast.synth.packing.in_network import solve_in_network
+
         _check(topology, collective, request)
         return solve_in_network(topology, collective, request, solve_by_trees)
     task = _Task.of(topology, collective, request)  # 1. the rate, with its certificate
@@ -125,6 +125,8 @@ def shallow_schedules(
     Raises:
         TimedOutError: the deadline passed.
     """
+    from arborcast.synth.packing.bounded_height import shallow_frontier
+
     task = _Task.of(topology, collective, Request(seed=seed))
     limit = task.limit.rate
     for found in shallow_frontier(task.graph, task.roots, below, limit=limit, seed=seed, deadline=deadline):
@@ -296,6 +298,8 @@ def _thinned(task: _Task, packing: Packing, rate: Fraction) -> Packing:
 
 def _within_height(task: _Task, max_height: int) -> Packing:
     """The best rate within a height, with few trees if they are wanted."""
+    from arborcast.synth.packing.bounded_height import pack_shallow
+
     for tolerance, most in [*task.thinnings] or [(Fraction(0), None)]:
         packing = pack_shallow(
             task.graph,

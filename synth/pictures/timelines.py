@@ -10,7 +10,7 @@ from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.pictures.canvas import PALETTE, QUIET, check_path, headline, picture
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate, timeline
-from arborcast.synth.simulation.timing import Occupation
+from arborcast.synth.simulation.timing import Occupation, join_touching
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def draw_timeline(
     with picture(path, 10, 1.5 + 0.19 * len(shown)) as (figure, (axes,)):
         edges = sum(len(passing[link]) for link in shown) <= MAX_BARS
         for row, link in enumerate(shown):
-            bars = passing[link] if edges else _joined(passing[link])
+            bars = passing[link] if edges else join_touching(passing[link])
             _draw_row(axes, row, bars, edges, f"{100 * busy[link] / timing.time_us:.0f} %", timing.time_us)
         _label_rows(axes, schedule, shown, timing.time_us)
         unused = sum(src != dst for src, dst in every.keys() - passing.keys())
@@ -94,15 +94,3 @@ def _label_rows(axes: Axes, schedule: Schedule, links: Sequence[Hop], end_us: fl
     axes.axvline(end_us, color=QUIET, linewidth=0.8, linestyle=":")
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("time (us)")
-
-
-def _joined(bars: Sequence[Occupation]) -> list[Occupation]:
-    """Bars of the same chunk that touch become one: the picture is the same, the file is not huge."""
-    joined: list[Occupation] = []
-    for bar in bars:
-        last = joined[-1] if joined else None
-        if last is not None and last.chunk == bar.chunk and bar.start_us <= last.end_us * (1 + 1e-9):
-            joined[-1] = Occupation(last.start_us, bar.end_us, bar.chunk, last.piece)
-        else:
-            joined.append(bar)
-    return joined

@@ -77,6 +77,27 @@ def orbit_timeline(
     }
 
 
+def own_timeline(
+    schedule: ImplicitSchedule, outcome: Outcome, hops: Hops
+) -> dict[Hop, tuple[Occupation, ...]]:
+    """When the representatives pass their own links, in order of time; chunks have the numbers of the list.
+
+    What passes the first link of an orbit is an image of what its representative sends on a link of its own
+    at the same time.
+    """
+    found: dict[Hop, list[Occupation]] = {}
+    clock = outcome.ticks_per_us
+    for index, (chunk, hop) in enumerate(hops.passages(schedule)):
+        if not outcome.duration[index]:
+            continue
+        duration = int(outcome.duration[index])
+        found.setdefault(hop, []).extend(
+            Occupation(start / clock, (start + duration) / clock, chunk, frame // outcome.frames)
+            for frame, start in enumerate(outcome.start[:, index].tolist())
+        )
+    return {hop: tuple(sorted(bars, key=lambda bar: bar.start_us)) for hop, bars in found.items()}
+
+
 def _orbits(schedule: ImplicitSchedule) -> Ints:
     """The number of the orbit of each link of `Hops`."""
     topology, orbit = schedule.topology, np.array(schedule.link_orbits, dtype=np.int64)

@@ -138,6 +138,7 @@ def timeline(
     pieces: int | None = None,
     service: str | Service = EARLIEST,
     frame_bytes: int | None = None,
+    own_links: bool = False,
 ) -> dict[Hop, tuple[Occupation, ...]]:
     """What passes each link of the topology and when, in order of time; an unused link has an empty tuple.
 
@@ -146,6 +147,7 @@ def timeline(
     Args:
         schedule: what to run. Of one in implicit form the first link of each orbit speaks for the others.
         size_bytes: size of the whole buffer.
+        own_links: in implicit form, each representative on its own links instead, and only those.
         pieces: as in `simulate`, chosen within its default limits where None.
         service: as in `simulate`, a single order.
         frame_bytes: as in `simulate`.
@@ -164,9 +166,9 @@ def timeline(
     frames = frames_per_piece(hops, size_bytes, pieces, frame_bytes)
     outcome = hops.play(size_bytes, pieces, asked, frames=frames)
     if not isinstance(schedule, Schedule):
-        from arborcast.synth.simulation.implicit import orbit_timeline
+        from arborcast.synth.simulation.implicit import orbit_timeline, own_timeline
 
-        return orbit_timeline(schedule, outcome, hops)
+        return (own_timeline if own_links else orbit_timeline)(schedule, outcome, hops)
     from arborcast.synth.simulation.hops import occupied
 
     clock = outcome.ticks_per_us

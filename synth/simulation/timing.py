@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -35,3 +36,15 @@ class Occupation:
     end_us: float
     chunk: int
     piece: int
+
+
+def join_touching(bars: Iterable[Occupation]) -> tuple[Occupation, ...]:
+    """Bars of one chunk that follow each other on a link without a gap become one."""
+    joined: list[Occupation] = []
+    for bar in bars:
+        last = joined[-1] if joined else None
+        if last is not None and last.chunk == bar.chunk and bar.start_us <= last.end_us * (1 + 1e-9):
+            joined[-1] = Occupation(last.start_us, bar.end_us, bar.chunk, last.piece)
+        else:
+            joined.append(bar)
+    return tuple(joined)

@@ -78,12 +78,14 @@ def replay_chunk(
     collective: Collective,
     everyone: Mask,
     errors: Errors,
+    begun: dict[Vertex, Mask] | None = None,
 ) -> None:
     """Replay one chunk, whose number is `index`, by its own transfers in any order.
 
-    `everyone` is the mask of all ranks that take part.
+    `everyone` is the mask of all ranks that take part; `begun` is what ranks hold at the start where that is
+    not what the collective says.
     """
-    held = held_before(collective, chunk)
+    held = held_before(collective, chunk) if begun is None else dict(begun)
     sound = True
     for step, together in groupby(sorted(transfers, key=attrgetter("step")), key=attrgetter("step")):
         sound &= _replay_step(index, step, together, topology, held, errors)

@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.backends.lowering.additions import adds_alike
 from arborcast.synth.baselines import BASELINES, SUPPORTED, solve_baseline
 from arborcast.synth.baselines.binary_tree import double_tree
-from arborcast.synth.baselines.halving_doubling import hypercube
+from arborcast.synth.baselines.butterflies import butterfly
 from arborcast.synth.baselines.multiring import BY_HIGHS
 from arborcast.synth.baselines.paths import switch_paths
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from tests.support import strategies
@@ -175,9 +177,32 @@ def test_each_rank_is_a_leaf_in_one_of_the_two_trees(count: int) -> None:
     assert max(children.values()) <= 2
 
 
+def test_partners_of_swing_are_near_first() -> None:
+    moves = butterfly(Kind.REDUCE_SCATTER, 8, "swing").transfers
+    drawn = [
+        *("0-1 2-3 4-5 6-7", "1-2 3-4 5-6 7-0", "0-3 2-5 4-7 6-1"),  # at distances 1, 1 and 3 of a ring of 8
+    ]
+    for step, words in enumerate(drawn):
+        pairs = {frozenset(map(int, word.split("-"))) for word in words.split()}
+        assert {frozenset((move.src, move.dst)) for move in moves if move.step == step} == pairs
+        assert len([move for move in moves if move.step == step]) == 8 * (4 >> step)
+
+
+@pytest.mark.parametrize(("count", "time_us"), [(4, 14), (8, 21), (6, 25)])
+def test_recursive_doubling_sends_the_whole_buffer_in_each_step(count: int, time_us: int) -> None:
+    fabric = topologies.load(f"full:{count},bandwidth=2,latency=3")
+    schedule = solved(fabric, "allreduce", "recursive-doubling")
+    # 8,000 bytes at 2 GB/s take 4 us, and 3 us to arrive. Of six ranks 4 and 5 fold onto 0 and 1 until 7;
+    # those exchange until 14 and have sent their sum to 2 and 3 at 18, whose own came at 14; 4 and 5 get all
+    # at 25.
+    assert simulate(schedule, 8_000, pieces=1).time_us == pytest.approx(time_us)
+    assert adds_alike(schedule)
+
+
+@pytest.mark.parametrize("method", ["halving-doubling", "swing"])
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
-def test_halving_moves_as_little_as_a_ring(count: int) -> None:
-    pattern = hypercube(Kind.ALLREDUCE, count)
+def test_halving_moves_as_little_as_a_ring(count: int, method: str) -> None:
+    pattern = butterfly(Kind.ALLREDUCE, count, method)
     assert len(pattern.transfers) == 2 * count * (count - 1)
     assert max(t.step for t in pattern.transfers) + 1 == 2 * (count.bit_length() - 1)
 
@@ -187,7 +212,7 @@ def test_halving_moves_as_little_as_a_ring(count: int) -> None:
 def test_every_kind_on_full_graphs(method: str, count: int) -> None:
     fabric = topologies.load(f"full:{count}")
     for kind in SUPPORTED[method]:
-        if method == "halving-doubling" and kind is not Kind.ALLREDUCE and count & (count - 1):
+        if method in {"halving-doubling", "swing"} and kind is not Kind.ALLREDUCE and count & (count - 1):
             with pytest.raises(InfeasibleError, match=f"{kind} needs a power of two of ranks, got {count}"):
                 solved(fabric, kind, method)
         else:
@@ -318,6 +343,6 @@ def test_a_graph_in_two_parts_carries_its_proof() -> None:
 
 
 def test_the_deadline_is_kept() -> None:
-    fabric = topologies.load("torus:8x8")
+    fabric = topologies.load("torus:8x6")  # rings of square ones are known without a search
     with pytest.raises(TimedOutError, match="did not end within"):
         solve_baseline(fabric, Collective.on(fabric, "allreduce"), "multiring", deadline_s=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import re
@@ -33,16 +34,18 @@ from arborcast.bench.page.render import (
 from arborcast.bench.page.results import number, read_results, records
 from arborcast.bench.page.testbed import LEAST_DELIVERED, graph, links_of
 from arborcast.bench.page.words import count, digits, duration, percent, size, times
-from arborcast.bench.report import main, summary, write_report
+from arborcast.bench.report import main, summary, write_report, write_tables
 from arborcast.synth.errors import InputError
 
 CANNED = Path(__file__).parents[1] / "canned_results"
 HEADINGS = [
     "How close to the limit, on links that are real?",
     "What does each allocation of a DGX-1 give?",
+    "What does one slow rank or link cost, and how quickly does a job change over?",
     "At which sizes, on larger clusters?",
     "What do switches that add gain?",
     "How near to the rate of a link is an allreduce through switches that add?",
+    "How fast is an alltoall of blocks of any sizes, planned at each step?",
     "How long does synthesis take?",
     "How large may a fabric be?",
     "How do time and memory grow with the ranks?",
@@ -55,6 +58,7 @@ HEADINGS = [
     "What does the process group cost on one machine?",
     "Which tests of torch pass over the process group?",
     "Does every rank that is left raise in time when others die, stop or are cut off?",
+    "Is a collective finished rightly when a link fails in the middle of it, and at what cost?",
     "What do tensors on a device lose on their way through host memory?",
     "What do groups cost, and how long does the first step take?",
     "Are exports to other runtimes right, and what do tools of others say of them?",
@@ -99,7 +103,9 @@ PIPELINE = [
 ]
 NAMED = (
     "testbed",
+    "degraded",
     "in_network",
+    "alltoallv",
     "sweeps",
     "aggregation",
     "synthesis",
@@ -210,19 +216,21 @@ def test_the_headline_is_computed_from_the_rows(results: Path) -> None:
     assert said[0].startswith(
         "On emulated links our schedules are 1.50× as fast as the best baseline of each case (ring, gloo and "
         "multiring) in the median of 12 cases (0.977× to 3.07×, 1 MiB to 16 MiB; slower in 4 of 12 cases), "
-        "and 3.74× as fast as gloo; in simulations of clusters our schedules, chosen with NCCL&#39;s "
-        "overhead known, are "
+        "and 3.74× as fast as gloo."
     )
-    assert "slower in 2 of 12 points" in said[0]
-    assert said[1] == (
+    assert said[1].startswith(
+        "In simulations of clusters our schedules, chosen with NCCL&#39;s overhead known, are "
+    )
+    assert "slower in 2 of 12 points" in said[1]
+    assert said[2] == (
         "From 8 MiB on 95.7 % of the proven limit is reached in the median, at the least 88.1 % "
         "(allreduce, two-boxes)."
     )
-    assert said[2] == (
+    assert said[3] == (
         "Synthesis of trees that are exactly optimal took 13.2 ms for 8 ranks (DGX-1) and 6.29 s for "
         "1,024 ranks (torus 32x32)."
     )
-    assert said[3].startswith("Of all benches together, ")
+    assert said[4].startswith("Of all benches together, ")
 
 
 def test_forestcoll_is_told_by_call_and_by_process_also_where_it_is_faster(results: Path) -> None:
@@ -233,7 +241,7 @@ def test_forestcoll_is_told_by_call_and_by_process_also_where_it_is_faster(resul
             document["rows"].append({"topology": spec, "method": "ForestColl", **times_ours})
 
     change(results, "peers", add)
-    assert told(results)[2].endswith(
+    assert told(results)[3].endswith(
         "; on the same 3 graphs a call of ForestColl takes 6.00× as long as ours in the median (5.00× to "
         "48.0×) and a whole process 0.500× (0.250× to 3.00×)."
     )
@@ -243,14 +251,14 @@ def test_targets_of_all_benches_are_counted_and_missed_ones_named(results: Path)
     pipelines = [f"pipeline_{part}" for part in ("curves", "memory", "prediction", "planner", "intra")]
     for name in ("in_network", "scale_targets", "loopback", *pipelines):
         (results / f"{name}.json").unlink()
-    assert told(results)[3] == (
+    assert told(results)[4] == (
         "Of all benches together, 2 of 4 targets met, 1 missed, 1 not measured: emulated links 1 of 4."
     )
     rows = [{"kept": True}, {"kept": False}, {"kept": None}]
     (results / "scale_targets.json").write_text(json.dumps({"question": "?", "rows": rows}))
     rows = [{"seconds": 2.0, "target_s": 1.0}, {"seconds": 1.0, "target_s": 1.0}, {"seconds": 9.0}]
     (results / "pipeline_planner.json").write_text(json.dumps({"question": "?", "rows": rows}))
-    assert told(results)[3] == (
+    assert told(results)[4] == (
         "Of all benches together, 4 of 8 targets met, 3 missed, 1 not measured: emulated links 1 of 4, "
         "large fabrics 1 of 2 and planning 1 of 2."
     )
@@ -292,14 +300,29 @@ def test_the_headline_is_of_the_choice_and_not_of_the_best_afterwards(results: P
         document["rows"] += [row | chosen | {"time_us": 2 * row["time_us"]} for row in trees]
 
     change(results, "testbed", slow)
-    first, second, *_ = told(results)
+    first, _, close, *_ = told(results)
     assert first.startswith(
         "On emulated links what the process group chooses is 1.48× as fast as the best baseline of each case "
     )
     assert "slower in 4 of 12 cases" in first
-    assert "25.0 % of the proven limit is reached in the median" in second
+    assert "25.0 % of the proven limit is reached in the median" in close
     assert "| selection |" in summary(read_results(results))
-    assert "| trees |" not in summary(read_results(results)).partition("Simulated clusters")[0]
+    assert "| trees |" not in summary(read_results(results)).partition("## Simulated clusters")[0]
+
+
+def test_every_row_stands_in_a_table(results: Path, tmp_path: Path) -> None:
+    written = write_tables(results, tmp_path / "tables")
+    assert [path.stem for path in written] == sorted(path.stem for path in results.glob("*.json"))
+    for path in written:
+        rows = json.loads((results / f"{path.stem}.json").read_text())["rows"]
+        with path.open(newline="") as opened:
+            told = list(csv.DictReader(opened))
+        assert len(told) == len(rows)
+        for row, cells in zip(rows, told, strict=True):
+            for name, value in row.items():
+                if isinstance(value, str | int) and not isinstance(value, bool):
+                    # A column that some rows lack is of floats.
+                    assert cells[name] in {str(value), f"{value}.0"}
 
 
 @pytest.mark.parametrize("method", ["ours", "ring"])
@@ -312,10 +335,10 @@ def test_what_processors_limit_is_not_headlined(results: Path, method: str) -> N
             row["cpu_limited"] = is_meant and row["topology"] == "two-boxes" and row["method"] != "gloo"
 
     change(results, "testbed", limit)
-    first, second, *_ = told(results)
+    first, _, close, *_ = told(results)
     assert "in the median of 8 cases (1.50× to 3.07×" in first
     assert "slower in none of 8 cases; 4 more cases left out, where the processors may be the limit)" in first
-    assert "two-boxes" not in second
+    assert "two-boxes" not in close
     assert ("88.1 % *</td>" in drawn(results)) == (method == "ours")
 
 
@@ -338,6 +361,7 @@ FIGURES = [
     ("testbed", "share_of_optimum", 0.12345, "12.3 %"),
     ("testbed", "speed_up_over_gloo", 77.7, "77.7×"),
     ("fragments", "algbw", 87.65, "87.7"),
+    ("degraded", "over_fault_free_ring", 1.9876, "+98.8 %"),
     ("sweeps", "time_us", 8765.0, "8.77 ms"),
     ("peers", "seconds", 98.76, "98.8 s"),
     ("peers", "share_of_optimum", 0.4321, "43.2 %"),
@@ -346,6 +370,7 @@ FIGURES = [
     ("solvers", "seconds", 7.654, "7.65 s"),
     ("loopback", "times_gloo", 6.666, "6.67×"),
     ("faults", "slowest_s", 8.765, "8.77 s"),
+    ("resuming", "most_lost_ms", 87.65, "87.7 ms"),
     ("staging", "share_of_optimum", 0.4567, "45.7 %"),
     ("starting", "seconds", 0.4567, "457 ms"),
     ("pipeline_curves", "loss_difference", 9.8e-8, "9.8e-8"),
@@ -431,7 +456,8 @@ def test_models_and_simulations_are_labelled(results: Path) -> None:
     kinds = re.findall(r'<p class="kind">(.*?)</p>', page)
     assert kinds[0] == "measured on emulated links"
     assert kinds[1] == "computed exactly; NCCL by its planning model"
-    assert kinds[2] == "ours simulated, NCCL by its planning model"
+    assert kinds[2] == "computed exactly; change-over measured"
+    assert kinds[3] == "ours simulated, NCCL by its planning model"
     assert len(kinds) == len(HEADINGS)
 
 
@@ -526,22 +552,29 @@ def test_the_same_results_give_the_same_page(results: Path) -> None:
     assert freshly_drawn(results) == freshly_drawn(results)
 
 
-# -------------------------------------------------------------------------------------- the README
+# --------------------------------------------------------------------------- headline and tables in files
 
-README = f"# Title\r\n\r\nbefore | <b>\n{BEGIN}\nold figures\n{END}\nafter\n\ttabs, no newline at the end"
+MARKED = f"# Title\r\n\r\nbefore | <b>\n{BEGIN}\nold figures\n{END}\nafter\n\ttabs, no newline at the end"
 
 
-def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_bytes(README.encode())
-    write_report(results, tmp_path / "page.html", readme)
-    once = readme.read_bytes()
-    write_report(results, tmp_path / "page.html", readme)
-    assert readme.read_bytes() == once
-    before, rest = once.decode().split(BEGIN)
-    inside, after = rest.split(END)
-    assert (before, after) == (README.split(BEGIN, maxsplit=1)[0], README.split(END)[1])
-    assert "old figures" not in inside
+def test_headline_and_tables_are_replaced_between_the_markers(results: Path, tmp_path: Path) -> None:
+    readme, figures = tmp_path / "README.md", tmp_path / "figures.md"
+    for file in (readme, figures):
+        file.write_bytes(MARKED.encode())
+    write_report(results, tmp_path / "page.html", readme, figures)
+    once = readme.read_bytes(), figures.read_bytes()
+    write_report(results, tmp_path / "page.html", readme, figures)
+    assert (readme.read_bytes(), figures.read_bytes()) == once
+    insides = []
+    for written in once:
+        before, rest = written.decode().split(BEGIN)
+        inside, after = rest.split(END)
+        assert (before, after) == (MARKED.split(BEGIN, maxsplit=1)[0], MARKED.split(END)[1])
+        assert "old figures" not in inside
+        insides.append(inside.strip())
+    said, inside = insides
+    assert inside.startswith(f"{said}\n\n## ")
+    assert [line[:2] for line in said.split("\n")] == ["- "] * 5
     for name in (*NAMED, *SCALE, *PIPELINE):
         assert f"bench/results/{name}.json" in inside
     assert "| full:4 | allreduce | 16 MiB | trees | 342 ms | 98.1 % | 1.50× (multiring) | 3.74× |" in inside
@@ -590,7 +623,7 @@ def test_the_command_ends_with_2_and_one_line(
     readme = tmp_path / "README.md"
     readme.write_text("no markers")
     page = tmp_path / "out" / "page.html"
-    command = ["report.py", "--results", str(results), "-o", str(page), "--markdown", str(readme)]
+    command = ["report.py", "--results", str(results), "-o", str(page), "--headline", str(readme)]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as stopped:
         main()

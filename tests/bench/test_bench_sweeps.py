@@ -26,6 +26,7 @@ from arborcast.bench.clusters.words import (
 )
 from arborcast.bench.harness.document import document
 from arborcast.bench.sweeps import sweep
+from arborcast.synth.api import solve
 from arborcast.synth.baselines import solve_baseline
 from arborcast.synth.baselines.nccl_model import NcclSetup, Protocol, nccl_times
 from arborcast.synth.bounds import bound
@@ -171,6 +172,15 @@ def test_where_nccl_has_no_plan_the_table_shows_times_of_links_alone() -> None:
     assert f"{ours['speed_up_over_baselines_links_only']:.2f}" in row
 
 
+def test_the_implicit_form_pays_as_much_as_what_it_stands_for() -> None:
+    fabric = load("dgx-a100:boxes=2")
+    schedule = solve(fabric, "allreduce", form="implicit")
+    plan, switches = NcclSetup(8, Fraction(24), 2), network_switches(fabric)
+    implicit, explicit = (Overhead(form, plan, switches) for form in (schedule, schedule.expand()))
+    for time_us in (20.0, 2000.0):
+        assert implicit.charge(time_us) == explicit.charge(time_us)
+
+
 @pytest.mark.parametrize(("rate", "sign"), [(Fraction(10**6), "losses"), (Fraction(1, 100), "wins")])
 def test_speed_up_is_below_one_where_we_lose(
     rate: Fraction, sign: str, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +221,8 @@ def test_without_time_everything_is_listed_as_skipped() -> None:
     assert {row["method"] for row in swept.rows} == {"nccl-ring-model", "nccl-tree-model"}
     reasons = {entry["method"]: entry["reason"] for entry in swept.skipped}
     assert {"trees", "chunks", "ring", "binary-tree"} <= set(reasons)
+    low = reasons.pop("low trees")
+    assert "did not end within" in low
     assert all("the deadline of 0 s had passed" in reason for reason in reasons.values())
 
 

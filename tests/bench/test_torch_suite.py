@@ -42,6 +42,14 @@ def test_what_passes_on_gloo_must_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone["behind"] == sorted(name for name, end in here.items() if end in {"failed", "hung"})
 
 
+def test_a_name_with_a_device_is_told_from_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = next(iter(torch_suite.BY_NAME_OF_PARTS))
+    told = {"gloo": {test: "passed"}, "synth": {test: "failed"}, "cpu:synth": {test: "failed"}}
+    found = rows(monkeypatch, "file store", told)
+    assert found["synth"]["behind"] == found["cpu:synth"]["by_name"] == [test]
+    assert found["synth"]["by_name"] == found["cpu:synth"]["behind"] == []
+
+
 def test_events_are_expected_only_where_torch_looks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {backend: {"test": "passed"} for backend in torch_suite.BACKENDS}
     assert set(rows(monkeypatch, "profiler events expected", told)) == {"gloo", "synth"}

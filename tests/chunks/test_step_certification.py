@@ -250,11 +250,22 @@ def test_without_any_link_nothing_is_reached():
 
 def test_too_many_targets_are_refused():
     ranks = MOST_TREE_TARGETS + 2
-    full = catalog.load(f"full:{ranks}")
-    problem = ChunkProblem.of(full, Collective.on(full, "broadcast", root=0))
+    full = catalog.load(f"full:{ranks + 1}")  # with a relay, so that sets of ranks do not do
+    demand = Demand(frozenset({0}), frozenset(range(1, ranks)))
+    problem = ChunkProblem.of(full, Collective.custom(full, [demand]))
     lengths = TreeDual((tuple(Fraction(0) for _ in full.links),))
     with pytest.raises(InputError, match=f"at most {MOST_TREE_TARGETS} targets, got {ranks - 1}"):
         certified_ratio(problem, 1, lengths)
+
+
+def test_every_rank_of_many_may_be_a_target():
+    """A ring of 15 in 7 steps: a tree takes 14 of 30 links, each of which is worth 1/30 in one step."""
+    ring = catalog.load(f"ring:{MOST_TREE_TARGETS + 3}")
+    problem = ChunkProblem.of(ring, Collective.on(ring, "allgather"))
+    lengths = TreeDual(((Fraction(1, 30),) * 30,) * 7)
+    assert certified_ratio(problem, 7, lengths) == 15 * Fraction(14, 30)
+    with pytest.raises(InputError, match="cannot all be reached in 6 steps"):
+        certified_ratio(problem, 6, TreeDual(lengths.lengths[1:]))
 
 
 def test_the_most_targets_that_are_possible():

@@ -218,5 +218,5 @@ def test_refusals():
         tree_bound(problem, 1, deadline=NO_LIMIT)
     with pytest.raises(InputError, match="steps must be at least 1, got 0"):
         tree_bound(problem, 0, deadline=NO_LIMIT)
-    with pytest.raises(InputError, match="at most 12 targets, got 15"):
-        tree_bound(problem_of("ring:16", "broadcast"), 8, deadline=NO_LIMIT)
+    with pytest.raises(InputError, match="at most 12 targets, got 17"):
+        tree_bound(problem_of("ring:18", "broadcast"), 9, deadline=NO_LIMIT)

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from shutil import which
 
 import numpy as np
+import pytest
 
 from arborcast.synth.kernels.compiled import SMALL, Ints, kernel
 
@@ -64,11 +67,11 @@ for size in (SMALL, SMALL + 1, 3):
 """
 
 
-def run(script: Path, cache: Path) -> tuple[str, str]:
+def run(script: Path, cache: Path, *arguments: str, within: Sequence[str] = ()) -> tuple[str, str]:
     home = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "ARBORCAST_CACHE": str(cache), "PYTHONPATH": str(home)}
     environment.pop("NUMBA_CACHE_DIR", None)
-    command = [sys.executable, str(script)]
+    command = [*within, sys.executable, str(script), *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip(), ran.stderr
@@ -93,25 +96,78 @@ def test_a_damaged_file_is_a_warning_and_a_compilation(tmp_path: Path) -> None:
     assert run(script, cache) == (answer, "")
 
 
+PART = """
+import sys
+from arborcast.synth.kernels.compiled import compile_all, kernel
+
+@kernel
+def doubled(x):
+    return 2 * x
+
+@kernel
+def tripled(x):
+    return 3 * x
+
+compile_all()
+kernels = [doubled, tripled][: int(sys.argv[1])]
+print([(k(7), dict(k.compiled().stats.cache_hits) != {}) for k in kernels])
+"""
+
+
+READ_ONLY = """
+mount --bind "$ARBORCAST_CACHE" "$ARBORCAST_CACHE" && mount -o remount,bind,ro "$ARBORCAST_CACHE" && exec "$@"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or which("unshare") is None, reason="needs root, to mount a folder")
+def test_what_a_cache_that_cannot_be_written_has_is_used(tmp_path: Path) -> None:
+    script, cache = tmp_path / "script.py", tmp_path / "cache"
+    script.write_text(PART)
+    assert run(script, cache, "1") == ("[(14, False)]", "")
+    found = run(script, cache, "2", within=["unshare", "--mount", "sh", "-c", READ_ONLY, "sh"])
+    assert found == ("[(14, True), (21, False)]", "")
+
+
 def test_only_large_arrays_load_numba(tmp_path: Path) -> None:
     """And a kernel that another calls is compiled with it."""
     script = tmp_path / "script.py"
     script.write_text(NESTED)
     totals = [size * (size - 1) for size in (SMALL, SMALL + 1, 3)]
-    answer, _ = run(script, tmp_path / "cache")
+    answer, said = run(script, tmp_path / "cache")
     assert answer.splitlines() == [f"{totals[0]} False", f"{totals[1]} True", f"{totals[2]} True"]
+    assert said == "kernels are being compiled, once on this machine; this may take a minute\n"
+    assert run(script, tmp_path / "cache") == (answer, "")
 
 
-def test_a_small_question_does_not_load_numba(tmp_path: Path) -> None:
+HEAVY = (
+    "numba",
+    "torch",
+    "scipy",
+    "pandas",
+    "z3",
+    "highspy",
+    "numpy.ma",
+    "arborcast.synth.in_network.program",
+)
+"""Packages that take longer to load than small questions to answer."""
+
+
+@pytest.mark.parametrize(
+    "words", ["bound dgx1 allreduce", "solve dgx1 allgather", "solve dgx-a100:boxes=2 allgather"]
+)
+def test_a_small_question_loads_nothing_heavy(words: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
         "from arborcast.synth.cli.app import main\n"
-        "sys.argv = ['synth', 'bound', 'dgx1', 'allreduce']\n"
-        "try:\n    main()\nfinally:\n    assert 'numba' not in sys.modules\n"
+        "from arborcast.synth.kernels import compiled\n"
+        "compiled.PLAIN_S = 1e9  # however slow this machine is\n"
+        f"sys.argv = ['synth', *{words.split()!r}]\n"
+        f"try:\n    main()\nfinally:\n    print(sorted(sys.modules.keys() & set({HEAVY!r})))\n"
     )
     answer, _ = run(script, tmp_path / "cache")
-    assert "allreduce" in answer
+    assert words.split()[2] in answer
+    assert answer.endswith("[]")
 
 
 WITH_LISTS = """

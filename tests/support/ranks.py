@@ -31,6 +31,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from arborcast.bench.harness.processes import started
+
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     [
@@ -163,23 +165,9 @@ def _serve(requests: Connection) -> None:
 
 def _fork(launch: _Launch, requests: Connection) -> list[Any] | None:
     """What the ranks returned; None where nobody waits for it any more."""
-    children, pipes = [], []
-    try:
-        for rank in range(launch.size):
-            ours, theirs = FORKS.Pipe(duplex=False)
-            ends = [*pipes, ours, requests]  # which a rank must not keep open
-            child = FORKS.Process(target=_main, args=(theirs, ends, rank, launch), daemon=True)
-            child.start()
-            theirs.close()
-            children.append(child)
-            pipes.append(ours)
+    of_ranks = [(requests, rank, launch) for rank in range(launch.size)]
+    with started(FORKS, _main, of_ranks) as (_, pipes):
         return _collect(pipes, launch.timeout_s, requests)
-    finally:
-        for child in children:
-            child.kill()
-            child.join()
-        for pipe in pipes:
-            pipe.close()
 
 
 def _collect(pipes: list[Connection], timeout_s: float, requests: Connection) -> list[Any] | None:
@@ -199,9 +187,8 @@ def _collect(pipes: list[Connection], timeout_s: float, requests: Connection) ->
     return results
 
 
-def _main(pipe: Connection, of_others: list[Connection], rank: int, launch: _Launch) -> None:
-    for other in of_others:
-        other.close()
+def _main(pipe: Connection, requests: Connection, rank: int, launch: _Launch) -> None:
+    requests.close()
     import torch
     import torch.distributed as dist
 

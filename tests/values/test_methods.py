@@ -120,5 +120,6 @@ def test_all_methods_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("arborcast.synth.baselines.solve_baseline", noted)
     synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=600)
-    assert len(given) == 4
-    assert 600 > given[0] >= given[1] >= given[2] >= given[3]
+    assert len(given) == 6
+    assert given[0] < 600
+    assert given == sorted(given, reverse=True)

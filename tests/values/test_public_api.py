@@ -18,11 +18,11 @@ from arborcast.synth import groups
 PUBLIC: dict[ModuleType, str] = {
     arborcast: """
         Bound Collective ImplicitSchedule InfeasibleError InputError Link Schedule TimedOutError Topology
-        bound load pareto read_schedule repair simulate solve sweep verify write_schedule""",
+        bound load pareto read_schedule repair simulate solve sweep verify view write_schedule""",
     synth: """
-        Bound Collective Demand Faulty Frontier ImplicitSchedule InfeasibleError InputError Kind Link Schedule
-        TimedOutError Timing Topology Verdict bound pareto read_collective read_schedule repair simulate solve
-        sweep verify without write_schedule""",
+        AlltoallvPlanner Bound Collective Demand Faulty Frontier ImplicitSchedule InfeasibleError InputError
+        Kind Link Schedule TimedOutError Timing Topology Verdict bound pareto read_collective read_schedule
+        repair simulate solve sweep verify view without write_schedule""",
     groups: """
         GroupSchedule GroupSchedules JointCertificate JointVerdict Level along solve_groups verify_groups""",
     topologies: """

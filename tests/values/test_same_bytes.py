@@ -132,7 +132,12 @@ FLOATING = {
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "power", "float_power", "sin", "cos", "tanh",
     "dot", "vdot", "inner", "matmul", "tensordot", "einsum", "linalg",
 }  # fmt: skip
-WHOLE = {"synth/lp/exact_system.py", "synth/bounds/routing_trees.py", "synth/packing/mwu.py"}
+WHOLE = {
+    "synth/alltoallv/cuts.py",
+    "synth/bounds/routing_trees.py",
+    "synth/lp/exact_system.py",
+    "synth/packing/mwu.py",
+}
 """Where matrices of whole numbers are multiplied, which no BLAS does."""
 
 

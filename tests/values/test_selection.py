@@ -18,8 +18,9 @@ from arborcast.synth.bounds import bound
 from arborcast.synth.chunks import frontier
 from arborcast.synth.chunks.problem.instance import TooManyRoutesError
 from arborcast.synth.collective import Collective, Demand
+from arborcast.synth.deadline import NO_DEADLINE
 from arborcast.synth.errors import InfeasibleError, TimedOutError
-from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Selection
@@ -213,3 +214,27 @@ def test_one_tree_at_a_small_size_is_one_tree() -> None:
     """It was a chunk schedule, of which the number of trees says nothing."""
     schedule = synth.solve(load("dgx1"), "allreduce", size_bytes=65536, max_trees=1, cache=False)
     assert schedule.method.name == "trees" and len(schedule.chunks) == 1
+
+
+def test_above_16_ranks_low_trees_are_compared_too() -> None:
+    """On a torus of 3 x 6 the lowest trees take 1 + 3 hops each way, what packs the best rate takes more."""
+    fabric = load("torus:3x6")
+    collective = Collective.on(fabric, "allreduce")
+    found = list(selection.shallow_by_symmetry(fabric, collective, QUIET, NO_DEADLINE))
+    assert all(synth.verify(schedule).correct for schedule in found)
+    assert (found[0].steps, found[-1].is_optimal) == (8, True)
+    assert [schedule.rate for schedule in found] == sorted(schedule.rate for schedule in found)
+    assert not list(selection.shallow_by_symmetry(fabric, collective, Request(max_height=3), NO_DEADLINE))
+    (low,) = selection.by_levels(fabric, Collective.on(fabric, "broadcast"), None, NO_DEADLINE)
+    assert (low.method.name, low.steps) == ("levels", 4)
+
+
+def test_on_many_ranks_trees_by_levels_are_written_out() -> None:
+    asked = approach(load("dgx-a100:boxes=3"), "allreduce", form="implicit")
+    assert all(isinstance(schedule, ImplicitSchedule) for schedule in asked.candidates())
+    explicit = [
+        schedule
+        for schedule in replace(asked, only_implicit=False).candidates()
+        if isinstance(schedule, Schedule)
+    ]
+    assert explicit and {schedule.method.name for schedule in explicit} == {"levels"}

@@ -29,6 +29,7 @@ from arborcast.synth.chunks.bounds.certificate import (
     StepLengths,
     TreeDual,
 )
+from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
@@ -129,12 +130,16 @@ def _ratio_of_paths(problem: ChunkProblem, steps: int, certificate: PathDual) ->
 
 
 def _ratio_of_trees(problem: ChunkProblem, steps: int, certificate: TreeDual) -> Fraction:
-    sets = _TargetSets.of(problem)
     fan_out = max(len(demand.targets) for demand in problem.demands)
     lengths, scale = _whole(problem, steps, [certificate.lengths], "lengths", fan_out)
     _check_capacity(problem, lengths[0], scale)
     sends = _Sends.under(problem.topology, lengths[0])
     never = sends.never(fan_out)
+    if fan_out > MOST_TREE_TARGETS and all(
+        len(demand.sources) == 1 and len(demand.targets) == problem.ranks - 1 for demand in problem.demands
+    ):
+        return _ratio_of_spanning_trees(problem, steps, sends, never, scale)
+    sets = _TargetSets.of(problem)
     table = sets.costs(sends, never)
     total = 0
     for index, demand in enumerate(problem.demands):
@@ -147,6 +152,25 @@ def _ratio_of_trees(problem: ChunkProblem, steps: int, certificate: TreeDual) ->
             raise InputError(f"demand {index}: its targets cannot all be reached in {steps} steps")
         total += cost
     return Fraction(total, scale)
+
+
+def _ratio_of_spanning_trees(
+    problem: ChunkProblem, steps: int, sends: _Sends, never: int, scale: int
+) -> Fraction:
+    """The same where every block goes from one rank to all others."""
+    # Costs that no word holds are rounded down, which proves a little less.
+    shift = max(0, (never * problem.ranks).bit_length() - _LARGEST.bit_length() + 1)
+    costs = np.full((steps, problem.ranks, problem.ranks), never >> shift, dtype=np.int64)
+    src = np.repeat(sends.senders, np.diff([*sends.firsts, len(sends.dst)]))
+    costs[:, src, sends.dst] = (sends.costs >> shift).astype(np.int64)
+    cheapest = spanning_costs(costs, never >> shift)
+    total = 0
+    for index, demand in enumerate(problem.demands):
+        cost = cheapest[min(demand.sources)]
+        if cost >= never >> shift:
+            raise InputError(f"demand {index}: its targets cannot all be reached in {steps} steps")
+        total += cost
+    return Fraction(total << shift, scale)
 
 
 def _check_assigned(problem: ChunkProblem, certificate: PathDual) -> None:

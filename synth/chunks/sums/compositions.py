@@ -8,7 +8,7 @@ searched as it is (`synth.chunks.sums.optimum`), which is all schedules.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
@@ -16,7 +16,7 @@ from itertools import product
 from arborcast.synth import bounds
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.curve import Curve, FrontierOptions, trace
+from arborcast.synth.chunks.curve import CopyOptimum, Curve, FrontierOptions, trace
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import (
@@ -27,6 +27,7 @@ from arborcast.synth.chunks.problem.time_reversal import (
     schedule_of,
     share_of_demand,
 )
+from arborcast.synth.chunks.step_optimum import MOST_SENDS, is_large
 from arborcast.synth.chunks.sums.points import point_method
 from arborcast.synth.chunks.trees.plan import MOST_NEAR
 from arborcast.synth.collective import Collective, Demand, Kind
@@ -148,7 +149,10 @@ def compositions(
             else half.trace(spare, options, deadline.share(len(halves) - len(curves)))
         )
     most = None if options.slack is None else MOST_NEAR
-    found = _joined(topology, collective, limit, halves, curves, options.seed, most)
+    pairs: Iterable[tuple[CopyOptimum, CopyOptimum]] = product(curves[0].points, curves[1].points)
+    if is_large(halves[0].problem):
+        pairs = _best_pairs(curves, MOST_SENDS // (len(collective.ranks) * (len(collective.ranks) - 1)))
+    found = _joined(topology, collective, limit, halves, curves, pairs, options.seed, most)
     in_time = (each for each in found if each.schedule.steps <= last)
     return tuple(
         sorted(in_time, key=lambda each: (each.schedule.steps, each.ratio, each.schedule.chunk_count))
@@ -215,15 +219,16 @@ def _joined(
     limit: Bound,
     halves: Sequence[Half],
     curves: Sequence[Curve],
+    pairs: Iterable[tuple[CopyOptimum, CopyOptimum]],
     seed: int,
     most_chunks: int | None,
 ) -> Iterator[Composition]:
-    """Every point of one half before every point of the other, each with its chunks divided as needed.
+    """Points of one half before points of the other, each with its chunks divided as needed.
 
     Both halves must have the same number of them, which may be too many.
     """
     ranks = len(collective.ranks)
-    for first, second in product(curves[0].points, curves[1].points):
+    for first, second in pairs:
         chunks = math.lcm(first.chunks, second.chunks)
         if most_chunks is not None and chunks > most_chunks:
             continue
@@ -248,6 +253,25 @@ def _joined(
             proof,
             (*first.bounds, *second.bounds),
         )
+
+
+def _best_pairs(curves: Sequence[Curve], most_chunks: int) -> Iterator[tuple[CopyOptimum, CopyOptimum]]:
+    """Of each number of steps the pair of the least R/C, where it is less than with fewer steps.
+
+    Many schedules of many ranks would take long to write down, and so would one of more chunks than that.
+    """
+    best: Fraction | None = None
+    pairs = product(curves[0].points, curves[1].points)
+    for first, second in sorted(pairs, key=lambda pair: (pair[0].steps + pair[1].steps, _ratio_of(*pair))):
+        fits = math.lcm(first.chunks, second.chunks) <= most_chunks
+        if fits and (best is None or _ratio_of(first, second) < best):
+            best = _ratio_of(first, second)
+            yield first, second
+
+
+def _ratio_of(first: CopyOptimum, second: CopyOptimum) -> Fraction:
+    assert first.ratio is not None and second.ratio is not None, "a point of a curve has a plan"
+    return first.ratio + second.ratio
 
 
 def limits_together(curves: Sequence[Curve], steps: int) -> tuple[Fraction, int]:

@@ -16,6 +16,7 @@ from arborcast.synth.chunks.curve import FrontierOptions, why_enough
 from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.step_optimum import is_large
 from arborcast.synth.chunks.sums.compositions import Composition, compositions, meetings, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
@@ -101,6 +102,8 @@ class _Tracing:
         assert latency is not None, "a collective with a rate above zero reaches everybody"
         why = f"no more than {self._last} steps were looked at"
         timed_out = False
+        if is_large(self._problem):
+            self._composition(self._last)  # what there is in any case, before what may take all of the time
         for steps in range(latency, self._last + 1):
             optimum = self._optimum(steps)
             if optimum.limit is not None:

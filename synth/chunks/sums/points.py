@@ -60,6 +60,11 @@ class Point:
         """R/C."""
         return Fraction(self.rounds, self.chunks)
 
+    @property
+    def gap(self) -> Fraction | None:
+        """By what part of `least` R/C is more; None where nothing above 0 is known."""
+        return self.ratio / self.least - 1 if self.least else None
+
 
 @dataclass(frozen=True)
 class TracedPoints:

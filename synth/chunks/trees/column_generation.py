@@ -12,19 +12,30 @@ import logging
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.chunks.bounds.certificate import StepBound, StepLengths, TreeDual
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS, certified_ratio
+from arborcast.synth.chunks.bounds.spanning_check import MOST_MARKS
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
-from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster
+from arborcast.synth.chunks.trees.insertion import InsertionSearch
+from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
+from arborcast.synth.chunks.trees.spanning import (
+    MOST_MOVES,
+    SpanningSearch,
+    is_spanning,
+    moves_of,
+    searches_for,
+    twins,
+)
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.progress import report
@@ -34,7 +45,7 @@ FIRST_TREES = 300
 
 _CLOSE = 1e-9  # relative; nearer than that only exact arithmetic can tell
 _SMOOTHING = 0.5  # how far the prices asked for stay at the best ones known (Wentges 1997)
-_PRICE_UNIT = 1 << 40  # what prices in floating point are rounded to, downwards
+_PRICE_UNIT = 1 << 24  # what prices in floating point are rounded to, downwards
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +91,13 @@ class TreeBound:
 
 
 def tree_bound(
-    problem: ChunkProblem, steps: int, *, deadline: Deadline, group: Group | None = None
+    problem: ChunkProblem,
+    steps: int,
+    *,
+    deadline: Deadline,
+    group: Group | None = None,
+    gap: Fraction = Fraction(0),
+    seeds: Iterable[tuple[int, TimedTree]] = (),
 ) -> TreeBound:
     """The infimum of R/C over all schedules of so many steps, whatever C.
 
@@ -90,29 +107,53 @@ def tree_bound(
         deadline: when to stop; the best limit and packing until then are returned, which may leave a gap
             between them. A first tree for each demand is found in any case.
         group: automorphisms that keep the problem, for speed; None for none. The ratio is the same.
+        gap: stop where the packing is within this part of the limit.
+        seeds: trees of demands in one step fewer, to begin with.
 
     Raises:
         InfeasibleError: a target cannot be reached in so many steps.
         InputError: a demand has too many targets for the certificate to be checked.
     """
-    most = max(len(demand.targets) for demand in problem.demands)
-    if most > MOST_TREE_TARGETS:
+    group = group or (tuple(range(problem.topology.size)),)
+    if not can_price(problem, group):
+        most = max(len(demand.targets) for demand in problem.demands)
         raise InputError(
             f"limit by trees: a demand may have at most {MOST_TREE_TARGETS} targets, got {most}; use flows"
         )
-    search = _Generation(problem, steps, deadline, group or (tuple(range(problem.topology.size)),))
-    try:
-        weights, lengths = search.optimum()
-    except TimedOutError:
-        weights, lengths = search.best()
-    packed = search.master.unfolded(weights)
+    search = _Generation(problem, steps, deadline, group)
+    search.begin_with(seeds)
+    weights, lengths = search.settled(gap)
     certificate = TreeDual(lengths)
-    return TreeBound(
-        bound=StepBound(steps, certified_ratio(problem, steps, certificate), certificate),
-        durations=durations_of(problem, steps, packed),
-        trees=tuple(WeightedTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
-        candidates=search.cheapest(lengths),
-    )
+    limit = StepBound(steps, certified_ratio(problem, steps, certificate), certificate)
+    return search.packing(weights, limit, search.cheapest(lengths))
+
+
+def tree_packing(problem: ChunkProblem, limit: StepBound, *, deadline: Deadline, group: Group) -> TreeBound:
+    """A good packing of trees where the best would take too long, beside a limit that is known.
+
+    Args:
+        problem: what there is to send.
+        limit: of so many steps.
+        deadline: when to stop; a first tree for each demand is found in any case.
+        group: automorphisms that keep the problem.
+
+    Raises:
+        InfeasibleError: a target cannot be reached in so many steps.
+    """
+    search = _Generation(problem, limit.steps, deadline, group, enough=float(limit.ratio))
+    weights, _ = search.settled(Fraction(0))
+    return search.packing(weights, limit, search.known())
+
+
+def can_price(problem: ChunkProblem, group: Group) -> bool:
+    """Whether cheapest trees can be found, and certificates of them checked."""
+    if max(len(demand.targets) for demand in problem.demands) <= MOST_TREE_TARGETS:
+        return True
+    if not is_spanning(problem):
+        return False
+    classes = twins(problem, link_orbits(problem, group))
+    marks = sum(1 if len(members) == 1 else 2 for members in classes)
+    return marks <= MOST_MARKS and moves_of(classes) <= MOST_MOVES
 
 
 def durations_of(
@@ -130,25 +171,69 @@ def durations_of(
     return tuple(longest)
 
 
+Search: TypeAlias = TreeSearch | SpanningSearch | InsertionSearch
+
+
 class _Generation:
     """Column generation: the program, and the best prices so far."""
 
-    def __init__(self, problem: ChunkProblem, steps: int, deadline: Deadline, group: Group) -> None:
+    def __init__(
+        self,
+        problem: ChunkProblem,
+        steps: int,
+        deadline: Deadline,
+        group: Group,
+        *,
+        enough: float | None = None,
+    ) -> None:
+        """Set up; with `enough`, a known limit of R/C, cheap trees are looked for instead of the cheapest."""
         self.master = RestrictedMaster(problem, steps, group)
         self._problem = problem
         self._steps = steps
         self._deadline = deadline
         self._group = group
-        self._searches = [TreeSearch(problem, found.demand, steps) for found in self.master.classes]
+        self._enough = enough
+        demands = [found.demand for found in self.master.classes]
+        self._searches: Sequence[Search] = (
+            searches_for(problem, demands, steps, self.master.orbits)
+            if enough is None
+            else [InsertionSearch(problem, demand, steps) for demand in demands]
+        )
         self._counts = [found.count for found in self.master.classes]
         self._capacities = np.array(problem.capacities, dtype=np.float64)
+        self._begun = False
         self._best = 0.0
         self._best_prices = np.full((steps, len(self._capacities)), 1 / self._capacities.sum())
         for chunk_class, search in enumerate(self._searches):  # there is always something to return
             self.master.add(chunk_class, search.run(self._best_prices)[1])
 
-    def optimum(self) -> tuple[list[Fraction], StepLengths]:
-        """Weights of the master's trees, and prices that prove them best.
+    def settled(self, gap: Fraction) -> tuple[list[Fraction], StepLengths]:
+        """Weights of the master's trees and prices: the best, or within a gap, or the best in time."""
+        try:
+            return self.optimum(gap)
+        except TimedOutError:
+            return self.best()
+
+    def packing(
+        self, weights: list[Fraction], limit: StepBound, candidates: tuple[tuple[int, TimedTree], ...]
+    ) -> TreeBound:
+        """The trees of all demands with these weights."""
+        packed = self.master.unfolded(weights)
+        return TreeBound(
+            bound=limit,
+            durations=durations_of(self._problem, self._steps, packed),
+            trees=tuple(WeightedTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
+            candidates=candidates,
+        )
+
+    def known(self) -> tuple[tuple[int, TimedTree], ...]:
+        """All trees found, with the demands of their classes."""
+        return tuple(
+            (self.master.classes[chunk_class].demand, tree) for chunk_class, tree in self.master.trees
+        )
+
+    def optimum(self, gap: Fraction = Fraction(0)) -> tuple[list[Fraction], StepLengths]:
+        """Weights of the master's trees, and prices that prove them best, or nearly so.
 
         Raises:
             TimedOutError: the deadline came first.
@@ -158,22 +243,35 @@ class _Generation:
             self._deadline.check("the packing of trees")
             costs, prices = self.master.solve(self._deadline.left_s)
             report(f"trees in {self._steps} steps", int(1000 * self._best / costs.sum()), 1000)
-            smoothed = _SMOOTHING * self._best_prices + (1 - _SMOOTHING) * prices
+            known = self._best if self._enough is None else self._enough
+            if (gap or self._enough is not None) and known * (1 + gap + _CLOSE) >= costs.sum():
+                return self.best()
+            smoothed = _SMOOTHING * self._best_prices + (1 - _SMOOTHING) * prices if self._best else prices
             if self._improves(smoothed, prices, costs) or self._improves(prices, prices, costs):
                 continue
+            if gap or self._enough is not None:
+                return self.best()
             weights, lengths = self.master.exact()
             if not self._improves_exactly(weights, lengths):
                 return weights, lengths
 
     def best(self) -> tuple[list[Fraction], StepLengths]:
         """The same as far as the search has come."""
-        whole = np.floor(self._best_prices * _PRICE_UNIT).astype(np.int64).tolist()
-        worth = [sum(map(operator.mul, self._problem.capacities, row)) for row in whole]
-        lengths = tuple(
-            tuple(Fraction(price, max(total, 1)) for price in row)
-            for row, total in zip(whole, worth, strict=True)
+        worth = np.maximum((self._best_prices * self._capacities).sum(axis=1, keepdims=True), 1.0)
+        whole = np.floor(self._best_prices / worth * _PRICE_UNIT).astype(np.int64).tolist()
+        totals = [sum(map(operator.mul, self._problem.capacities, row)) for row in whole]
+        lengths = tuple(  # more than the unit only by rounding
+            tuple(Fraction(price, max(total, _PRICE_UNIT)) for price in row)
+            for row, total in zip(whole, totals, strict=True)
         )
-        return self.master.weights(), lengths
+        return (self.master.weights() if self._enough is None else self._weights()), lengths
+
+    def _weights(self) -> list[Fraction]:
+        """Those of the last linear program, exactly where that can be done."""
+        try:
+            return self.master.exact()[0]
+        except ArithmeticError:
+            return self.master.weights()
 
     def cheapest(self, lengths: StepLengths) -> tuple[tuple[int, TimedTree], ...]:
         """The trees found that cost least, with the demands of their classes."""
@@ -194,22 +292,51 @@ class _Generation:
             if cost == least[chunk_class]
         )
 
+    def begin_with(self, trees: Iterable[tuple[int, TimedTree]]) -> None:
+        """Take in trees of demands of one step fewer, with a step in which they wait anywhere."""
+        position = {found.demand: index for index, found in enumerate(self.master.classes)}
+        for demand, tree in trees:
+            for idle in range(self._steps):
+                if demand in position:
+                    later = tuple((route, step + (step >= idle)) for route, step in tree)
+                    self._take(position[demand], later)
+                    self._begun = True
+
+    def _take(self, chunk_class: int, tree: TimedTree) -> bool:
+        search = self._searches[chunk_class]
+        if isinstance(search, SpanningSearch):
+            search.know(tree)
+        return self.master.add(chunk_class, tree)
+
     def _begin(self) -> None:
         """Trees for prices that grow with the load of all trees before."""
+        if self._begun:
+            return
+        searches = [  # the cheapest take long among many ranks, and good ones do to begin with
+            InsertionSearch(search.problem, search.demand, search.steps)
+            if isinstance(search, SpanningSearch)
+            else search
+            for search in self._searches
+        ]
         weights = MultiplicativeWeights(self._problem, self._steps, self._group)
         for _ in range(max(1, FIRST_TREES // len(self._searches))):
             prices = weights.prices()
-            worth = (prices * self._capacities).sum(axis=1, keepdims=True)
-            for chunk_class, (_, tree) in enumerate(self._ask(prices / worth)):
-                self.master.add(chunk_class, tree)
+            prices = prices / (prices * self._capacities).sum(axis=1, keepdims=True)
+            found = self._ask(prices, searches)
+            for chunk_class, (_, tree) in enumerate(found):
+                self._take(chunk_class, tree)
                 weights.add(tree, self._counts[chunk_class])
 
-    def _ask(self, prices: NDArray[np.float64]) -> list[tuple[float, TimedTree]]:
+    def _ask(
+        self, prices: NDArray[np.float64], searches: Sequence[Search] | None = None
+    ) -> list[tuple[float, TimedTree]]:
         """The cheapest tree of each class; keeps the prices if they prove more than any before."""
         found = []
-        for search in self._searches:
+        for search in searches or self._searches:
             self._deadline.check("the search for cheapest trees")
             found.append(search.run(prices))
+        if any(isinstance(search, InsertionSearch) for search in searches or self._searches):
+            return found  # which proves nothing
         proved = sum(count * cost for count, (cost, _) in zip(self._counts, found, strict=True))
         if proved > self._best:
             self._best, self._best_prices = proved, prices
@@ -225,7 +352,7 @@ class _Generation:
             cost = sum(
                 prices[step, link] for route, step in tree for link in self._problem.routes[route].links
             )
-            new = self.master.add(chunk_class, tree)
+            new = self._take(chunk_class, tree)
             better |= new and self._counts[chunk_class] * cost < costs[chunk_class] - tolerance
         return better
 
@@ -233,7 +360,9 @@ class _Generation:
         """Price once more in integers; whether that found a new tree while there was a gap."""
         common = math.lcm(*(length.denominator for row in lengths for length in row))
         whole = [[int(length * common) for length in row] for row in lengths]
-        found = [search.run_exactly(whole) for search in self._searches]
+        found = [
+            search.run_exactly(whole) for search in self._searches if not isinstance(search, InsertionSearch)
+        ]
         proved = Fraction(sum(map(operator.mul, self._counts, (cost for cost, _ in found))), common)
         packed = sum(durations_of(self._problem, self._steps, self.master.unfolded(weights)))
         if proved == packed:

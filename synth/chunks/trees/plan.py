@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, takewhile
 
 from arborcast.synth.chunks.bounds.certificate import TreeDual
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -20,6 +20,7 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.trees.column_generation import TreeBound
 from arborcast.synth.chunks.trees.whole_trees import ZeroReducedCostTrees, admissible_chunk_counts, whole_plan
 from arborcast.synth.deadline import Deadline
+from arborcast.synth.progress import report
 
 TRIES = 2
 """Numbers of chunks, from the smallest that can be, that are tried before the packing as it stands."""
@@ -33,6 +34,13 @@ MOST_CHUNKS = 2000
 
 MOST_NEAR = 64
 """Chunks of each demand of a plan that only comes near a packing."""
+
+
+FEW_CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Chunks of each demand with which plans near a packing are looked for."""
+
+MOST_BESIDE = 200
+"""Trees beside those of a packing that such a plan may be made of."""
 
 
 class NoPlanError(Exception):
@@ -114,6 +122,56 @@ def plan_near_it(
     assert best is not None, "there is a number of chunks"
     _, chunks, rounds, counts = best
     return chunks, _along(problem, bound, chunks, rounds, counts)
+
+
+def few_chunks_near(
+    problem: ChunkProblem,
+    steps: int,
+    bound: TreeBound,
+    group: Group,
+    *,
+    gap: Fraction,
+    most_sends: int,
+    deadline: Deadline,
+) -> tuple[int, ChunkPlan] | None:
+    """Of plans with few chunks along the trees of a packing, by integer programs, the one of the least R/C.
+
+    Args:
+        problem: what there is to send.
+        steps: S.
+        bound: the packing; and the limit, which nothing falls below.
+        group: keeps the problem and every plan.
+        gap: the part of the limit within which the first plan ends the search.
+        most_sends: sends of all chunks up to which a plan is made.
+        deadline: when to stop.
+
+    Returns:
+        C and the plan; None where none was found.
+    """
+    one = sum(len(demand.targets) for demand in problem.demands)
+    first = ChunkOrbits(problem, len(group), group)
+    position = {members.demand: index for index, members in enumerate(first.classes)}
+    kept = [len(group) // members.count for members in first.classes]
+    weighed = {(position[tree.demand], tree.sends) for tree in bound.trees if tree.demand in position}
+    cheap = ((position[demand], tree) for demand, tree in bound.candidates)
+    trees = list(dict.fromkeys([*sorted(weighed), *cheap]))[: len(weighed) + MOST_BESIDE]
+    best: tuple[Fraction, int, ChunkPlan] | None = None
+    exactly = takewhile(
+        lambda chunks: chunks <= FEW_CHUNKS[-1], admissible_chunk_counts(bound.bound.ratio, steps)
+    )
+    for chunks in sorted({*FEW_CHUNKS, *islice(exactly, TRIES)}):
+        if chunks * one > most_sends or deadline.has_passed:
+            break
+        if any(chunks % stabilizers for stabilizers in kept):
+            continue
+        report(f"{steps} steps: {chunks} chunks along {len(trees)} trees", 0, 0)
+        orbits = ChunkOrbits(problem, chunks, group)
+        plan = whole_plan(orbits, steps, None, trees, deadline=deadline)
+        if plan is not None and (best is None or Fraction(sum(plan.rounds), chunks) < best[0]):
+            best = Fraction(sum(plan.rounds), chunks), chunks, plan
+        if best is not None and best[0] <= bound.bound.ratio * (1 + gap):
+            break
+    return best and best[1:]
 
 
 def _rounded(bound: TreeBound, chunks: int) -> list[int]:

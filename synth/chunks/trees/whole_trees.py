@@ -23,7 +23,8 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group, Send
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.trees.master import MultiplicativeWeights
-from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
+from arborcast.synth.chunks.trees.pricing import TimedTree
+from arborcast.synth.chunks.trees.spanning import SpanningSearch, searches_for
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model
 
@@ -33,6 +34,7 @@ NODES = 50
 Candidate: TypeAlias = tuple[int, TimedTree]
 """The index of a class of chunks and a tree for one of them."""
 
+_FEASIBLE = 2  # how HiGHS says that what it ended with keeps all bounds
 _FINE = 1000  # grades of the prices that choose among equally cheap trees
 
 
@@ -52,8 +54,10 @@ class ZeroReducedCostTrees:
         """
         self.found: dict[Candidate, None] = {}
         self._classes = ChunkOrbits(problem, len(group), group).classes
-        self._searches = [TreeSearch(problem, members.demand, steps) for members in self._classes]
         self._weights = MultiplicativeWeights(problem, steps, group)
+        demands = [members.demand for members in self._classes]
+        self._searches = searches_for(problem, demands, steps, self._weights.orbits)
+        self._by_orbits = any(isinstance(search, SpanningSearch) for search in self._searches)
         self._random = Random(seed)
         common = math.lcm(*(length.denominator for row in lengths for length in row))
         # No tree has sends enough for the fine prices to outweigh one unit of the true ones.
@@ -82,13 +86,17 @@ class ZeroReducedCostTrees:
         return fine
 
     def _uneven(self) -> list[list[int]]:
-        return [[self._random.randrange(_FINE) for _ in row] for row in self._prices]
+        if not self._by_orbits:
+            return [[self._random.randrange(_FINE) for _ in row] for row in self._prices]
+        orbits = self._weights.orbits.tolist()
+        drawn = ([self._random.randrange(_FINE) for _ in range(max(orbits) + 1)] for _ in self._prices)
+        return [[row[orbit] for orbit in orbits] for row in drawn]
 
 
 def whole_plan(
     orbits: ChunkOrbits,
     steps: int,
-    rounds: int,
+    rounds: int | None,
     candidates: Sequence[Candidate],
     *,
     nodes: int = NODES,
@@ -96,14 +104,25 @@ def whole_plan(
 ) -> ChunkPlan | None:
     """C chunks in S steps of R rounds along some of the candidates, if the integer program finds how.
 
+    Args:
+        orbits: the problem and C.
+        steps: S.
+        rounds: R; None for as few as are found, not always the fewest.
+        candidates: trees of one demand of each orbit.
+        nodes: of the integer program's search.
+        deadline: when to stop.
+
     Returns:
         The plan; None if there is none along these trees, or none was found in time.
     """
     program = IntegerProgram()
+    everything = sum(len(demand.targets) for demand in orbits.problem.demands)
+    most = rounds if rounds is not None else orbits.chunks * everything
     for chunk_class, _ in candidates:
         program.add_column(orbits.classes[chunk_class].count)
-    lengths = [program.add_column(rounds, least=1) for _ in range(steps)]
-    program.add_row(lengths, [1] * steps, least=rounds, most=rounds)
+    lengths = [program.add_column(most, least=1, cost=int(rounds is None)) for _ in range(steps)]
+    if rounds is not None:
+        program.add_row(lengths, [1] * steps, least=rounds, most=rounds)
     for chunk_class, members in enumerate(orbits.classes):
         own = [column for column, (of_class, _) in enumerate(candidates) if of_class == chunk_class]
         program.add_row(own, [1] * len(own), least=members.count, most=members.count)
@@ -114,7 +133,8 @@ def whole_plan(
     program.pass_to(model)
     limit_time(model, deadline.left_s)
     model.run()
-    if model.modelStatusToString(model.getModelStatus()) != "Optimal":
+    ended = model.modelStatusToString(model.getModelStatus())
+    if ended != "Optimal" and (rounds is not None or model.getInfo().primal_solution_status != _FEASIBLE):
         return None
     values = program.solution_of(model).tolist()
     sends = orbits.unfold(_sends(candidates, values[: len(candidates)]))

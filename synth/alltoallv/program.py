@@ -1,0 +1,99 @@
+"""The linear program of the flows of an alltoall: the least time, warm from one matrix of sizes to the next.
+
+The flows of one source are added up; sizes stand on the right sides of the rows alone, so that the last basis
+stays dual feasible and the dual simplex goes on from there. Floats propose: lengths are rounded to fractions
+whose proof is exact, flows to whole units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arborcast.synth.errors import NumericalError
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.lp.highs import new_model, run
+from arborcast.synth.lp.linear_program import rationalize
+
+
+@dataclass(frozen=True, eq=False)
+class Flows:
+    """What the program proposes.
+
+    Attributes:
+        lengths: one per link, whose proof by weak duality is exact, the largest 1.
+        flow: bytes of each source over each link.
+    """
+
+    lengths: tuple[Fraction, ...]
+    flow: NDArray[np.float64]
+
+
+class FlowProgram:
+    """The program of one fabric.
+
+    Args:
+        graph: its links.
+        capacity: of each link, in the order of the topology.
+    """
+
+    def __init__(self, graph: LinkGraph, capacity: Ints) -> None:
+        self._ranks, links = graph.ranks, len(capacity)
+        self._links = links
+        self._scale = float(capacity.max())
+        self._model = new_model(solver="simplex", simplex_strategy=1, presolve="off")
+        columns = 1 + self._ranks * links
+        cost = np.zeros(columns)
+        cost[0] = 1.0
+        self._model.addVars(columns, np.zeros(columns), np.full(columns, np.inf))
+        self._model.changeColsCost(columns, np.arange(columns, dtype=np.int32), cost)
+        # Column 0 is the time; then come the flows of each source in the order of the links.
+        index: list[Ints] = []
+        value: list[NDArray[np.float64]] = []
+        for link in range(links):
+            index.append(np.append(0, 1 + link + links * np.arange(self._ranks)))
+            value.append(np.append(-capacity[link] / self._scale, np.ones(self._ranks)))
+        ends: list[tuple[int, int]] = []
+        for source in range(self._ranks):
+            for vertex in range(graph.size):
+                if vertex == source:
+                    continue
+                into = 1 + source * links + np.flatnonzero(graph.heads == vertex)
+                out = 1 + source * links + np.flatnonzero(graph.tails == vertex)
+                # Nothing stays at a switch: as little as a rank sends itself.
+                ends.append((source, vertex if vertex < self._ranks else source))
+                index.append(np.concatenate([into, out]))
+                value.append(np.concatenate([np.ones(len(into)), -np.ones(len(out))]))
+        starts = np.cumsum([0, *map(len, index)])
+        lower = np.concatenate([np.full(links, -np.inf), np.zeros(len(ends))])
+        self._model.addRows(
+            len(lower),
+            lower,
+            np.zeros(len(lower)),
+            int(starts[-1]),
+            starts[:-1].astype(np.int32),
+            np.concatenate(index).astype(np.int32),
+            np.concatenate(value),
+        )
+        self._from, self._to = np.array(ends, dtype=np.int64).T
+        self._rows = np.arange(links, len(lower), dtype=np.int32)
+
+    def solve(self, sizes: Ints) -> Flows:
+        """The best flows for sizes: bytes from each rank to each, none to itself.
+
+        Raises:
+            NumericalError: HiGHS ended without an optimum.
+        """
+        unit = sizes.max()
+        wanted = sizes[self._from, self._to] / unit
+        self._model.changeRowsBounds(len(self._rows), self._rows, wanted, wanted)
+        if (status := run(self._model)) != "Optimal":
+            raise NumericalError(f"HiGHS ended with {status}")
+        solution = self._model.getSolution()
+        prices = np.abs(np.array(solution.row_dual[: self._links]))
+        flow = np.array(solution.col_value)[1:].reshape(self._ranks, self._links) * unit
+        return Flows(rationalize(prices / prices.max()), flow)

@@ -1,0 +1,110 @@
+"""Butterflies: in each step every position exchanges with one partner, log2(n) steps for a power of two.
+
+    method              partner of r in step s     what they exchange
+    halving-doubling    r XOR 2**s                 the blocks that belong on the other side, then sums back
+    swing               r + d(s), r - d(s) if odd  the same; d = 1, -1, 3, -5, ...: (1 - (-2)**(s+1)) / 3
+    recursive-doubling  r XOR 2**s                 all they have: half of the steps, log2(n) times the bytes
+
+Recursive halving and doubling: Rabenseifner 2004; Thakur, Rabenseifner and Gropp 2005. Swing: De Sensi et
+al., NSDI 2024, for rings and tori; the butterfly of Bine trees (De Sensi et al., SC 2025) has the same
+partners. In recursive doubling both partners add the same two sums, so that all ranks end with the same bits.
+Where n is no power of two, an allreduce first folds the positions beyond the largest power onto the first
+ones, and hands them the result at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+
+from arborcast.synth.baselines.pattern import Pattern, lay
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.topology import Topology
+
+
+def solve_butterfly(
+    topology: Topology, collective: Collective, method: str, bound: Bound, deadline: Deadline
+) -> Schedule:
+    """The schedule of one of the methods above.
+
+    Raises:
+        InfeasibleError: the number of ranks is no power of two (but for allreduce), or the butterfly does not
+            fit the graph.
+        TimedOutError: the deadline passed.
+    """
+    count = len(collective.ranks)
+    if collective.kind is not Kind.ALLREDUCE and count & (count - 1):
+        raise InfeasibleError(
+            f"{method}: {collective.kind} needs a power of two of ranks, got {count}; "
+            "methods trees and ring take any number"
+        )
+    pattern = doubling(count) if method == "recursive-doubling" else butterfly(collective.kind, count, method)
+    return lay(topology, collective, bound, pattern, deadline)
+
+
+def butterfly(kind: Kind, count: int, method: str) -> Pattern:
+    """The pattern for allgather, reduce-scatter and allreduce among `count` positions, a block for each."""
+    dimension = count.bit_length() - 1
+    corners = 1 << dimension
+    extra = range(corners, count)
+    fold = 1 if extra else 0
+    halved: list[list[tuple[int, int, int]]] = [[] for _ in range(corners)]
+    for block, *move in _halve(method, dimension):
+        halved[block].append((move[0], move[1], move[2]))
+    transfers: list[Transfer] = []
+    for block, moves in enumerate(halved):
+        transfers += (Transfer(block, rank, rank - corners, 0, reduce=True) for rank in extra)
+        step = fold
+        if kind.reduces:
+            transfers += (Transfer(block, src, dst, step + after, reduce=True) for src, dst, after in moves)
+            step += dimension
+        if kind is not Kind.REDUCE_SCATTER:
+            last = step + dimension - 1
+            transfers += (Transfer(block, dst, src, last - after) for src, dst, after in moves)
+            step += dimension
+        transfers += (Transfer(block, rank - corners, rank, step) for rank in extra)
+    chunks = tuple(Chunk(Fraction(1, corners), block) for block in range(corners))
+    return Pattern(method, count, None, chunks, tuple(transfers))
+
+
+def doubling(count: int) -> Pattern:
+    """The pattern of recursive doubling for allreduce: one chunk, which all exchange in every step."""
+    dimension = count.bit_length() - 1
+    corners = 1 << dimension
+    fold = 1 if count > corners else 0
+    transfers = [Transfer(0, rank, rank - corners, 0, reduce=True) for rank in range(corners, count)]
+    for step in range(dimension):
+        for rank in range(corners):
+            other = _partner("recursive-doubling", rank, step, corners)
+            transfers.append(Transfer(0, rank, other, fold + step, reduce=True))
+    transfers += (Transfer(0, rank - corners, rank, fold + dimension) for rank in range(corners, count))
+    return Pattern("recursive-doubling", count, None, (Chunk(Fraction(1), 0),), tuple(transfers))
+
+
+def _partner(method: str, rank: int, step: int, corners: int) -> int:
+    if method != "swing":
+        return rank ^ 1 << step
+    distance = (1 - int((-2) ** (step + 1))) // 3
+    return (rank + (-distance if rank % 2 else distance)) % corners
+
+
+def _halve(method: str, dimension: int) -> Iterator[tuple[int, int, int, int]]:
+    """Block, src, dst and step of the reduce-scatter: a rank sends what its partner reaches from there on."""
+    corners = 1 << dimension
+
+    @cache
+    def reached(rank: int, step: int) -> frozenset[int]:
+        if step == dimension:
+            return frozenset([rank])
+        return reached(rank, step + 1) | reached(_partner(method, rank, step, corners), step + 1)
+
+    for step in range(dimension):
+        for rank in range(corners):
+            other = _partner(method, rank, step, corners)
+            for block in sorted(reached(other, step + 1)):
+                yield block, rank, other, step

@@ -1,0 +1,347 @@
+"""The cheapest tree to every rank in the time-expanded graph, for more ranks than sets of targets allow.
+
+Where all ranks must get a block, a tree is a growing set of ranks: who joins it in a step is sent the block
+by whoever of the set can do it cheapest. So a dynamic program over sets of ranks, step by step, finds the
+cheapest: 3 to the power of the ranks instead of ranks times that (`synth.chunks.trees.pricing`). Ranks that
+may be exchanged without moving a price count as a class, of which a set has none, some or all: eight classes
+of four take less than sixteen ranks. Sets that lead to nothing cheaper than the best tree known are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, TreeSearch, in_order
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.kernels.compiled import Ints, kernel
+
+MOST_MOVES = 50_000_000
+"""Ways on from all sets together, in one step, up to which a search is begun: a second for a few steps."""
+
+_UNREACHED = 1 << 60
+_NONE, _SOME, _ALL = 0, 1, 2
+_ROUNDING = 1e-9
+
+
+def is_spanning(problem: ChunkProblem) -> bool:
+    """Whether every demand brings what one rank has to all others."""
+    return all(
+        len(demand.sources) == 1 and len(demand.targets) == problem.ranks - 1 for demand in problem.demands
+    )
+
+
+def twins(problem: ChunkProblem, orbits: Ints) -> tuple[tuple[int, ...], ...]:
+    """The ranks divided into those of which any two may be exchanged without moving a link to another orbit.
+
+    Args:
+        problem: whose ranks.
+        orbits: the number of the orbit of each link; prices are the same within one.
+    """
+    size = problem.topology.size
+    table = np.full((size, size), -1, dtype=np.int64)
+    for link, orbit in zip(problem.topology.links, orbits.tolist(), strict=True):
+        table[link.src, link.dst] = orbit
+    classes: list[list[int]] = []
+    for rank in range(problem.ranks):
+        for members in classes:
+            exchanged = np.arange(size)
+            exchanged[[rank, members[0]]] = members[0], rank
+            if np.array_equal(table[exchanged][:, exchanged], table):
+                members.append(rank)
+                break
+        else:
+            classes.append([rank])
+    return tuple(map(tuple, classes))
+
+
+def moves_of(classes: Sequence[Sequence[int]]) -> int:
+    """Ways on from all sets of ranks together, in one step."""
+    return prod(3 if len(members) == 1 else 6 for members in classes)
+
+
+def searches_for(
+    problem: ChunkProblem, demands: Sequence[int], steps: int, orbits: Ints
+) -> Sequence[TreeSearch | SpanningSearch]:
+    """The searches of some demands: over sets of ranks where there are too many targets for sets of them.
+
+    Args:
+        problem: what there is to send over.
+        demands: their indices.
+        steps: S.
+        orbits: the number of the orbit of each link; prices must be the same within one.
+    """
+    if max(len(problem.demands[demand].targets) for demand in demands) <= MOST_TREE_TARGETS:
+        return [TreeSearch(problem, demand, steps) for demand in demands]
+    classes = twins(problem, orbits)
+    return [SpanningSearch(problem, demand, steps, classes) for demand in demands]
+
+
+@dataclass(frozen=True)
+class SpanningSearch:
+    """The search for one demand, to be run again and again with other prices.
+
+    Attributes:
+        problem: what there is to send over.
+        demand: the index of a demand from one rank to all others.
+        steps: S.
+        classes: `twins` of the orbits within which prices are the same.
+    """
+
+    problem: ChunkProblem
+    demand: int
+    steps: int
+    classes: tuple[tuple[int, ...], ...]
+    _known: dict[TimedTree, NDArray[np.int64]] = field(default_factory=dict)
+
+    def run(self, prices: Prices) -> tuple[int | float, TimedTree]:
+        """The cheapest tree at some prices of the links in each step, int64 or float64: its cost, its sends.
+
+        Raises:
+            InfeasibleError: there is none in so many steps.
+        """
+        costs = np.add.reduceat(prices[:, self._route_links], self._route_starts, axis=1)
+        unreached = np.inf if costs.dtype == np.float64 else _UNREACHED
+        enter = self._entering(costs, unreached)
+        enough, known = unreached, None
+        for tree, uses in self._known.items():
+            cost = costs.ravel()[uses].sum()
+            if cost < enough:
+                enough, known = cost, tree
+        limit = enough * (1 + _ROUNDING) if costs.dtype == np.float64 else enough
+        codes, came, cost = _grow(enter, self._sizes, self._places, self._start, limit, unreached)
+        if cost >= enough:
+            if known is None:
+                rank = next(iter(self.problem.demands[self.demand].sources))
+                raise InfeasibleError(
+                    f"demand {self.demand}: rank {rank} cannot reach all in {self.steps} steps"
+                )
+            return self._number(enough), known
+        tree = in_order(self._sends(costs, enter, codes, came))
+        self.know(tree)
+        return self._number(costs.ravel()[self._known[tree]].sum()), tree
+
+    def know(self, tree: TimedTree) -> None:
+        """Take note of a tree that a search need not look for."""
+        routes = len(self.problem.routes)
+        self._known[tree] = np.array([step * routes + route for route, step in tree], dtype=np.int64)
+
+    def run_exactly(self, prices: Sequence[Sequence[int]]) -> tuple[int, TimedTree]:
+        """The same with integers of any size; where they are large, the least up to rounding."""
+        highest = max(1, *(max(row) for row in prices))
+        longest = max(len(route.links) for route in self.problem.routes)
+        shift = max(0, (highest * longest * self.problem.ranks).bit_length() - _UNREACHED.bit_length() + 1)
+        whole = np.array([[price >> shift for price in row] for row in prices], dtype=np.int64)
+        _, tree = self.run(whole)
+        routes = self.problem.routes
+        return sum(prices[step][link] for route, step in tree for link in routes[route].links), tree
+
+    @staticmethod
+    def _number(cost: float) -> int | float:
+        return float(cost) if isinstance(cost, np.floating | float) else int(cost)
+
+    @cached_property
+    def _source(self) -> int:
+        return next(iter(self.problem.demands[self.demand].sources))
+
+    @cached_property
+    def _ordered(self) -> tuple[tuple[int, ...], ...]:
+        """The classes; the source comes first in its own."""
+        return tuple(
+            tuple(sorted(own, key=lambda rank: (rank != self._source, rank))) for own in self.classes
+        )
+
+    @cached_property
+    def _sizes(self) -> Ints:
+        return np.array([len(own) for own in self._ordered], dtype=np.int64)
+
+    @cached_property
+    def _places(self) -> Ints:
+        """What a digit of each class is worth in the number of a set; one more for the number of sets."""
+        return np.cumprod([1, *(2 if len(own) == 1 else 3 for own in self._ordered)]).astype(np.int64)
+
+    @cached_property
+    def _first(self) -> int:
+        return next(at for at, own in enumerate(self._ordered) if own[0] == self._source)
+
+    @cached_property
+    def _start(self) -> int:
+        return int(self._places[self._first])  # the digit 1: some, or all of one
+
+    @cached_property
+    def _route_links(self) -> Ints:
+        return np.array([link for route in self.problem.routes for link in route.links], dtype=np.int64)
+
+    @cached_property
+    def _route_starts(self) -> Ints:
+        counts = np.array([len(route.links) for route in self.problem.routes], dtype=np.int64)
+        return np.cumsum(counts) - counts
+
+    @cached_property
+    def _ways(self) -> dict[tuple[int, int], list[int]]:
+        ways: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, route in enumerate(self.problem.routes):
+            ways[route.src, route.dst].append(index)
+        return dict(ways)
+
+    @cached_property
+    def _class_ways(self) -> tuple[Ints, Ints, Ints]:
+        """The routes between one of each class and one of each, those of a pair together; pairs, starts."""
+        pairs: list[int] = []
+        routes: list[int] = []
+        starts: list[int] = []
+        for holder, own in enumerate(self._ordered):
+            for entered, others in enumerate(self._ordered):
+                ends = (own[0], others[0]) if holder != entered else (own[0], own[-1])
+                if found := self._ways.get(ends):
+                    pairs.append(holder * len(self._ordered) + entered)
+                    starts.append(len(routes))
+                    routes += found
+        return (
+            np.array(pairs, dtype=np.int64),
+            np.array(routes, dtype=np.int64),
+            np.array(starts, dtype=np.int64),
+        )
+
+    def _entering(self, costs: Prices, unreached: float) -> Prices:
+        pairs, routes, starts = self._class_ways
+        count = len(self._ordered)
+        enter = np.full((self.steps, count * count), unreached, dtype=costs.dtype)
+        enter[:, pairs] = np.minimum.reduceat(costs[:, routes], starts, axis=1)
+        return enter.reshape(self.steps, count, count)
+
+    def _sends(
+        self, costs: Prices, enter: Prices, codes: Sequence[Ints], came: Sequence[Ints]
+    ) -> Iterator[tuple[int, int]]:
+        """The sends of the way that led to the last set, found backwards."""
+        at = 0
+        for step in range(self.steps - 1, -1, -1):
+            after, before = int(codes[step + 1][at]), int(codes[step][came[step + 1][at]])
+            at = int(came[step + 1][at])
+            held = [index for index in range(len(self._ordered)) if self._digit(before, index)]
+            for index, own in enumerate(self._ordered):
+                has, gets = self._digit(before, index), self._digit(after, index)
+                if has == gets:
+                    continue
+                holder = min(held, key=lambda other: (enter[step, other, index], other))
+                new = own[1 if has else 0 : len(own) if gets == _ALL or len(own) == 1 else 1]
+                for rank in new:
+                    ways = self._ways[self._ordered[holder][0], rank]
+                    yield min(ways, key=lambda route: costs[step, route]), step
+
+    def _digit(self, code: int, index: int) -> int:
+        return code % int(self._places[index + 1]) // int(self._places[index])
+
+
+@kernel
+def _grow(  # noqa: PLR0912, PLR0915
+    enter: Prices, sizes: Ints, places: Ints, start: int, limit: float, unreached: float
+) -> tuple[list[Ints], list[Ints], float]:
+    """All sets that may lead to a tree of no more than `limit`, step by step, and where each came from.
+
+    Returns:
+        For each time the numbers of the sets; for each the position, one step earlier, of the set before it;
+        the cost of the full set at the end, which is the only one of the last time.
+    """
+    steps, classes = enter.shape[0], sizes.shape[0]
+    # The least that one rank of a class can cost from each step on.
+    rest = np.full((steps + 1, classes), unreached, dtype=enter.dtype)
+    for step in range(steps - 1, -1, -1):
+        for entered in range(classes):
+            rest[step, entered] = min(rest[step + 1, entered], enter[step, :, entered].min())
+    size = places[classes]
+    position = np.full(size, -1, dtype=np.int64)
+    codes = np.array([start], dtype=np.int64)
+    spent = np.zeros(1, dtype=enter.dtype)
+    all_codes, all_came = [codes], [np.zeros(1, dtype=np.int64)]
+    now, then = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    cost, cost_then = np.empty(size, dtype=enter.dtype), np.empty(size, dtype=enter.dtype)
+    low, low_then = np.empty(size, dtype=enter.dtype), np.empty(size, dtype=enter.dtype)
+    for step in range(steps):
+        last = step == steps - 1
+        new_codes, new_came = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+        new_spent = np.empty(size, dtype=enter.dtype)
+        found = 0
+        for index in range(codes.shape[0]):
+            code = codes[index]
+            count = 1
+            now[0], cost[0], low[0] = code, spent[index], spent[index]
+            possible = True
+            # What is still to come costs at least this; subtracted class by class as choices are made.
+            for entered in range(classes):
+                digit = code // places[entered] % (places[entered + 1] // places[entered])
+                if digit == 2 or (digit == 1 and sizes[entered] == 1):
+                    continue
+                missing = sizes[entered] - digit
+                if rest[step, entered] >= unreached:
+                    possible = False
+                    break
+                low[0] += missing * rest[step, entered]
+            if not possible or low[0] > limit:
+                continue
+            for entered in range(classes):
+                digit = code // places[entered] % (places[entered + 1] // places[entered])
+                if digit == 2 or (digit == 1 and sizes[entered] == 1):
+                    continue
+                single = unreached
+                for holder in range(classes):
+                    if code // places[holder] % (places[holder + 1] // places[holder]) > 0:
+                        single = min(single, enter[step, holder, entered])
+                missing = sizes[entered] - digit
+                later, least = rest[step + 1, entered], rest[step, entered]
+                more = 0
+                for entry in range(count):
+                    bound = low[entry] - missing * least
+                    if not last and later < unreached and bound + missing * later <= limit:
+                        then[more], cost_then[more] = now[entry], cost[entry]
+                        low_then[more] = bound + missing * later
+                        more += 1
+                    if single < unreached and bound + missing * single <= limit:
+                        full = 1 if sizes[entered] == 1 else 2
+                        then[more] = now[entry] + (full - digit) * places[entered]
+                        cost_then[more] = cost[entry] + missing * single
+                        low_then[more] = bound + missing * single
+                        more += 1
+                    if (
+                        digit == 0
+                        and sizes[entered] > 1
+                        and not last
+                        and single < unreached
+                        and later < single
+                        and bound + single + (missing - 1) * later <= limit
+                    ):
+                        then[more] = now[entry] + places[entered]
+                        cost_then[more] = cost[entry] + single
+                        low_then[more] = bound + single + (missing - 1) * later
+                        more += 1
+                now, then = then, now
+                cost, cost_then = cost_then, cost
+                low, low_then = low_then, low
+                count = more
+                if count == 0:
+                    break
+            for entry in range(count):
+                place = position[now[entry]]
+                if place < 0:
+                    position[now[entry]] = found
+                    new_codes[found], new_spent[found], new_came[found] = now[entry], cost[entry], index
+                    found += 1
+                elif cost[entry] < new_spent[place]:
+                    new_spent[place], new_came[place] = cost[entry], index
+        for entry in range(found):
+            position[new_codes[entry]] = -1
+        codes, spent = new_codes[:found].copy(), new_spent[:found].copy()
+        all_codes.append(codes)
+        all_came.append(new_came[:found].copy())
+    total = unreached
+    if codes.shape[0] == 1:
+        total = spent[0]
+    return all_codes, all_came, total

@@ -1,0 +1,1 @@
+"""Alltoall of blocks of any sizes."""
