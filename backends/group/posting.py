@@ -8,7 +8,8 @@ connections, https://github.com/pytorch/gloo/pull/427, which torch's lazy way wa
 
 A receive from anybody needs the gloo of all ranks, those included that never send: who posts one asks for
 them, and a rank that waits long in a collective, and so may wait for the one that asks, answers.
-Receives by the same tag that the same message could go to are begun in the order in which they were posted.
+Receives by the same tag that the same message could go to are begun in the order in which they were posted;
+gloo itself then fills one from a certain rank before an earlier one from anybody, where both wait.
 """
 
 from __future__ import annotations

@@ -245,9 +245,11 @@ def _from_anybody_before_a_barrier(rank: int, size: int) -> list[float]:
     return [tensor[0].item() for tensor in got]
 
 
-def test_a_receive_from_anybody_keeps_nobody_waiting_and_receives_keep_their_order() -> None:
+def test_a_receive_from_anybody_keeps_nobody_waiting() -> None:
     first, *_ = run_ranks(3, _from_anybody_before_a_barrier, backend="synth")
-    assert first == [0, 1, 2, 3]
+    # Of a receive from anybody and a later one from that rank, gloo itself may fill either first.
+    assert sorted(first[:2]) == [0, 1]
+    assert first[2:] == [2, 3]
 
 
 def _first_calls_at_once(rank: int, size: int) -> float:
