@@ -72,6 +72,9 @@ def train(
     with torch.no_grad():
         right = network(images[-HELD_OUT:]).argmax(1) == labels[-HELD_OUT:]
     notes = describe(network) if backend == "synth" else []
+    # DDP's half in C++ holds the group. Were it the last to let go of one on gloo, it would wait for gloo's
+    # threads without giving up the interpreter, which a thread may need to forget its last call.
+    del model
     dist.destroy_process_group()
     return History(losses, right.float().mean().item(), notes)
 

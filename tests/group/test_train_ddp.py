@@ -5,14 +5,24 @@ import os
 import re
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from examples import train_ddp
+from tests.support.ranks import run_ranks
+
+RANKS_IMPORT = ("torch._dynamo",)
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_ddp.py"
@@ -31,13 +41,15 @@ def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+# Whoever hangs says where, and ends.
 SAY_THREADS = """
-import atexit, os, pathlib
+import atexit, faulthandler, os, pathlib
 def say():
     names = [(it / "comm").read_text() for it in pathlib.Path("/proc/self/task").iterdir()]
     pathlib.Path(__file__).with_name("threads-" + os.environ["RANK"]).write_text("".join(names))
 if "RANK" in os.environ:
     atexit.register(say)
+    faulthandler.dump_traceback_later(200, exit=True)
 """
 
 
@@ -70,6 +82,38 @@ def test_both_ways_give_equal_losses(tmp_path: Path) -> None:
     assert calls is not None
     assert int(calls[1]) >= 2 * 11  # a bucket or more in each of 11 steps per epoch
     assert re.search(r"^largest difference .*: equal \(limit 1e-05\)$", done.stdout, re.MULTILINE)
+
+
+class _Slow:
+    """Takes a while to be forgotten."""
+
+    def __del__(self) -> None:
+        time.sleep(1)
+
+
+def forgets_slowly(rank: int, ranks: int) -> float:
+    """Trains on gloo whose thread takes a second to forget a call, and the interpreter for it."""
+
+    def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        keep: Any = cast(Any, torch._C)._stash_obj_in_tls
+        keep("slow", _Slow())  # the call takes it along
+        time.sleep(rank)  # while rank 0 is in the call, its thread of gloo alone comes to have it
+        future = reduce(tensor, op, async_op=True).get_future()
+        keep("slow", None)
+        future.wait()
+
+    reduce = dist.all_reduce
+    dist.all_reduce = all_reduce  # type: ignore[assignment]  # of this process
+    store = {"init_method": f"file://{os.environ['TEST_STORE']}", "rank": rank, "world_size": ranks}
+    dist.init_process_group = partial(dist.init_process_group, **store)
+    count = train_ddp.HELD_OUT + 2 * train_ddp.BATCH
+    images, labels = torch.zeros(count, 64), torch.arange(count) % 10
+    return train_ddp.train("gloo", images, labels, epochs=1, seed=0).losses[0]
+
+
+def test_gloo_that_forgets_its_last_call_slowly_does_not_hang_a_training() -> None:
+    first, second = run_ranks(2, forgets_slowly, backend=None, timeout_s=40)
+    assert first == second
 
 
 def history(*losses: float) -> train_ddp.History:

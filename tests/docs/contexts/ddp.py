@@ -11,4 +11,5 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1, bias=Fal
 model(torch.full((1, 8), float(dist.get_rank()))).sum().backward()
 assert torch.allclose(model.module.weight.grad, torch.full((1, 8), 0.5))  # the mean of 0 and 1
 dist.barrier()
+del model  # gloo's last reference must not be DDP's
 dist.destroy_process_group()
