@@ -51,6 +51,7 @@ DEADLINE_S = 60.0
 
 BEYOND_ONE_BOX = {
     "two NDv2": "ndv2:boxes=2",
+    "two DGX-1": "dgx1:boxes=2",
     "two DGX-A100": "dgx-a100:boxes=2",
     "four DGX-A100": "dgx-a100:boxes=4",
     "MI250": "mi250",

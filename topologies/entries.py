@@ -121,11 +121,10 @@ class Entry:
         given: dict[str, str] = {}
         for index, part in enumerate(arguments.split(",") if arguments else []):
             key, equals, value = (text.strip() for text in part.partition("="))
-            if not equals and index == 0 and self.parameters:
+            if not equals and index == 0:
                 key, value = self.parameters[0].key, key
             if key not in {parameter.key for parameter in self.parameters}:
-                takes = f"takes {self.arguments}" if self.parameters else "takes no arguments"
-                raise TopologyError(f"{self.name}: {takes}, got {shorten(part.strip())}")
+                raise TopologyError(f"{self.name}: takes {self.arguments}, got {shorten(part.strip())}")
             if key in given:
                 raise TopologyError(f"{self.name}: {key} must be given once, got it twice")
             given[key] = value

@@ -57,6 +57,9 @@ SIZES = [
     ("p6-b200:boxes=2", 16, 2 + 1, 32, {950}),
     ("p6-b300:boxes=2", 16, 2 + 1, 32, {1000}),
     ("ndv2:boxes=2", 16, 2 + 1, 2 * 16 + 16 + 2, {Fraction("162.5")}),
+    ("dgx1:boxes=2", 16, 8 + 1, 2 * 16 + 16 + 8, {Fraction("162.5")}),
+    ("dgx1-p100:boxes=2,rails=2", 16, 8 + 2, 2 * 16 + 16 + 8, {4 * 20 + Fraction("12.5")}),
+    ("dgx2:boxes=2", 32, 2 * (1 + 8) + 1, 2 * 16 + 32 + 16, {Fraction("162.5")}),
     ("ndv4:boxes=2", 16, 2 + 1, 32, {325}),
     ("ndv5", 8, 1, 8, {450}),
     ("ndv5-h200:boxes=2", 16, 2 + 1, 32, {500}),
@@ -282,6 +285,9 @@ BOUNDS = [
     ("gaudi3", "allreduce", Fraction(8 * 7 * 75, 2 * 7)),
     ("dgx-a100:boxes=2", "allgather", Fraction(16 * 325, 15)),  # 347, as ForestColl's
     ("ndv2:boxes=2", "allgather", 2 * Fraction("12.5")),  # half of it through one NIC
+    ("dgx1:boxes=2", "allgather", 2 * 4 * Fraction("12.5")),  # half of it through four
+    ("dgx1:boxes=2", "allreduce", 4 * Fraction("12.5")),
+    ("dgx2:boxes=2", "allgather", Fraction(32, 31) * (150 + Fraction("12.5"))),  # all that a GPU takes in
     ("p4d:boxes=2", "allreduce", Fraction(4 * 25, 2)),  # half of twice the buffer through 4 NICs of 12.5
     ("hgx-h800:boxes=16,rails=8", "allgather", Fraction(128 * 250, 127)),
     ("tpu-v4:4x4x4", "allreduce", Fraction(64 * 6 * 50, 2 * 63)),
@@ -486,7 +492,7 @@ def test_grids_are_networkx_grids(extents: list[int]) -> None:
         ("ring:4,latency=-1", "latency: must not be negative, got '-1'"),
         ("ring:4,width=3", r"ring: takes :N\[,bandwidth=GB/s\]\[,latency=US\], got 'width=3'"),
         ("ring:4,bandwidth=1,bandwidth=2", "bandwidth must be given once, got it twice"),
-        ("dgx1:3", "dgx1: takes no arguments, got '3'"),
+        ("dgx1:gpus=3", "dgx1: takes .*boxes=N.*, got 'gpus=3'"),
         ("dgx-a100:boxes=0", "boxes: must be a whole number in 1..65536, got '0'"),
         ("dgx-a100:boxes=9000", "must have at most 65536 vertices"),
         ("dgx-a100:2,rails=3", "rails must divide the 8 NICs of a host, got 3"),

@@ -40,6 +40,8 @@ DGX1_NVLINKS = (
 _BASEPOD = "DGX BasePOD reference architecture"
 _TRAY = 4
 _RACK = 72
+_EDR = (BOXES, nic(Fraction("12.5")), rails(1))
+"""NICs of 100 Gb/s, dealt to one switch of the fabric unless told."""
 
 
 def cube_mesh(name: str, gpu: str, rates: Rates) -> Topology:
@@ -60,16 +62,20 @@ def cube_mesh(name: str, gpu: str, rates: Rates) -> Topology:
     return Topology.build(name, 8, links, symmetries=symmetries)
 
 
-def _dgx1(*, name: str, rates: Rates, gpu: str) -> Machine:
-    """A DGX-1: two GPUs share each of its four NICs of 100 Gb/s."""
+def _dgx1(*, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates, gpu: str) -> Machine:
+    """DGX-1: two GPUs share each of the four NICs of a box."""
     topology = cube_mesh(name, gpu, rates)
-    return several(name, topology, shared_nics(8, Fraction("12.5"), nics=4), gpu=gpu, boxes=1, rails=1)
+    return several(
+        name, topology, shared_nics(8, nic, nics=4), gpu=gpu, boxes=boxes, rails=rails, rates=rates
+    )
 
 
-def _dgx2(*, name: str, rates: Rates) -> Machine:
-    """A DGX-2: two GPUs share each of its eight NICs of 100 Gb/s."""
+def _dgx2(*, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates) -> Machine:
+    """DGX-2: two GPUs share each of the eight NICs of a box."""
     topology = switched(name, 16, 6 * GPUS["v100"].rate(rates))
-    return several(name, topology, shared_nics(16, Fraction("12.5"), nics=8), gpu="v100", boxes=1, rails=1)
+    return several(
+        name, topology, shared_nics(16, nic, nics=8), gpu="v100", boxes=boxes, rails=rails, rates=rates
+    )
 
 
 def _nvl72(
@@ -136,9 +142,9 @@ def _dgx(name: str, gpu: str, port: str, source: str) -> Entry:
 ENTRIES: Sequence[Entry] = (
     Entry(
         "dgx1",
-        "8 V100, hybrid cube mesh of NVLinks",
+        "boxes of 8 V100, hybrid cube mesh of NVLinks, 4 NICs to a fabric",
         partial(_dgx1, gpu="v100"),
-        (),
+        _EDR,
         BOTH,
         "v100",
         "NVIDIA",
@@ -146,9 +152,9 @@ ENTRIES: Sequence[Entry] = (
     ),
     Entry(
         "dgx1-p100",
-        "8 P100, the same cube mesh with single links",
+        "boxes of 8 P100, the same cube mesh with single links, 4 NICs to a fabric",
         partial(_dgx1, gpu="p100"),
-        (),
+        _EDR,
         BOTH,
         "p100",
         "NVIDIA",
@@ -156,9 +162,9 @@ ENTRIES: Sequence[Entry] = (
     ),
     Entry(
         "dgx2",
-        "16 V100 on NVSwitch",
+        "boxes of 16 V100 on NVSwitch, 8 NICs to a fabric",
         _dgx2,
-        (),
+        _EDR,
         BOTH,
         "v100",
         "NVIDIA",
