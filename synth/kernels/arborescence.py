@@ -166,6 +166,11 @@ class Routes:
         """How many edges of the tree pass each link."""
         return np.bincount(self.links, minlength=len(self.graph.tails)).astype(np.int64)
 
+    def joined(self, more: Routes) -> Routes:
+        """One tree of the edges of both, over one graph; where both have one into a rank, the second counts."""
+        mine = self.parents, self.starts, self.links
+        return Routes(self.graph, *_joined(*mine, more.parents, more.starts, more.links))
+
     def over(self, graph: LinkGraph, images: Ints | None = None) -> Routes:
         """The same tree over the links of another graph, which may have more ranks.
 
@@ -368,3 +373,26 @@ def _trace(
         links[begin:count] = links[begin:count][::-1].copy()
         starts[child + 1] = count
     return starts, links[:count].copy()
+
+
+@kernel
+def _joined(
+    parents: Ints, starts: Ints, links: Ints, more: Ints, more_starts: Ints, more_links: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """One tree from two sets of edges; where both have one into a rank, the second counts."""
+    size = parents.shape[0]
+    both, ways = parents.copy(), np.empty(links.shape[0] + more_links.shape[0], np.int64)
+    fresh = np.zeros(size + 1, dtype=np.int64)
+    count = 0
+    for child in range(size):
+        if more[child] >= 0:
+            both[child] = more[child]
+            for place in range(more_starts[child], more_starts[child + 1]):
+                ways[count] = more_links[place]
+                count += 1
+        elif parents[child] >= 0:
+            for place in range(starts[child], starts[child + 1]):
+                ways[count] = links[place]
+                count += 1
+        fresh[child + 1] = count
+    return both, fresh, ways[:count].copy()

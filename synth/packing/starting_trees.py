@@ -214,12 +214,7 @@ def grown(partial: PartialTree, lengths: Ints, parent_cost: Ints) -> Routes | No
     if not missing.size:
         return routes
     distances = graph.distances(lengths, missing)
-    rows = distances.entering[missing] + parent_cost
-    from_inside = np.flatnonzero(inside)
-    nearest = from_inside[np.argmin(rows[:, from_inside], axis=1)]
-    cost = np.full((len(missing) + 1, len(missing) + 1), FORBIDDEN, dtype=np.int64)
-    cost[1:, 0] = rows[np.arange(len(missing)), nearest]
-    cost[1:, 1:] = rows[:, missing]
+    cost, nearest = _joining_costs(distances.entering, parent_cost, inside, missing)
     try:
         found = arborescence_destroying(cost, 0)[1:]
     except InfeasibleError:
@@ -227,11 +222,7 @@ def grown(partial: PartialTree, lengths: Ints, parent_cost: Ints) -> Routes | No
     parents = np.full(len(inside), -1, dtype=np.int64)
     parents[missing] = np.where(found == 0, nearest, missing[found - 1])
     added = distances.routes(parents)
-    return Routes(graph, *_joined(routes.parents, routes.starts, routes.links, *_arrays(added)))
-
-
-def _arrays(routes: Routes) -> tuple[Ints, Ints, Ints]:
-    return routes.parents, routes.starts, routes.links
+    return routes.joined(added)
 
 
 @kernel
@@ -307,23 +298,22 @@ def _root_costs(
 
 
 @kernel
-def _joined(
-    parents: Ints, starts: Ints, links: Ints, more: Ints, more_starts: Ints, more_links: Ints
-) -> tuple[Ints, Ints, Ints]:
-    """One tree from two sets of edges; where both have one into a rank, the second counts."""
-    size = parents.shape[0]
-    both, ways = parents.copy(), np.empty(links.shape[0] + more_links.shape[0], np.int64)
-    fresh = np.zeros(size + 1, dtype=np.int64)
-    count = 0
-    for child in range(size):
-        if more[child] >= 0:
-            both[child] = more[child]
-            for place in range(more_starts[child], more_starts[child + 1]):
-                ways[count] = more_links[place]
-                count += 1
-        elif parents[child] >= 0:
-            for place in range(starts[child], starts[child + 1]):
-                ways[count] = links[place]
-                count += 1
-        fresh[child + 1] = count
-    return both, fresh, ways[:count].copy()
+def _joining_costs(entering: Ints, parent_cost: Ints, inside: Flags, missing: Ints) -> tuple[Ints, Ints]:
+    """What edges into missing ranks cost, as `arborescence_destroying` takes it, and where to join from inside.
+
+    Row and column 0 stand for all ranks inside, of which each missing one takes the nearest; ties fall to the
+    lowest.
+    """
+    count = missing.shape[0]
+    cost, nearest = np.full((count + 1, count + 1), FORBIDDEN), np.full(count, -1)
+    for place in range(count):
+        row = entering[missing[place]]
+        least = 0
+        for parent in range(inside.shape[0]):
+            if inside[parent] and (nearest[place] < 0 or row[parent] + parent_cost[parent] < least):
+                least = row[parent] + parent_cost[parent]
+                nearest[place] = parent
+        cost[place + 1, 0] = least
+        for other in range(count):
+            cost[place + 1, other + 1] = row[missing[other]] + parent_cost[missing[other]]
+    return cost, nearest
