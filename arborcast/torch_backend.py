@@ -7,6 +7,9 @@ before a group is made, so that this costs nothing and cannot fail.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 NAME = "synth"
@@ -25,9 +28,22 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    from arborcast.backends.group.process_group import create
+    with _no_collection():
+        from arborcast.backends.group.process_group import create
 
     return create(options, backend_options)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """While modules come, which stay: looking for garbage among all of torch takes a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 register()

@@ -5,6 +5,7 @@ What a group held is free when it is gone, and the processes live on.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.support.faults import (
     strike_after,
     total,
 )
+from tests.support.ranks import run_ranks
 from tests.support.waiting import mark_inside, until
 
 
@@ -128,3 +130,16 @@ def test_groups_that_come_and_go_leave_nothing_behind(transport: str) -> None:
         assert max(descriptors[10:]) <= max(descriptors[:5])
         assert max(threads[10:]) <= max(threads[:5])
         assert megabytes[-1] - megabytes[4] < 16  # a slot ring alone is several megabytes
+
+
+def _collecting(rank: int, size: int) -> tuple[bool, bool]:
+    was_on = gc.isenabled()
+    gc.disable()
+    dist.new_group()
+    is_on = gc.isenabled()
+    gc.enable()
+    return was_on, is_on
+
+
+def test_making_a_group_leaves_the_collector_of_garbage_as_it_was() -> None:
+    assert run_ranks(1, _collecting, backend="synth") == [(True, False)]
