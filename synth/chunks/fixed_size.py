@@ -22,7 +22,6 @@ from arborcast.synth.chunks.optimum import explain
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
-from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
@@ -262,7 +261,7 @@ def _check_sum_limits(asked: _Composition, sums: SumSearcher) -> None:
     latency, size = sums.problem.latency, asked.size
     assert latency is not None, "a collective with a rate above zero reaches everybody"
     _check_steps("allreduce", latency, size)
-    flows = pair_bound(sums.problem, size.steps, group=problem_group(sums.problem), deadline=sums.deadline)
+    flows = pair_bound(sums.problem, size.steps, deadline=sums.deadline)
     limits = [] if flows is None else [flows]
     if asked.limit.scope is Scope.EVERY_SCHEDULE:
         ratio = static_ratio(asked.topology, asked.collective, asked.limit)

@@ -29,7 +29,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem, routes_of
 from arborcast.synth.chunks.solvers.cache import ChunkCache, Detail
 from arborcast.synth.errors import Prover
 from arborcast.synth.formats import bound_from_document, bound_to_document
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Permutation, Topology
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,12 @@ def limit_to_document(limit: StepBound, topology: Topology, *, mirrored: bool = 
             }
         case TreeDual(lengths):
             certificate = {"kind": "trees", "lengths": _lengths_to_document(lengths, topology, mirrored)}
-        case PairDual(links, pairs):
+        case PairDual(links, pairs, symmetries):
             certificate = {
                 "kind": "pairs",
                 "links": _lengths_to_document(links, topology, mirrored),
                 "pairs": _pairs_to_document(pairs, topology),
+                "symmetries": [[topology.label(vertex) for vertex in element] for element in symmetries],
             }
         case MessageDual(lengths, cost):
             certificate = {
@@ -91,6 +92,7 @@ def limit_from_document(document: Mapping[str, Any], topology: Topology) -> Step
             certificate = PairDual(
                 _lengths_from_document(shape["links"], topology),
                 _pairs_from_document(shape["pairs"], topology),
+                _symmetries_from_document(shape["symmetries"], topology),
             )
         case "messages":
             certificate = MessageDual(
@@ -225,6 +227,11 @@ def _pairs_from_document(rows: Any, topology: Topology) -> tuple[tuple[int, int,
         )
         for row in rows
     )
+
+
+def _symmetries_from_document(rows: Any, topology: Topology) -> tuple[Permutation, ...]:
+    number = {topology.label(vertex): vertex for vertex in range(topology.size)}
+    return tuple(tuple(number[label] for label in row) for row in rows)
 
 
 def _ways(topology: Topology) -> list[list[int | str]]:

@@ -21,7 +21,7 @@ from arborcast.synth.chunks.curve import FrontierOptions
 from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.optimum_documents import limit_from_document, limit_to_document
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance
-from arborcast.synth.chunks.problem.symmetry import problem_group, subgroups
+from arborcast.synth.chunks.problem.symmetry import subgroups
 from arborcast.synth.chunks.sums.compositions import compositions, meetings, parts_of
 from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
@@ -204,7 +204,7 @@ def test_what_is_proved_holds_for_several_partial_sums(fabric: Topology, size: t
     assert several or not found
     assert not (several and excluded)
     if problem.latency is not None and problem.latency <= steps:
-        limit = pair_bound(problem, steps, group=problem_group(problem), deadline=Deadline())
+        limit = pair_bound(problem, steps, deadline=Deadline())
         assert limit is not None and (not several or limit.ratio <= rounds)
 
 
@@ -223,9 +223,9 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
     problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
     assert problem.latency is not None
     steps = problem.latency + more
-    limit = pair_bound(problem, steps, group=problem_group(problem), deadline=Deadline())
+    limit = pair_bound(problem, steps, deadline=Deadline())
     assert limit is not None and certified_ratio(problem, steps, limit.certificate) == limit.ratio > 0
-    alone = pair_bound(problem, steps, group=(identity(fabric.size),), deadline=Deadline())
+    alone = pair_bound(problem, steps, symmetries=(), deadline=Deadline())
     assert alone is not None and abs(alone.ratio - limit.ratio) < Fraction(1, 10**6)
     for chunks in (1, 2, 3):
         rounds = -(-limit.ratio * chunks // 1) - 1
@@ -270,7 +270,7 @@ def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
 def test_certificates_that_promise_too_much_are_refused() -> None:
     fabric = load("dgx1")
     problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
-    limit = pair_bound(problem, 3, group=problem_group(problem), deadline=Deadline())
+    limit = pair_bound(problem, 3, deadline=Deadline())
     assert limit is not None and isinstance(limit.certificate, PairDual)
     whole = limit.certificate
     document = json.loads(json.dumps(limit_to_document(limit, fabric)))
@@ -281,6 +281,9 @@ def test_certificates_that_promise_too_much_are_refused() -> None:
         (replace(whole, links=tuple(tuple(2 * x for x in row) for row in whole.links)), "at most 1, got 2"),
         (replace(whole, pairs=whole.pairs + whole.pairs[:1]), "a pair of ranks must be named once"),
         (replace(whole, pairs=((0, 0, ()),)), "0 to 0 is no pair"),
+        (replace(whole, pairs=((*whole.symmetries[0][:2], ()), *whole.pairs)), "one of those that are alike"),
+        (replace(whole, symmetries=((0, 0, 2, 3, 4, 5, 6, 7),)), "must be a permutation of the vertices"),
+        (replace(whole, symmetries=((1, 0, 2, 3, 4, 5, 6, 7),)), "map links to links of the same capacity"),
         (replace(whole, links=whole.links[1:]), "needs a length for each of 32 links in 3 steps"),
         (
             replace(whole, pairs=((0, 1, ((3, 0, Fraction(1)),)),)),
@@ -289,6 +292,10 @@ def test_certificates_that_promise_too_much_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=message):
             certified_ratio(problem, 3, wrong)
+    few = Collective.on(fabric, "allreduce", ranks=[0, 1, 2, 3])
+    with pytest.raises(InputError, match="must keep the ranks that take part"):
+        certified_ratio(sum_problem(fabric, few), 3, whole)
+    assert certified_ratio(problem, 3, replace(whole, symmetries=())) < limit.ratio  # of fewer pairs
     ring = load("ring:5")  # 11 messages are the fewest in 3 steps
     problem = sum_problem(ring, Collective.on(ring, "allreduce"))
     even = ((Fraction(1, 10),) * 10,) * 3

@@ -7,15 +7,19 @@ no cheaper messages is asked of CaDiCaL in a formula of its own.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StepLengths
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Permutation
+
+Way: TypeAlias = tuple[int, ...]
+"""Vertices one after the other."""
 
 
 def ratio_of_pairs(problem: ChunkProblem, steps: int, certificate: PairDual) -> Fraction:
@@ -26,14 +30,22 @@ def ratio_of_pairs(problem: ChunkProblem, steps: int, certificate: PairDual) -> 
     """
     _check_links(problem, steps, certificate.links)
     members = {rank for demand in problem.demands for rank in demand.sources}
-    total: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
-    named = [pair[:2] for pair in certificate.pairs]
+    for element in certificate.symmetries:
+        _check_symmetry(problem, members, element)
+    every = [(one, other) for one in members for other in members if one != other]
+    alike = _orbits(every, certificate.symmetries)
+    ways = [(route.src, *route.via, route.dst) for route in problem.routes]
+    alike_ways = _orbits(ways, certificate.symmetries)
+    total: dict[tuple[int, Way], Fraction] = defaultdict(Fraction)
+    named = [alike.get(pair[:2]) for pair in certificate.pairs]
     if len(set(named)) < len(named):
-        raise InputError("certificate: a pair of ranks must be named once")
+        raise InputError("certificate: a pair of ranks must be named once, and one of those that are alike")
+    sizes = Counter(alike.values())
     ratio = Fraction(0)
     for contributor, receiver, lengths in certificate.pairs:
-        if contributor not in members or receiver not in members or contributor == receiver:
+        if (contributor, receiver) not in alike:
             raise InputError(f"certificate: {contributor} to {receiver} is no pair of ranks that take part")
+        pairs = sizes[alike[contributor, receiver]]
         own: dict[tuple[int, int], Fraction] = {}
         for step, route, length in lengths:
             if not 0 <= step < steps or not 0 <= route < len(problem.routes) or length < 0:
@@ -42,16 +54,51 @@ def ratio_of_pairs(problem: ChunkProblem, steps: int, certificate: PairDual) -> 
                     f"in step {step}"
                 )
             own[step, route] = length
-            total[step, route] += length
-        ratio += _shortest(problem, steps, own, contributor, receiver)
-    for (step, route), length in total.items():
-        allowed = sum(certificate.links[step][link] for link in problem.routes[route].links)
-        if length > allowed:
+            total[step, alike_ways[ways[route]]] += pairs * length
+        ratio += pairs * _shortest(problem, steps, own, contributor, receiver)
+    allowed: dict[tuple[int, Way], Fraction] = defaultdict(Fraction)
+    for step, row in enumerate(certificate.links):
+        for number, way in enumerate(ways):
+            allowed[step, alike_ways[way]] += sum(row[link] for link in problem.routes[number].links)
+    for (step, way), length in total.items():
+        if length > allowed[step, way]:
             raise InputError(
-                f"certificate: step {step}, route {route}: lengths must add up to at most {allowed}, "
-                f"got {length}"
+                f"certificate: step {step}, route {ways.index(way)}: lengths must add up to at most "
+                f"{allowed[step, way]}, got {length}"
             )
     return ratio
+
+
+def _check_symmetry(problem: ChunkProblem, members: set[int], element: Permutation) -> None:
+    """Raise InputError unless a permutation of the vertices keeps capacities and who takes part."""
+    topology = problem.topology
+    if sorted(element) != list(range(topology.size)):
+        raise InputError("certificate: a symmetry must be a permutation of the vertices")
+    units = {(a.src, a.dst): units for a, units in zip(topology.links, problem.capacities, strict=True)}
+    if any(units.get((element[src], element[dst])) != here for (src, dst), here in units.items()):
+        raise InputError("certificate: a symmetry must map links to links of the same capacity")
+    if {element[rank] for rank in members} != members or any(
+        topology.is_switch(vertex) != topology.is_switch(element[vertex]) for vertex in range(topology.size)
+    ):
+        raise InputError("certificate: a symmetry must keep the ranks that take part, and the switches")
+
+
+def _orbits(things: Iterable[Way], symmetries: Sequence[Permutation]) -> dict[Way, Way]:
+    """Of each sequence of vertices one that stands for all to which the symmetries map it."""
+    stands: dict[Way, Way] = {}
+    for thing in things:
+        if thing in stands:
+            continue
+        stands[thing] = thing
+        stack = [thing]
+        while stack:
+            here = stack.pop()
+            for element in symmetries:
+                image = tuple(element[vertex] for vertex in here)
+                if image not in stands:
+                    stands[image] = thing
+                    stack.append(image)
+    return stands
 
 
 def ratio_of_messages(problem: ChunkProblem, steps: int, certificate: MessageDual) -> Fraction:

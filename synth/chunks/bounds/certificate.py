@@ -21,6 +21,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from arborcast.synth.certificate import Bound
+from arborcast.synth.topology import Permutation
 
 StepLengths: TypeAlias = tuple[tuple[Fraction, ...], ...]
 """A length for each step and each link of the topology, in its order."""
@@ -74,13 +75,21 @@ class PairDual:
     route, of all pairs together, are at most those of its links, and the sum over links of capacity times
     length is at most 1. The ratio proved is the sum over the pairs of the shortest way in S steps.
 
+    With symmetries, a pair stands for all pairs of its orbit, and its lengths, averaged over all symmetries,
+    for theirs. Then it is enough that the rule holds on the mean of each orbit of routes: the mean of its
+    routes' lengths, each pair times its orbit, is at most the mean of what their links have. A shortest way
+    under averaged lengths is no shorter than the average of the shortest ways, and so each pair still proves
+    the length of its own as often as its orbit has pairs.
+
     Attributes:
         links: a length for each step and link.
-        pairs: contributor, receiver and the lengths of their routes.
+        pairs: contributor, receiver and the lengths of their routes; one pair of each orbit at most.
+        symmetries: automorphisms, in capacities too, that keep the ranks that take part.
     """
 
     links: StepLengths
     pairs: tuple[tuple[int, int, RouteLengths], ...]
+    symmetries: tuple[Permutation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 In the time-expanded graph a unit flows from each rank at the start to each other rank at the end, within the
 messages that there are, which any number of flows may share: what a chunk's messages carry, averaged over
-the chunks, is such a flow. Messages are the same for all routes of an orbit of symmetries, so that few pairs
-and links need columns. The prices of the linear program, brought to fractions, are a `PairDual`.
+the chunks, is such a flow. Messages may be averaged over all symmetries, and the flow of a pair over those
+that keep the pair: so columns stand for orbits of routes, and large regular fabrics take few of them. The
+prices of the linear program, brought to fractions, are a `PairDual`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
-from arborcast.synth.chunks.bounds.certificate import PairDual, StepBound
+from arborcast.synth.chunks.bounds.certificate import PairDual, StepBound, StepLengths
 from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.bounds.flow_bounds import common_denominator
-from arborcast.synth.chunks.bounds.flow_program import Prices, ProgramRows
+from arborcast.synth.chunks.bounds.flow_program import ProgramRows
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.symmetry.automorphisms import automorphisms_of
+from arborcast.synth.topology import Permutation
 
 MOST_COLUMNS = 200_000
 """Columns up to which the program is written down: a minute."""
@@ -29,14 +32,21 @@ MOST_COLUMNS = 200_000
 _FINE = 2**40
 
 
-def pair_bound(problem: ChunkProblem, steps: int, *, group: Group, deadline: Deadline) -> StepBound | None:
+def pair_bound(
+    problem: ChunkProblem,
+    steps: int,
+    *,
+    deadline: Deadline,
+    symmetries: tuple[Permutation, ...] | None = None,
+) -> StepBound | None:
     """The limit by flows of every contribution to every rank.
 
     Args:
         problem: see `synth.chunks.sums.instance.sum_problem`.
         steps: S, at least the latency of the problem.
-        group: automorphisms that keep it, the identity first.
         deadline: when to give up.
+        symmetries: generators of automorphisms that keep the ranks that take part; None for all that are
+            found. The ratio is the same with any.
 
     Returns:
         The optimum of the linear program, or a little less where its prices are no simple fractions; None
@@ -46,94 +56,96 @@ def pair_bound(problem: ChunkProblem, steps: int, *, group: Group, deadline: Dea
         TimedOutError: the deadline passed.
         ArithmeticError: HiGHS failed on the linear program.
     """
-    orbits = _Orbits(problem, group)
-    program = _Program(problem, steps, orbits)
+    program = _Program(problem, steps, _Orbits(problem, symmetries), deadline)
     if program.columns > MOST_COLUMNS:
         return None
-    certificate = orbits.certificate(steps, *program.prices(deadline))
+    certificate = program.certificate(deadline)
     return StepBound(steps, certified_ratio(problem, steps, certificate), certificate)
 
 
 class _Orbits:
-    """What a group maps to each other.
+    """What the symmetries map to each other.
 
     Attributes:
-        route: of each route the position of its orbit.
-        routes: number of orbits of routes.
-        links: the least link of each orbit.
-        pairs: the least pair (contributor, receiver) of each orbit.
+        generators: of the symmetries.
+        route: of each route the number of its orbit.
+        link: of each link the number of its orbit.
+        pairs: the least pair (contributor, receiver) of each orbit, with the size of that.
     """
 
-    def __init__(self, problem: ChunkProblem, group: Group) -> None:
+    def __init__(self, problem: ChunkProblem, symmetries: tuple[Permutation, ...] | None) -> None:
         self._problem = problem
-        self._group = group
-        index = {(r.src, *r.via, r.dst): number for number, r in enumerate(problem.routes)}
-        self._images = [
-            tuple(index[tuple([g[v] for v in (r.src, *r.via, r.dst)])] for r in problem.routes) for g in group
-        ]
-        number = {(link.src, link.dst): at for at, link in enumerate(problem.topology.links)}
-        self._link_images = [
-            tuple(number[g[link.src], g[link.dst]] for link in problem.topology.links) for g in group
-        ]
-        least = [min(images) for images in zip(*self._images, strict=True)]
-        position = {route: at for at, route in enumerate(sorted(set(least)))}
-        self.route: Ints = np.array([position[route] for route in least], dtype=np.int64)
-        self.routes = len(position)
-        self.links = sorted({min(images) for images in zip(*self._link_images, strict=True)})
-        ranks = [demand.owner for demand in problem.demands]
-        self.pairs = sorted({min((g[i], g[r]) for g in group) for i in ranks for r in ranks if i != r})
+        self._ways = {(r.src, *r.via, r.dst): number for number, r in enumerate(problem.routes)}
+        self._members = sorted(demand.owner for demand in problem.demands)
+        self._every = symmetries is None
+        self.generators = self._keeping(()) if symmetries is None else symmetries
+        self.route = self._routes(self.generators)
+        links = {(link.src, link.dst): at for at, link in enumerate(problem.topology.links)}
+        self.link = _numbers([[links[g[a], g[b]] for a, b in links] for g in self.generators], len(links))
+        self.pairs = self._counted()
 
-    def certificate(
-        self, steps: int, links: Prices, pairs: Sequence[dict[tuple[int, int], float]]
-    ) -> PairDual:
-        """Prices of one of each orbit as lengths of all, each the mean over the group.
+    def of_pair(self, ends: tuple[int, int]) -> tuple[Ints, Ints]:
+        """Of each vertex and of each route the number of its orbit under what keeps a pair."""
+        kept = self._keeping(ends) if self._every and self.generators else ()
+        return _numbers(kept, self._problem.topology.size), self._routes(kept)
 
-        Args:
-            steps: S.
-            links: of the rows of the links, a row per step; `links` tells their order.
-            pairs: of each pair of `pairs` those of (step, route).
-        """
-        everything = [*links.ravel().tolist(), *(price for prices in pairs for price in prices.values())]
-        fine = common_denominator(everything) or _FINE
-        whole_links = np.rint(links * fine).astype(np.int64).astype(object)
-        table = np.zeros((steps, len(self._problem.topology.links)), dtype=object)
-        for at, link in enumerate(self.links):
-            for images in self._link_images:
-                table[:, images[link]] += whole_links[:, at]
-        lengths: dict[tuple[int, int], dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
-        for pair, prices in zip(self.pairs, pairs, strict=True):
-            whole = {key: round(price * fine) for key, price in prices.items() if round(price * fine)}
-            for element, images in zip(self._group, self._images, strict=True):
-                own = lengths[element[pair[0]], element[pair[1]]]
-                for (step, route), length in whole.items():
-                    own[step, images[route]] += length
-        return self._fitting(table, lengths)
+    def _counted(self) -> dict[tuple[int, int], int]:
+        size = self._problem.topology.size
+        moved = [[a * size + b for a in g for b in g] for g in self.generators]
+        number = _numbers(moved, size * size)
+        least: dict[int, tuple[int, int]] = {}
+        counts: dict[tuple[int, int], int] = defaultdict(int)
+        for contributor in self._members:
+            for receiver in self._members:
+                if contributor != receiver:
+                    ends = contributor, receiver
+                    counts[least.setdefault(int(number[contributor * size + receiver]), ends)] += 1
+        return dict(counts)
 
-    def _fitting(self, table: Ints, lengths: dict[tuple[int, int], dict[tuple[int, int], int]]) -> PairDual:
-        """The lengths as fractions that keep the rules of `PairDual` exactly, rounded as they may be."""
-        capacities = self._problem.capacities
-        loads = (zip(row.tolist(), capacities, strict=True) for row in table)
-        used = max(1, *(sum(length * capacity for length, capacity in row) for row in loads))
-        total: dict[tuple[int, int], int] = defaultdict(int)
-        for own in lengths.values():
-            for key, length in own.items():
-                total[key] += length
-        excess = Fraction(1)
-        for (step, route), length in total.items():
-            allowed = int(sum(table[step, link] for link in self._problem.routes[route].links))
-            if allowed:
-                excess = max(excess, Fraction(length, allowed))
-            else:  # a price below the precision of the links'
-                for own in lengths.values():
-                    own.pop((step, route), None)
-        scale = 1 / (excess * int(used))
-        return PairDual(
-            tuple(tuple(Fraction(int(length), int(used)) for length in row) for row in table),
-            tuple(
-                (*pair, tuple((*key, length * scale) for key, length in sorted(own.items())))
-                for pair, own in sorted(lengths.items())
-            ),
-        )
+    def _keeping(self, ends: tuple[int, ...]) -> tuple[Permutation, ...]:
+        """Generators of the automorphisms that keep who takes part, and some ranks one by one."""
+        colours = [0] * self._problem.topology.size
+        for rank in self._members:
+            colours[rank] = 1
+        for colour, rank in enumerate(ends, start=2):
+            colours[rank] = colour
+        return automorphisms_of(self._problem.topology, latencies=False, colours=colours).generators
+
+    def _routes(self, generators: Sequence[Permutation]) -> Ints:
+        ways = self._ways
+        return _numbers([[ways[tuple([g[v] for v in way])] for way in ways] for g in generators], len(ways))
+
+
+def _numbers(images: Sequence[Sequence[int]], count: int) -> Ints:
+    """Of each of so many things the number of its orbit under permutations, in order of their least."""
+    least = np.arange(count)
+    moved = [np.array(image, dtype=np.int64) for image in images]
+    while True:
+        before = least.copy()
+        for image in moved:
+            least = np.minimum(least, least[image])
+            least[image] = np.minimum(least[image], least)
+        if np.array_equal(before, least):
+            return np.unique(least, return_inverse=True)[1].astype(np.int64)
+
+
+class _PairFlow:
+    """A unit from a contributor to a receiver, for all pairs of an orbit; a flow is that of each route.
+
+    Attributes:
+        ends: contributor and receiver.
+        count: of pairs of the orbit.
+        within: of (step, orbit of routes) the row that keeps the flow within the messages.
+        members: of each orbit of routes its routes.
+    """
+
+    def __init__(self, ends: tuple[int, int], count: int, routes: Ints) -> None:
+        self.ends = ends
+        self.count = count
+        self.within: dict[tuple[int, int], int] = {}
+        self.members: list[list[int]] = [[] for _ in range(int(routes.max()) + 1)]
+        for route, number in enumerate(routes.tolist()):
+            self.members[number].append(route)
 
 
 class _Program:
@@ -143,59 +155,124 @@ class _Program:
         columns: how many.
     """
 
-    def __init__(self, problem: ChunkProblem, steps: int, orbits: _Orbits) -> None:
+    def __init__(self, problem: ChunkProblem, steps: int, orbits: _Orbits, deadline: Deadline) -> None:
         self._problem = problem
         self._steps = steps
+        self._orbits = orbits
         self._rows = rows = ProgramRows()
         self._unit = max(problem.capacities)
-        self.columns = steps * (1 + orbits.routes)
-        link_rows = rows.add_at_most_zero(steps * len(orbits.links)).reshape(steps, -1)
-        self._link_rows = link_rows
+        self._kinds = int(orbits.route.max()) + 1
+        self.columns = steps * (1 + self._kinds)
+        links, times = self._passing
+        self._link_rows = rows.add_at_most_zero(steps * len(links)).reshape(steps, -1)
         for step in range(steps):
-            for at, link in enumerate(orbits.links):
-                passing, times = np.unique(orbits.route[list(problem.passing[link])], return_counts=True)
-                messages = steps + step * orbits.routes + passing
-                row = np.full(len(messages) + 1, link_rows[step, at])
-                values = np.array([*times, -problem.capacities[link] / self._unit])
-                rows.put(row, np.array([*messages, step]), values)
-        self._pairs = [self._add_pair(pair, orbits) for pair in orbits.pairs if self.columns <= MOST_COLUMNS]
+            for at, link in enumerate(links):
+                (used,) = np.nonzero(times[at])
+                row = np.full(len(used) + 1, self._link_rows[step, at])
+                values = np.array([*times[at][used], -problem.capacities[link] / self._unit])
+                rows.put(row, np.array([*(steps + step * self._kinds + used), step]), values)
+        self._flows: list[_PairFlow] = []
+        for ends, count in orbits.pairs.items():
+            deadline.check("the limit by flows")
+            if self.columns <= MOST_COLUMNS:
+                self._add_flow(ends, count)
 
-    def prices(self, deadline: Deadline) -> tuple[Prices, list[dict[tuple[int, int], float]]]:
-        """Those of the links' rows, and of each pair those of the messages that its flow is within."""
-        prices = np.maximum(-self._rows.prices(self.columns, self._steps, deadline), 0)
-        return prices[self._link_rows], [
-            {key: float(prices[row]) for key, row in pair.items() if prices[row] > 0} for pair in self._pairs
-        ]
+    @cached_property
+    def _passing(self) -> tuple[list[int], Ints]:
+        """The least link of each orbit; how many routes of each orbit pass it."""
+        links = np.unique(self._orbits.link, return_index=True)[1].tolist()
+        times = np.zeros((len(links), self._kinds), dtype=np.int64)
+        for at, link in enumerate(links):
+            np.add.at(times[at], self._orbits.route[list(self._problem.passing[link])], 1)
+        return links, times
 
-    def _add_pair(self, pair: tuple[int, int], orbits: _Orbits) -> dict[tuple[int, int], int]:
-        """A unit from a contributor to a receiver; the rows that keep it within the messages."""
+    def _add_flow(self, ends: tuple[int, int], count: int) -> None:
         problem, steps, rows = self._problem, self._steps, self._rows
-        origin, receiver = pair
-        since, until = problem.steps_from(frozenset({origin})), problem.steps_to(receiver)
+        alike, routes = self._orbits.of_pair(ends)
+        flow = _PairFlow(ends, count, routes)
+        self._flows.append(flow)
+        since, until = problem.steps_from(frozenset({ends[0]})), problem.steps_to(ends[1])
         conserved: dict[tuple[int, int], int] = {}
 
         def vertex(rank: int, time: int) -> int | None:
             first, last = since[rank], until[rank]
             if first is None or last is None or first > time or time > steps - last:
                 return None
-            if (rank, time) not in conserved:
-                surplus = [float((rank, time) == (receiver, steps)) - float((rank, time) == (origin, 0))]
-                conserved[rank, time] = int(rows.add(surplus, surplus)[0])
-            return conserved[rank, time]
+            key = int(alike[rank]), time
+            if key not in conserved:
+                surplus = [float((rank, time) == (ends[1], steps)) - float((rank, time) == (ends[0], 0))]
+                conserved[key] = int(rows.add(surplus, surplus)[0])
+            return conserved[key]
 
-        within: dict[tuple[int, int], int] = {}
+        ranks = np.unique(alike[: problem.ranks], return_index=True)[1].tolist()
+        ways = [(rank, rank, 1, -1) for rank in ranks]
+        for number, members in enumerate(flow.members):
+            route = problem.routes[members[0]]
+            ways.append((route.src, route.dst, len(members), number))
         for step in range(steps):
-            arcs: list[tuple[int, int, int]] = [(rank, rank, -1) for rank in range(problem.ranks)]
-            arcs += [(route.src, route.dst, index) for index, route in enumerate(problem.routes)]
-            for src, dst, route in arcs:
+            for src, dst, times, number in ways:
                 tail, head = vertex(src, step), vertex(dst, step + 1)
                 if tail is None or head is None:
                     continue
                 column, self.columns = self.columns, self.columns + 1
-                rows.put(np.array([tail, head]), np.array([column] * 2), np.array([-1.0, 1.0]))
-                if route >= 0:
+                rows.put(np.array([tail, head]), np.array([column] * 2), np.array([-times, times]))
+                if number >= 0:
                     row = int(rows.add_at_most_zero(1)[0])
-                    within[step, route] = row
-                    message = steps + step * orbits.routes + int(orbits.route[route])
+                    flow.within[step, number] = row
+                    message = steps + step * self._kinds + int(self._orbits.route[flow.members[number][0]])
                     rows.put(np.array([row, row]), np.array([column, message]), np.array([1.0, -1.0]))
-        return within
+
+    def certificate(self, deadline: Deadline) -> PairDual:
+        """The prices of the rows as lengths that keep the rules of `PairDual` exactly.
+
+        The price of an orbit of links is shared out among these, and that of an orbit of routes for a pair
+        among the routes and among the pairs that are alike.
+        """
+        prices = np.maximum(-self._rows.prices(self.columns, self._steps, deadline), 0)
+        fine = common_denominator(np.unique(prices).tolist()) or _FINE
+        whole = np.rint(prices * fine).astype(np.int64)
+        links, _ = self._passing
+        capacities = [self._problem.capacities[link] for link in links]
+        used = max(
+            1,
+            *(
+                sum(price * capacity for price, capacity in zip(row, capacities, strict=True))
+                for row in whole[self._link_rows].tolist()
+            ),
+        )
+        paid = self._paid(whole)
+        pairs = []
+        for flow in self._flows:
+            own = [
+                (step, route, Fraction(paid[row], used * flow.count * len(flow.members[number])))
+                for (step, number), row in flow.within.items()
+                if paid[row]
+                for route in flow.members[number]
+            ]
+            pairs.append((*flow.ends, tuple(sorted(own))))
+        return PairDual(self._lengths(whole, used), tuple(pairs), self._orbits.generators)
+
+    def _lengths(self, whole: Ints, used: int) -> StepLengths:
+        counts = np.bincount(self._orbits.link).tolist()
+        numbers = self._orbits.link.tolist()
+        return tuple(
+            tuple(Fraction(row[number], used * counts[number]) for number in numbers)
+            for row in whole[self._link_rows].tolist()
+        )
+
+    def _paid(self, whole: Ints) -> dict[int, int]:
+        """Of each row of a flow its price, smaller where those of a route together exceed its links'."""
+        sharing: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for flow in self._flows:
+            for (step, number), row in flow.within.items():
+                sharing[step, int(self._orbits.route[flow.members[number][0]])].append(row)
+        _, times = self._passing
+        left = whole[self._link_rows] @ times
+        paid: dict[int, int] = {}
+        for (step, kind), rows in sharing.items():
+            allowed = int(left[step, kind])
+            total = sum(int(whole[row]) for row in rows)
+            for row in rows:
+                price = int(whole[row])
+                paid[row] = price if total <= allowed else price * allowed // total
+        return paid
