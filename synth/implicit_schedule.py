@@ -7,7 +7,7 @@ is one tree, not one for each of them; `expand` writes all of them out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -21,6 +21,7 @@ from arborcast.synth.errors import ScheduleError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
+from arborcast.synth.transfers import Transfers, Way, in_order
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ImplicitSchedule:
     bound: Bound
     translations: Translations
     chunks: tuple[Chunk, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: Sequence[Transfer]
     rate: Fraction
 
     @classmethod
@@ -66,7 +67,7 @@ class ImplicitSchedule:
         transfers: Iterable[Transfer],
     ) -> ImplicitSchedule:
         """Make one with its transfers in order and its rate worked out from the loads of link orbits."""
-        ordered = tuple(sorted(transfers, key=lambda t: (t.step, t.chunk, t.src, t.dst)))
+        ordered = in_order(transfers)
         draft = cls(topology, collective, method, bound, translations, tuple(chunks), ordered, Fraction(0))
         # Nobody else has seen the draft yet; making another would check everything a second time.
         object.__setattr__(draft, "rate", draft._rate_of_loads())
@@ -190,7 +191,7 @@ class ImplicitSchedule:
             self.method,
             self.bound,
             tuple(self._all_chunks(elements)),
-            tuple(self._all_transfers(elements)),
+            self._all_transfers(elements),
             self.rate,
         )
 
@@ -203,20 +204,30 @@ class ImplicitSchedule:
                 targets = self.translations.apply(elements, chunk.target).tolist()
                 yield from (Chunk(chunk.share, *pair) for pair in zip(owners, targets, strict=True))
 
-    def _all_transfers(self, elements: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[Transfer]:
-        order = self.translations.order
-        images: dict[int, list[int]] = {}
-
-        def moved(vertex: int) -> list[int]:
-            if vertex not in images:
-                images[vertex] = self.translations.apply(elements, vertex).tolist()
-            return images[vertex]
-
-        for transfer in self.transfers:
-            first, step, reduce = transfer.chunk * order, transfer.step, transfer.reduce
-            ways = zip(*map(moved, (transfer.src, transfer.dst, *transfer.via)), strict=True)
-            for element, (src, dst, *via) in enumerate(ways):
-                yield Transfer(first + element, src, dst, step, reduce, tuple(via))
+    def _all_transfers(self, elements: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Transfers:
+        moves, move = self.representative.columns, self.translations.apply
+        starts, path = moves.paths
+        order, count = self.translations.order, len(moves)
+        images = move(elements[:, None], path).T  # of each vertex of a path all its images
+        sizes = np.diff(starts)
+        way = np.zeros((count, order), dtype=np.int64)
+        number: dict[Way, int] = {(): 0}
+        for size in np.flatnonzero(np.bincount(sizes, minlength=3)[3:]).tolist():
+            rows = np.flatnonzero(sizes == size + 3)
+            inner = images[(starts[rows] + 1)[:, None] + np.arange(size + 1)]
+            passed = inner.transpose(0, 2, 1).reshape(-1, size + 1)
+            distinct, which = np.unique(passed, axis=0, return_inverse=True)
+            known = [number.setdefault(tuple(each), len(number)) for each in distinct.tolist()]
+            way[rows] = np.array(known, dtype=np.int64)[which.reshape(-1)].reshape(len(rows), order)
+        return Transfers(
+            (moves.chunk[:, None] * order + elements).reshape(-1),
+            images[starts[:-1]].reshape(-1),
+            images[starts[1:] - 1].reshape(-1),
+            np.repeat(moves.step, order),
+            np.repeat(moves.reduce, order),
+            way.reshape(-1),
+            tuple(number),
+        )
 
 
 AnySchedule: TypeAlias = Schedule | ImplicitSchedule

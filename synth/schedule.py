@@ -7,21 +7,24 @@ its form (indices, shares of the right type); whether it does what the collectiv
 
 from __future__ import annotations
 
-import gc
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain, pairwise, repeat
-from operator import attrgetter
-from typing import TypeAlias
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import ScheduleError
 from arborcast.synth.topology import Hop, Topology, Vertex
+from arborcast.synth.transfers import Transfer, Transfers, Way, in_order
+
+if TYPE_CHECKING:
+    from arborcast.synth.transfers import Ints
+
+__all__ = ["Chunk", "Method", "Schedule", "Settings", "Transfer"]
 
 Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]
 
@@ -53,54 +56,6 @@ class Chunk:
     demand: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One chunk from one rank to another, through the switches of `via`, in one step.
-
-    Either end may be a switch that reduces or multicasts: it holds what it is sent as a rank does, nothing at
-    the start, and is asked for no more than `Switch` says that it can. With `reduce` the receiver adds the
-    sender's contributions to its own, otherwise its copy becomes the sender's. All transfers of a step start
-    from the state before it.
-    """
-
-    chunk: int
-    src: int
-    dst: int
-    step: int
-    reduce: bool = False
-    via: tuple[Vertex, ...] = ()
-
-    @classmethod
-    def many(
-        cls,
-        chunk: Sequence[int],
-        src: Sequence[int],
-        dst: Sequence[int],
-        step: Sequence[int],
-        reduce: Sequence[bool],
-        via: Sequence[tuple[Vertex, ...]],
-    ) -> list[Transfer]:
-        """Transfers from columns of equal length: a third of the time of making them one by one."""
-        columns = {"chunk": chunk, "src": src, "dst": dst, "step": step, "reduce": reduce, "via": via}
-        collects = gc.isenabled()
-        gc.disable()  # it would walk all that is made again and again, and find nothing to free
-        try:
-            made = list(map(object.__new__, repeat(cls, len(chunk))))
-            for name, values in columns.items():
-                # Nobody has seen them yet, so that writing to the slots breaks no promise.
-                deque(map(getattr(cls, name).__set__, made, values), maxlen=0)
-        finally:
-            if collects:
-                gc.enable()
-        return made
-
-    @property
-    def hops(self) -> tuple[Hop, ...]:
-        """The links it passes, as pairs of vertices."""
-        path = (self.src, *self.via, self.dst)
-        return tuple(pairwise(path))
-
-
 @dataclass(frozen=True)
 class Schedule:
     """A collective algorithm for one topology.
@@ -111,7 +66,7 @@ class Schedule:
         method: what made it.
         bound: the proven limit of its rate.
         chunks: parts of the buffer; their shares of each block add up to the block.
-        transfers: in order of step.
+        transfers: in order of step; a tuple, or the columns of `Transfers`.
         rate: algbw in GB/s of the whole buffer, as declared by whoever made it; the verifier recomputes.
         rounds: rounds of each step where the schedule is step-synchronous; None where steps only order.
         unit: GB/s that one chunk per round stands for, of which links carry whole multiples; None for the
@@ -126,7 +81,7 @@ class Schedule:
     method: Method
     bound: Bound
     chunks: tuple[Chunk, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: Sequence[Transfer]
     rate: Fraction
     rounds: tuple[int, ...] | None = None
     unit: Fraction | None = None
@@ -144,9 +99,9 @@ class Schedule:
     ) -> Schedule:
         """Make a schedule with its transfers in order and its rate worked out from its link loads."""
         chunks = tuple(chunks)
-        transfers = tuple(sorted(transfers, key=attrgetter("step", "chunk", "src", "dst")))
+        ordered = in_order(transfers)
         fixed_rounds = None if rounds is None else tuple(rounds)
-        draft = cls(topology, collective, method, bound, chunks, transfers, Fraction(0), fixed_rounds)
+        draft = cls(topology, collective, method, bound, chunks, ordered, Fraction(0), fixed_rounds)
         # Nobody else has seen the draft yet; making another would check everything a second time.
         object.__setattr__(draft, "rate", draft._rate_of_loads())
         return draft
@@ -172,9 +127,14 @@ class Schedule:
                 )
 
     @cached_property
+    def columns(self) -> Transfers:
+        """The transfers as columns."""
+        return Transfers.of(self.transfers)
+
+    @cached_property
     def steps(self) -> int:
         """Number of steps."""
-        return max((transfer.step + 1 for transfer in self.transfers), default=0)
+        return int(self.columns.step.max(initial=-1)) + 1
 
     @cached_property
     def height(self) -> int:
@@ -182,33 +142,54 @@ class Schedule:
 
         For trees it is the height of the tallest one.
         """
-        reached: dict[tuple[int, int, bool], int] = {}
-        arriving: dict[tuple[int, int, bool], int] = {}
-        step = None
-        for transfer in self.transfers:  # in order of step
-            if transfer.step != step:  # all of a step start from the state before it
-                reached |= arriving
-                arriving, step = {}, transfer.step
-            before = reached.get((transfer.chunk, transfer.src, transfer.reduce), 0)
-            here = (transfer.chunk, transfer.dst, transfer.reduce)
-            arriving[here] = max(reached.get(here, 0), arriving.get(here, 0), before + 1)
-        return max((reached | arriving).values(), default=0)
+        import numpy as np
+
+        moves, holders = self.columns, self.topology.holders
+        directions = 2 * moves.chunk + moves.reduce
+        src, dst = directions * holders + moves.src, directions * holders + moves.dst
+        places = 2 * len(self.chunks) * holders
+        if places > 8 * len(moves):  # most holders never see most chunks
+            known, of_ends = np.unique(np.concatenate((src, dst)), return_inverse=True)
+            places, (src, dst) = len(known), np.split(of_ends, 2)
+        reached = np.zeros(places, dtype=np.int64)
+        edges = np.concatenate(([0], 1 + np.flatnonzero(np.diff(moves.step)), [len(moves)])).tolist()
+        for first, last in pairwise(edges):  # all of a step start from the state before it
+            np.maximum.at(reached, dst[first:last], reached[src[first:last]] + 1)
+        return int(reached.max(initial=0))
 
     @cached_property
     def load(self) -> dict[Hop, Fraction]:
         """Share of the buffer that passes each link."""
+        import numpy as np
+
         # Whole numbers of a common part: a million fractions would take as long as finding the schedule.
         parts = math.lcm(*(chunk.share.denominator for chunk in self.chunks))
-        amounts = [int(chunk.share * parts) for chunk in self.chunks]
-        of_way: dict[tuple[Vertex, tuple[Vertex, ...], Vertex], int] = {}
-        for transfer in self.transfers:
-            way = (transfer.src, transfer.via, transfer.dst)
-            of_way[way] = of_way.get(way, 0) + amounts[transfer.chunk]
+        fits = parts * max(1, len(self.transfers)) < 1 << 62  # else Python's integers
+        amounts = np.array([int(chunk.share * parts) for chunk in self.chunks], np.int64 if fits else object)
+        ways, of_way = self._ways()
+        passing = np.zeros(len(ways), dtype=amounts.dtype)
+        if ways:
+            np.add.at(passing, of_way, amounts[self.columns.chunk])
         load: dict[Hop, int] = {}
-        for (src, via, dst), amount in of_way.items():
+        for (src, via, dst), amount in zip(ways, passing.tolist(), strict=True):
             for hop in pairwise((src, *via, dst)):
                 load[hop] = load.get(hop, 0) + amount
         return {hop: Fraction(amount, parts) for hop, amount in load.items()}
+
+    def _ways(self) -> tuple[list[tuple[Vertex, Way, Vertex]], Ints]:
+        """The different ways from end to end, as they first come up, and which one each transfer takes."""
+        import numpy as np
+
+        moves, size = self.columns, self.topology.size
+        keys = (moves.way * size + moves.src) * size + moves.dst
+        _, firsts, of_way = np.unique(keys, return_index=True, return_inverse=True)
+        in_turn = np.argsort(firsts)
+        place = np.empty_like(in_turn)
+        place[in_turn] = np.arange(len(in_turn))
+        columns = (column[firsts[in_turn]].tolist() for column in (moves.src, moves.way, moves.dst))
+        return [(src, moves.ways[way], dst) for src, way, dst in zip(*columns, strict=True)], place[
+            of_way.reshape(-1)
+        ]
 
     @cached_property
     def adding(self) -> dict[Vertex, Fraction]:
@@ -232,7 +213,7 @@ class Schedule:
     def uses_switches(self) -> bool:
         """Whether transfers start or end at switches."""
         ranks = self.topology.ranks
-        return any(transfer.src >= ranks or transfer.dst >= ranks for transfer in self.transfers)
+        return bool((self.columns.src >= ranks).any() or (self.columns.dst >= ranks).any())
 
     @property
     def chunk_count(self) -> int:
@@ -285,20 +266,23 @@ class Schedule:
         """Whether no transfer breaks a rule: of a million, few differ in what has to be looked at."""
         if not self.transfers:
             return True
-        chunks = set(map(attrgetter("chunk"), self.transfers))
-        steps = set(map(attrgetter("step"), self.transfers))
-        ways = set(map(attrgetter("src", "via", "dst"), self.transfers))
+        try:
+            moves = self.columns
+        except OverflowError:
+            return False
+        holders = self.topology.holders
+        if any(column.min() < 0 for column in (moves.chunk, moves.step, moves.src, moves.dst)):
+            return False
+        if moves.chunk.max() >= len(self.chunks) or max(moves.src.max(), moves.dst.max()) >= holders:
+            return False
+        ways, _ = self._ways()
         vias = {via for _, via, _ in ways}
         switches = set(chain.from_iterable(vias))
         hops = {(src, via[0] if via else dst) for src, via, dst in ways}
         hops.update((via[-1], dst) for _, via, dst in ways if via)
         hops.update(chain.from_iterable(map(pairwise, vias)))
         return (
-            min(chunks) >= 0
-            and max(chunks) < len(self.chunks)
-            and min(steps) >= 0
-            and all(src < self.topology.holders and dst < self.topology.holders for src, _, dst in ways)
-            and all(map(self.topology.is_switch, switches))
+            all(map(self.topology.is_switch, switches))
             and hops <= self.topology.bandwidth.keys()  # so that all vertices are in range
         )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.packing.starting_trees import PartialTree, without_lost_edges
-from arborcast.synth.schedule import Schedule, Transfer
+from arborcast.synth.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +165,7 @@ def _in_order(rows: _Rows) -> _Rows:
 
 def _of_explicit(schedule: Schedule) -> tuple[list[Fraction], Ints, _Rows]:
     owners = np.array([chunk.owner for chunk in schedule.chunks], dtype=np.int64)
-    return [chunk.share for chunk in schedule.chunks], owners, _rows_of(schedule.transfers)
+    return [chunk.share for chunk in schedule.chunks], owners, _rows_of(schedule)
 
 
 def _of_implicit(schedule: ImplicitSchedule) -> tuple[list[Fraction], Ints, _Rows]:
@@ -176,7 +174,7 @@ def _of_implicit(schedule: ImplicitSchedule) -> tuple[list[Fraction], Ints, _Row
     elements = np.arange(order, dtype=np.int64)
     shares = [chunk.share for chunk in schedule.chunks for _ in range(order)]
     owners = np.array([chunk.owner for chunk in schedule.chunks], dtype=np.int64)
-    rows = _rows_of(schedule.transfers)
+    rows = _rows_of(schedule.representative)
     lengths = np.tile(np.diff(rows.starts), order)
     every = _Rows(
         (rows.chunk * order + elements[:, None]).reshape(-1),
@@ -188,15 +186,6 @@ def _of_implicit(schedule: ImplicitSchedule) -> tuple[list[Fraction], Ints, _Row
     return shares, move(elements, owners[:, None]).reshape(-1), every
 
 
-def _rows_of(transfers: Sequence[Transfer]) -> _Rows:
-    count = len(transfers)
-    paths = [(src, *via, dst) for src, via, dst in map(attrgetter("src", "via", "dst"), transfers)]
-    lengths = np.fromiter(map(len, paths), dtype=np.int64, count=count)
-    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    return _Rows(
-        np.fromiter(map(attrgetter("chunk"), transfers), dtype=np.int64, count=count),
-        np.fromiter(map(attrgetter("step"), transfers), dtype=np.int64, count=count),
-        np.fromiter(map(attrgetter("reduce"), transfers), dtype=np.bool_, count=count),
-        starts,
-        np.fromiter(chain.from_iterable(paths), dtype=np.int64, count=int(starts[-1])),
-    )
+def _rows_of(schedule: Schedule) -> _Rows:
+    moves = schedule.columns
+    return _Rows(moves.chunk, moves.step, moves.reduce, *moves.paths)

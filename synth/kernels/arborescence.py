@@ -167,7 +167,7 @@ class Routes:
         return np.bincount(self.links, minlength=len(self.graph.tails)).astype(np.int64)
 
     def joined(self, more: Routes) -> Routes:
-        """One tree of the edges of both, over one graph; where both have one into a rank, the second counts."""
+        """One tree of the edges of both, over one graph; of two into a rank the second counts."""
         mine = self.parents, self.starts, self.links
         return Routes(self.graph, *_joined(*mine, more.parents, more.starts, more.links))
 

@@ -44,8 +44,9 @@ def fitting_tree(
     pinned: _Pinned = {}
     closed = np.zeros(len(remaining), dtype=np.bool_)
     lengths = distances.lengths
+    cost = np.empty_like(distances.entering)
     for _ in range(REPAIRS):
-        cost = distances.entering + parent_cost
+        np.add(distances.entering, parent_cost, out=cost)
         for (parent, child), (_, pinned_cost) in pinned.items():
             cost[child, parent] = pinned_cost + parent_cost[parent]
         try:

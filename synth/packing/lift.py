@@ -20,12 +20,13 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.kernels.arborescence import Routes, levels
-from arborcast.synth.kernels.compiled import Flags, Ints
+from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.kernels.max_flow import LARGEST_TOTAL
 from arborcast.synth.packing.carrier import Carrier, centred, merge, mirrored
-from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.schedule import Chunk, Method, Schedule
+from arborcast.synth.topology import Topology
+from arborcast.synth.transfers import Transfers, Way, in_order
 from arborcast.synth.tree import Tree, TreeEdge
 
 
@@ -82,7 +83,7 @@ def lift(
     shares = [one.weight / carried[0 if kind is Kind.ALLREDUCE else one.root] / len(carried) for one in found]
     chunks = tuple(Chunk(share, one.root) for share, one in zip(shares, found, strict=True))
     rate = _rate(topology, shares, found)
-    return Schedule(topology, collective, method, bound, chunks, tuple(transfers_of(found)), rate)
+    return Schedule(topology, collective, method, bound, chunks, transfers_of(found), rate)
 
 
 def lifted(topology: Topology, kind: Kind, carriers: Iterable[Carrier]) -> list[Lifted]:
@@ -108,7 +109,7 @@ def lifted(topology: Topology, kind: Kind, carriers: Iterable[Carrier]) -> list[
     ]
 
 
-def transfers_of(found: Sequence[Lifted]) -> list[Transfer]:
+def transfers_of(found: Sequence[Lifted]) -> Transfers:
     """The transfers of all chunks in the order of schedules.
 
     Each rank sends to its children one step after it has received, and to its parent one step after it has
@@ -119,29 +120,22 @@ def transfers_of(found: Sequence[Lifted]) -> list[Transfer]:
     for chunk, routes, _ in gathered:
         steps[chunk] = routes.height
     spread = [(chunk, one.out, steps[chunk]) for chunk, one in enumerate(found) if one.out is not None]
-    moves = [_moves(trees, reduce) for trees, reduce in ((spread, False), (gathered, True)) if trees]
-    columns = [np.concatenate([rows[place] for rows, _ in moves]) for place in range(5)]
-    chunks, src, dst, step, reduces = columns
-    via = [way for _, ways in moves for way in ways]
-    order = np.lexsort((dst, src, chunks, step))
-    return Transfer.many(
-        chunks[order].tolist(),
-        src[order].tolist(),
-        dst[order].tolist(),
-        step[order].tolist(),
-        reduces[order].tolist(),
-        [via[place] for place in order.tolist()],
-    )
+    number: dict[Way, int] = {}
+    moves = [_moves(trees, reduce, number) for trees, reduce in ((spread, False), (gathered, True)) if trees]
+    chunks, src, dst, step, way = (np.concatenate(column) for column in list(zip(*moves, strict=True))[:5])
+    reduces = np.repeat([rows[5] for rows in moves], [len(rows[0]) for rows in moves])
+    return in_order(Transfers(chunks, src, dst, step, reduces, way, tuple(number)))
 
 
 def _moves(
-    trees: Sequence[tuple[int, Routes, int]], reduce: bool
-) -> tuple[tuple[Ints, Ints, Ints, Ints, Flags], list[tuple[Vertex, ...]]]:
-    """Chunk, src, dst, step and reduce of every edge of trees in one direction, and the switches it passes.
+    trees: Sequence[tuple[int, Routes, int]], reduce: bool, number: dict[Way, int]
+) -> tuple[Ints, Ints, Ints, Ints, Ints, bool]:
+    """Chunk, src, dst, step and way of every edge of trees in one direction, and whether it adds.
 
     Args:
         trees: the number of the chunk, its tree and the step in which the tree starts.
         reduce: whether children send to their parents.
+        number: of the ways through switches; those that are new are put in.
     """
     every = [routes for _, routes, _ in trees]
     ranks, heads = len(every[0].parents), every[0].graph.heads
@@ -151,20 +145,18 @@ def _moves(
     chunk, first = np.repeat(numbers, ranks)[edges], np.repeat(firsts, ranks)[edges]
     parent, child = parents[edges], np.tile(np.arange(ranks, dtype=np.int64), len(trees))[edges]
     counts = np.concatenate([np.diff(routes.starts) for routes in every])[edges]
-    via = _ways(counts, heads[np.concatenate([routes.links for routes in every])])
+    passed = heads[np.concatenate([routes.links for routes in every])]
+    way = _ways(counts, passed, number, turned=reduce)
     depths, heights = (np.concatenate(part) for part in zip(*(levels(r.parents) for r in every), strict=True))
-    flags = np.full(len(parent), reduce)
     if not reduce:
-        return (chunk, parent, child, first + depths[edges] - 1, flags), via
-    turned: dict[tuple[Vertex, ...], tuple[Vertex, ...]] = {}
-    via = [turned.setdefault(way, way[::-1]) for way in via]
-    return (chunk, child, parent, first + heights[edges], flags), via
+        return chunk, parent, child, first + depths[edges] - 1, way, reduce
+    return chunk, child, parent, first + heights[edges], way, reduce
 
 
-def _ways(counts: Ints, heads: Ints) -> list[tuple[Vertex, ...]]:
-    """The switches of each edge; equal ways are one tuple."""
+def _ways(counts: Ints, heads: Ints, number: dict[Way, int], *, turned: bool) -> Ints:
+    """The number of the switches of each edge, or of them turned round."""
     ends = np.cumsum(counts)
-    ways: list[tuple[Vertex, ...]] = [()] * len(counts)
+    ways = np.full(len(counts), number.setdefault((), len(number)), dtype=np.int64)
     for count in (2 + np.flatnonzero(np.bincount(counts)[2:])).tolist():
         rows = np.flatnonzero(counts == count)
         passed = heads[(ends[rows] - count)[:, None] + np.arange(count - 1)]
@@ -174,8 +166,8 @@ def _ways(counts: Ints, heads: Ints) -> list[tuple[Vertex, ...]]:
         else:
             distinct, which = np.unique(passed, axis=0, return_inverse=True)
             tuples = [tuple(way) for way in distinct.tolist()]
-        for row, place in zip(rows.tolist(), which.reshape(-1).tolist(), strict=True):
-            ways[row] = tuples[place]
+        known = [number.setdefault(way[::-1] if turned else way, len(number)) for way in tuples]
+        ways[rows] = np.array(known, dtype=np.int64)[which.reshape(-1)]
     return ways
 
 

@@ -299,7 +299,7 @@ def _root_costs(
 
 @kernel
 def _joining_costs(entering: Ints, parent_cost: Ints, inside: Flags, missing: Ints) -> tuple[Ints, Ints]:
-    """What edges into missing ranks cost, as `arborescence_destroying` takes it, and where to join from inside.
+    """What edges into missing ranks cost, as `arborescence_destroying` takes it, and where to join inside.
 
     Row and column 0 stand for all ranks inside, of which each missing one takes the nearest; ties fall to the
     lowest.

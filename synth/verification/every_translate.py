@@ -1,9 +1,9 @@
-"""Replays every chunk of an implicit schedule, moved by every translation, and counts every link by itself.
+"""Replays every chunk in machine code: of an implicit schedule moved by every translation, each link counted.
 
 No symmetry is relied on: the permutation of each element is composed from the images of the generators, each
 representative chunk is moved by it and replayed with sets of contributors, and what passes each link is added
 up in whole numbers. What the kernels find wrong is replayed once more by `synth.verification.replay` and
-`synth.verification.switch_use`, which say why.
+`synth.verification.switch_use`, which say why. Large schedules that are written out are replayed likewise.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 
 from arborcast.synth.collective import Block, Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.schedule import Chunk, Transfer
+from arborcast.synth.kernels.compiled import Flags, Ints
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.topology import Hop, Topology, Vertex
+from arborcast.synth.transfers import Transfers
 from arborcast.synth.verification.group_check import CheckedGroup
 from arborcast.synth.verification.replay import Errors, mask_of, replay_chunk
 from arborcast.synth.verification.replay_kernels import (
@@ -37,6 +38,17 @@ from arborcast.synth.verification.switch_use import uses_of_chunk
 from arborcast.synth.verification.verdict import describe
 
 _Name = TypeVar("_Name", Hop, Vertex)
+
+_GOALS = {  # whether contributions add up, who must have a chunk, by what chunks are parts of blocks
+    Kind.ALLGATHER: (False, 0, 1),
+    Kind.REDUCE_SCATTER: (True, 1, 1),
+    Kind.ALLREDUCE: (True, 0, 0),
+    Kind.ALLTOALL: (False, 2, 2),
+    Kind.BROADCAST: (False, 0, 0),
+    Kind.REDUCE: (True, 1, 0),
+    Kind.GATHER: (False, 2, 0),
+    Kind.SCATTER: (False, 2, 0),
+}
 
 DIGIT_BITS = 30
 """Shares are counted in digits of so many bits: 2**33 of them fit an int64, whatever the denominators are."""
@@ -58,32 +70,8 @@ def check_every_translate(
     goal = _goal(schedule.collective, topology.ranks)
     scale = math.lcm(len(schedule.collective.ranks), *(chunk.share.denominator for chunk in schedule.chunks))
     moves = _moves(schedule, scale)
-    digits = moves.share.shape[1]
-    ends = np.array([(link.src, link.dst) for link in topology.links], dtype=np.int64).reshape(-1, 2)
-    members = Group(
-        group.generators,
-        group.link_images,
-        group.orders,
-        np.ascontiguousarray(ends[:, 0]),
-        np.ascontiguousarray(ends[:, 1]),
-    )
-    count = ReplayCount(
-        np.zeros((max(1, errors.limit), 2), dtype=np.int64),
-        np.zeros(3, dtype=np.int64),
-        np.zeros((digits, topology.ranks**goal.blocks), dtype=np.int64),
-        np.zeros((digits, len(topology.links)), dtype=np.int64),
-        np.zeros((digits, topology.holders - topology.ranks), dtype=np.int64),
-        np.zeros(topology.holders - topology.ranks, dtype=np.int64),
-    )
-    replay_all(
-        moves,
-        members,
-        goal,
-        _rules(topology),
-        _state(goal, topology.holders, int(np.diff(moves.first).max(initial=0))),
-        _switches(topology),
-        count,
-    )
+    members = Group(group.generators, group.link_images, group.orders, *_ends(topology))
+    count = _replayed(moves, members, goal, topology, max(1, errors.limit))
     _check_chunks(schedule, group, moves, errors)
     _check_blocks(schedule, count.shares, scale, errors)
     _spell_out(schedule, group, count, errors)
@@ -95,20 +83,56 @@ def check_every_translate(
     return _amounts(hops, count.loads, scale), _amounts(able, count.sums, scale), trees
 
 
+def loads_if_sound(schedule: Schedule) -> dict[Hop, Fraction] | None:
+    """The share of the buffer over each link, if every chunk of a schedule does what the collective asks.
+
+    None where one does not, for `synth.verification.replay` to say why, and for what kernels do not replay:
+    custom collectives, and transfers that start or end at switches.
+    """
+    topology, collective, columns = schedule.topology, schedule.collective, schedule.columns
+    if collective.kind is Kind.CUSTOM or schedule.uses_switches:
+        return None
+    scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
+    # With the identity alone; that shares make whole blocks is checked apart.
+    alone = Group(
+        np.zeros((0, topology.size), dtype=np.int64),
+        np.zeros((0, len(topology.links)), dtype=np.int64),
+        np.zeros(0, dtype=np.int64),
+        *_ends(topology),
+    )
+    moves = _moves_of(columns, schedule.chunks, np.zeros(len(schedule.chunks), np.bool_), topology, scale)
+    count = _replayed(moves, alone, _goal(collective, topology.ranks), topology, 1)
+    if count.numbers.any():
+        return None
+    return _amounts([(link.src, link.dst) for link in topology.links], count.loads, scale)
+
+
+def _ends(topology: Topology) -> tuple[Ints, Ints]:
+    """Where each link starts and ends."""
+    return _ints([link.src for link in topology.links]), _ints([link.dst for link in topology.links])
+
+
+def _replayed(
+    moves: Moves, members: Group, goal: ReplayGoal, topology: Topology, most_spelled: int
+) -> ReplayCount:
+    digits, able = moves.share.shape[1], topology.holders - topology.ranks
+    count = ReplayCount(
+        np.zeros((most_spelled, 2), dtype=np.int64),
+        np.zeros(3, dtype=np.int64),
+        np.zeros((digits, topology.ranks**goal.blocks), dtype=np.int64),
+        np.zeros((digits, len(topology.links)), dtype=np.int64),
+        np.zeros((digits, able), dtype=np.int64),
+        np.zeros(able, dtype=np.int64),
+    )
+    state = _state(goal, topology.holders, int(np.diff(moves.first).max(initial=0)))
+    replay_all(moves, members, goal, _rules(topology), state, _switches(topology), count)
+    return count
+
+
 def _goal(collective: Collective, ranks: int) -> ReplayGoal:
     member = np.zeros(ranks, dtype=np.bool_)
     member[list(collective.ranks)] = True
-    match collective.kind:
-        case Kind.ALLGATHER:
-            return ReplayGoal(member, False, 0, 1)
-        case Kind.REDUCE_SCATTER:
-            return ReplayGoal(member, True, 1, 1)
-        case Kind.ALLREDUCE:
-            return ReplayGoal(member, True, 0, 0)
-        case Kind.ALLTOALL:
-            return ReplayGoal(member, False, 2, 2)
-        case _:
-            raise AssertionError(f"an implicit schedule of {collective.kind} cannot be made")
+    return ReplayGoal(member, *_GOALS[collective.kind])
 
 
 def _rules(topology: Topology) -> SwitchRules:
@@ -150,22 +174,32 @@ def _state(goal: ReplayGoal, holders: int, most_transfers: int) -> ReplayState:
 
 
 def _moves(schedule: ImplicitSchedule, scale: int) -> Moves:
-    number = {(link.src, link.dst): index for index, link in enumerate(schedule.topology.links)}
-    transfers = sorted(schedule.transfers, key=lambda transfer: (transfer.chunk, transfer.step))
-    of_chunk = np.bincount([transfer.chunk for transfer in transfers], minlength=len(schedule.chunks))
-    hops = [transfer.hops for transfer in transfers]
+    in_block = [_is_in_block(schedule.collective, chunk) for chunk in schedule.chunks]
+    columns, topology = Transfers.of(schedule.transfers), schedule.topology
+    return _moves_of(columns, schedule.chunks, np.array(in_block, dtype=np.bool_), topology, scale)
+
+
+def _moves_of(
+    columns: Transfers, chunks: Sequence[Chunk], in_block: Flags, topology: Topology, scale: int
+) -> Moves:
+    moves = columns.taken(np.lexsort((columns.step, columns.chunk)))
+    starts, path = moves.paths
+    known = topology.size * _ends(topology)[0] + _ends(topology)[1]
+    by_ends = np.argsort(known)
+    tails = np.delete(np.arange(len(path)), starts[1:] - 1)  # a hop leads on from all but the last of a path
+    hops = topology.size * path[tails] + path[tails + 1]
     return Moves(
-        _ints([chunk.owner for chunk in schedule.chunks]),
-        _ints([-1 if chunk.target is None else chunk.target for chunk in schedule.chunks]),
-        np.array([_is_in_block(schedule.collective, chunk) for chunk in schedule.chunks], dtype=np.bool_),
-        _digits([int(chunk.share * scale) for chunk in schedule.chunks], scale),
-        _ints([0, *np.cumsum(of_chunk).tolist()]),
-        _ints([transfer.src for transfer in transfers]),
-        _ints([transfer.dst for transfer in transfers]),
-        _ints([transfer.step for transfer in transfers]),
-        np.array([transfer.reduce for transfer in transfers], dtype=np.bool_),
-        _ints([0, *np.cumsum([len(way) for way in hops]).tolist()]),
-        _ints([number[hop] for way in hops for hop in way]),
+        _ints([chunk.owner for chunk in chunks]),
+        _ints([-1 if chunk.target is None else chunk.target for chunk in chunks]),
+        in_block,
+        _digits([int(chunk.share * scale) for chunk in chunks], scale),
+        np.concatenate(([0], np.cumsum(np.bincount(moves.chunk, minlength=len(chunks))))),
+        moves.src,
+        moves.dst,
+        moves.step,
+        moves.reduce,
+        starts - np.arange(len(starts)),
+        by_ends[np.searchsorted(known, hops, sorter=by_ends)],
     )
 
 

@@ -51,6 +51,8 @@ class _Content:
 def check_switch_use(schedule: AnySchedule, errors: Errors) -> list[SwitchUse]:
     """Object to what switches cannot do, and list what they do; of an implicit schedule, representatives."""
     ranks = schedule.topology.ranks
+    if not schedule.uses_switches:
+        return []
     at_switches = [t for t in schedule.transfers if t.src >= ranks or t.dst >= ranks]
     at_switches.sort(key=attrgetter("chunk"))
     uses: list[SwitchUse] = []

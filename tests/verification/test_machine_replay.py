@@ -1,0 +1,62 @@
+"""Schedules that are replayed in machine code get the verdict that replaying them chunk by chunk gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.api import solve
+from arborcast.synth.collective import NAMED_KINDS
+from arborcast.synth.schedule import Schedule, Transfer
+from arborcast.synth.topology import Topology
+from arborcast.synth.verification import verifier
+from arborcast.synth.verification.every_translate import loads_if_sound
+from tests.verification.test_verifier import RELAY, SQUARE, STAR
+
+
+@cache
+def _solved(topology: Topology, kind: str, ranks: tuple[int, ...] | None) -> Schedule:
+    return solve(topology, kind, form="explicit", ranks=ranks)
+
+
+def _replayed(schedule: Schedule, patch: pytest.MonkeyPatch, many: int) -> verifier.Verdict:
+    with patch.context() as context:
+        context.setattr(verifier, "MANY", many)
+        return verifier.verify(schedule)
+
+
+@pytest.mark.parametrize("kind", NAMED_KINDS)
+@pytest.mark.parametrize(("topology", "ranks"), [(SQUARE, None), (STAR, None), (RELAY, (0, 1))])
+def test_right_schedules_are_right_in_both(
+    topology: Topology, ranks: tuple[int, ...] | None, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = _solved(topology, kind, ranks)
+    one, other = (_replayed(schedule, monkeypatch, many) for many in (-1, 1 << 16))
+    assert one.correct
+    assert one == other
+    assert loads_if_sound(schedule) == schedule.load
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from(NAMED_KINDS), st.sampled_from([SQUARE, STAR]))
+def test_broken_schedules_are_named_alike(data: st.DataObject, kind: str, topology: Topology) -> None:
+    whole = _solved(topology, kind, None)
+    transfers = list(whole.transfers)
+    place = data.draw(st.integers(0, len(transfers) - 1))
+    old = transfers[place]
+    how = data.draw(st.sampled_from(["lost", "twice", "late", "turned"]))
+    changed: dict[str, list[Transfer]] = {
+        "lost": [],
+        "twice": [old, old],
+        "late": [replace(old, step=old.step + data.draw(st.integers(1, 4)))],
+        "turned": [replace(old, reduce=not old.reduce)],
+    }
+    transfers[place : place + 1] = changed[how]
+    broken = replace(whole, transfers=tuple(sorted(transfers, key=lambda each: each.step)))
+    patch = pytest.MonkeyPatch()
+    one, other = (_replayed(broken, patch, many) for many in (-1, 1 << 16))
+    assert one == other
