@@ -7,8 +7,11 @@ whatever is simulated beside NCCL's model, most of all at small sizes. `time_us_
 our schedules what NCCL charges itself (`bench/clusters/overhead.py`); speed-ups are computed from that one.
 
 "selection" is the product's choice by `time_us`; "selection-with-overhead" is the choice that one makes who
-knows the overhead. Where `speed_up` is below 1, the best other method is faster: those rows stay, and the
-summary counts them. What could not be simulated is listed under `skipped` with its reason.
+knows the overhead. Both choose among what `synth solve` compares: above `LARGEST_EXPLICIT` ranks the named
+baselines are no part of that. Where `speed_up` is below 1, the best other method is faster: those rows stay,
+and the summary counts them. `least_us` is what any schedule takes at least (`synth.bounds.time_limits`). Runs
+whose latency and rate alone say that they are nobody's best at a size are left out: no choice and no speed-up
+depends on them. What else could not be simulated is listed under `skipped` with its reason.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 
 from arborcast.bench.clusters.candidates import Candidate, candidates
 from arborcast.bench.clusters.machines import QUICK, SPECS, Planning, load, network_switches, planning
-from arborcast.bench.clusters.overhead import Charge, Overhead
+from arborcast.bench.clusters.overhead import Charge, Overhead, wire_time_us
 from arborcast.bench.clusters.words import (
     SELECTION,
     WITH_OVERHEAD,
@@ -35,9 +38,11 @@ from arborcast.bench.clusters.words import (
 )
 from arborcast.bench.harness.document import timed_row, write_document
 from arborcast.bench.harness.processes import HOME, ChildError, answer
+from arborcast.synth.api import LARGEST_EXPLICIT
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.baselines.nccl_model import TREE, ModelTime, nccl_times
 from arborcast.synth.bounds import bound
+from arborcast.synth.bounds.time_limits import TimeLimit, time_limit
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -50,15 +55,18 @@ RESULTS = HOME / "bench" / "results" / "sweeps.json"
 SIZES = tuple(1 << power for power in range(10, 31, 2))
 """1 KiB to 1 GiB, every power of 4."""
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 """Of one machine and collective; a run that has begun is finished, and killed at `KILL_AT` times it."""
 
 KILL_AT = 2.0
 BROADCAST_UP_TO = 16
 """Ranks up to which broadcasts are swept too."""
 
-MANY_HOPS, VERY_MANY_HOPS = 300_000, 700_000
+MANY_HOPS, VERY_MANY_HOPS = 700_000, 1_500_000
 """Hops of a schedule from which every second, and every fifth size is simulated: a run takes seconds."""
+
+SLACK = 1e-9
+"""Part by which a least time that is added up in floating point may be above the simulated one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class _Found:
     collective: Collective
     limit: Bound
     planning: Planning
+    least: TimeLimit
     runs: dict[tuple[str, int], _Run] = field(default_factory=dict)
     models: dict[tuple[str, int], ModelTime] = field(default_factory=dict)
     skipped: list[dict[str, Any]] = field(default_factory=list)
@@ -111,7 +120,8 @@ def sweep(
     """
     deadline = Deadline.after(deadline_s)
     limit = bound(topology, collective)
-    found = _Found(topology, collective, limit, planning(topology, collective))
+    least = time_limit(topology, collective, limit)
+    found = _Found(topology, collective, limit, planning(topology, collective), least)
     _add_models(found, sizes)
     incomplete: set[int] = set()
     for candidate in candidates(topology, collective, limit, deadline):
@@ -152,11 +162,14 @@ def _simulate(found: _Found, candidate: Candidate, sizes: Sequence[int], deadlin
     if left_out:
         found.skip(candidate.name, f"not simulated: a run of {hops} hops takes seconds", left_out)
     plan = found.planning.plan
-    overhead = None
-    if plan is not None:
-        overhead = Overhead(candidate.schedule, plan, network_switches(found.topology))
+    network = network_switches(found.topology)
+    overhead = None if plan is None else Overhead(candidate.schedule, plan, network)
+    wire_us = wire_time_us(candidate.schedule)
     late = []
     for size in sizes[::every]:
+        least_us = max(wire_us, size / (1000 * float(candidate.schedule.rate))) * (1 - SLACK)
+        if _is_beaten(found, candidate.name, size, least_us, overhead):
+            continue
         if deadline.has_passed:
             late.append(size)
             continue
@@ -168,13 +181,35 @@ def _simulate(found: _Found, candidate: Candidate, sizes: Sequence[int], deadlin
     return {*left_out, *late}
 
 
+def _is_ours(found: _Found, name: str) -> bool:
+    """Whether `synth solve` compares it on so many ranks."""
+    return name not in BASELINES or found.topology.ranks <= LARGEST_EXPLICIT
+
+
+def _is_beaten(found: _Found, name: str, size: int, least_us: float, overhead: Overhead | None) -> bool:
+    """Whether something else of each group that it belongs to is faster than it can be, on both clocks."""
+    runs = [run for (_, its_size), run in found.runs.items() if its_size == size]
+    groups = [[run for run in runs if _is_ours(found, run.name)]] if _is_ours(found, name) else []
+    if name in BASELINES:
+        groups.append([run for run in runs if run.name in BASELINES])
+    charged_us = None if overhead is None else overhead.charge(least_us).time_us
+    for group in groups:
+        if not any(run.timing.time_us < least_us for run in group):
+            return False
+        if charged_us is None:
+            continue
+        if not any(run.charge is not None and run.charge.time_us < charged_us for run in group):
+            return False
+    return True
+
+
 def _rows(found: _Found, sizes: Sequence[int], complete: Sequence[int]) -> Iterable[dict[str, Any]]:
-    names = list(dict.fromkeys(name for name, _ in found.runs))
+    names = list(dict.fromkeys(name for name, _ in found.runs if _is_ours(found, name)))
     for method in (SELECTION, WITH_OVERHEAD):
         if method == WITH_OVERHEAD and found.planning.plan is None:
             continue
         for size in complete:
-            runs = [found.runs[name, size] for name in names]
+            runs = [found.runs[name, size] for name in names if (name, size) in found.runs]
             if runs:
                 best = min(runs, key=lambda run: _cost(run, method))
                 yield _row(found, method, best, served_by=best.name, **_speed_ups(found, best))
@@ -214,6 +249,7 @@ def _row(found: _Found, method: str, run: _Run, **more: Any) -> dict[str, Any]:
         "pieces": run.timing.pieces,
         "time_us_with_nccl_overhead": None if charge is None else charge.time_us,
         "protocol": None if charge is None else str(charge.protocol),
+        "least_us": float(found.least.at(run.timing.bytes)),
         **more,
     }
 

@@ -169,13 +169,15 @@ class Approach:
     def selection(self) -> Selection:
         """All candidates, of which the simulator knows the fastest at each size.
 
+        Where the request has a size, those that it takes to find a fast one there (see `compared`).
+
         Raises:
             InfeasibleError: no method has a schedule.
             TimedOutError: the deadline passed before there was any schedule.
         """
         from arborcast.synth.selection import compared
 
-        return compared(self.candidates(), self.collective.kind)
+        return compared(self.candidates(), self.collective.kind, size_bytes=self.request.size_bytes)
 
 
 def approach(

@@ -24,7 +24,18 @@ if TYPE_CHECKING:
 NEED_SIZE = tuple(ENCODINGS)
 """The methods that search for a schedule of given chunks, steps and rounds."""
 
-PATTERNS = ("ring", "multiring", "binary-tree", "levels", "halving-doubling", "swing", "recursive-doubling")
+PATTERNS = (
+    "ring",
+    "multiring",
+    "binary-tree",
+    "levels",
+    "halving-doubling",
+    "swing",
+    "recursive-doubling",
+    "bruck",
+    "pat",
+    "bine",
+)
 """The methods of libraries, whatever the graph is."""
 
 METHODS = ("trees", "mwu", "routes", *NEED_SIZE, *PATTERNS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import count, pairwise, takewhile
 
 from arborcast.synth.certificate import Bound
@@ -42,6 +43,10 @@ EXTRA_STEPS = 2
 """How many steps beyond the latency its candidates may take; more of them serve large messages only, where
 trees are as fast and pipelined."""
 
+NEAR_ENOUGH = Fraction(1, 500)
+"""Part of the least time (`synth.bounds.time_limits`) by which a schedule may miss it where a search for a
+faster one at that size ends: what is left to gain is not worth a second."""
+
 SIZES = tuple(takewhile(lambda size: size <= 1 << 30, (1 << power for power in count(10))))
 """The sizes at which candidates are compared to see where the choice changes: 1 KiB to 1 GiB."""
 
@@ -70,7 +75,12 @@ class Selection:
         """The one with the least simulated time; the first of equals."""
         from arborcast.synth.simulation.simulator import simulate
 
-        return min(self.schedules, key=lambda schedule: simulate(schedule, size_bytes).time_us)
+        best, best_us = self.schedules[0], simulate(self.schedules[0], size_bytes).time_us
+        for schedule in self.schedules[1:]:
+            if _carried_us(schedule, size_bytes) < best_us:
+                time_us = simulate(schedule, size_bytes).time_us
+                best, best_us = (schedule, time_us) if time_us < best_us else (best, best_us)
+        return best
 
     def fastest_in_time(self, size_bytes: int) -> AnySchedule:
         """`fastest`, where the deadline left all candidates their time.
@@ -105,12 +115,19 @@ class Selection:
         return tuple(choices)
 
 
-def compared(found: Iterator[AnySchedule], kind: Kind) -> Selection:
+def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:
+    """What the busiest link takes for its bytes alone, a little less for what a simulation rounds."""
+    return (1 - 1e-9) * size_bytes / (1000 * float(schedule.rate)) if schedule.rate else 0.0
+
+
+def compared(found: Iterator[AnySchedule], kind: Kind, *, size_bytes: int | None = None) -> Selection:
     """All candidates of a collective of this kind that could be built.
 
     Args:
         found: the candidates as they are built, which may end with any of the errors below.
         kind: named by the message where there is none.
+        size_bytes: where only this size is asked about: no more are built once one of them takes the least
+            time of any schedule but for `NEAR_ENOUGH`.
 
     Raises:
         InfeasibleError: no method has a schedule (the first method's own error, with its proof).
@@ -119,9 +136,14 @@ def compared(found: Iterator[AnySchedule], kind: Kind) -> Selection:
         TooManyRoutesError: only chunk schedules apply, and the topology is beyond them.
     """
     schedules: list[AnySchedule] = []
+    enough_us = 0.0
     try:
         for schedule in found:
             schedules.append(schedule)
+            if size_bytes is not None:
+                enough_us = enough_us or _enough_us(schedule, size_bytes)
+                if _takes_at_most(schedule, size_bytes, enough_us):
+                    break
     except TimedOutError as error:
         schedules += [] if error.best is None else [error.best]
         if not schedules:
@@ -132,6 +154,19 @@ def compared(found: Iterator[AnySchedule], kind: Kind) -> Selection:
             f"{kind}: no schedule was found with the effort of a comparison; without a size more is spent"
         )
     return Selection(tuple(schedules))
+
+
+def _enough_us(schedule: AnySchedule, size_bytes: int) -> float:
+    from arborcast.synth.bounds.time_limits import time_limit
+
+    least = time_limit(schedule.topology, schedule.collective, schedule.bound).at(size_bytes)
+    return float((1 + NEAR_ENOUGH) * least)
+
+
+def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float) -> bool:
+    from arborcast.synth.simulation.simulator import simulate
+
+    return _carried_us(schedule, size_bytes) <= time_us and simulate(schedule, size_bytes).time_us <= time_us
 
 
 def candidates(
@@ -179,6 +214,7 @@ def candidates(
     more = _more_candidates(topology.forwarding, collective, request, deadline, height)
     yield from more if topology.forwarding is topology else _on(topology, collective, more)
     if not request.is_about_trees:
+        yield from exchanges_written_out(topology, collective, request, deadline)
         yield from by_levels(topology, collective, None, deadline)
 
 
@@ -235,12 +271,36 @@ def implicit_candidates(
     left = replace(request, deadline_s=deadline.left_s)
     for lower in symmetric_frontier(topology.forwarding, collective, left, translations=translations):
         yield replace(lower, topology=topology, bound=best.bound)
+    yield from by_exchanges(topology, collective, best.bound, translations, deadline)
     yield from by_levels(topology, collective, best.bound, deadline)
     from arborcast.synth.baselines.square_rings import implicit_square_rings
 
     rings = implicit_square_rings(topology, collective, best.bound, translations)
     if rings is not None:
         yield rings
+
+
+def exchanges_written_out(
+    topology: Topology, collective: Collective, request: Request, deadline: Deadline
+) -> Iterator[Schedule]:
+    """`by_exchanges` on few ranks; raises the same."""
+    if collective.kind not in IMPLICIT_KINDS or len(collective.ranks) < topology.ranks:
+        return
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.symmetry.translation_search import translations_of
+
+    translations = translations_of(topology, seed=request.seed)
+    for found in by_exchanges(topology, collective, bound(topology, collective), translations, deadline):
+        yield found if isinstance(found, Schedule) else found.expand()
+
+
+def by_exchanges(
+    topology: Topology, collective: Collective, limit: Bound, translations: Translations, deadline: Deadline
+) -> Iterator[AnySchedule]:
+    """Exchanges by digits, where switches join the ranks; raises TimedOutError after the deadline."""
+    from arborcast.synth.baselines.exchanges import exchange_schedules
+
+    yield from exchange_schedules(topology, collective, limit, translations, deadline)
 
 
 def by_levels(

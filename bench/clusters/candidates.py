@@ -25,6 +25,7 @@ from arborcast.synth.selection import (
     LARGEST_FRONTIER,
     LARGEST_SHALLOW,
     by_levels,
+    exchanges_written_out,
     shallow_by_symmetry,
 )
 from arborcast.synth.topology import Topology
@@ -77,6 +78,7 @@ def candidates(
     else:
         full = _attempt("trees", lambda: trees(None), deadline)
         yield full
+        yield from _named(exchanges_written_out(topology, collective, Request(), deadline))
         yield from _named(by_levels(topology, collective, limit, deadline))
         if topology.ranks > LARGEST_SHALLOW:
             yield from _named(shallow_by_symmetry(topology, collective, Request(), deadline))
@@ -134,6 +136,8 @@ def _named(found: Iterator[AnySchedule]) -> Iterator[Candidate]:
                 case "levels":
                     shape = f"{facts['fan_out']} below, {facts['lanes']} lanes, {facts['copies']} copies"
                     name = f"levels ({shape})"
+                case "exchange":
+                    name = f"exchange ({facts['what']}, {facts['radices']})"
                 case "multiring":
                     name = f"{facts['rings']} rings"
                 case _:

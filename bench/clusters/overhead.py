@@ -10,9 +10,11 @@ its own algorithm of the same kind, for the best of its three protocols:
 *longest chain*: transfers that wait for each other, each at NCCL's figure for a hop, inside a host or across
 the network. *busiest rank*: the messages that one rank sends (or receives), at the same figure, on as many
 at a time as NCCL's plan has channels; without it a packing in which a rank talks to a thousand others would
-look free. What moves between two ranks in one step is one message. *share*: of NCCL's ring for rings and for
-what only copies, of its tree for all else that reduces. *wire*: the longest chain by the latencies of the
-links. It is part of NCCL's figures for a hop and is paid twice here, because what is simulated cannot be told
+look free. What moves between two ranks in one step is one message. *share*: of NCCL's tree where some rank
+adds several contributions to a chunk in one step, as on NCCL's trees; of its ring for all else, since a rank
+then takes from one other, adds and passes on. What is no ring pays the tree's figures for a hop, and where it
+has the ring's share, the ring's if those are more. *wire*: the longest chain by the latencies of the links.
+It is part of NCCL's figures for a hop and is paid twice here, because what is simulated cannot be told
 apart from it: the doubt goes against us. Two things are as generous to us as NCCL's model is to NCCL: pieces
 of a transfer cost nothing but their bytes, and of the longest chain and the busiest rank one hides the other.
 """
@@ -92,9 +94,9 @@ class Overhead:
             shares[protocol] = min((tree if self._as_tree else ring).rate / whole, Fraction(1))
         return shares
 
-    @property
+    @cached_property
     def _as_tree(self) -> bool:
-        return self.schedule.method.name not in RINGS and self.schedule.collective.kind.reduces
+        return self._moves.most_added_at_once > 1
 
     @cached_property
     def _moves(self) -> _Moves:
@@ -111,10 +113,18 @@ class Overhead:
             if algorithm == RING and self.plan.hosts > 1:
                 posting = NET_OVERHEAD_US[self.plan.cpu] * (3 if protocol is Protocol.SIMPLE else 1)
                 inside = max(inside, posting)
+            if algorithm == TREE and not self._as_tree:
+                inside = max(inside, HOP_US[RING, self.plan.medium][protocol])
+                across = max(across, HOP_US[RING, Medium.NETWORK][protocol])
             hop_us = np.where(moves.crosses, across, inside)
             busy_us = moves.busiest_us(hop_us) / self.plan.channels
             found[protocol] = BASE_US[algorithm][protocol] + max(moves.chain_us(hop_us), busy_us)
         return found
+
+
+def wire_time_us(schedule: AnySchedule) -> float:
+    """What a schedule takes for no bytes at all: its longest chain by the latencies of the links."""
+    return _Moves.of(schedule, frozenset()).wire_us
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,7 @@ class _Moves:
     step: NDArray[np.int64]
     crosses: NDArray[np.bool_]
     latency_us: NDArray[np.float64]
+    adds: NDArray[np.bool_]
 
     @classmethod
     def of(cls, schedule: AnySchedule, network: frozenset[int]) -> _Moves:
@@ -136,6 +147,7 @@ class _Moves:
         columns = np.array([(t.chunk, t.src, t.dst, t.step) for t in transfers], np.int64).reshape(-1, 4).T
         crosses = np.array([not network.isdisjoint(t.via) for t in transfers], np.bool_)
         latency = {(link.src, link.dst): float(link.latency_us) for link in schedule.topology.links}
+        adds = np.array([t.reduce for t in transfers], np.bool_)
         latency_us = np.array([sum(latency[hop] for hop in t.hops) for t in transfers], np.float64)
         chunk, src, dst, step = columns
         if isinstance(schedule, ImplicitSchedule):
@@ -145,8 +157,15 @@ class _Moves:
             chunk = (chunk[:, None] * order + elements).ravel()
             src, dst = (np.concatenate([ends[end] for end in those.tolist()]) for those in (src, dst))
             step, crosses = np.repeat(step, order), np.repeat(crosses, order)
-            latency_us = np.repeat(latency_us, order)
-        return cls(schedule.topology.ranks, schedule.chunk_count, chunk, src, dst, step, crosses, latency_us)
+            latency_us, adds = np.repeat(latency_us, order), np.repeat(adds, order)
+        ranks, chunks = schedule.topology.ranks, schedule.chunk_count
+        return cls(ranks, chunks, chunk, src, dst, step, crosses, latency_us, adds)
+
+    @property
+    def most_added_at_once(self) -> int:
+        """Of all ranks and chunks, the most contributions that come in one step."""
+        place = (self.step * self.ranks + self.dst) * self.chunks + self.chunk
+        return int(np.unique(place[self.adds], return_counts=True)[1].max(initial=0))
 
     @cached_property
     def wire_us(self) -> float:

@@ -28,6 +28,7 @@ UNITS = {
     "speed_up_over_nccl": "the same against the faster of NCCL's models",
     "speed_up_over_nccl_links_only": "against time_us, which flatters us: links beside a whole library",
     "speed_up_over_baselines_links_only": "against the simulated baselines, links only on both sides",
+    "least_us": "what any schedule takes at least by latencies and bandwidths of the links together",
     "share_of_optimum": "of the proven bound at the rates simulated",
 }
 NOTES = (

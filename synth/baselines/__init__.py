@@ -1,4 +1,4 @@
-"""The patterns that libraries use whatever the graph is: rings, trees by levels, butterflies.
+"""The patterns that libraries use whatever the graph is: rings, trees, butterflies.
 
 They are what the synthesized schedules are compared with, in the same format and under the same verifier
 and simulator. Each module makes one pattern; this is the entry that knows them by name.
@@ -25,6 +25,9 @@ SUPPORTED: Mapping[str, tuple[Kind, ...]] = {
     "halving-doubling": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
     "swing": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
     "recursive-doubling": (Kind.ALLREDUCE,),
+    "bruck": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
+    "pat": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
+    "bine": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
 }
 BASELINES = tuple(SUPPORTED)
 
@@ -81,6 +84,10 @@ def solve_baseline(
             from arborcast.synth.baselines.levels import solve_levels
 
             return solve_levels(topology, collective, bound, deadline)
+        case "bruck" | "pat" | "bine":
+            from arborcast.synth.baselines.cyclic import solve_cyclic
+
+            return solve_cyclic(topology, collective, method, bound, deadline)
         case _:
             from arborcast.synth.baselines.butterflies import solve_butterfly
 

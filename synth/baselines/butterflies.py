@@ -80,13 +80,14 @@ def doubling(count: int) -> Pattern:
     transfers = [Transfer(0, rank, rank - corners, 0, reduce=True) for rank in range(corners, count)]
     for step in range(dimension):
         for rank in range(corners):
-            other = _partner("recursive-doubling", rank, step, corners)
+            other = partner("recursive-doubling", rank, step, corners)
             transfers.append(Transfer(0, rank, other, fold + step, reduce=True))
     transfers += (Transfer(0, rank - corners, rank, fold + dimension) for rank in range(corners, count))
     return Pattern("recursive-doubling", count, None, (Chunk(Fraction(1), 0),), tuple(transfers))
 
 
-def _partner(method: str, rank: int, step: int, corners: int) -> int:
+def partner(method: str, rank: int, step: int, corners: int) -> int:
+    """The rank that one exchanges with in a step; whose partner is the rank."""
     if method != "swing":
         return rank ^ 1 << step
     distance = (1 - int((-2) ** (step + 1))) // 3
@@ -101,10 +102,10 @@ def _halve(method: str, dimension: int) -> Iterator[tuple[int, int, int, int]]:
     def reached(rank: int, step: int) -> frozenset[int]:
         if step == dimension:
             return frozenset([rank])
-        return reached(rank, step + 1) | reached(_partner(method, rank, step, corners), step + 1)
+        return reached(rank, step + 1) | reached(partner(method, rank, step, corners), step + 1)
 
     for step in range(dimension):
         for rank in range(corners):
-            other = _partner(method, rank, step, corners)
+            other = partner(method, rank, step, corners)
             for block in sorted(reached(other, step + 1)):
                 yield block, rank, other, step

@@ -6,7 +6,7 @@ several), and the widest way, up to a fixed number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -41,20 +41,33 @@ class Path:
 Paths: TypeAlias = Mapping[Pair, tuple[Path, ...]]
 
 
-def switch_paths(topology: Topology, ranks: Sequence[int]) -> Paths:
-    """The ways between each two of the ranks that have one, the widest first, then the shortest."""
+def switch_paths(topology: Topology, ranks: Sequence[int], sources: Sequence[int] = ()) -> Paths:
+    """The ways between each two of the ranks that have one, the widest first, then the shortest.
+
+    Where `sources` are given, only the ways that begin there.
+    """
     receivers: dict[Vertex, list[Vertex]] = {vertex: [] for vertex in range(topology.size)}
     taking_part = set(ranks)
     for link in topology.links:
         if topology.is_switch(link.dst) or link.dst in taking_part:
             receivers[link.src].append(link.dst)
-    found: dict[Pair, tuple[Path, ...]] = {}
-    for src in ranks:
-        for dst, ways in sorted(_ways_from(topology, src, receivers).items()):
-            paths = [_path(topology, way) for way in sorted(ways)]
-            paths.sort(key=lambda path: (-path.width, len(path.via), path.via))
-            found[src, dst] = tuple(paths[:PATHS_PER_PAIR])
-    return found
+    return {
+        (src, dst): ways for src in sources or ranks for dst, ways in _sorted_ways(topology, src, receivers)
+    }
+
+
+def widest(ways: Sequence[Path]) -> tuple[Path, ...]:
+    """Those of sorted ways that are as wide and as short as the first."""
+    return tuple(way for way in ways if way.width == ways[0].width and len(way.via) == len(ways[0].via))
+
+
+def _sorted_ways(
+    topology: Topology, src: int, receivers: Mapping[Vertex, Sequence[Vertex]]
+) -> Iterator[tuple[int, tuple[Path, ...]]]:
+    for dst, ways in sorted(_ways_from(topology, src, receivers).items()):
+        paths = [_path(topology, way) for way in sorted(ways)]
+        paths.sort(key=lambda path: (-path.width, len(path.via), path.via))
+        yield dst, tuple(paths[:PATHS_PER_PAIR])
 
 
 def _ways_from(

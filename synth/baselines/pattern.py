@@ -16,7 +16,7 @@ from operator import le
 from typing import Any
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
-from arborcast.synth.baselines.paths import Pair, Path, Paths, switch_paths
+from arborcast.synth.baselines.paths import Pair, Path, Paths, switch_paths, widest
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -66,7 +66,7 @@ def lay(
         InfeasibleError: the pattern does not fit the graph, or no embedding was found within the budget.
         TimedOutError: the deadline passed.
     """
-    paths = {pair: _widest(ways) for pair, ways in switch_paths(topology, collective.ranks).items()}
+    paths = {pair: widest(ways) for pair, ways in switch_paths(topology, collective.ranks).items()}
     natural = _natural_order(collective)
     if all((natural[src], natural[dst]) in paths for src, dst in pattern.loads):
         order = natural
@@ -75,10 +75,6 @@ def lay(
     method = Method(pattern.name, settings=(("order", ",".join(map(str, order))),))
     chunks, transfers = _lanes(pattern, order, paths)
     return Schedule.build(topology, collective, method, bound, chunks, transfers)
-
-
-def _widest(ways: Sequence[Path]) -> tuple[Path, ...]:
-    return tuple(way for way in ways if way.width == ways[0].width and len(way.via) == len(ways[0].via))
 
 
 def _natural_order(collective: Collective) -> tuple[int, ...]:

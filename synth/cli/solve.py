@@ -60,6 +60,9 @@ MethodName = Literal[
     "halving-doubling",
     "swing",
     "recursive-doubling",
+    "bruck",
+    "pat",
+    "bine",
 ]
 
 

@@ -15,6 +15,7 @@ from arborcast.backends.lowering.additions import adds_alike
 from arborcast.synth.baselines import BASELINES, SUPPORTED, solve_baseline
 from arborcast.synth.baselines.binary_tree import double_tree
 from arborcast.synth.baselines.butterflies import butterfly
+from arborcast.synth.baselines.cyclic import around, bine
 from arborcast.synth.baselines.multiring import BY_HIGHS
 from arborcast.synth.baselines.paths import switch_paths
 from arborcast.synth.collective import Collective, Kind
@@ -197,6 +198,31 @@ def test_recursive_doubling_sends_the_whole_buffer_in_each_step(count: int, time
     # at 25.
     assert simulate(schedule, 8_000, pieces=1).time_us == pytest.approx(time_us)
     assert adds_alike(schedule)
+
+
+@pytest.mark.parametrize(
+    ("method", "drawn"),
+    [
+        ("bruck", ["0-1", "0-2 1-3", "0-4 1-5"]),  # of six places; who has the block, and who gets it
+        ("pat", ["0-4", "0-2", "0-1 2-3 4-5"]),
+    ],
+)
+def test_trees_on_a_circle(method: str, drawn: list[str]) -> None:
+    moves = around(Kind.ALLGATHER, 6, method).transfers
+    for block in range(6):
+        for step, words in enumerate(drawn):
+            pairs = [tuple((int(end) + block) % 6 for end in word.split("-")) for word in words.split()]
+            found = [(move.src, move.dst) for move in moves if (move.chunk, move.step) == (block, step)]
+            assert sorted(found) == sorted(pairs)
+
+
+def test_a_bine_tree_goes_far_first() -> None:
+    # Of eight: distances 3, -1 and 1 from even places, as negabinary numbers say, and back from odd ones.
+    drawn = ["0-3", "0-7 3-4", "0-1 3-2 7-6 4-5"]
+    moves = bine(Kind.BROADCAST, 8).transfers
+    for step, words in enumerate(drawn):
+        pairs = {tuple(map(int, word.split("-"))) for word in words.split()}
+        assert {(move.src, move.dst) for move in moves if move.step == step} == pairs
 
 
 @pytest.mark.parametrize("method", ["halving-doubling", "swing"])
