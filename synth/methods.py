@@ -30,6 +30,7 @@ PATTERNS = (
     "binary-tree",
     "levels",
     "halving-doubling",
+    "multiport",
     "swing",
     "recursive-doubling",
     "bruck",

@@ -23,6 +23,7 @@ SUPPORTED: Mapping[str, tuple[Kind, ...]] = {
     "binary-tree": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
     "levels": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
     "halving-doubling": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
+    "multiport": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
     "swing": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
     "recursive-doubling": (Kind.ALLREDUCE,),
     "bruck": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),

@@ -2,6 +2,8 @@
 
     method              partner of r in step s     what they exchange
     halving-doubling    r XOR 2**s                 the blocks that belong on the other side, then sums back
+    multiport           the same, log2(n) times  a part for each bit, which begins with it: all links of a
+                                               hypercube, such as a torus of 4 x 4, are busy at once
     swing               r + d(s), r - d(s) if odd  the same; d = 1, -1, 3, -5, ...: (1 - (-2)**(s+1)) / 3
     recursive-doubling  r XOR 2**s                 all they have: half of the steps, log2(n) times the bytes
 
@@ -15,6 +17,7 @@ ones, and hands them the result at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
@@ -43,7 +46,13 @@ def solve_butterfly(
             f"{method}: {collective.kind} needs a power of two of ranks, got {count}; "
             "methods trees and ring take any number"
         )
-    pattern = doubling(count) if method == "recursive-doubling" else butterfly(collective.kind, count, method)
+    match method:
+        case "recursive-doubling":
+            pattern = doubling(count)
+        case "multiport":
+            pattern = multiport(collective.kind, count)
+        case _:
+            pattern = butterfly(collective.kind, count, method)
     return lay(topology, collective, bound, pattern, deadline)
 
 
@@ -70,6 +79,35 @@ def butterfly(kind: Kind, count: int, method: str) -> Pattern:
         transfers += (Transfer(block, rank - corners, rank, step) for rank in extra)
     chunks = tuple(Chunk(Fraction(1, corners), block) for block in range(corners))
     return Pattern(method, count, None, chunks, tuple(transfers))
+
+
+def multiport(kind: Kind, count: int) -> Pattern:
+    """The pattern of halving-doubling in parts, each with the bits of all positions rotated by one more.
+
+    Where the number of positions is no power of two, they do not rotate and there is one part.
+    """
+    once = butterfly(kind, count, "halving-doubling")
+    dimension = 1 if count & (count - 1) else max(1, count.bit_length() - 1)
+
+    def rotated(position: int, bits: int) -> int:
+        return position if not bits else (position << bits | position >> dimension - bits) % count
+
+    chunks = tuple(
+        Chunk(chunk.share / dimension, rotated(chunk.owner, part))
+        for part in range(dimension)
+        for chunk in once.chunks
+    )
+    transfers = tuple(
+        replace(
+            move,
+            chunk=part * len(once.chunks) + move.chunk,
+            src=rotated(move.src, part),
+            dst=rotated(move.dst, part),
+        )
+        for part in range(dimension)
+        for move in once.transfers
+    )
+    return Pattern("multiport", count, None, chunks, transfers)
 
 
 def doubling(count: int) -> Pattern:

@@ -58,6 +58,7 @@ MethodName = Literal[
     "binary-tree",
     "levels",
     "halving-doubling",
+    "multiport",
     "swing",
     "recursive-doubling",
     "bruck",

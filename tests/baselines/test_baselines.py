@@ -233,12 +233,22 @@ def test_halving_moves_as_little_as_a_ring(count: int, method: str) -> None:
     assert max(t.step for t in pattern.transfers) + 1 == 2 * (count.bit_length() - 1)
 
 
+def test_many_ports_keep_all_links_of_a_hypercube_busy() -> None:
+    schedule = solved(topologies.load("torus:4x4"), "allreduce", "multiport")
+    assert schedule.is_optimal  # one part alone has 15/32 of the rate
+    assert schedule.steps == 8
+
+
 @pytest.mark.parametrize("method", BASELINES)
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8])
 def test_every_kind_on_full_graphs(method: str, count: int) -> None:
     fabric = topologies.load(f"full:{count}")
     for kind in SUPPORTED[method]:
-        if method in {"halving-doubling", "swing"} and kind is not Kind.ALLREDUCE and count & (count - 1):
+        if (
+            method in {"halving-doubling", "multiport", "swing"}
+            and kind is not Kind.ALLREDUCE
+            and count & (count - 1)
+        ):
             with pytest.raises(InfeasibleError, match=f"{kind} needs a power of two of ranks, got {count}"):
                 solved(fabric, kind, method)
         else:
