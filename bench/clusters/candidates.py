@@ -39,6 +39,9 @@ LARGEST_BROADCAST = 8
 MOST_TRANSFERS = 500_000
 """Of a baseline: what its simulation takes grows with them, and seconds are long over many sizes."""
 
+FEW_CHUNKS = ("binary-tree", "levels", "recursive-doubling", "bine")
+"""Baselines that do not cut the buffer into as many blocks as there are ranks."""
+
 LEAST_S = 0.01
 """Of a deadline: solvers refuse one of zero."""
 
@@ -185,7 +188,7 @@ def _frontier(topology: Topology, collective: Collective, deadline: Deadline) ->
 
 def _too_large(name: str, topology: Topology, collective: Collective) -> str | None:
     ranks = len(collective.ranks)
-    blocks = 1 if collective.root is not None or name == "binary-tree" else ranks
+    blocks = 1 if collective.root is not None or name in FEW_CHUNKS else ranks
     transfers = blocks * (ranks - 1) * (2 if collective.kind is Kind.ALLREDUCE else 1)
     if transfers > MOST_TRANSFERS:
         return f"not simulated above {MOST_TRANSFERS} transfers, {ranks} ranks need at least {transfers}"

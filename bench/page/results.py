@@ -42,8 +42,9 @@ FIGURES = tuple(
     epoch_passes epochs_to_target equation_error equation_us equivalent error evaluation_difference
     evaluation_loss explicit_bytes failed failures file_bytes first_loss first_ms first_seconds floor_us
     fragments gain gap gradient_bytes gradient_difference gradients_bytes group hangs height hung inside_us
-    joined last_loss layers learning_rate left_over left_ranks legal_cuts limit_bytes limit_gib limit_s
-    live_bytes load_seconds loss loss_difference lost_ms mbit measured median_s memory_bytes microbatches
+    joined last_loss layers learning_rate least_us left_over left_ranks legal_cuts limit_bytes limit_gib
+    limit_s live_bytes load_seconds loss loss_difference lost_ms mbit measured median_s memory_bytes
+    microbatches
     missed most_lost_ms nic_gbit optimizer_bytes optimum ordering_ms ours_over_bound ours_us over_bound
     over_fault_free_ring over_nccl over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean
     over_nccl_relays_most over_ring paper_microbatches paper_speed_up parameters parameters_bytes parts

@@ -237,4 +237,4 @@ def test_on_many_ranks_trees_by_levels_are_written_out() -> None:
         for schedule in replace(asked, only_implicit=False).candidates()
         if isinstance(schedule, Schedule)
     ]
-    assert explicit and {schedule.method.name for schedule in explicit} == {"levels"}
+    assert explicit and {schedule.method.name for schedule in explicit} == {"exchange", "levels"}
