@@ -96,6 +96,7 @@ bench: install
 	# Other synthesizers are asked where their checkouts are named: make bench PEERS="--forestcoll PATH --tacos PATH".
 	# Without, the results of the last time stay.
 	$(if $(PEERS),$(BIN)/python bench/peers.py $(PEERS))
+	$(BIN)/python bench/history.py
 	$(BIN)/python bench/report.py -o out/bench.html --headline README.md --tables docs/figures.md --csv out/figures
 
 # Torch's own tests over our groups and over gloo: an hour.

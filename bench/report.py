@@ -22,6 +22,7 @@ from arborcast.bench.page import (
     degraded,
     faults,
     fragments,
+    history,
     in_network,
     loopback,
     planners,
@@ -40,7 +41,7 @@ from arborcast.bench.page import (
     training,
 )
 from arborcast.bench.page.headline import headline
-from arborcast.bench.page.parts import Cell, Column, Section, table, text
+from arborcast.bench.page.parts import Cell, Column, Section, Text, table, text
 from arborcast.bench.page.render import (
     escape_markdown,
     page_html,
@@ -49,6 +50,7 @@ from arborcast.bench.page.render import (
     table_markdown,
 )
 from arborcast.bench.page.results import Document, read_results
+from arborcast.bench.page.targets import tally
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 
@@ -79,6 +81,7 @@ SECTIONS: tuple[Section, ...] = (
     *plans.SECTIONS,
     *planners.SECTIONS,
     *sharded.SECTIONS,
+    history.SECTION,
 )
 """In the order of the page and of its tables in Markdown."""
 
@@ -165,17 +168,31 @@ def _sections(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
         "question": lambda one: Cell(str(one.get("question"))),
         ">rows": lambda one: Cell(str(len(one.rows)), len(one.rows)),
     }
-    rest = {"anchor": "others", "title": "What else is in the results?", "kind": "", "sources": others}
+    rest = _UNANSWERED | {"anchor": "others", "title": "What else is in the results?", "sources": others}
     return [*sections, *([rest | {"parts": [table(columns, others)]}] if others else [])]
+
+
+_UNANSWERED = {"kind": "", "answer": None, "targets": "", "missed": False}
 
 
 def _section(section: Section, document: Document | None) -> dict[str, Any]:
     found = {"anchor": section.anchor, "title": section.title}
     if document is None:
         ask = text(f"Not measured yet: run `{section.command}`.", tone="quiet")
-        return found | {"kind": "", "parts": [ask], "sources": []}
-    parts = [text(section.about, tone="quiet"), *section.answer(document)]
-    return found | {"kind": section.kind, "parts": parts, "sources": [document]}
+        return found | _UNANSWERED | {"parts": [ask], "sources": []}
+    counted = tally(document)
+    parts = list(section.answer(document))
+    first = next((part for part in parts if isinstance(part, Text) and part.tone != "quiet"), None)
+    is_said = first is not None and counted.words in sentence_markdown(first.sentence)
+    targets = f"{counted.words}." if counted.all and not is_said else ""
+    return found | {
+        "kind": section.kind,
+        "answer": None if first is None else first.sentence,
+        "targets": targets,
+        "missed": counted.missed + counted.unknown > 0,
+        "parts": [text(section.about, tone="quiet"), *(part for part in parts if part is not first)],
+        "sources": [document],
+    }
 
 
 def main() -> None:

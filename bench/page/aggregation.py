@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from arborcast.bench.page.charts import Line, LineChart
-from arborcast.bench.page.parts import Cell, Part, Picture, Section, Table, all_rows, columns, grid, lines
+from arborcast.bench.page.parts import (
+    Cell,
+    Part,
+    Picture,
+    Section,
+    Strong,
+    Table,
+    all_rows,
+    columns,
+    grid,
+    lines,
+    text,
+)
 from arborcast.bench.page.results import Document, groups
-from arborcast.bench.page.words import count, percent
+from arborcast.bench.page.words import count, percent, plural, size, times
 
 OURS = "added as they pass"
 LABELS = {
@@ -20,6 +32,7 @@ SHOWN_AT = (64 << 10, 64 << 20)
 
 
 def _answer(document: Document) -> Iterator[Part]:
+    yield from _headline(document)
     boxes = []
     drawable = document.rows[document.rows["share_of_nominal"].notna()]
     for (name, ranks), rows in groups(drawable, "topology", "ranks"):
@@ -43,6 +56,21 @@ def _answer(document: Document) -> Iterator[Part]:
         ),
         document.rows,
     )
+
+
+def _headline(document: Document) -> Iterator[Part]:
+    """Of the largest size, the least and the most that switches which add gain."""
+    rows = document.rows[document.rows["share_of_nominal"].notna()]
+    rows = rows[rows["bytes"] == rows["bytes"].max()]
+    added = rows[rows["method"] == OURS].groupby("topology")["share_of_nominal"].max()
+    others = rows[rows["method"].str.startswith("forwarded")].groupby("topology")["share_of_nominal"].max()
+    gains = (added / others).dropna()
+    if len(gains):
+        yield text(
+            f"At {size(rows['bytes'].max())} switches that add are ",
+            Strong(f"{times(gains.min())} to {times(gains.max())}"),
+            f" as fast as the best schedule of switches that forward, on {plural(len(gains), 'fabric')}.",
+        )
 
 
 def summary(document: Document) -> Table:

@@ -10,6 +10,7 @@ from arborcast.bench.page.parts import (
     Column,
     Part,
     Section,
+    Strong,
     Table,
     all_rows,
     cell,
@@ -19,16 +20,22 @@ from arborcast.bench.page.parts import (
     verdict,
 )
 from arborcast.bench.page.results import Document, Row, groups, records
-from arborcast.bench.page.targets import tally
-from arborcast.bench.page.words import DASH, percent
+from arborcast.bench.page.words import DASH, percent, plural
 
 PLANNED = "planned"
 
 
 def _answer(document: Document) -> Iterator[Part]:
-    counted = tally(document)
-    if counted.all:
-        yield text(f"{counted.words}.", tone="good" if counted.met == counted.all else "bad")
+    rows = document.rows[document.rows["share_of_limit"].notna()]
+    shares, pairwise = (rows[rows["method"] == name]["share_of_limit"] for name in (PLANNED, "pairwise"))
+    if len(shares):
+        yield text(
+            "Planned exchanges reach ",
+            Strong(percent(shares.median())),
+            f" of the proven limit in the median of {plural(len(shares), 'case')}, at the least "
+            + percent(shares.min())
+            + (f"; pairwise {percent(pairwise.median())} in the median." if len(pairwise) else "."),
+        )
     yield all_rows(_COLUMNS, document.rows)
 
 

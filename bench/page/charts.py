@@ -1,50 +1,31 @@
-"""Charts as values, drawn by matplotlib as SVG that stands inside the page.
+"""Charts of the page: values that say what is shown, drawn by Altair as SVG that lies inside the page.
 
+Vega draws when the page is made, not when it is read: the page holds no script of it and needs no network.
 Colours are variables of the page's style sheet, so that a chart follows the reader's light or dark mode, and
 points tell their figures when the reader points at them. The same chart is drawn once.
 """
 
 from __future__ import annotations
 
-import io
+import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from html import escape
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
+from xml.etree import ElementTree
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+import altair as alt
+import pandas as pd
+import vl_convert
 
 from arborcast.bench.page.words import Format, digits, size, times
 
-WIDTH_INCHES = 5.0
-"""360 points: a phone's width, so that letters stay readable."""
+WIDTH = 360
+"""Pixels of a whole chart: a phone's width, so that letters stay readable."""
 
-_COLOURS = {
-    "ours": "#0b63b6",
-    "base": "#a3a9b1",
-    "quiet": "#1c1e21",
-    "line": "#e3e5e8",
-    "bad": "#b3261e",
-    "loss": "#f7e4e3",
-    "label": "#646a73",
-    "paper": "#fefefe",
-}
-"""As matplotlib is told; each becomes the variable of its name."""
-
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "arborcast",
-    "font.size": 10.5,
-    "font.family": "sans-serif",
-    "text.parse_math": False,
-    "path.simplify": False,
-}
+TONES = ("ours", "base", "quiet", "line", "bad", "loss", "label", "paper")
+"""Variables of the page's style sheet that are colours."""
 
 
 @dataclass(frozen=True)
@@ -138,66 +119,125 @@ class Graph:
     cables: tuple[tuple[int | str, int | str, float, bool, str], ...]
 
 
-Chart: TypeAlias = LineChart | DotChart | Graph
+@dataclass(frozen=True)
+class Steps:
+    """A figure that keeps its value until the next place, over evenly spaced places such as commits.
+
+    Attributes:
+        description: for those who do not see it.
+        places: what stands below each place.
+        points: the number of the place, by number, and the value from there on.
+        upright: names a value.
+    """
+
+    description: str
+    places: tuple[str, ...]
+    points: tuple[tuple[int, float], ...]
+    upright: Format
+
+
+Chart: TypeAlias = LineChart | DotChart | Graph | Steps
+Layers: TypeAlias = list[alt.Chart]
 
 
 @lru_cache(maxsize=512)
 def svg(chart: Chart) -> str:
     """The chart's markup, with every text in it escaped; nothing where it has nothing to show."""
-    with mpl.rc_context(_STYLE):
-        match chart:
-            case LineChart():
-                drawn = _lines(chart)
-            case DotChart():
-                drawn = _dots(chart)
-            case Graph():
-                drawn = _graph(chart)
-        return "" if drawn is None else _markup(*drawn, chart.description)
+    match chart:
+        case LineChart():
+            drawn = _lines(chart)
+        case DotChart():
+            drawn = _dots(chart)
+        case Graph():
+            drawn = _graph(chart)
+        case Steps():
+            drawn = _steps(chart)
+    return "" if drawn is None else _markup(drawn, chart.description)
 
 
-Drawn: TypeAlias = tuple[Figure, list[list[str]]]
-"""A figure, and what is told of its artists by the number in their `gid`: of each of its points, or of it."""
+def _markup(chart: alt.LayerChart, description: str) -> str:
+    """Drawn by Vega; what a mark says to a screen reader is what it says on pointing, too."""
+    whole = vl_convert.vegalite_to_svg(chart.to_json(validate=False))
+    ElementTree.register_namespace("", "http://www.w3.org/2000/svg")
+    root = ElementTree.fromstring(whole)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        said = element.attrib.pop("aria-label", "")
+        element.attrib = {name: value for name, value in element.attrib.items() if name in _KEPT}
+        if said:
+            title = ElementTree.Element("title")
+            title.text = said
+            element.insert(0, title)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": description}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
-def _markup(figure: Figure, hints: Sequence[Sequence[str]], description: str) -> str:
-    file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Type")))
-    whole = re.sub(r"\s*\n\s*", "\n", re.sub(r"<metadata>.*?</metadata>", "", file.getvalue(), flags=re.S))
-    view = re.search(r'viewBox="([^"]*)"', whole)
-    inside = whole[whole.index(">", whole.index("<svg")) + 1 :]
-    for name, colour in _COLOURS.items():
-        inside = inside.replace(colour, f"var(--{name})")
-    inside = re.sub(  # an id once in a page; glyphs and clips are the same wherever they have the same name
-        r' id="(?:(?P<hint>hint-\d+)|(?:figure|axes|patch|line2d|text|matplotlib[^"]*|[a-zA-Z]+_\d+)[^"]*)"',
-        lambda found: f' data-at="{found["hint"]}"' if found["hint"] else "",
-        inside,
+_KEPT = frozenset(
+    """
+    viewBox d transform x y x1 y1 x2 y2 dx dy width height fill fill-opacity stroke stroke-width
+    stroke-dasharray stroke-linecap stroke-opacity opacity font-size font-weight font-family text-anchor
+    """.split()  # noqa: SIM905 - names read better without quotes
+)
+"""Attributes of a drawing; the others name its parts for scripts."""
+
+
+def _whole(layers: Layers, width: float, height: float, padding: Sequence[float]) -> alt.LayerChart:
+    """Layers above each other; the padding is that of the left, top, right and bottom."""
+    drawn: alt.LayerChart = (
+        alt.layer(*layers)
+        .properties(
+            width=width,
+            height=height,
+            padding=dict(zip(("left", "top", "right", "bottom"), padding, strict=True)),
+            autosize="none",
+        )
+        .configure(font="sans-serif", background="transparent")
+        .configure_view(stroke=None)
+        .configure_axis(
+            domain=False,
+            ticks=False,
+            gridColor=colour("line"),
+            labelColor=colour("label"),
+            labelFontSize=10.5,
+            labelOverlap=False,
+            labelPadding=5,
+            aria=False,
+        )
+        .configure_text(fontSize=10.5, aria=False, baseline="middle")
+        .configure_rule(aria=False)
+        .configure_rect(aria=False)
+        .configure_line(aria=False)
     )
-    groups = re.split(r' data-at="hint-(\d+)">', inside)
-    drawn = [groups[0]]
-    for number, group in zip(groups[1::2], groups[2::2], strict=True):
-        titles = [f"<title>{escape(hint)}</title>" for hint in hints[int(number)]]
-        first, *points = re.split(r"(<use[^>]*)/>", group)
-        drawn += [">", *(() if points else titles), first]
-        for at in range(0, len(points), 2):
-            drawn += [points[at], ">", *titles[at // 2 : at // 2 + 1], "</use>", points[at + 1]]
-    inside = "".join(drawn)
-    box = view[1] if view else ""
-    return f'<svg viewBox="{box}" role="img" aria-label="{escape(description)}">{inside}'
+    return drawn
 
 
-def _axes(height_inches: float, left: float, right: float, bottom: float, top: float) -> tuple[Figure, Axes]:
-    """Axes with these margins in inches, and no frame."""
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches))
-    width, height = WIDTH_INCHES - left - right, height_inches - bottom - top
-    axes = figure.add_axes(
-        (left / WIDTH_INCHES, bottom / height_inches, width / WIDTH_INCHES, height / height_inches)
-    )
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelcolor=_COLOURS["label"])
-    return figure, axes
+def colour(tone: str) -> str:
+    """The variable of the page's style sheet."""
+    return f"var(--{tone})"
 
 
-def _lines(chart: LineChart) -> Drawn | None:
+_COLOUR = alt.Color("tone:N", legend=None, scale=alt.Scale(domain=TONES, range=list(map(colour, TONES))))
+_HINT = alt.Description("hint:N")
+_WIDTH = alt.StrokeWidth("width:Q", scale=None, legend=None)
+_DASHES = alt.StrokeDash("dashes:N", scale=None, legend=None)
+
+
+_X, _Y = alt.X("x:Q"), alt.Y("y:Q")
+
+
+def _axis(ticks: Sequence[float], named: Format, **more: Any) -> alt.Axis:
+    """An axis with these ticks, each under its name in our words."""
+    names = json.dumps([named(tick) for tick in ticks])
+    last = max(1, len(ticks) - 1)  # Vega counts ticks from 0 to 1
+    shown = f"{names}[round(datum.index * {last})]"
+    return alt.Axis(values=list(ticks), title=None, labelExpr=shown, **more)
+
+
+def _scale(low: float, high: float, kind: Literal["log", "linear"] = "log") -> alt.Scale:
+    return alt.Scale(type=kind, domain=[low, high], nice=False, zero=False)
+
+
+def _lines(chart: LineChart) -> alt.LayerChart | None:
     shown = [(line, [point for point in line.points if min(point) > 0]) for line in chart.lines]
     shown = [(line, points) for line, points in shown if points]
     if not shown:
@@ -206,39 +246,67 @@ def _lines(chart: LineChart) -> Drawn | None:
     sizes = sorted({x for _, points in shown for x, _ in points})
     values = [y for _, points in shown for _, y in points] + ([] if chart.equal is None else [chart.equal])
     low, high = min(values) / 1.12, max(values) * 1.12
-    figure, axes = _axes(3.1, 0.55, 1.0, 0.35, 0.1)
-    axes.set(xscale="log", yscale="log", ylim=(low, high))
-    if len(sizes) > 1:
-        axes.set_xlim(sizes[0], sizes[-1])
+    wide = (sizes[0], sizes[-1]) if len(sizes) > 1 else (sizes[0] / 2, sizes[0] * 2)
+    below = sizes[::-1][:: max(1, math.ceil((len(sizes) - 1) / 4))][::-1]
+    x = _X.scale(_scale(*wide)).axis(_axis(below, chart.across, grid=False))
     ticks = log_ticks(low, high)
-    axes.yaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
-    axes.set_yticklabels(map(name, ticks))
-    below = sizes[::-1][:: max(1, math.ceil((len(sizes) - 1) / 4))]
-    axes.xaxis.set(major_locator=FixedLocator(below), minor_locator=NullLocator())
-    axes.set_xticklabels(map(chart.across, below))
-    axes.grid(axis="y", color=_COLOURS["line"], linewidth=0.8)
-    if chart.equal is not None:
-        axes.axhspan(low, chart.equal, color=_COLOURS["loss"], linewidth=0, zorder=0)
-        axes.axhline(chart.equal, color=_COLOURS["quiet"], linewidth=0.8)
-        if chart.below and math.log(chart.equal / low) > 0.08 * math.log(high / low):
-            axes.text(0.01, 0.015, chart.below, color=_COLOURS["bad"], fontsize=9.5, transform=axes.transAxes)
-    hints: list[list[str]] = []
-    for line, points in sorted(shown, key=lambda each: (each[0].drawn == "points", each[0].tone == "ours")):
-        colour, is_ours = _COLOURS[line.tone], line.tone == "ours"
-        if line.drawn != "points":
-            style = "--" if line.dashed else "-"
-            axes.plot(*zip(*points, strict=True), style, color=colour, linewidth=1.9 if is_ours else 1.2)
-        if line.drawn != "curve":
-            size_pt = 5.0 if line.drawn == "points" else 3.2
-            gid = f"hint-{len(hints)}"
-            xs, ys = zip(*points, strict=True)
-            axes.plot(xs, ys, "o", color=colour, markersize=size_pt, gid=gid, clip_on=False, zorder=3)
-            hints.append([f"{line.label}, {chart.across(x)}: {exact(y)}" for x, y in points])
-    _end_labels(axes, [(line, points[-1][1]) for line, points in shown if line.label], (low, high))
-    return figure, hints
+    y = _Y.scale(_scale(low, high)).axis(_axis(ticks, name))
+    rows = pd.DataFrame(
+        {
+            "x": at,
+            "y": value,
+            "line": number,
+            "tone": line.tone,
+            "drawn": line.drawn,
+            "dashes": [4, 3] if line.dashed else [1, 0],
+            "width": 1.9 if line.tone == "ours" else 1.2,
+            "area": 28 if line.drawn == "points" else 14,
+            "hint": f"{line.label}, {chart.across(at)}: {exact(value)}",
+        }
+        for number, (line, points) in enumerate(_ours_last(shown))
+        for at, value in points
+    )
+    curves = alt.Chart(rows[rows["drawn"] != "points"]).mark_line()
+    points = alt.Chart(rows[rows["drawn"] != "curve"]).mark_circle(opacity=1)
+    layers: Layers = [] if chart.equal is None else _shade(chart, (low, high), wide)
+    layers += [
+        curves.encode(x, y, _COLOUR, alt.Detail("line:N"), _WIDTH, strokeDash=_DASHES),
+        points.encode(x, y, _COLOUR, _HINT, size=alt.Size("area:Q", scale=None)),
+        *_end_labels([(line, points[-1][1]) for line, points in shown if line.label], (low, high)),
+    ]
+    left = _room(map(name, ticks), 40)
+    right = _room((line.label for line, _ in shown), 72)
+    return _whole(layers, WIDTH - left - right, 190, (left, 8, right, 26))
 
 
-def _end_labels(axes: Axes, ends: Iterable[tuple[Line, float]], span: tuple[float, float]) -> None:
+def _room(words: Iterable[str], least: int) -> int:
+    """Pixels that words beside a chart take: a letter is about 6 wide."""
+    return max(least, 10 + 6 * max(map(len, words)))
+
+
+def _ours_last(
+    shown: Iterable[tuple[Line, list[tuple[float, float]]]],
+) -> list[tuple[Line, list[tuple[float, float]]]]:
+    """What is drawn last lies above: single figures, and ours."""
+    return sorted(shown, key=lambda each: (each[0].drawn == "points", each[0].tone == "ours"))
+
+
+def _shade(chart: LineChart, span: tuple[float, float], wide: tuple[float, float]) -> Layers:
+    """Where nobody wins, and below it where we lose, with its name where there is room."""
+    low, high = span
+    equal = chart.equal or low
+    at = pd.DataFrame([{"x": wide[0], "x2": wide[1], "y": low, "y2": equal, "said": chart.below}])
+    layers = [
+        alt.Chart(at).mark_rect(color=colour("loss")).encode(_X, _Y, x2="x2:Q", y2="y2:Q"),
+        alt.Chart(at).mark_rule(color=colour("quiet"), strokeWidth=0.8).encode(y="y2:Q"),
+    ]
+    if chart.below and math.log(equal / low) > 0.08 * math.log(high / low):
+        words = alt.Chart(at).mark_text(align="left", color=colour("bad"), fontSize=9.5, dx=3, dy=-7)
+        layers.append(words.encode(_X, _Y, alt.Text("said:N")))
+    return layers
+
+
+def _end_labels(ends: Iterable[tuple[Line, float]], span: tuple[float, float]) -> Layers:
     """Names at the right ends, moved apart where they would overlap: each takes 7.5 % of the height."""
     low, high = map(math.log, span)
     wanted = sorted(
@@ -248,97 +316,151 @@ def _end_labels(axes: Axes, ends: Iterable[tuple[Line, float]], span: tuple[floa
     for at, _, _ in wanted:
         places.append(max(at, places[-1] + 0.075) if places else at)
     over = max(0.0, places[-1] - 1) if places else 0.0
+    layers = []
     for at, (_, _, line) in zip(places, wanted, strict=True):
-        axes.text(
-            1.02,
-            at - over,
-            line.label,
-            color=_COLOURS["ours" if line.tone == "ours" else "label"],
-            fontweight="bold" if line.tone == "ours" else "normal",
-            va="center",
-            transform=axes.transAxes,
+        is_ours = line.tone == "ours"
+        words = alt.Chart(
+            pd.DataFrame([{"y": math.exp(low + (at - over) * (high - low)), "said": line.label}])
         )
+        drawn = words.mark_text(
+            align="left",
+            dx=5,
+            color=colour("ours" if is_ours else "label"),
+            fontWeight=600 if is_ours else 400,
+        )
+        layers.append(drawn.encode(_Y, alt.Text("said:N"), x=alt.value("width")))
+    return layers
 
 
-def _dots(chart: DotChart) -> Drawn | None:
+def _dots(chart: DotChart) -> alt.LayerChart | None:
     values = [value for one in chart.dots for _, value in one.values if value > 0]
     if not values:
         return None
     low, high = (min(values) / 1.5, max(values) * 1.5) if chart.logarithmic else (0.0, max(values) * 1.04)
-    rows = len(chart.dots) + sum(1.7 for one in chart.dots if one.heading)
-    figure, axes = _axes(0.19 * rows + 0.35, chart.label_width * WIDTH_INCHES, 0.18, 0.05, 0.3)
-    axes.set(xlim=(low, high), ylim=(rows - 0.4, -0.6))
-    if chart.logarithmic:
-        axes.set_xscale("log")
-    ticks = log_ticks(low, high) if chart.logarithmic else MaxNLocator(5).tick_values(0, high)
-    ticks = [tick for tick in ticks if low <= tick <= high]
-    ticks = ticks[:: -(-len(ticks) // 6)] if len(ticks) > 6 else ticks
-    name = unit_time if chart.unit == "s" else _short
-    axes.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
-    axes.xaxis.tick_top()
-    axes.set_xticklabels(map(name, ticks))
-    axes.grid(axis="x", color=_COLOURS["line"], linewidth=0.8)
-    outside = partial(axes.text, transform=axes.get_yaxis_transform(), va="center")
-    if chart.unit != "s":
-        outside(-chart.label_width / (0.96 - chart.label_width), -1.35, chart.unit, color=_COLOURS["label"])
-    hints: list[list[str]] = []
-    y, labels = 0.0, []
+    ticks = log_ticks(low, high) if chart.logarithmic else even_ticks(high)
+    rows: list[dict[str, Any]] = []
+    heads: list[dict[str, Any]] = []
+    at = 0.0
     for one in chart.dots:
         if one.heading:
-            y += 0.7
-            at = -chart.label_width / (0.96 - chart.label_width)
-            outside(at, y, one.heading, color=_COLOURS["quiet"], fontweight="bold")
-            y += 1
-        hint = f"hint-{len(hints)}"
-        hints.append([one.hint or one.label])
-        axes.plot((low, high), (y, y), color=_COLOURS["line"], linewidth=0.5, gid=hint)
-        ends = [value for tone, value in one.values if tone != "quiet"]
-        if len(ends) > 1:
-            axes.plot((min(ends), max(ends)), (y, y), color=_COLOURS["base"], linewidth=1.2)
-        for tone, value in one.values:
-            marker, width = ("|", 11.0) if tone == "quiet" else ("o", 5.8 if tone == "ours" else 5.0)
-            axes.plot(max(value, low), y, marker, color=_COLOURS[tone], markersize=width, gid=hint)
-        labels.append((y, one.label))
-        y += 1
-    axes.set_yticks([y for y, _ in labels], [label for _, label in labels])
-    return figure, hints
+            heads.append({"y": at + 0.7, "said": one.heading})
+            at += 1.7
+        ends = [value for tone, value in one.values if tone != "quiet"] or [low]
+        line = {"y": at, "said": one.label, "hint": one.hint or one.label, "from": min(ends), "to": max(ends)}
+        rows += [line | {"tone": tone, "x": max(value, low)} for tone, value in one.values]
+        at += 1
+    left = round(chart.label_width * WIDTH)
+    y = _Y.scale(alt.Scale(domain=[-0.6, at - 0.4], reverse=True, nice=False)).axis(None)
+    x = _X.scale(_scale(low, high, "log" if chart.logarithmic else "linear")).axis(
+        _axis(ticks, unit_time if chart.unit == "s" else _short, orient="top", labelOverlap=True)
+    )
+    table = pd.DataFrame(rows)
+    once = alt.Chart(table.drop_duplicates("y"))
+    layers = [
+        once.mark_rule(color=colour("line"), strokeWidth=0.5).encode(y),
+        once.mark_rule(color=colour("base"), strokeWidth=1.2).encode(alt.X("from:Q"), y, x2="to:Q"),
+        once.mark_text(align="right", dx=-5, color=colour("label")).encode(
+            y, alt.Text("said:N"), x=alt.value(0)
+        ),
+        *(
+            alt.Chart(table[(table["tone"] == "quiet") == is_stroke])
+            .mark_point(
+                filled=not is_stroke,
+                opacity=1,
+                shape="stroke" if is_stroke else "circle",
+                angle=90 if is_stroke else 0,
+            )
+            .encode(x, y, _COLOUR, _HINT, size=alt.value(90 if is_stroke else 30))
+            for is_stroke in (False, True)
+        ),
+    ]
+    if heads:
+        words = alt.Chart(pd.DataFrame(heads)).mark_text(
+            align="left", dx=-left, fontWeight=600, color=colour("quiet")
+        )
+        layers.append(words.encode(y, alt.Text("said:N"), x=alt.value(0)))
+    if chart.unit != "s":
+        unit = alt.Chart(pd.DataFrame([{"said": chart.unit}])).mark_text(
+            align="left", dx=-left, color=colour("label")
+        )
+        layers.append(unit.encode(alt.Text("said:N"), x=alt.value(0), y=alt.value(-11)))
+    return _whole(layers, WIDTH - left - 13, 13.7 * at, (left, 22, 13, 4))
 
 
-def _graph(chart: Graph) -> Drawn | None:
+def _graph(chart: Graph) -> alt.LayerChart | None:
     if not chart.places:
         return None
     at = dict(chart.places)
     xs, ys = zip(*at.values(), strict=True)
-    figure, axes = _axes(2.64, 0.0, 0.0, 0.0, 0.0)
+    height = 190
     wide, high = max(xs) - min(xs) + 1.0, max(ys) - min(ys) + 1.0
-    scale = max(high / 2.64, wide / 4.2, 1.2)  # units per inch: pictures side by side are equally high
-    axes.set(
-        xlim=(min(xs) - 0.5, min(xs) - 0.5 + WIDTH_INCHES * scale),
-        ylim=((max(ys) + min(ys)) / 2 - 1.32 * scale, (max(ys) + min(ys)) / 2 + 1.32 * scale),
+    scale = max(high / height, wide / 302, 1 / 60)  # units per pixel: pictures side by side are equally high
+    middle = (max(ys) + min(ys)) / 2
+    x = _X.axis(None).scale(_scale(min(xs) - 0.5, min(xs) - 0.5 + WIDTH * scale, "linear"))
+    y = _Y.axis(None).scale(_scale(middle - height / 2 * scale, middle + height / 2 * scale, "linear"))
+    cables = pd.DataFrame(
+        {
+            "x": at[src][0],
+            "y": at[src][1],
+            "x2": at[dst][0],
+            "y2": at[dst][1],
+            "width": width,
+            "tone": "bad" if is_short else "base",
+            "hint": hint,
+        }
+        for src, dst, width, is_short, hint in chart.cables
     )
-    axes.set_axis_off()
-    hints: list[list[str]] = []
-    for src, dst, width, is_short, hint in chart.cables:
-        colour = _COLOURS["bad" if is_short else "base"]
-        x, y = zip(at[src], at[dst], strict=True)
-        axes.plot(x, y, color=colour, linewidth=width, solid_capstyle="round", gid=f"hint-{len(hints)}")
-        hints.append([hint])
-    for vertex, (x_at, y_at) in chart.places:
-        shape, edge = ("s", "label") if isinstance(vertex, str) else ("o", "quiet")
-        axes.plot(
-            x_at,
-            y_at,
-            shape,
-            color=_COLOURS["paper"],
-            markeredgecolor=_COLOURS[edge],
-            markersize=14 if shape == "s" else 16,
-            gid=f"hint-{len(hints)}",
-            zorder=3,
-        )
-        hints.append([vertex if isinstance(vertex, str) else f"rank {vertex}"])
-        if isinstance(vertex, int):
-            axes.text(x_at, y_at, str(vertex), color=_COLOURS["quiet"], ha="center", va="center", zorder=4)
-    return figure, hints
+    vertices = pd.DataFrame(
+        {
+            "x": place[0],
+            "y": place[1],
+            "said": "" if isinstance(vertex, str) else str(vertex),
+            "hint": vertex if isinstance(vertex, str) else f"rank {vertex}",
+        }
+        for vertex, place in chart.places
+    )
+    ranks, switches = (
+        alt.Chart(vertices[(vertices["said"] == "") == is_switch]) for is_switch in (False, True)
+    )
+    paper: Any = {"fill": colour("paper"), "opacity": 1, "strokeWidth": 1}
+    layers = [
+        alt.Chart(cables)
+        .mark_rule(aria=True, strokeCap="round")
+        .encode(x, y, _COLOUR, _HINT, _WIDTH, x2="x2:Q", y2="y2:Q"),
+        switches.mark_square(size=200, stroke=colour("label"), **paper).encode(x, y, _HINT),
+        ranks.mark_circle(size=260, stroke=colour("quiet"), **paper).encode(x, y, _HINT),
+        ranks.mark_text(color=colour("quiet")).encode(x, y, alt.Text("said:N")),
+    ]
+    return _whole(layers if len(cables) else layers[1:], WIDTH, height, (0, 0, 0, 0))
+
+
+def _steps(chart: Steps) -> alt.LayerChart | None:
+    if not chart.points:
+        return None
+    last = len(chart.places) - 1
+    top = max(value for _, value in chart.points)
+    rows = pd.DataFrame(
+        {"x": at, "y": value, "hint": f"{chart.places[at]}: {chart.upright(value)}"}
+        for at, value in chart.points
+    )
+    until_now = pd.concat([rows, pd.DataFrame([{"x": last, "y": chart.points[-1][1]}])])
+    shown = sorted({last * number // 3 for number in range(4)})
+    x = _X.scale(_scale(0, max(last, 1), "linear")).axis(
+        _axis(shown, lambda at: chart.places[int(at)][5:10], grid=False)
+    )
+    y = _Y.scale(_scale(0, top * 1.08 or 1.0, "linear")).axis(_axis(even_ticks(top or 1.0), chart.upright))
+    layers = [
+        alt.Chart(until_now).mark_line(interpolate="step-after", color=colour("ours")).encode(x, y),
+        alt.Chart(rows).mark_circle(opacity=1, size=24, color=colour("ours")).encode(x, y, _HINT),
+    ]
+    return _whole(layers, WIDTH - 95, 120, (62, 8, 33, 24))
+
+
+def even_ticks(high: float) -> list[float]:
+    """From 0 on, at most 7 round values up to one, equally far apart."""
+    least = 10.0 ** math.floor(math.log10(high / 6))
+    step = next(factor * least for factor in (1, 2, 2.5, 5, 10) if high / (factor * least) < 7)
+    return [number * step for number in range(math.floor(high / step) + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -12,28 +12,42 @@ from arborcast.bench.page.parts import (
     Part,
     Picture,
     Section,
+    Strong,
     all_rows,
     cell,
     columns,
     grid,
     lines,
     table,
+    text,
 )
 from arborcast.bench.page.results import Document, frame, groups, records
-from arborcast.bench.page.words import DASH, count, digits, times
+from arborcast.bench.page.words import DASH, count, digits, plural, times
 
 MODEL = "nccl-ring-model"
 
 
 def _answer(document: Document) -> Iterator[Part]:
     cases = groups(document.rows, "box", "collective")
+    trees = document.rows[(document.rows["method"] == "trees") & (document.rows["optimum"] > 0)]
+    if len(trees):
+        reached, ratios = sum(trees["share_of_optimum"] >= 1), trees["over_nccl"].dropna()
+        yield text(
+            "Our trees reach the proven optimum on ",
+            Strong(f"{reached} of {len(trees)}"),
+            " sets of GPUs that links join",
+            f"; {times(ratios.median())} the rate of NCCL's ring model in the median of "
+            f"{plural(len(ratios), 'set')} that have one."
+            if len(ratios)
+            else ".",
+        )
     # Sets of 3 GPUs and more that the links join.
     rows = []
     for (box, collective), found in cases:
         joined = found[(found["method"] == "trees") & (found["ranks"] >= 3) & (found["optimum"] > 0)]
         optimal = sum(joined["share_of_optimum"] >= 1)
-        ratios = (_spread(joined[name]) for name in ("over_nccl", "over_nccl_relays", "over_ring"))
-        rows.append((box, collective, cell(count, len(joined)), cell(count, optimal, "ours"), *ratios))
+        over = (_spread(joined[name]) for name in ("over_nccl", "over_nccl_relays", "over_ring"))
+        rows.append((box, collective, cell(count, len(joined)), cell(count, optimal, "ours"), *over))
     yield lines(
         (
             *("machine", "collective", ">sets", ">optimum reached on", ">over NCCL's ring model"),

@@ -6,17 +6,18 @@ picks one method beforehand does no better.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
 from arborcast.bench.clusters.words import EVEN
 from arborcast.bench.page.parts import Sentence, Strong
-from arborcast.bench.page.results import Document, records, span
+from arborcast.bench.page.results import Document, Row, records, span
 from arborcast.bench.page.sweeps import compared
 from arborcast.bench.page.targets import Tally, tallies
 from arborcast.bench.page.testbed import CHOSEN, LARGE, cases_about_links
-from arborcast.bench.page.words import listed, percent, plural, seconds, size, times
+from arborcast.bench.page.words import Format, count, listed, percent, plural, seconds, size, times
 
 Results = Mapping[str, Document]
 
@@ -30,6 +31,36 @@ def headline(results: Results) -> tuple[Sentence, ...]:
         _synthesis(results),
         _targets(results),
     )
+
+
+def figures(results: Results) -> dict[str, float]:
+    """What the headline says as plain figures, by name (`MEASURES`); what was not measured is left out."""
+    on_links = [case.over_best for case in cases_about_links(results.get("testbed"))[0] if case.baselines]
+    simulated = [at.least for at in compared(results.get("sweeps"))]
+    synthesis = _trees(results.get("synthesis"))
+    targets = sum(tallies(results).values(), Tally())
+    found = {
+        "links": pd.Series(on_links, dtype=float).median(),
+        "simulated": pd.Series(simulated, dtype=float).median(),
+        "share": pd.Series([row.share_of_optimum for row in _large(results.get("testbed"))]).median(),
+        "first": synthesis[0].seconds if synthesis else math.nan,
+        "last": synthesis[-1].seconds if synthesis else math.nan,
+        "targets": targets.all or math.nan,
+        "missed": targets.missed if targets.all else math.nan,
+    }
+    return {name: float(figure) for name, figure in found.items() if not math.isnan(figure)}
+
+
+MEASURES: Mapping[str, tuple[str, Format]] = {
+    "links": ("On emulated links, over the best baseline of each case, median", times),
+    "simulated": ("In simulations of clusters, over the fastest of the others, median", times),
+    "share": (f"Share of the proven limit from {size(LARGE)} on, median", percent),
+    "first": ("Synthesis for the machine with the fewest ranks", seconds),
+    "last": ("Synthesis for the machine with the most ranks", seconds),
+    "targets": ("Targets of all benches", count),
+    "missed": ("Targets missed", count),
+}
+"""Figures of the headline in words, and how each is shown."""
 
 
 def _on_links(document: Document | None) -> Sentence:
@@ -86,8 +117,7 @@ def _sizes(of: Iterable[float]) -> str:
 
 
 def _close(document: Document | None) -> Sentence:
-    about_links, _ = cases_about_links(document)
-    large = [case.ours for case in about_links if case.ours.bytes >= LARGE and case.ours.share_of_optimum > 0]
+    large = _large(document)
     if not large:
         return ("How close to the limit on real links is not measured yet.",)
     worst = min(large, key=lambda row: row.share_of_optimum)
@@ -99,15 +129,26 @@ def _close(document: Document | None) -> Sentence:
     )
 
 
+def _large(document: Document | None) -> list[Row]:
+    """Ours in the cases that are about links, from the size on at which the limit counts."""
+    ours = [case.ours for case in cases_about_links(document)[0]]
+    return [row for row in ours if row.bytes >= LARGE and row.share_of_optimum > 0]
+
+
+def _trees(document: Document | None) -> list[Row]:
+    """Times of synthesis by the number of ranks."""
+    if document is None:
+        return []
+    rows = document.rows
+    rows = rows[(rows["method"] == "trees") & rows["seconds"].notna() & (rows["ranks"] > 0)]
+    return records(rows.sort_values(["ranks", "seconds"], kind="stable"))
+
+
 def _synthesis(results: Results) -> Sentence:
-    document = results.get("synthesis")
-    if document is not None:
-        rows = document.rows
-        rows = rows[(rows["method"] == "trees") & rows["seconds"].notna() & (rows["ranks"] > 0)]
-    if document is None or not len(rows):
+    ordered = _trees(results.get("synthesis"))
+    if not ordered:
         return ("How long synthesis takes is not measured yet.",)
-    ordered = records(rows.sort_values(["ranks", "seconds"], kind="stable"))
-    (small, large) = ordered[0], ordered[-1]
+    small, large = ordered[0], ordered[-1]
     return (
         "Synthesis of trees that are exactly optimal took ",
         Strong(seconds(small.seconds)),

@@ -13,6 +13,7 @@ from arborcast.bench.page.parts import (
     Part,
     Picture,
     Section,
+    Strong,
     Table,
     all_rows,
     cell,
@@ -23,16 +24,23 @@ from arborcast.bench.page.parts import (
     verdict,
 )
 from arborcast.bench.page.results import Document, Row, groups
-from arborcast.bench.page.targets import tally
 from arborcast.bench.page.words import percent, size
 
 THROUGH = "cut-through"
 
 
 def _answer(document: Document) -> Iterator[Part]:
-    counted = tally(document)
-    if counted.all:
-        yield text(f"{counted.words}.", tone="good" if counted.met == counted.all else "bad")
+    rows = document.rows[document.rows["share_of_optimum"].notna()]
+    largest = rows[rows["bytes"] == rows["bytes"].max()]
+    shares = largest[largest["method"] == THROUGH]["share_of_optimum"]
+    gloo = largest[largest["method"] == "gloo"]["share_of_optimum"]
+    if len(shares):
+        yield text(
+            f"At {size(largest['bytes'].max())} an allreduce reaches ",
+            Strong(f"{percent(shares.min())} to {percent(shares.max())}"),
+            " of the link's rate",
+            f", gloo's {percent(gloo.min())} to {percent(gloo.max())}." if len(gloo) else ".",
+        )
     yield grid([_picture(name, rows)] for name, rows in groups(document.rows, "topology"))
     yield all_rows(_COLUMNS, document.rows)
 

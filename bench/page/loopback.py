@@ -13,6 +13,7 @@ from arborcast.bench.page.parts import (
     Part,
     Picture,
     Section,
+    Strong,
     Table,
     all_rows,
     columns,
@@ -22,8 +23,7 @@ from arborcast.bench.page.parts import (
     verdict,
 )
 from arborcast.bench.page.results import Document, Row, groups
-from arborcast.bench.page.targets import tally
-from arborcast.bench.page.words import DASH, count, digits, size, times
+from arborcast.bench.page.words import DASH, count, digits, listed, size, times
 
 SHOWN = {"shared memory": "in memory", "sockets": "sockets", "executor": "executor"}
 
@@ -34,9 +34,14 @@ def _case(collective: str, ranks: float, main_thread: str) -> str:
 
 
 def _answer(document: Document) -> Iterator[Part]:
-    counted = tally(document)
-    if counted.all:
-        yield text(f"{counted.words}.", tone="good" if counted.met == counted.all else "bad")
+    told = [
+        f"{times(ratios.median())} {label} ({times(ratios.min())} to {times(ratios.max())})"
+        for method, label in SHOWN.items()
+        if method != "executor"
+        and len(ratios := document.rows[document.rows["method"] == method]["times_gloo"].dropna())
+    ]
+    if told:
+        yield text("Of gloo's speed, in the median of all sizes and collectives: ", Strong(listed(told)), ".")
     cases = groups(document.rows, "collective", "ranks", "main_thread")
     yield grid([_picture(_case(*case), rows)] for case, rows in cases)
     yield all_rows(_COLUMNS, document.rows)

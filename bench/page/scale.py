@@ -84,9 +84,24 @@ _TARGETS = columns(
 
 def _growth(document: Document) -> Iterator[Part]:
     """Time and memory against ranks, both axes logarithmic, with the exponent of each family."""
+    yield from _growth_headline(document)
     yield grid([[_over_ranks(document, "seconds", "Time")], [_over_ranks(document, "peak_MB", "Memory")]])
     yield growth_table(document)
     yield all_rows(_GROWTH, document.rows)
+
+
+def _growth_headline(document: Document) -> Iterator[Part]:
+    symmetric = document.rows[document.rows["family"].str.contains("symmetric")]
+    found = symmetric[symmetric["seconds"].notna() & symmetric["timed_out"].ne(True)]
+    if len(found):
+        row = records(found.sort_values(["ranks", "seconds"], kind="stable"))[-1]
+        yield text(
+            "By orbits the largest fabric, ",
+            Strong(f"{plural(row.ranks, 'rank')} ({row.topology})"),
+            ", is loaded, solved and verified in ",
+            Strong(seconds(row.seconds)),
+            f" and {in_gigabytes(row.peak_MB)}.",
+        )
 
 
 def _megabytes(value: float) -> str:
@@ -135,6 +150,18 @@ _GROWTH = columns(
 # -------------------------------------------------------------------------------------------- uses, heights
 
 
+def _uses(document: Document) -> Iterator[Part]:
+    rows = document.rows[document.rows["program_seconds"].notna()]
+    if len(rows):
+        row = records(rows.sort_values("ranks", kind="stable"))[-1]
+        yield text(
+            f"One rank's program of {plural(row.ranks, 'rank')} ({row.topology}) takes ",
+            Strong(seconds(row.program_seconds)),
+            f", and the schedule's file has {_kilobytes(row.file_bytes)}.",
+        )
+    yield uses_table(document)
+
+
 def uses_table(document: Document) -> Table:
     """A line per schedule; written out first: what writing out and lowering from there take together."""
     return table(
@@ -159,14 +186,23 @@ def _kilobytes(size_bytes: float) -> str:
 
 
 def _heights(document: Document) -> Iterator[Part]:
-    rows = []
+    rows, ratios = [], []
     for (fabric, collective), alike in groups(document.rows, "topology", "collective"):
         low = records(alike.sort_values(["height", "trees"], kind="stable"))[0]
         by_rate = alike.sort_values(["share_of_bound", "height"], ascending=[False, True], kind="stable")
         fast = records(by_rate)[0]
         ratio = fast.time_us_64KiB / low.time_us_64KiB
+        ratios.append((ratio, percent(low.share_of_bound), f"{fabric}, {collective}"))
         points = cell(count, len(alike))
         rows.append((fabric, collective, points, _point(low), _point(fast), cell(times, ratio)))
+    known = [each for each in ratios if each[0] > 0]
+    if known:
+        most, share, where = max(known)
+        yield text(
+            "At 64 KiB the lowest trees are up to ",
+            Strong(times(most)),
+            f" as fast as those with the full rate ({where}), and keep {share} of that rate.",
+        )
     head = ("fabric", "collective", ">points", "lowest, then fewest", "fastest", ">lowest at 64 KiB, as fast")
     yield lines(head, rows)
     yield all_rows(_HEIGHTS, document.rows)
@@ -182,6 +218,22 @@ _HEIGHTS: dict[str, Column] = {
     ">trees a root": column("trees", unit=digits),
     **columns(">of the bound: share_of_bound | >64 KiB: time_us_64KiB | >64 MiB: time_us_64MiB"),
 }
+
+
+def _tacos(document: Document) -> Iterator[Part]:
+    are_ours = document.rows["method"] == "ours"
+    calls = [
+        rows.groupby("topology")["call_seconds"].min()
+        for rows in (document.rows[~are_ours], document.rows[are_ours])
+    ]
+    ratios = (calls[0] / calls[1]).dropna()
+    if len(ratios):
+        yield text(
+            "A call of TACOS takes ",
+            Strong(f"{times(ratios.min())} to {times(ratios.max())}"),
+            f" as long as ours, on {plural(len(ratios), 'size')} of torus.",
+        )
+    yield tacos_table(document)
 
 
 def tacos_table(document: Document) -> Table:
@@ -232,7 +284,7 @@ SECTIONS = (
         "measured",
         COMMAND + "tacos --tacos PATH",
         "In turns on one core; every schedule is verified by the same checker.",
-        lambda document: [tacos_table(document)],
+        _tacos,
         ("Large tori beside TACOS", tacos_table),
     ),
     Section(
@@ -254,7 +306,7 @@ SECTIONS = (
         "From the implicit form: a file of representatives, one rank's program made without the "
         "whole schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program "
         "from the schedule written out.",
-        lambda document: [uses_table(document)],
+        _uses,
         ("What a large schedule costs whoever uses it", uses_table),
     ),
 )

@@ -13,6 +13,7 @@ from arborcast.bench.page.parts import (
     Part,
     Picture,
     Section,
+    Strong,
     Table,
     all_rows,
     cell,
@@ -23,7 +24,7 @@ from arborcast.bench.page.parts import (
     table,
     text,
 )
-from arborcast.bench.page.results import Document, Row, first, groups, is_ours, records
+from arborcast.bench.page.results import Document, Row, first, groups, is_ours, ours_among, records
 from arborcast.bench.page.words import DASH, count, listed, percent, plural, seconds, times
 
 # --------------------------------------------------------------------------------------------------- trees
@@ -38,6 +39,16 @@ def _machines(document: Document) -> list[tuple[str, Row, Row]]:
 
 
 def _trees(document: Document) -> Iterator[Part]:
+    timed = [(title, trees) for title, _, trees in _machines(document) if trees.seconds > 0]
+    if timed:
+        title, slowest = max(timed, key=lambda each: float(each[1].seconds))
+        yield text(
+            "Trees that equal their bound are found in ",
+            Strong(seconds(min(trees.seconds for _, trees in timed))),
+            " to ",
+            Strong(seconds(slowest.seconds)),
+            f" ({title}, {plural(slowest.ranks, 'rank')}) on {plural(len(timed), 'machine')}.",
+        )
     dots = [
         Dots(
             f"{title} ({count(trees.ranks)})",
@@ -86,6 +97,19 @@ def frontiers_table(document: Document) -> Table:
         **columns(">CPU, whole process: cpu_seconds"),
     }
     return table(shown, document.rows[document.rows["method"] == "pareto"])
+
+
+def _frontiers(document: Document) -> Iterator[Part]:
+    rows = document.rows[(document.rows["method"] == "pareto") & document.rows["call_seconds"].notna()]
+    if len(rows):
+        whole = sum(isinstance(one, list) and all(one) for one in rows["proved"])
+        slowest = records(rows.sort_values("call_seconds", kind="stable"))[-1]
+        yield text(
+            Strong(f"{whole} of {len(rows)}"),
+            f" frontiers are proved in every point; the slowest takes {seconds(slowest.call_seconds)} "
+            f"({slowest.title}).",
+        )
+    yield frontiers_table(document)
 
 
 def _points(row: Row, most: int = 4) -> str:
@@ -137,6 +161,7 @@ def _solver(rows: pd.DataFrame) -> Cell:
 
 
 def _peers(document: Document) -> Iterator[Part]:
+    yield from _peers_headline(document)
     dots = []
     for question, rows in groups(document.rows[document.rows["share_of_optimum"].notna()], "case"):
         taken = rows.groupby(_contender(rows), sort=False)["seconds"].first().dropna()
@@ -156,6 +181,24 @@ def _peers(document: Document) -> Iterator[Part]:
 def _contender(rows: pd.DataFrame) -> pd.Series[str]:
     """Who answered, without which of its answers it is."""
     return rows["method"].map(lambda name: name.partition(" (")[0]).rename("contender")
+
+
+def _peers_headline(document: Document) -> Iterator[Part]:
+    rows = document.rows[~ours_among(document.rows)]
+    told = []
+    for name, alike in groups(rows.assign(contender=_contender(rows)), "contender"):
+        ratios = alike["call_times_ours"].dropna()
+        if len(ratios):
+            told.append(f"{name} {times(ratios.median())} on {len(ratios)}")
+    if told:
+        yield text(
+            "A call of others, as a multiple of ours, median of the questions both answer: ",
+            Strong(listed(told)),
+            ".",
+        )
+    else:
+        names = sorted(set(_contender(document.rows)))
+        yield text(f"{listed(names)} were asked {plural(document.rows['case'].nunique(), 'question')}.")
 
 
 def peers_table(document: Document) -> Table:
@@ -219,7 +262,7 @@ FRONTIERS = Section(
     "python bench/frontier.py",
     "Best trades between steps and rounds per chunk, (C, S, R); proved: no schedule is better. On "
     "one core, without the cache. SCCL's tool is asked in the section of peers.",
-    lambda document: [frontiers_table(document)],
+    _frontiers,
     ("Whole frontiers of chunk schedules", frontiers_table),
 )
 SOLVERS = Section(

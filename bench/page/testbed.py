@@ -21,6 +21,7 @@ from arborcast.bench.page.parts import (
     Part,
     Picture,
     Section,
+    Strong,
     Table,
     all_rows,
     cell,
@@ -165,6 +166,7 @@ def _over_best(case: Case) -> Cell:
 
 def _answer(document: Document) -> Iterator[Part]:
     rows = _timed(document)
+    yield from _headline(document)
     yield summary(document)
     targets = frame(document.get("targets"))
     if len(targets):
@@ -179,6 +181,17 @@ def _answer(document: Document) -> Iterator[Part]:
         )
     yield grid(_card(document, topology, found) for topology, found in groups(rows, "topology"))
     yield all_rows(_COLUMNS, rows)
+
+
+def _headline(document: Document) -> Iterator[Part]:
+    beside = pd.Series([case.over_best for case in cases_about_links(document)[0] if case.baselines])
+    if len(beside):
+        yield text(
+            "What the process group chooses is ",
+            Strong(times(beside.median())),
+            f" as fast as the best baseline in the median of {plural(len(beside), 'case')}, "
+            f"{times(beside.min())} at the least.",
+        )
 
 
 def _aim(name: str) -> Column:

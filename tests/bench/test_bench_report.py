@@ -80,6 +80,7 @@ HEADINGS = [
     "What does the partitioner of RaNNC give in its experiments?",
     "Which layout is best inside a stage, and by how much?",
     "How long does planning inside a stage take?",
+    "How have these figures changed?",
 ]
 PIPELINE = [
     f"pipeline_{part}"
@@ -360,7 +361,7 @@ def test_the_choice_by_links_alone_is_told_too(results: Path) -> None:
 FIGURES = [
     ("testbed", "share_of_optimum", 0.12345, "12.3 %"),
     ("testbed", "speed_up_over_gloo", 77.7, "77.7×"),
-    ("fragments", "algbw", 87.65, "87.7"),
+    ("fragments", "algbw", 8765.0, "8,765"),
     ("degraded", "over_fault_free_ring", 1.9876, "+98.8 %"),
     ("sweeps", "time_us", 8765.0, "8.77 ms"),
     ("peers", "seconds", 98.76, "98.8 s"),
@@ -445,6 +446,12 @@ def test_targets_met_missed_and_open_are_told(results: Path) -> None:
     assert page.count('<td class="quiet">not measured</td>') == 1
 
 
+def test_each_question_is_answered_in_a_sentence_above_all_else(results: Path) -> None:
+    listed = re.findall(r"<dd>(.*?)</dd>", drawn(results).partition("</nav>")[0], re.DOTALL)
+    assert len(listed) == len(HEADINGS)
+    assert [question for question, said in zip(HEADINGS, listed, strict=True) if not said.strip()] == []
+
+
 def test_losses_are_counted_and_named(results: Path) -> None:
     page = drawn(results)
     assert "Slower at 2 of 6 sizes: 1 KiB, 16 KiB." in page
@@ -454,7 +461,8 @@ def test_losses_are_counted_and_named(results: Path) -> None:
 def test_models_and_simulations_are_labelled(results: Path) -> None:
     page = drawn(results)
     kinds = re.findall(r'<p class="kind">(.*?)</p>', page)
-    assert kinds[0] == "measured on emulated links"
+    missed = '<span class="bad">2 of 4 targets met, 1 missed, 1 not measured.</span>'
+    assert kinds[0] == f"measured on emulated links · {missed}"
     assert kinds[1] == "computed exactly; NCCL by its planning model"
     assert kinds[2] == "computed exactly; change-over measured"
     assert kinds[3] == "ours simulated, NCCL by its planning model"
@@ -689,8 +697,8 @@ def test_a_link_that_falls_short_is_red() -> None:
         {"from": 0, "to": "hub", "together_mbit": 100 * LEAST_DELIVERED - 1, **rates},
     ]
     drawn = svg(graph(links_of({"drawn": listed}, "drawn"), "a picture"))
-    assert len(re.findall(r"<title>0 to .*?stroke: var\(--base\)", drawn, re.DOTALL)) == 1
-    assert len(re.findall(r"<title>0 to hub:.*?stroke: var\(--bad\)", drawn, re.DOTALL)) == 1
+    strokes = re.findall(r'stroke="var\(--(\w+)\)"[^>]*><title>(0 to \w+)', drawn)
+    assert sorted(strokes) == [("bad", "0 to hub"), ("base", "0 to 1")]
     assert drawn.count("<title>rank ") == 2
     told = "0 to hub: 100 Mbit/s nominal, 97.0 Mbit/s alone, 89.0 Mbit/s with all others"
     assert f"<title>{told}</title>" in drawn
@@ -707,7 +715,7 @@ def test_each_point_of_a_curve_tells_its_figure_and_each_curve_its_name() -> Non
     ]
     for said in ("we lose", "a formula", "ours &lt;b&gt;", 'aria-label="a &amp; b"', "stroke-dasharray"):
         assert said in drawn
-    assert "http" not in drawn and "#0b63b6" not in drawn
+    assert "http" not in drawn and "#" not in drawn and "white" not in drawn  # colours follow the page
     assert svg(LineChart("nothing", (Line("zero", ((0.0, 1.0),)),))) == ""
 
 
