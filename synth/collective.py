@@ -7,8 +7,9 @@ buffers out by them. Nothing here knows how a schedule is found.
 from __future__ import annotations
 
 import difflib
+import operator
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -106,6 +107,34 @@ class Demand:
         return min(self.sources)
 
 
+def square_of_bytes(sizes: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, ...], ...]:
+    """Rows of plain integers, which neither overflow nor wrap, out of lists or arrays of whole numbers.
+
+    Raises:
+        CollectiveError: they are not `count` rows of `count` whole numbers.
+    """
+    rows = tuple(tuple(_whole_numbers(number, row)) for number, row in enumerate(sizes))
+    lengths = {len(row) for row in rows}
+    if len(rows) != count or lengths != {count}:
+        longest = max(lengths, key=lambda length: abs(length - count), default=0)
+        got = f"{len(rows)} rows, one of {longest}" if rows else "0 rows"
+        raise CollectiveError(f"sizes: must be {count} rows of {count}, got {got}")
+    return rows
+
+
+def _whole_numbers(number: int, row: Sequence[int]) -> Iterator[int]:
+    try:
+        cells = list(row)
+    except TypeError:
+        raise CollectiveError(f"sizes: row {number} must be whole numbers, got {repr(row)[:60]}") from None
+    for column, cell in enumerate(cells):
+        try:
+            yield operator.index(cell)
+        except TypeError:
+            place = f"row {number}, column {column}"
+            raise CollectiveError(f"sizes: {place} must be a whole number, got {repr(cell)[:60]}") from None
+
+
 @dataclass(frozen=True)
 class Collective:
     """A collective among some ranks of a topology.
@@ -186,9 +215,7 @@ class Collective:
             CollectiveError: sizes that are no square of whole numbers or send nothing, ranks that do not fit.
         """
         taking_part = tuple(range(topology.ranks)) if ranks is None else tuple(ranks)
-        if not len(sizes):
-            raise CollectiveError(f"sizes: must be {len(taking_part)} rows of {len(taking_part)}, got 0 rows")
-        collective = cls(Kind.ALLTOALL, taking_part, sizes=tuple(map(tuple, sizes)))
+        collective = cls(Kind.ALLTOALL, taking_part, sizes=square_of_bytes(sizes, len(taking_part)))
         collective.check(topology)
         return collective
 
@@ -256,13 +283,7 @@ class Collective:
             return
         if self.kind is not Kind.ALLTOALL:
             raise CollectiveError(f"{self.kind}: all its blocks are of one size, got sizes")
-        count = len(self.ranks)
-        lengths = {len(row) for row in self.sizes}
-        if len(self.sizes) != count or lengths != {count}:
-            longest = max(lengths, key=lambda length: abs(length - count))
-            raise CollectiveError(
-                f"sizes: must be {count} rows of {count}, got {len(self.sizes)} rows, one of {longest}"
-            )
+        square_of_bytes(self.sizes, len(self.ranks))
         least = min(map(min, self.sizes))
         if least < 0:
             raise CollectiveError(f"sizes: must not be negative, got {least} bytes")

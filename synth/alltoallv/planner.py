@@ -21,7 +21,7 @@ from arborcast.synth.alltoallv.mending import FAR, Parts, all_nearest, mend, nea
 from arborcast.synth.alltoallv.plan import Plan
 from arborcast.synth.alltoallv.program import FlowProgram
 from arborcast.synth.certificate import Bound, Cut, Dual
-from arborcast.synth.collective import Collective
+from arborcast.synth.collective import Collective, Kind, square_of_bytes
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
@@ -111,6 +111,10 @@ class AlltoallvPlanner:
         topology: whose switches only forward here.
         ranks: who takes part; all, where None. The others forward.
         largest_program: flow columns up to which the linear program is asked.
+
+    Raises:
+        CollectiveError: ranks that do not fit.
+        InfeasibleError: there are no links.
     """
 
     def __init__(
@@ -121,7 +125,10 @@ class AlltoallvPlanner:
         largest_program: int = LARGEST_PROGRAM,
     ) -> None:
         self.topology = topology.forwarding
-        self._members = tuple(range(topology.ranks)) if ranks is None else tuple(ranks)
+        self._members = Collective.on(topology, Kind.ALLTOALL, ranks=ranks).ranks
+        if not topology.links:
+            nothing = Bound(Fraction(0), Cut(frozenset(self._members[:1]), Fraction(0)))
+            raise InfeasibleError(f"alltoall on {topology.name}: there are no links", nothing)
         self._graph = LinkGraph(self.topology)
         self._capacity = np.array(self.topology.capacities, dtype=np.int64)
         self._cuts = Cuts(self.topology)
@@ -146,7 +153,7 @@ class AlltoallvPlanner:
             InfeasibleError: a rank cannot reach another one that it has something for.
         """
         collective = Collective.alltoallv(self.topology, sizes, ranks=self._members)
-        amounts = self._amounts(sizes)
+        amounts = self._amounts(collective.sizes)
         limit, cut = self._cuts.tightest(amounts)
         bound = Bound(self._rate(collective, limit), cut)
         proved, dual = self._proved(collective, self._simple, self._far, amounts)
@@ -172,9 +179,10 @@ class AlltoallvPlanner:
         """Before any planning, in us: a time that no plan goes below, and that of shortest ways alone.
 
         Raises:
+            CollectiveError: sizes that do not fit.
             InfeasibleError: as `plan`.
         """
-        amounts = self._amounts(sizes)
+        amounts = self._amounts(square_of_bytes(sizes, len(self._members)))
         parts = self._starts[0].parts(amounts)
         if not len(parts.amount):
             return Fraction(0), Fraction(0)

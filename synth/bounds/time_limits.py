@@ -78,6 +78,7 @@ def time_limit(topology: Topology, collective: Collective, limit: Bound) -> Time
 def _into_ranks(fabric: Topology, collective: Collective, by_blocks: bool, *, turned: bool) -> Iterator[Line]:
     """The lines of what enters each rank; on the reversed fabric, of what leaves it."""
     kind, count = collective.kind, len(collective.ranks)
+    whole_amount = collective.total if collective.sizes else count * count
     receives, sends = _roles(collective, turned=turned)
     stride = -(-len(receives) // MOST_RANKS)
     lengths, clock = _latencies(fabric)
@@ -88,9 +89,13 @@ def _into_ranks(fabric: Topology, collective: Collective, by_blocks: bool, *, tu
     backwards = ShortestPaths(fabric, turned=True)  # from the receiver to all senders in one search
     for rank in receives[::stride]:
         others = np.array([each for each in sends if each != rank], dtype=np.int64)
+        amounts = _amounts(collective, rank, others.tolist(), turned=turned)
+        others, amounts = others[amounts > 0], amounts[amounts > 0]
         if not others.size:
             continue
-        distances = np.sort(backwards.tree(lengths, rank).distance[others])
+        distances = backwards.tree(lengths, rank).distance[others]
+        order = np.argsort(distances)
+        distances = distances[order]
         assert distances[-1] < FAR, "a collective that is possible joins its ranks"
         per_byte = Fraction(1, 1000) / entering[rank]
         if not by_blocks:
@@ -98,9 +103,19 @@ def _into_ranks(fabric: Topology, collective: Collective, by_blocks: bool, *, tu
             yield Line(Fraction(int(distances[-1]), clock), whole * per_byte)
             continue
         # Of ascending distances the i-th and all behind it are at least as far.
+        left = np.cumsum(amounts[order][::-1])[::-1]
         for first in np.unique(distances, return_index=True)[1].tolist():
-            share = Fraction(len(distances) - first, count)
+            share = Fraction(int(left[first]) * count, whole_amount)
             yield Line(Fraction(int(distances[first]), clock), share * per_byte)
+
+
+def _amounts(collective: Collective, rank: int, others: list[int], *, turned: bool) -> Ints:
+    """What a rank gets from each, or gives it: bytes where blocks differ, else 1 of the square of ranks."""
+    if not collective.sizes:
+        return np.ones(len(others), dtype=np.int64)
+    place = {each: at for at, each in enumerate(collective.ranks)}
+    ways = [(place[rank], place[other]) if turned else (place[other], place[rank]) for other in others]
+    return np.array([collective.sizes[src][dst] for src, dst in ways], dtype=np.int64)
 
 
 def _roles(collective: Collective, *, turned: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:

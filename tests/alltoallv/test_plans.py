@@ -228,6 +228,34 @@ def test_sizes_that_do_not_fit(sizes: Sizes, message: str):
         AlltoallvPlanner(topologies.load("ring:2")).plan(sizes)
 
 
+@pytest.mark.parametrize("cells", [np.uint8, np.int64, object])
+def test_an_array_means_what_its_numbers_mean(cells: type) -> None:
+    fabric = topologies.load("full:4")
+    numbers = [[10 * row + 50 * column for column in range(4)] for row in range(4)]
+    plain, plan = (AlltoallvPlanner(fabric).plan(it) for it in (numbers, np.array(numbers, dtype=cells)))
+    assert plan.rate == plain.rate
+    assert schedule_to_document(plan.schedule()) == schedule_to_document(plain.schedule())
+
+
+@pytest.mark.parametrize("cell", [1.5, 1.0, "1", None])
+def test_what_is_no_whole_number_is_named(cell: object) -> None:
+    planner = AlltoallvPlanner(topologies.load("full:2"))
+    for ask in (planner.plan, planner.outlook):
+        with pytest.raises(CollectiveError, match=r"^sizes: row 1, column 0 must be a whole number, got "):
+            ask([[0, 1], [cell, 0]])  # type: ignore[list-item]
+        with pytest.raises(CollectiveError, match=r"^sizes: row 0 must be whole numbers, got 3$"):
+            ask([3, 4])  # type: ignore[list-item]
+        with pytest.raises(CollectiveError, match=r"^sizes: must be 2 rows of 2, got 3 rows, one of 3$"):
+            ask([[1] * 3] * 3)
+
+
+def test_fabrics_on_which_nothing_can_be_sent() -> None:
+    with pytest.raises(CollectiveError, match="at least 2 ranks, got 1"):
+        AlltoallvPlanner(Topology.build("one", 1, []))
+    with pytest.raises(InfeasibleError, match="there are no links"):
+        AlltoallvPlanner(Topology.build("two", 2, []))
+
+
 def test_who_cannot_be_reached():
     one_way = Topology.build("one-way", 2, [Link(0, 1, Fraction(1))])
     assert AlltoallvPlanner(one_way).plan([[0, 3], [0, 0]]).gap == 0

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.api import solve
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.time_limits import time_limit
@@ -20,7 +21,7 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.methods import PATTERNS, method_for
 from arborcast.synth.request import Request
 from arborcast.synth.simulation.simulator import simulate
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Link, Topology
 from tests.support import strategies
 
 KINDS = [kind for kind in Kind if kind is not Kind.CUSTOM]
@@ -122,6 +123,32 @@ def test_nothing_simulates_faster(fabric: Topology, kind: Kind) -> None:
             least_us = float(time_limit(fabric, collective, limit).at(size))
             for pieces in (1, 7):
                 assert simulate(schedule, size, pieces=pieces).time_us >= least_us * (1 - 1e-9)
+
+
+def test_blocks_that_differ_by_hand() -> None:
+    """A chain 0-1-2 of 1 and 500 us: what goes between 0 and 1 alone never waits for the far rank."""
+    links = [(0, 1, 1), (1, 0, 1), (1, 2, 500), (2, 1, 500)]
+    fabric = Topology.build("far", 3, [Link(a, b, Fraction(1), Fraction(us)) for a, b, us in links])
+    near = Collective.alltoallv(fabric, [[0, 1000, 0], [1000, 0, 0], [0, 0, 0]])
+    whole = near.mean_bytes  # 667, of which 666 2/3 are 2/3 of 1000 B
+    assert time_limit(fabric, near, bound(fabric, near)).at(whole) == 1 + Fraction(whole * 3, 2000)
+    far = Collective.alltoallv(fabric, [[0, 0, 600], [0, 0, 300], [0, 0, 0]])
+    assert time_limit(fabric, far, bound(fabric, far)).at(300) == max(
+        501 + Fraction(6, 10), 500 + Fraction(9, 10)
+    )
+
+
+@settings(max_examples=40)
+@given(fabrics(), st.data())
+def test_no_exchange_of_blocks_that_differ_simulates_faster(fabric: Topology, data: st.DataObject) -> None:
+    row = st.lists(st.integers(0, 9), min_size=fabric.ranks, max_size=fabric.ranks)
+    sizes = data.draw(st.lists(row, min_size=fabric.ranks, max_size=fabric.ranks))
+    with suppress(InfeasibleError, CollectiveError):
+        plan = AlltoallvPlanner(fabric).plan(sizes)
+        schedule = plan.schedule()
+        for size in SIZES:
+            least_us = float(time_limit(fabric, plan.collective, plan.bound).at(size))
+            assert simulate(schedule, size).time_us >= least_us * (1 - 1e-9)
 
 
 def test_switches_that_add_and_copy_do_not_go_below_it() -> None:
