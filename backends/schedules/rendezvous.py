@@ -34,8 +34,9 @@ from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 PART_BYTES = 1 << 20
 """The longest value that is put into the store; not every store takes longer ones."""
 
-_PATIENCE_S = 0.05
-"""How long rank 0 first waits for answers before it looks whether others have come; then twice as long."""
+_PATIENCE_S = 0.05, 1.0
+"""How long rank 0 waits for answers before it looks whether others have come: first, and then ever longer, at
+most."""
 _SAYING_S = 5.0
 _ERRORS: tuple[type[Exception], ...] = (InputError, InfeasibleError, TimedOutError, ExecutionError)
 """The errors that keep their class on the way; subclasses of them become them, others the last."""
@@ -80,7 +81,8 @@ def _gather(store: Store, name: str, said: object, size: int, timeout_s: float) 
     end = time.monotonic() + timeout_s
     missing = _missing(store, {rank: f"hello/{rank}" for rank in range(1, size)}, timeout_s)
     is_late = bool(missing)
-    missing, patience_s = missing or dict.fromkeys(range(1, size), ""), _PATIENCE_S
+    missing = missing or dict.fromkeys(range(1, size), "")
+    patience_s, longest_s = _PATIENCE_S
     welcomed: dict[int, bytes] = {}
     while missing and not is_late:
         for rank in missing:
@@ -90,7 +92,7 @@ def _gather(store: Store, name: str, said: object, size: int, timeout_s: float) 
                 welcomed[rank] = number
         answers = {rank: f"{name}/said/{rank}" for rank in missing}
         missing = _missing(store, answers, min(patience_s, end - time.monotonic()))
-        patience_s *= 2
+        patience_s = min(2 * patience_s, longest_s)
         is_late = time.monotonic() > end
     if missing:
         error = _late(0, missing, timeout_s)

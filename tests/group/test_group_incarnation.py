@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -62,3 +63,37 @@ def test_ranks_that_died_while_they_joined_are_not_taken_for_the_living() -> Non
     assert "rank 0 waited 1 s for rank 2 to make the group" in str(first)
     assert str(second) == str(first)
     check_common(join(store, (0, 1, 2), 3))
+
+
+class LateStore:
+    """Holds the number of a dead rank 1; the living one comes when rank 0 has waited twenty times in vain."""
+
+    def __init__(self) -> None:
+        self.held = {"hello/1": b"of the dead"}
+        self.waits: list[float] = []
+
+    def set(self, key: str, value: str) -> None:
+        self.held[key] = value.encode()
+        if key == "welcome/of the living":
+            self.held[f"{value}/said/1"] = b"1"
+
+    def get(self, key: str) -> bytes:
+        return self.held[key]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self.held.keys() >= set(keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        if not self.check(keys):
+            self.waits.append(timeout.total_seconds())
+            if len(self.waits) == 20:
+                self.set("hello/1", "of the living")
+            raise RuntimeError("not in time")
+
+
+def test_rank_0_soon_sees_who_comes_late_after_a_rank_that_died() -> None:
+    store: Any = LateStore()
+    _, everybody = meet(store, 0, 2, 0, timeout_s=1800)
+    assert everybody == [0, 1]
+    assert len(store.waits) == 20
+    assert max(store.waits) <= 1
