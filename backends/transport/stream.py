@@ -6,6 +6,7 @@ read, and are used from there; those that are ready together leave together, by 
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import numpy as np
@@ -26,5 +27,17 @@ class StreamChannel(SocketChannel):
         super().__init__(sock, peer, part_bytes)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.getsockname()[0] == sock.getpeername()[0]:
+                _send_at_once(sock)
         self._landing = np.empty(LANDING_BYTES, np.uint8)  # of which pages are touched as they are used
         self.state.landing = self._landing.ctypes.data
+
+
+def _send_at_once(sock: socket.socket) -> None:
+    """Let no timer hold back what stays within the host, as BBR does, which many hosts use for everything.
+
+    BBR sends at the rate that it thinks a link has. An allreduce of 25 MiB between 2 ranks takes 11 ms with
+    it, 8.4 ms with reno, which every kernel has and lets everybody use.
+    """
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

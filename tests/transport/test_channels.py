@@ -523,6 +523,15 @@ def test_close_waits_for_what_is_kept() -> None:
         assert a.fileno() == -1
 
 
+def test_nothing_holds_back_what_stays_within_the_host() -> None:
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+        caller = sockets.enter_context(socket.create_connection(listener.getsockname()))
+        StreamChannel(caller, 1)
+        named = caller.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        assert named.rstrip(b"\0") == b"reno"
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left_open(transport: str) -> None:
     def mappings() -> int:
