@@ -129,6 +129,7 @@ class Engine:
     Attributes:
         timeout_s: as given; what is set between two calls holds from the next one on.
         while_waiting: called again and again in a run that sleeps; it must be quick, and raise nothing.
+        when_begun: called in each run before its thread leaves the interpreter; likewise.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Engine:
         self._search_s = search_s
         self._watch = SilenceWatch(lost_after_s)
         self.while_waiting: Callable[[], None] = lambda: None
+        self.when_begun: Callable[[], None] = lambda: None
         self._names = names or {}
         self._is_switch = rank >= network.size
         # A switch has no place in the circle of ranks.
@@ -267,6 +269,7 @@ class Engine:
                 look_every_s=self._watch.look_every_s,
                 check=self._look,
                 needs_all=self._is_called_off is not None,
+                when_begun=self.when_begun,
             )
         except BaseException as error:
             if self._is_called_off is not None and self._running is not None and self._failure is None:

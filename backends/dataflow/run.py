@@ -158,6 +158,7 @@ class GraphRun:
         look_every_s: float = LOOK_S,
         check: Callable[[], None] = lambda: None,
         needs_all: bool = False,
+        when_begun: Callable[[], None] = lambda: None,
     ) -> None:
         """Return when everything is complete here and handed over to the channels.
 
@@ -174,6 +175,7 @@ class GraphRun:
             check: called whenever somebody rings, and as often, whatever moves; raises where the run is to
                 end, ChannelClosedError for a peer.
             needs_all: whether nothing is to begin where somebody who is told of it is gone.
+            when_begun: called before this thread leaves the interpreter, to work and to sleep.
 
         Raises:
             PeerGoneError: a peer that is still needed is gone, or gave up.
@@ -183,6 +185,7 @@ class GraphRun:
         self._copies = copies
         state = self._state
         self._begin(memory, operator, opening, seen, needs_all)
+        when_begun()
         since, is_over = time.monotonic(), False
         while True:
             now = time.monotonic()

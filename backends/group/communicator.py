@@ -422,6 +422,10 @@ class Communicator:
         """Call a function, which must be quick, again and again in calls that wait for other ranks."""
         self._engine.while_waiting = function
 
+    def when_begun(self, function: Callable[[], None]) -> None:
+        """Call a function, which must be quick, before a call by schedules leaves the interpreter."""
+        self._engine.when_begun = function
+
     @property
     def resumed(self) -> Sequence[Resumed]:
         """The calls in which a link failed and that were finished without it (`Options.resume`)."""

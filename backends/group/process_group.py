@@ -179,6 +179,7 @@ class SynthGroup(dist.ProcessGroup):
         is_staged = self._communicator.options.staging == "cuda"
         self._devices = frozenset({"cpu", "cuda"}) if is_staged else HOST
         self._queue = WorkQueue("synth")
+        self._communicator.when_begun(self._queue.leave)
         self._begun_calls = 0
         self._monitored = MonitoredBarrier(PrefixStore("monitored", store), rank, size, self._posting.answer)
         self._is_broken = False

@@ -5,10 +5,11 @@ be used here: its `wait` ends without a word when the future holds an error, and
 `torch.futures.Future.set_exception` sets is a success to C++, which takes it for a result.
 
 A caller that waits at once has its call executed in its own thread where nothing else is under way. Otherwise
-one thread at a time executes. When it has finished a call it hands the execution on before it calls back, as
-callbacks of futures may make further calls and wait for them (PowerSGD's do): with a fixed thread they would
-wait for themselves. Threads start on demand, normally one. While one of them executes, threads of the process
-that compute in Python hand over the interpreter after `SWITCH_S`, not after the 5 ms of Python's own.
+one thread at a time executes, and a caller that finds nothing under way gives way until that thread has left
+the interpreter. When it has finished a call it hands the execution on before it calls back, as callbacks of
+futures may make further calls and wait for them (PowerSGD's do): with a fixed thread they would wait for
+themselves. Threads start on demand, normally one. While one of them executes, threads of the process that
+compute in Python hand over the interpreter after `SWITCH_S`, not after the 5 ms of Python's own.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class QueuedWork(dist.Work):
         self._has_ended = False
         self._latch = threading.Lock()
         self._latch.acquire()
+        self._leaves: threading.Lock | None = None
         self._trigger: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
 
@@ -105,6 +107,19 @@ class QueuedWork(dist.Work):
         with self._lock:
             self._has_ended = True
         self._latch.release()
+        self.leave()
+
+    def departure(self) -> threading.Lock:
+        """A lock that is free once `leave` was called, or the call has ended; to be made before it begins."""
+        self._leaves = departure = threading.Lock()
+        departure.acquire()
+        return departure
+
+    def leave(self) -> None:
+        """The thread that executes it needs the interpreter no more until something has come."""
+        leaves, self._leaves = self._leaves, None
+        if leaves is not None:
+            leaves.release()
 
     def call_back(self) -> None:
         """Have the future done; its callbacks run in this thread and may take long."""
@@ -224,6 +239,13 @@ class _Haste:
 _haste = _Haste()
 os.register_at_fork(after_in_child=_haste.forget)
 
+DEPARTURE_S = 0.020
+"""For so long at most a thread that makes a call gives way to the one that executes it.
+
+That one needs the interpreter for some 0.1 ms. If both wanted it, the one that computes would have to be
+interrupted several times, and each time it may hold the interpreter while other processes have its core.
+"""
+
 IDLE_S = 60.0
 """A thread that has had nothing to do for so long ends, unless it is the only one."""
 
@@ -258,6 +280,7 @@ class WorkQueue:
         self._changed = threading.Condition()
         self._calls: deque[QueuedWork] = deque()
         self._is_executing = False
+        self._current: QueuedWork | None = None
         self._idle = 0
         self._threads = 0
         self._closed: str | None = None
@@ -265,35 +288,43 @@ class WorkQueue:
         _queues.add(self)
 
     def submit(self, function: Callable[[], Any], result: Any = None) -> QueuedWork:
-        """Have the function called after all that were submitted before; arguments as for `QueuedWork`."""
-        work = self._new(function, result)
+        """Have the function called after all that were submitted before; arguments as for `QueuedWork`.
+
+        Where nothing is under way, this thread gives way until the call has left the interpreter.
+        """
+        return self._enqueue(self._new(function, result))
+
+    def _enqueue(self, work: QueuedWork) -> QueuedWork:
+        departure: threading.Lock | None = None
         with self._changed:
-            if self._closed is None:
+            is_open = self._closed is None
+            if is_open:
                 _haste.begin()
+                if not self._is_executing and not self._calls:
+                    departure = work.departure()
                 self._calls.append(work)
                 if not self._is_executing:
                     self._rouse()
-                return work
-        work.fail(ExecutionError(self._closed))
+        if not is_open:
+            work.fail(ExecutionError(self._closed))
+        elif departure is not None:
+            departure.acquire(timeout=DEPARTURE_S)
         return work
 
     def execute(self, function: Callable[[], Any], result: Any = None) -> QueuedWork:
         """The same for a caller that waits at once: where nothing is under way, this thread calls it now."""
+        work = self._new(function, result)
         with self._changed:
             is_free = self._closed is None and not self._is_executing and not self._calls
             if is_free:
                 self._is_executing = True
         if not is_free:
-            return self.submit(function, result)
+            return self._enqueue(work)
+        _haste.begin()
         try:
-            work = self._new(function, result)
-            _haste.begin()
-            try:
-                error = self._execute(work)
-            finally:
-                _haste.end()
+            error = self._execute(work)
         finally:
-            self._hand_on()
+            _haste.end()
         work.call_back()
         if error is not None and not isinstance(error, Exception):
             raise error  # Ctrl-C is this thread's own
@@ -348,25 +379,33 @@ class WorkQueue:
         while (work := self._next()) is not None:
             self._execute(work)
             _haste.end()
-            self._hand_on()
             work.call_back()
             del work  # while this thread sleeps, nobody's tensors live on in it
 
-    @staticmethod
-    def _execute(work: QueuedWork) -> BaseException | None:
+    def leave(self) -> None:
+        """The call that is being executed needs the interpreter no more until something has come."""
+        if self._current is not None:
+            self._current.leave()
+
+    def _execute(self, work: QueuedWork) -> BaseException | None:
         error: BaseException | None = None
         returned: Any = None
+        self._current = work
         try:
             # Callers may be in inference mode, whose tensors nothing else may write to.
             with torch.inference_mode():
                 returned = work.function()
         except BaseException as raised:
             error = raised
-        work.settle(returned, error)  # before the next one begins: works end in their order
+        finally:
+            self._hand_on(work, returned, error)
         return error
 
-    def _hand_on(self) -> None:
+    def _hand_on(self, work: QueuedWork, returned: Any, error: BaseException | None) -> None:
+        """Settle a call before the next one begins: works end in their order, and leave nothing under way."""
         with self._changed:
+            work.settle(returned, error)
+            self._current = None
             self._is_executing = False
             if self._calls:
                 self._rouse()

@@ -17,8 +17,7 @@ import torch
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.work import KEPT, KEPT_BYTES, SWITCH_S, WorkQueue
-
-PATIENCE_S = 60.0
+from tests.support.waiting import PATIENCE_S
 
 
 def test_a_callback_may_wait_for_a_call_that_was_made_before_it_began() -> None:
@@ -90,6 +89,40 @@ def test_who_waits_at_once_executes_where_nothing_is_under_way() -> None:
     assert queue.close("the test is over", wait_s=PATIENCE_S)
     with pytest.raises(Exception, match="the test is over"):
         queue.execute(fail).wait()
+
+
+def test_who_makes_a_call_gives_way_until_it_has_left_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("arborcast.backends.group.work.DEPARTURE_S", PATIENCE_S)
+    queue = WorkQueue("queue")
+    done: list[str] = []
+    may_end = threading.Event()
+
+    def leave_and_wait() -> None:
+        done.append("left")
+        queue.leave()
+        may_end.wait(PATIENCE_S)
+
+    under_way = queue.submit(leave_and_wait)
+    assert done == ["left"] and not under_way.is_completed()
+    later = queue.submit(lambda: done.append("later"))  # behind another one nobody is waited for
+    assert done == ["left"]
+    may_end.set()
+    assert under_way.wait() and later.wait()
+    assert queue.submit(lambda: done.append("ended")).is_completed()
+    assert done == ["left", "later", "ended"]
+    assert queue.close("the test is over", wait_s=PATIENCE_S)
+
+
+def test_who_makes_a_call_gives_way_for_a_moment_only() -> None:
+    queue = WorkQueue("queue")
+    may_end = threading.Event()
+    needs_python = queue.submit(lambda: may_end.wait(PATIENCE_S))
+    assert not needs_python.is_completed()
+    may_end.set()
+    assert needs_python.wait()
+    assert queue.close("the test is over", wait_s=PATIENCE_S)
 
 
 def test_python_hands_over_sooner_while_calls_are_under_way() -> None:
