@@ -68,7 +68,11 @@ class Measured:
 
 
 class Contender:
-    """One of those that are compared; all ranks make it."""
+    """One of those that are compared; all ranks make it.
+
+    Attributes:
+        group: of all ranks, by which it works.
+    """
 
     def __init__(self, name: str) -> None:
         import torch.distributed as dist
@@ -78,17 +82,17 @@ class Contender:
         if self._told is not None:
             import arborcast.torch_backend  # noqa: F401 - makes "synth" known
         with _environment({"ARBORCAST_START": "wait", **(self._told or {})}):
-            self._group: Any = dist.new_group(backend="gloo" if self._told is None else "synth")
+            self.group: Any = dist.new_group(backend="gloo" if self._told is None else "synth")
 
     def call(self, case: Case, ranks: int) -> Call:
         """What does call number i of a sample."""
         if self._name == "executor":
-            return _executor_call(case, ranks, self._group)
-        return _group_call(case, self._group)
+            return _executor_call(case, ranks, self.group)
+        return _group_call(case, self.group)
 
     def count(self, case: Case) -> dict[str, int]:
         """How many calls each path has served so far."""
-        counted = {} if self._told is None else self._group.counters().get(case.collective, {})
+        counted = {} if self._told is None else self.group.counters().get(case.collective, {})
         return {path: counted.get(path, 0) for path in ("schedule", "gloo", "handed over")}
 
     def measured(self, case: Case, before: dict[str, int], samples: list[Sample]) -> Measured:
@@ -96,7 +100,7 @@ class Contender:
         if self._told is None:
             return Measured(samples, self._name, "")
         served = {path for path, calls in self.count(case).items() if calls > before.get(path, 0)}
-        explanation = self._group.explain(case.size_bytes, case.collective)
+        explanation = self.group.explain(case.size_bytes, case.collective)
         if len(served) != 1 or ("ARBORCAST_GLOO_BELOW" in self._told and served != {"schedule"}):
             raise RuntimeError(f"{self._name}: {case} was served by {served}: {explanation}")
         return Measured(samples, served.pop(), explanation)

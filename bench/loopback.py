@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import resource
 import statistics
 import sys
 import time
@@ -31,7 +30,7 @@ from arborcast.bench.contenders import (
     Sample,
 )
 from arborcast.bench.harness.document import TIME, Measure, document, write_document
-from arborcast.bench.harness.processes import run_ranks
+from arborcast.bench.harness.processes import cpu_seconds, run_ranks
 from arborcast.bench.harness.provenance import RUNTIME
 
 HOME = Path(__file__).resolve().parent.parent
@@ -152,23 +151,18 @@ def _sample(call: Call, buffers: Buffers, repeats: int, what: str) -> Sample:
 
     buffers.fill(repeats)
     dist.barrier()
-    cpu = _cpu_seconds()
+    cpu = cpu_seconds()
     start = time.perf_counter()
     for i in range(repeats):
         call(buffers, i)
     seconds = time.perf_counter() - start
     dist.barrier()  # what other threads still do for this rank's peers counts, too
-    cpu = _cpu_seconds() - cpu
+    cpu = cpu_seconds() - cpu
     buffers.check(what)
     slowest, total = torch.tensor([seconds], dtype=torch.float64), torch.tensor([cpu], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     dist.all_reduce(total)
     return Sample(slowest.item() / repeats, total.item() / repeats, repeats)
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)  # of all threads
-    return usage.ru_utime + usage.ru_stime
 
 
 # --------------------------------------------------------------------------------------- the answers

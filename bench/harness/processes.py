@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -148,6 +149,12 @@ def answer(
         found = json.loads(done.output.splitlines()[-1])
     whole = (done.seconds, done.cpu_seconds, done.peak_MB)
     return found | dict(zip(WHOLE, whole, strict=True))
+
+
+def cpu_seconds() -> float:
+    """That all threads of this process have used so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 # --------------------------------------------------------------------------------------------------- ranks

@@ -1,0 +1,172 @@
+"""How fast is a training step of DistributedDataParallel beside gloo? On local processes.
+
+One set of processes holds a copy of one network for every contender, and in each round each of them takes a
+step (forward, backward with gradients averaged, update) on the same data, in an order that rotates. At the
+end all parameters are those of gloo's copy. Results go to `bench/results/ddp.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from arborcast.bench.contenders import BASELINE, Contender
+from arborcast.bench.harness.document import TIME, Measure, document, write_document
+from arborcast.bench.harness.processes import cpu_seconds, run_ranks
+from arborcast.bench.harness.provenance import RUNTIME
+
+HOME = Path(__file__).resolve().parent.parent
+RESULTS = HOME / "bench" / "results" / "ddp.json"
+CONTENDERS = (BASELINE, "sockets", "shared memory")
+TARGETS = {"sockets": 1.0, "shared memory": 1.2}  # times gloo's speed
+WIDTH = 1024  # of each layer
+BATCH = 16  # on each rank
+RATE = 1e-3  # of learning
+WARM_UPS = 2  # DDP orders its buckets after the first step
+TOLERANCE = 1e-5  # of parameters: several orders of adding float32 are right
+TIMEOUT_S = 1200.0
+
+
+def main() -> None:
+    """Measure what the command line asks for, print the table, write the results."""
+    arguments = _arguments()
+    rows = []
+    for ranks in arguments.ranks:
+        for millions in arguments.millions:
+            asked = millions * 10**6 // WIDTH**2 + 1, arguments.runs
+            samples = run_ranks(ranks, _measure, *asked, timeout_s=TIMEOUT_S)[0]
+            rows += [_row(ranks, millions, name, samples) for name in CONTENDERS]
+            _print(rows[-len(CONTENDERS) :])
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    write_document(arguments.json, _document(rows))
+    print(f"written: {arguments.json}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of processes")
+    parser.add_argument(
+        "--millions", type=int, nargs="+", default=[10, 50], help="numbers of parameters / 1e6, rounded up"
+    )
+    parser.add_argument("--runs", type=int, default=15, help=f"measured rounds, after {WARM_UPS} warm-ups")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
+    arguments = parser.parse_args()
+    if arguments.runs < 5:
+        parser.error(f"--runs {arguments.runs}: a median needs at least 5")
+    if min(arguments.ranks) < 2:
+        parser.error(f"--ranks {min(arguments.ranks)}: must be at least 2")
+    return arguments
+
+
+def _measure(rank: int, layers: int, runs: int) -> dict[str, list[tuple[float, float]]]:
+    """On one rank, the same result on all: of each step the slowest rank's seconds, and all ranks' of CPU."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    def network(group: Any) -> DistributedDataParallel:
+        torch.manual_seed(0)
+        blocks = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)]
+        parts = [part for block in blocks for part in (block, torch.nn.ReLU())]
+        return DistributedDataParallel(torch.nn.Sequential(*parts), process_group=group)
+
+    networks = {name: network(Contender(name).group) for name in CONTENDERS}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
+    for turn in range(WARM_UPS + runs):
+        torch.manual_seed(1000 * turn + rank)
+        data = torch.randn(BATCH, WIDTH)
+        at = turn % len(CONTENDERS)
+        for name in CONTENDERS[at:] + CONTENDERS[:at]:
+            dist.barrier()
+            cpu, start = cpu_seconds(), time.perf_counter()
+            _step(networks[name], data)
+            seconds = time.perf_counter() - start
+            dist.barrier()  # what other threads still do for this rank's peers counts, too
+            slowest = torch.tensor([seconds], dtype=torch.float64)
+            total = torch.tensor([cpu_seconds() - cpu], dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            dist.all_reduce(total)
+            if turn >= WARM_UPS:
+                samples[name].append((slowest.item(), total.item()))
+    for name in CONTENDERS:
+        for ours, theirs in zip(networks[name].parameters(), networks[BASELINE].parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+    return samples
+
+
+def _step(network: Any, data: Any) -> None:
+    import torch
+
+    network.zero_grad()
+    network(data).square().mean().backward()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.sub_(parameter.grad, alpha=RATE)
+
+
+def _row(
+    ranks: int, millions: int, name: str, samples: dict[str, list[tuple[float, float]]]
+) -> dict[str, Any]:
+    seconds = [wall for wall, _ in samples[name]]
+    pairs = list(zip(samples[BASELINE], samples[name], strict=True))  # of one round each
+    ratios = [base / wall for (base, _), (wall, _) in pairs]
+    savings = [base / cpu for (_, base), (_, cpu) in pairs]
+    speed, target = statistics.median(ratios), TARGETS.get(name)
+    return {
+        "topology": f"full:{ranks}",
+        "ranks": ranks,
+        "parameters": (millions * 10**6 // WIDTH**2 + 1) * (WIDTH**2 + WIDTH),
+        "method": name,
+        "time_us": statistics.median(seconds) * 1e6,
+        "spread": (max(seconds) - min(seconds)) * 1e6,
+        "cpu_us": statistics.median(cpu for _, cpu in samples[name]) * 1e6,
+        "times_gloo": speed,
+        "times_gloo_spread": [min(ratios), max(ratios)],
+        "cpu_saving": statistics.median(savings),
+        "cpu_saving_spread": [min(savings), max(savings)],
+        "target": target,
+        "met": None if target is None else speed >= target,
+        "runs": len(seconds),
+    }
+
+
+def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return document(
+        "How fast is a step of DistributedDataParallel beside gloo on local processes?",
+        rows,
+        keys=("topology", "ranks", "parameters", "method"),
+        measures={
+            "time_us": TIME["time_us"],
+            "times_gloo": Measure("more", "times_gloo_spread"),
+            "cpu_saving": Measure("more", "cpu_saving_spread"),
+        },
+        units={
+            "time_us": f"of one step (layers of {WIDTH} x {WIDTH}, {BATCH} samples a rank), "
+            "the slowest rank's; median over the rounds",
+            "cpu_us": "of one step, all threads of all ranks together; median over the rounds",
+            "spread": "largest minus smallest, us",
+            "times_gloo": "gloo's time over this one's in the same round; median over the rounds",
+            "cpu_saving": "gloo's CPU time over this one's in the same round; median over the rounds",
+        },
+        packages=("arborcast", "torch", "numpy"),
+        code=RUNTIME,
+    )
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        low, high = row["times_gloo_spread"]
+        target = "" if row["target"] is None else f"{'met' if row['met'] else 'MISSED'} {row['target']:.2f}"
+        print(
+            f"{row['ranks']} ranks, {row['parameters'] / 1e6:.1f} M parameters, {row['method']:14}"
+            f"{row['time_us'] / 1e3:9.1f} ms, CPU {row['cpu_us'] / 1e3:9.1f} ms, "
+            f"{row['times_gloo']:.2f} x gloo ({low:.2f} to {high:.2f}), CPU {row['cpu_saving']:.2f} {target}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
