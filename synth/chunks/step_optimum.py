@@ -27,7 +27,6 @@ from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.trees.column_generation import TreeBound, can_price, tree_bound, tree_packing
 from arborcast.synth.chunks.trees.plan import (
     MOST_CHUNKS,
-    MOST_NEAR,
     NoPlanError,
     chunks_of,
     few_chunks_near,
@@ -185,7 +184,7 @@ class _CopySearch(StepSearch[ChunkPlan]):
             self._problem,
             trees,
             self._budget.gap or NEAR,
-            most_chunks=max(1, min(MOST_NEAR, MOST_SENDS // one)),
+            most_chunks=max(1, MOST_SENDS // one),
         ):
             plans.append(near)
         best = min((Fraction(sum(plan.rounds), chunks) for chunks, plan in plans), default=None)

@@ -199,12 +199,18 @@ class _Generation:
             if enough is None
             else [InsertionSearch(problem, demand, steps) for demand in demands]
         )
+        # The cheapest trees take long among many ranks: cheap ones do as long as there are any.
+        self._quick = [
+            InsertionSearch(problem, demand, steps)
+            for demand in demands
+            if enough is None and isinstance(self._searches[0], SpanningSearch)
+        ]
         self._counts = [found.count for found in self.master.classes]
         self._capacities = np.array(problem.capacities, dtype=np.float64)
         self._begun = False
         self._best = 0.0
         self._best_prices = np.full((steps, len(self._capacities)), 1 / self._capacities.sum())
-        for chunk_class, search in enumerate(self._searches):  # there is always something to return
+        for chunk_class, search in enumerate(self._quick or self._searches):  # there is something to return
             self.master.add(chunk_class, search.run(self._best_prices)[1])
 
     def settled(self, gap: Fraction) -> tuple[list[Fraction], StepLengths]:
@@ -246,6 +252,8 @@ class _Generation:
             known = self._best if self._enough is None else self._enough
             if (gap or self._enough is not None) and known * (1 + gap + _CLOSE) >= costs.sum():
                 return self.best()
+            if self._quick and self._improves(prices, prices, costs, self._quick):
+                continue
             smoothed = _SMOOTHING * self._best_prices + (1 - _SMOOTHING) * prices if self._best else prices
             if self._improves(smoothed, prices, costs) or self._improves(prices, prices, costs):
                 continue
@@ -312,12 +320,7 @@ class _Generation:
         """Trees for prices that grow with the load of all trees before."""
         if self._begun:
             return
-        searches = [  # the cheapest take long among many ranks, and good ones do to begin with
-            InsertionSearch(search.problem, search.demand, search.steps)
-            if isinstance(search, SpanningSearch)
-            else search
-            for search in self._searches
-        ]
+        searches = self._quick or self._searches
         weights = MultiplicativeWeights(self._problem, self._steps, self._group)
         for _ in range(max(1, FIRST_TREES // len(self._searches))):
             prices = weights.prices()
@@ -343,12 +346,16 @@ class _Generation:
         return found
 
     def _improves(
-        self, asked: NDArray[np.float64], prices: NDArray[np.float64], costs: NDArray[np.float64]
+        self,
+        asked: NDArray[np.float64],
+        prices: NDArray[np.float64],
+        costs: NDArray[np.float64],
+        searches: Sequence[Search] | None = None,
     ) -> bool:
         """Add the cheapest trees under some prices; whether one costs less than the master thought."""
         tolerance = _CLOSE * float(costs.sum())
         better = False
-        for chunk_class, (_, tree) in enumerate(self._ask(asked)):
+        for chunk_class, (_, tree) in enumerate(self._ask(asked, searches)):
             cost = sum(
                 prices[step, link] for route, step in tree for link in self._problem.routes[route].links
             )

@@ -1,7 +1,9 @@
 """A cheap tree in the time-expanded graph for any number of ranks: targets join it one by one.
 
 The farthest target comes first, by the cheapest way from whoever has the block in time (Takahashi and
-Matsuyama 1980, for Steiner trees). Not the cheapest tree, so that its cost proves nothing.
+Matsuyama 1980, for Steiner trees). Then a branch is cut off and its targets join anew in another order, again
+and again, which stands where it costs no more (ruin and recreate, Schrimpf et al. 2000). Not always the
+cheapest tree, so that its cost proves nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, in_order
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Ints, kernel
 
+RUINS = 300
+"""How often a branch of a tree is cut off, unless told: some milliseconds for 16 ranks."""
+
 
 @dataclass(frozen=True)
 class InsertionSearch:
@@ -27,11 +32,13 @@ class InsertionSearch:
         problem: what there is to send over.
         demand: the index of the demand.
         steps: S.
+        ruins: how often a branch is cut off.
     """
 
     problem: ChunkProblem
     demand: int
     steps: int
+    ruins: int = RUINS
 
     def run(self, prices: Prices) -> tuple[float, TimedTree]:
         """A cheap tree at some prices of the links in each step, float64: its cost, its sends.
@@ -41,11 +48,12 @@ class InsertionSearch:
         """
         links, starts, src, dst = self._routes
         costs = np.add.reduceat(prices[:, links], starts, axis=1)
-        sends = _insert(costs, src, dst, self._sources, self._order, self.problem.ranks)
-        if sends.shape[0] and sends[0, 0] < 0:
+        since, by = _recreated(costs, src, dst, self._sources, self._order, self.problem.ranks, self.ruins)
+        if (since[self._order] > self.steps).any():
             raise InfeasibleError(f"demand {self.demand}: a target cannot be reached in {self.steps} steps")
-        block = self.problem.demands[self.demand]
-        tree = in_order(useful_sends(self.problem, block, ((route, step) for route, step in sends.tolist())))
+        (reached,) = np.nonzero((since > 0) & (since <= self.steps))
+        sends = zip(by[reached].tolist(), (since[reached] - 1).tolist(), strict=True)
+        tree = in_order(useful_sends(self.problem, self.problem.demands[self.demand], sends))
         return float(sum(costs[step, route] for route, step in tree)), tree
 
     @cached_property
@@ -76,16 +84,62 @@ class InsertionSearch:
 
 
 @kernel
-def _insert(costs: Prices, src: Ints, dst: Ints, sources: Ints, order: Ints, ranks: int) -> Ints:  # noqa: PLR0912
-    """The sends (route, step) of a tree, perhaps more than it needs; (-1, -1) where there is none."""
-    steps, routes = costs.shape
-    since = np.full(ranks, steps + 1, np.int64)
+def _recreated(
+    costs: Prices, src: Ints, dst: Ints, sources: Ints, order: Ints, ranks: int, ruins: int
+) -> tuple[Ints, Ints]:
+    """Of each rank the time since which it has the block, more than the steps for never, and its route."""
+    steps = costs.shape[0]
+    since, by = np.full(ranks, steps + 1, np.int64), np.full(ranks, -1, np.int64)
     for source in sources:
         since[source] = 0
-    sends = np.empty((order.shape[0] * steps, 2), np.int64)
-    count = 0
+    _join(costs, src, dst, order, since, by)
+    for target in order:
+        if since[target] > steps:
+            return since, by
+    best = _cost(costs, since, by)
+    mixed, cut = order.copy(), np.empty(ranks, np.bool_)
+    state = 1
+    for _ in range(ruins):
+        new_since, new_by = since.copy(), by.copy()
+        # The numbers of Park and Miller (1988): the same on every machine.
+        state = state * 48271 % 2147483647
+        cut[:] = False
+        cut[order[state % order.shape[0]]] = True
+        for _ in range(steps):
+            for rank in range(ranks):
+                if new_by[rank] >= 0 and cut[src[new_by[rank]]]:
+                    cut[rank] = True
+        for rank in range(ranks):
+            if cut[rank] and new_by[rank] >= 0:
+                new_since[rank], new_by[rank] = steps + 1, -1
+        for place in range(mixed.shape[0] - 1, 0, -1):
+            state = state * 48271 % 2147483647
+            other = state % (place + 1)
+            mixed[place], mixed[other] = mixed[other], mixed[place]
+        _join(costs, src, dst, mixed, new_since, new_by)
+        cost = _cost(costs, new_since, new_by)
+        if cost <= best:
+            best, since, by = cost, new_since, new_by
+    return since, by
+
+
+@kernel
+def _cost(costs: Prices, since: Ints, by: Ints) -> float:
+    """Of all sends; without limit where some rank that should have joined could not."""
+    total = 0.0
+    for rank in range(since.shape[0]):
+        if by[rank] >= 0:
+            total += costs[since[rank] - 1, by[rank]]
+    return total
+
+
+@kernel
+def _join(costs: Prices, src: Ints, dst: Ints, order: Ints, since: Ints, by: Ints) -> None:
+    """Bring the block to each target in turn, by the cheapest way from whoever has it by then."""
+    steps, routes = costs.shape
+    ranks = since.shape[0]
     away = np.empty((steps + 1, ranks), np.float64)
-    by = np.empty((steps + 1, ranks), np.int64)
+    came = np.empty((steps + 1, ranks), np.int64)
     for target in order:
         if since[target] <= steps:
             continue
@@ -93,24 +147,20 @@ def _insert(costs: Prices, src: Ints, dst: Ints, sources: Ints, order: Ints, ran
             away[0, rank] = 0.0 if since[rank] <= 0 else np.inf
         for step in range(steps):
             for rank in range(ranks):
-                away[step + 1, rank], by[step + 1, rank] = away[step, rank], -1
+                away[step + 1, rank], came[step + 1, rank] = away[step, rank], -1
                 if since[rank] <= step + 1:
                     away[step + 1, rank] = 0.0
             for route in range(routes):
                 way = away[step, src[route]] + costs[step, route]
                 if way < away[step + 1, dst[route]]:
-                    away[step + 1, dst[route]], by[step + 1, dst[route]] = way, route
+                    away[step + 1, dst[route]], came[step + 1, dst[route]] = way, route
         if away[steps, target] == np.inf:
-            sends[0] = -1, -1
-            return sends[:1].copy()
+            return
         rank = target
         for step in range(steps, 0, -1):
             if since[rank] <= step:
                 break  # who has it by then has it from the tree
-            route = by[step, rank]
+            route = came[step, rank]
             if route >= 0:
-                sends[count] = route, step - 1
-                count += 1
-                since[rank] = min(since[rank], step)
+                since[rank], by[rank] = step, route
                 rank = src[route]
-    return sends[:count].copy()

@@ -18,6 +18,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, ChunkSend, Group
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.trees.column_generation import TreeBound
+from arborcast.synth.chunks.trees.rounding import RoundedTrees
 from arborcast.synth.chunks.trees.whole_trees import ZeroReducedCostTrees, admissible_chunk_counts, whole_plan
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.progress import report
@@ -110,18 +111,22 @@ def plan_near_it(
     if not all(bound.durations):
         return None
     good_enough = sum(bound.durations, Fraction(0)) * (1 + slack)
-    best: tuple[Fraction, int, list[int], list[int]] | None = None
+    rounded = rounded_packing(problem, bound)
+    best: tuple[Fraction, int] | None = None
     for chunks in range(1, most_chunks + 1):
-        counts = _rounded(bound, chunks)
-        rounds = _rounds_of(problem, bound, counts)
-        ratio = Fraction(sum(rounds), chunks)
+        ratio = Fraction(sum(rounded.rounds(chunks)), chunks)
         if best is None or ratio < best[0]:
-            best = ratio, chunks, rounds, counts
+            best = ratio, chunks
         if ratio <= good_enough:
             break
     assert best is not None, "there is a number of chunks"
-    _, chunks, rounds, counts = best
-    return chunks, _along(problem, bound, chunks, rounds, counts)
+    return best[1], rounded.plan(best[1])
+
+
+def rounded_packing(problem: ChunkProblem, bound: TreeBound) -> RoundedTrees:
+    """The trees of a packing, to be rounded to whole chunks."""
+    weighted = ((tree.demand, tree.sends, tree.weight) for tree in bound.trees)
+    return RoundedTrees(problem, len(bound.durations), weighted)
 
 
 def few_chunks_near(
@@ -157,12 +162,20 @@ def few_chunks_near(
     trees = list(dict.fromkeys([*sorted(weighed), *cheap]))[: len(weighed) + MOST_BESIDE]
     best: tuple[Fraction, int, ChunkPlan] | None = None
     exactly = takewhile(
-        lambda chunks: chunks <= FEW_CHUNKS[-1], admissible_chunk_counts(bound.bound.ratio, steps)
+        lambda chunks: chunks * one <= most_sends, admissible_chunk_counts(bound.bound.ratio, steps)
     )
-    for chunks in sorted({*FEW_CHUNKS, *islice(exactly, TRIES)}):
+    common = math.lcm(*kept)
+    if bound.is_exact:
+        for chunks in islice((chunks for chunks in exactly if chunks % common == 0), TRIES):
+            report(f"{steps} steps: {chunks} chunks that attain the limit", 0, 0)
+            orbits, rounds = ChunkOrbits(problem, chunks, group), int(bound.bound.ratio * chunks)
+            plan = whole_plan(orbits, steps, rounds, trees, deadline=deadline.share(3))
+            if plan is not None:
+                return chunks, plan
+    for chunks in FEW_CHUNKS:
         if chunks * one > most_sends or deadline.has_passed:
             break
-        if any(chunks % stabilizers for stabilizers in kept):
+        if chunks % common:
             continue
         report(f"{steps} steps: {chunks} chunks along {len(trees)} trees", 0, 0)
         orbits = ChunkOrbits(problem, chunks, group)
@@ -172,34 +185,6 @@ def few_chunks_near(
         if best is not None and best[0] <= bound.bound.ratio * (1 + gap):
             break
     return best and best[1:]
-
-
-def _rounded(bound: TreeBound, chunks: int) -> list[int]:
-    """How many of the chunks each tree takes: those of a demand in proportion, by the largest remainders."""
-    counts = [int(tree.weight * chunks) for tree in bound.trees]
-    left = Counter({tree.demand: chunks for tree in bound.trees})
-    for tree, count in zip(bound.trees, counts, strict=True):
-        left[tree.demand] -= count
-    remainders = [tree.weight * chunks - count for tree, count in zip(bound.trees, counts, strict=True)]
-    for index in sorted(range(len(counts)), key=lambda index: -remainders[index]):
-        demand = bound.trees[index].demand
-        if left[demand]:
-            counts[index] += 1
-            left[demand] -= 1
-    return counts
-
-
-def _rounds_of(problem: ChunkProblem, bound: TreeBound, counts: Sequence[int]) -> list[int]:
-    """The fewest rounds of each step in which links carry so many chunks along each tree."""
-    loads: Counter[tuple[int, int]] = Counter()
-    for tree, count in zip(bound.trees, counts, strict=True):
-        for route, step in tree.sends:
-            for link in problem.routes[route].links:
-                loads[step, link] += count
-    rounds = [1] * len(bound.durations)
-    for (step, link), load in loads.items():
-        rounds[step] = max(rounds[step], -(-load // problem.capacities[link]))
-    return rounds
 
 
 def _along(

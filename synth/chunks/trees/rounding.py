@@ -1,0 +1,93 @@
+"""Weighted trees as whole chunks: so many along each tree, and steps as long as their loads need.
+
+Of a packing that is a good schedule for any number of chunks that is large enough, and of a plan whose number
+of chunks another plan does not share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkSend
+from arborcast.synth.chunks.problem.prune import ChunkPlan, TimedRoute, prune
+from arborcast.synth.chunks.trees.pricing import TimedTree, in_order
+from arborcast.synth.kernels.compiled import Ints
+
+_GRAIN = 1 << 40
+"""What weights of larger denominators are rounded to."""
+
+
+class RoundedTrees:
+    """Trees of demands with weights, 1 together for each demand."""
+
+    def __init__(
+        self, problem: ChunkProblem, steps: int, trees: Iterable[tuple[int, TimedTree, Fraction]]
+    ) -> None:
+        self._problem = problem
+        self._steps = steps
+        ordered = sorted(trees, key=lambda each: each[0])
+        self._trees = [sends for _, sends, _ in ordered]
+        self._demand = np.array([demand for demand, _, _ in ordered], dtype=np.int64)
+        unit = math.lcm(*(weight.denominator for _, _, weight in ordered))
+        self._unit = min(unit, _GRAIN)
+        self._weights = np.array([round(weight * self._unit) for _, _, weight in ordered], dtype=np.int64)
+
+    @classmethod
+    def of_plan(cls, problem: ChunkProblem, chunks: int, plan: ChunkPlan) -> RoundedTrees:
+        """Those along which the chunks of a plan go."""
+        of_chunk: dict[tuple[int, int], list[TimedRoute]] = defaultdict(list)
+        for send in plan.sends:
+            of_chunk[send.demand, send.chunk].append((send.route, send.step))
+        counts = Counter((demand, in_order(sends)) for (demand, _), sends in of_chunk.items())
+        weighted = ((demand, tree, Fraction(count, chunks)) for (demand, tree), count in counts.items())
+        return cls(problem, len(plan.rounds), weighted)
+
+    def rounds(self, chunks: int) -> list[int]:
+        """Of each step with so many chunks of each demand."""
+        counts = self._counts(chunks)
+        tree, place = self._uses
+        load = np.bincount(place, weights=counts[tree], minlength=self._steps * len(self._problem.capacities))
+        longest = np.ceil(load.reshape(self._steps, -1) / np.array(self._problem.capacities)).max(axis=1)
+        return [max(1, int(rounds)) for rounds in longest]
+
+    def plan(self, chunks: int) -> ChunkPlan:
+        """The schedule with so many chunks of each demand."""
+        sends: list[ChunkSend] = []
+        taken: Counter[int] = Counter()
+        demands = self._demand.tolist()
+        for demand, tree, count in zip(demands, self._trees, self._counts(chunks).tolist(), strict=True):
+            for chunk in range(taken[demand], taken[demand] + count):
+                sends += (ChunkSend(demand, chunk, route, step) for route, step in tree)
+            taken[demand] += count
+        return prune(self._problem, chunks, self.rounds(chunks), sends)
+
+    @cached_property
+    def _uses(self) -> tuple[Ints, Ints]:
+        """Of each link that a tree uses in a step: the tree, and the number of step and link."""
+        width = len(self._problem.capacities)
+        uses = [
+            (index, step * width + link)
+            for index, tree in enumerate(self._trees)
+            for route, step in tree
+            for link in self._problem.routes[route].links
+        ]
+        tree, place = np.array(uses, dtype=np.int64).reshape(-1, 2).T
+        return tree, place
+
+    def _counts(self, chunks: int) -> Ints:
+        """How many of the chunks each tree takes: of a demand in proportion, by the largest remainders."""
+        counts, remainders = np.divmod(self._weights * chunks, self._unit)
+        demands = int(self._demand.max()) + 1
+        left = chunks - np.bincount(self._demand, weights=counts, minlength=demands).astype(np.int64)
+        order = np.lexsort((-remainders, self._demand))  # stable: of equals the first
+        first = np.searchsorted(self._demand, self._demand)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return np.asarray(counts + (place - first < left[self._demand]))
