@@ -353,6 +353,7 @@ class Engine:
                 until=is_done,
                 look_every_s=min(look_every_s, self._watch.look_every_s),
                 check=self._look,
+                when_begun=self.when_begun,
             )
             self._has_agreed = True
         except BaseException as error:
