@@ -83,6 +83,7 @@ bench: install
 	$(BIN)/python bench/programs.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/loopback.py
+	$(BIN)/python bench/ddp.py
 	$(BIN)/python bench/faults.py
 	$(BIN)/python bench/starting.py
 	$(BIN)/python bench/alltoallv.py

@@ -70,6 +70,7 @@ SECTIONS: tuple[Section, ...] = (
     synthesis.SOLVERS,
     synthesis.PEERS,
     loopback.SECTION,
+    loopback.STEPS,
     torch_suite.SECTION,
     faults.SECTION,
     resuming.SECTION,

@@ -1,4 +1,4 @@
-"""The process group on one machine: its costs, where there are no links to use better."""
+"""The process group on one machine, by call and by step: its costs, with no links to use better."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from arborcast.bench.page.parts import (
     columns,
     grid,
     lines,
+    table,
     text,
     verdict,
 )
@@ -34,17 +35,22 @@ def _case(collective: str, ranks: float, main_thread: str) -> str:
 
 
 def _answer(document: Document) -> Iterator[Part]:
-    told = [
-        f"{times(ratios.median())} {label} ({times(ratios.min())} to {times(ratios.max())})"
-        for method, label in SHOWN.items()
-        if method != "executor"
-        and len(ratios := document.rows[document.rows["method"] == method]["times_gloo"].dropna())
-    ]
+    told = _spans(document, "shared memory", "sockets")
     if told:
         yield text("Of gloo's speed, in the median of all sizes and collectives: ", Strong(listed(told)), ".")
     cases = groups(document.rows, "collective", "ranks", "main_thread")
     yield grid([_picture(_case(*case), rows)] for case, rows in cases)
     yield all_rows(_COLUMNS, document.rows)
+
+
+def _spans(document: Document, *methods: str) -> list[str]:
+    """How many times as fast as gloo each of them is: the median of all rows, the least and the most."""
+    rows = document.rows
+    return [
+        f"{times(ratios.median())} {SHOWN[method]} ({times(ratios.min())} to {times(ratios.max())})"
+        for method in methods
+        if len(ratios := rows[rows["method"] == method]["times_gloo"].dropna())
+    ]
 
 
 def _picture(name: str, rows: pd.DataFrame) -> Picture:
@@ -106,4 +112,48 @@ SECTION = Section(
     "within a host.",
     _answer,
     ("The process group on one machine, as multiples of gloo's speed", summary),
+)
+
+
+def _steps(document: Document) -> Iterator[Part]:
+    told = _spans(document, "shared memory", "sockets")
+    if told:
+        yield text("Of gloo's speed: ", Strong(listed(told)), ".")
+    yield table(_STEP_COLUMNS, document.rows)
+
+
+def steps_summary(document: Document) -> Table:
+    """A line per size and number of ranks: steps in memory and over sockets, as multiples of gloo's speed."""
+    rows: list[tuple[Cell | str, ...]] = []
+    for (parameters, ranks), alike in groups(document.rows, "parameters", "ranks"):
+        ratios = alike.set_index("method")["times_gloo"].reindex(["shared memory", "sockets"])
+        missed = sum(alike["met"].dropna().eq(False))
+        rows.append(
+            (
+                f"{digits(parameters / 1e6)} M parameters, {count(ranks)} ranks",
+                *(Cell(times(ratio), ratio) for ratio in ratios),
+                Cell(count(missed), missed, "bad" if missed else ""),
+            )
+        )
+    return lines(("", ">in memory", ">over sockets", ">targets missed"), rows)
+
+
+_STEP_COLUMNS: dict[str, Column] = {
+    **columns(
+        ">ranks | >parameters | contender: method | >time: time_us | >spread | >CPU time: cpu_us | "
+        ">over gloo: times_gloo | >less CPU than gloo: cpu_saving"
+    ),
+    "target": _target,
+}
+
+STEPS = Section(
+    "ddp",
+    "ddp-steps",
+    "What does a step of DistributedDataParallel cost on one machine?",
+    "measured on local processes",
+    "python bench/ddp.py",
+    "Steps with gradients averaged by gloo and by the process group, each in turn on its own copy of one "
+    "network, whose parameters are compared at the end. The time is the slowest rank's.",
+    _steps,
+    ("A step of DistributedDataParallel, as multiples of gloo's speed", steps_summary),
 )

@@ -56,6 +56,7 @@ HEADINGS = [
     "Which solver wins where?",
     "How do the public synthesizers do?",
     "What does the process group cost on one machine?",
+    "What does a step of DistributedDataParallel cost on one machine?",
     "Which tests of torch pass over the process group?",
     "Does every rank that is left raise in time when others die, stop or are cut off?",
     "Is a collective finished rightly when a link fails in the middle of it, and at what cost?",
@@ -113,6 +114,7 @@ NAMED = (
     "frontier",
     "peers",
     "loopback",
+    "ddp",
     "torch_suite",
     "staging",
     "starting",
@@ -250,7 +252,7 @@ def test_forestcoll_is_told_by_call_and_by_process_also_where_it_is_faster(resul
 
 def test_targets_of_all_benches_are_counted_and_missed_ones_named(results: Path) -> None:
     pipelines = [f"pipeline_{part}" for part in ("curves", "memory", "prediction", "planner", "intra")]
-    for name in ("in_network", "scale_targets", "loopback", *pipelines):
+    for name in ("in_network", "scale_targets", "loopback", "ddp", *pipelines):
         (results / f"{name}.json").unlink()
     assert told(results)[4] == (
         "Of all benches together, 2 of 4 targets met, 1 missed, 1 not measured: emulated links 1 of 4."
