@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import gzip
+import io
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -16,9 +19,12 @@ from pathlib import Path
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import parse_number, shorten
 
+_GZIP = b"\x1f\x8b"
+"""How compressed files begin, and no text does."""
+
 
 def read_text(path: Path | str, *, max_bytes: int) -> str:
-    """The text of a UTF-8 file of at most `max_bytes`.
+    """The text of a UTF-8 file of at most `max_bytes`, compressed by gzip or not.
 
     Raises:
         InputError: it does not exist, is a directory, cannot be read, is too large, or is no text.
@@ -32,6 +38,12 @@ def read_text(path: Path | str, *, max_bytes: int) -> str:
         raise InputError(f"{shorten_path(path)}: cannot be read: {reason}") from error
     except MemoryError as error:
         raise InputError(f"{shorten_path(path)}: does not fit into memory") from error
+    if data[: len(_GZIP)] == _GZIP:
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+                data = packed.read(max_bytes + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{shorten_path(path)}: must be whole as a gzip file: {error}") from error
     if len(data) > max_bytes:
         raise InputError(f"{shorten_path(path)}: must be at most {max_bytes} bytes, got more")
     try:

@@ -132,15 +132,13 @@ def transfer_lines(schedule: Schedule) -> Iterator[str]:
     """The transfers as JSON, written without a document for each: there may be millions."""
     topology = schedule.topology
     name = [dump(topology.label(vertex)) for vertex in range(topology.holders)]
-    via: dict[tuple[int, ...], str] = {}
-    for transfer in schedule.transfers:
-        switches = transfer.via
-        if switches not in via:
-            via[switches] = dump([topology.label(switch) for switch in switches])
+    moves = schedule.columns
+    via = [dump([topology.label(switch) for switch in way]) for way in moves.ways]
+    columns = (moves.chunk, moves.src, moves.dst, moves.way, moves.step, moves.reduce)
+    for chunk, src, dst, way, step, reduce in zip(*(each.tolist() for each in columns), strict=True):
         yield (
-            f'{{"chunk": {transfer.chunk}, "from": {name[transfer.src]}, "to": {name[transfer.dst]}, '
-            f'"via": {via[switches]}, "step": {transfer.step}, '
-            f'"reduce": {"true" if transfer.reduce else "false"}}}'
+            f'{{"chunk": {chunk}, "from": {name[src]}, "to": {name[dst]}, "via": {via[way]}, '
+            f'"step": {step}, "reduce": {"true" if reduce else "false"}}}'
         )
 
 

@@ -38,7 +38,9 @@ def _sources() -> str:
     file does; machine code of two versions in one process gives wrong answers or errors.
     """
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    home = Path(__file__).parents[1]
+    digest.update(str(home).encode())  # numba keeps machine code by the path of its source
+    for path in sorted(home.rglob("*.py")):
         source = path.read_bytes()
         if b"kernel" in source:
             digest.update(source)

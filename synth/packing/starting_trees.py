@@ -22,6 +22,8 @@ from arborcast.synth.packing.tight_cuts import Taken
 
 GROWING_BATCH = 32
 """Partial trees that are grown before the cuts are asked."""
+LEAST_YIELD = 8
+"""Growing ends with a batch of which cuts allow less than one part in so many."""
 ROUNDS = 3
 """Times that a proposal of any root is tried, each time with what the cuts have said before."""
 
@@ -41,7 +43,12 @@ def take_first(packer: Packer, partials: Sequence[PartialTree]) -> None:
         for _ in range(ROUNDS if any(partial.free for partial, _ in group) else 1):
             left = []
             for first in range(0, len(group), size):
-                left += _take_batch(packer, group[first : first + size])
+                batch, before = group[first : first + size], int(packer.demand.sum())
+                left += _take_batch(packer, batch)
+                carried, asked = before - int(packer.demand.sum()), sum(units for _, units in batch)
+                if entries is broken and LEAST_YIELD * carried < asked:
+                    left += group[first + size :]  # the search is quicker than growing what no cut allows
+                    break
             if len(left) == len(group):
                 break
             group = left
