@@ -187,6 +187,8 @@ def candidates(
         TimedOutError: the deadline, one for all of them, passed.
         TooManyRoutesError: see `compared`.
     """
+    from arborcast.synth.baselines.two_way_rings import both_ways
+
     deadline = Deadline.after(request.deadline_s)
     first = natural_method(collective)
     height = 0
@@ -208,7 +210,10 @@ def candidates(
         try:
             deadline.check("the comparison of methods")
             left = replace(its_request, deadline_s=deadline.left_s)
-            yield method_for(name, collective)(topology, collective, left)
+            found = method_for(name, collective)(topology, collective, left)
+            yield found
+            if name == "multiring" and (joined := both_ways(found)) is not None:
+                yield joined
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
     more = _more_candidates(topology.forwarding, collective, request, deadline, height)
@@ -274,10 +279,14 @@ def implicit_candidates(
     yield from by_exchanges(topology, collective, best.bound, translations, deadline)
     yield from by_levels(topology, collective, best.bound, deadline)
     from arborcast.synth.baselines.square_rings import implicit_square_rings
+    from arborcast.synth.baselines.two_way_rings import implicit_two_way_rings
 
     rings = implicit_square_rings(topology, collective, best.bound, translations)
     if rings is not None:
         yield rings
+    two_way = implicit_two_way_rings(topology, collective, best.bound, translations)
+    if two_way is not None:
+        yield two_way
 
 
 def exchanges_written_out(

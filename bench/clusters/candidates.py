@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from arborcast.synth.api import LARGEST_EXPLICIT, approach
 from arborcast.synth.baselines import BASELINES, solve_baseline
+from arborcast.synth.baselines.two_way_rings import both_ways
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -97,13 +98,18 @@ def candidates(
         if reason is not None:
             yield Candidate(name, None, reason)
         else:
-            yield _attempt(
+            found = _attempt(
                 name,
                 lambda name=name: solve_baseline(  # type: ignore[misc]
                     topology, collective, name, bound=limit, deadline_s=_at_least(deadline)
                 ),
                 deadline,
             )
+            yield found
+            if name == "multiring" and topology.ranks <= LARGEST_EXPLICIT:
+                joined = both_ways(found.schedule) if isinstance(found.schedule, Schedule) else None
+                if joined is not None:
+                    yield Candidate("two-way rings", joined)
 
 
 def _attempt(name: str, build: Callable[[], Schedule], deadline: Deadline) -> Candidate:
@@ -141,6 +147,8 @@ def _named(found: Iterator[AnySchedule]) -> Iterator[Candidate]:
                     name = f"levels ({shape})"
                 case "exchange":
                     name = f"exchange ({facts['what']}, {facts['radices']})"
+                case "two-way-rings":
+                    name = "two-way rings"
                 case "multiring":
                     name = f"{facts['rings']} rings"
                 case _:

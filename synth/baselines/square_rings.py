@@ -61,8 +61,7 @@ def implicit_square_rings(
     rings = square_rings(topology, translations)
     if not rings:
         return None
-    first, second = (np.array(images, dtype=np.int64) for images in translations.generators)
-    diagonal = Translations.generated(topology, [first[np.argsort(second)].tolist()])
+    diagonal = diagonal_of(topology, translations)
     chunks: list[Chunk] = []
     transfers: list[Transfer] = []
     for ring in rings:
@@ -72,6 +71,12 @@ def implicit_square_rings(
             chunks.append(Chunk(Fraction(1, len(rings) * topology.ranks), rank))
     method = Method("multiring", settings=(("rings", len(rings)),))
     return ImplicitSchedule.build(topology, collective, method, bound, diagonal, chunks, transfers)
+
+
+def diagonal_of(topology: Topology, translations: Translations) -> Translations:
+    """The translations that map each of the rings to itself: one right and one up, and what that makes."""
+    first, second = (np.array(images, dtype=np.int64) for images in translations.generators)
+    return Translations.generated(topology, [first[np.argsort(second)].tolist()])
 
 
 def _side(topology: Topology, translations: Translations) -> int:

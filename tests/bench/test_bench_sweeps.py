@@ -117,6 +117,18 @@ def test_what_reduces_along_trees_carries_what_nccls_tree_does() -> None:
     assert copy.shares[Protocol.LL] == Fraction(1, 2)
 
 
+def test_who_adds_one_at_a_time_carries_what_nccls_ring_does() -> None:
+    fabric = topologies.load("full:4")
+    collective = Collective.on(fabric, "allreduce")
+    plan = NcclSetup(1, Fraction(1))
+    halving = Overhead(solve_baseline(fabric, collective, "halving-doubling"), plan, frozenset())
+    assert halving.shares[Protocol.SIMPLE] == 1
+    # Two exchanges each way; in LL128 a hop of the ring takes longer than one of the tree.
+    assert halving.latency_us(Protocol.LL128) == pytest.approx(14.0 + 4 * 1.9)
+    one_after_the_other = Overhead(by_hand(fabric, "reduce", "1>0 | 2>0 | 3>0"), plan, frozenset())
+    assert one_after_the_other.shares[Protocol.SIMPLE] == 1
+
+
 def test_both_sides_reach_nics_at_the_rate_of_the_slot() -> None:
     for spec, inside, outside in (("dgx-a100:boxes=2", 240, 24), ("dgx-h100:boxes=2", 370.8, 48)):
         fabric = load(spec)
@@ -160,6 +172,16 @@ def test_rows_of_a_small_machine() -> None:
         assert rows[SELECTION, size]["time_us"] <= ours["time_us"] < ours[charged]
         assert rows["nccl-ring-model", size]["model"].startswith("model, without NVLS")
     assert "served by" in format_table(swept)
+
+
+def test_runs_that_are_left_out_change_no_choice_and_no_speed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = topologies.load("full:4,bandwidth=20,latency=0.7")
+    collective = Collective.on(fabric, "allreduce")
+    left_out = times(sweep(fabric, collective, SIZES[1:], deadline_s=None))
+    monkeypatch.setattr(sweeps, "_is_beaten", lambda *_: False)
+    every = times(sweep(fabric, collective, SIZES[1:], deadline_s=None))
+    assert len(left_out) < len(every)
+    assert all(row == every[key] for key, row in left_out.items())
 
 
 def test_where_nccl_has_no_plan_the_table_shows_times_of_links_alone() -> None:
