@@ -257,6 +257,24 @@ def test_a_large_schedule_leaves_sizes_out_and_says_so(monkeypatch: pytest.Monke
     assert {row["bytes"] for row in swept.rows if row["method"] == SELECTION} == {SIZES[0], SIZES[2]}
 
 
+def test_parts_of_the_same_code_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[str] = []
+
+    def noted(spec: str, kind: Kind, deadline_s: float) -> Sweep:
+        swept.append(spec)
+        late = [{"reason": "the deadline of 1 s had passed"}] if spec == "late" else []
+        return Sweep([{"topology": spec, "collective": str(kind), "bytes": deadline_s}], late)
+
+    monkeypatch.setattr(sweeps, "in_own_process", noted)
+    monkeypatch.setattr(sweeps, "doubts", lambda part: "" if part["code"] else "no code")
+    for code in ({"commit": "1"}, {}):
+        monkeypatch.setattr(sweeps, "provenance", lambda _, code=code: code)
+        for spec in ("ring:3", "ring:3", "late", "late"):
+            first = sweeps.kept(tmp_path / str(len(code)), spec, Kind.ALLREDUCE, 2.0)
+            assert first.rows[0]["topology"] == spec
+    assert swept == ["ring:3", "late", "late", "ring:3", "ring:3", "late", "late"]
+
+
 def test_a_machine_that_takes_too_long_costs_one_line() -> None:
     swept = sweeps.in_own_process("dgx-a100:boxes=2", Kind.ALLREDUCE, 0.05)
     assert not swept.rows
