@@ -60,11 +60,13 @@ docs: install
 
 # What people without a checkout get: sdist and wheel, and the demo from the wheel in an environment of its own.
 package: install
+	@test -f $(VIEWER) || { echo "the wheel needs $(VIEWER), which npm builds (make viewer)" >&2; exit 2; }
 	rm -rf dist out/package
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist
 	$(PYTHON) -m venv out/package
 	out/package/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[torch,viz]"
 	cd out && package/bin/python ../examples/demo.py --out demo-of-the-wheel
+	cd out && package/bin/synth solve dgx1 allreduce --ranks 0-5 -o wheel.json && package/bin/synth view wheel.json --html wheel.html
 
 pictures: install
 	$(BIN)/python docs/draw.py

@@ -17,15 +17,7 @@ from arborcast.synth.cli.aggregate import aggregate
 from arborcast.synth.cli.alltoallv import alltoallv
 from arborcast.synth.cli.bench import bench
 from arborcast.synth.cli.cluster import cluster
-from arborcast.synth.cli.console import (
-    fail,
-    gigabytes,
-    print_json,
-    print_lines,
-    progress,
-    show_warnings,
-    table,
-)
+from arborcast.synth.cli.console import fail, print_json, print_lines, progress, show_warnings, table
 from arborcast.synth.cli.description import (
     describe_abilities,
     describe_bound,
@@ -66,6 +58,7 @@ from arborcast.synth.cli.solve import solve
 from arborcast.synth.cli.sweep import sweep
 from arborcast.synth.cli.view import view
 from arborcast.synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
+from arborcast.synth.formats.words import gigabytes
 
 app = typer.Typer(
     name="synth",

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
 from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
@@ -49,19 +48,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1
         ).rstrip()
         for row in cells
     ]
-
-
-def gigabytes(rate: Fraction) -> str:
-    """A rate for people: the exact fraction, with a decimal where it is not whole."""
-    exact = f"{rate} GB/s"
-    return exact if rate.denominator == 1 else f"{exact} ({float(rate):.4g})"
-
-
-def share(part: Fraction, whole: Fraction) -> str:
-    """A rate as a percentage of another, rounded down so that 100 % means equal."""
-    if whole == 0:
-        return "0 %"
-    return f"{int(part / whole * 100_000) / 1000:g} %"
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.synth.certificate import Bound, Cut, Partition
-from arborcast.synth.cli.console import Json, gigabytes, share, table
+from arborcast.synth.certificate import Bound
+from arborcast.synth.cli.console import Json, table
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.formats.words import MOST_NAMED, gigabytes, proof, share
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.service import EARLIEST
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
     from arborcast.synth.baselines.comparison import BaselineTimings
@@ -46,8 +47,6 @@ SHOWN_SETTINGS = (
 """Settings that mean something to whoever asked; all of them stand in the JSON and in the file."""
 
 TREE_METHODS = ("trees", "mwu", "symmetric")
-
-_MOST_NAMED = 24  # vertices or sets of a certificate that are named
 
 
 def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) -> Json:
@@ -174,18 +173,7 @@ def _shape(schedule: AnySchedule) -> str:
 
 def describe_bound(found: Bound, topology: Topology) -> list[str]:
     """The certificate in words."""
-    match found.certificate:
-        case Cut(side, capacity):
-            proof = f"cut: {gigabytes(capacity)} leave {_set(side, topology)}"
-        case Partition(blocks, capacity):
-            sets = [_set(block, topology) for block in blocks[:_MOST_NAMED]]
-            sets += ["..."] if len(blocks) > _MOST_NAMED else []
-            proof = f"partition: {gigabytes(capacity)} between the {len(blocks)} sets {' '.join(sets)}"
-        case dual:
-            proof = (
-                f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
-            )
-    return [f"  proof    {proof}", f"  scope    {_scope(found, topology)}"]
+    return [f"  proof    {proof(found, topology)}", f"  scope    {_scope(found, topology)}"]
 
 
 def model_of(topology: Topology) -> str | None:
@@ -205,16 +193,6 @@ def _scope(found: Bound, topology: Topology) -> str:
     """Over which schedules a bound holds."""
     model = model_of(topology)
     return found.scope.value if model is None else f"{found.scope.value} where {model}"
-
-
-def _set(vertices: frozenset[Vertex], topology: Topology) -> str:
-    """Vertices in braces: all of them where they are few, else those that are missing, else some of them."""
-    missing = frozenset(range(topology.size)) - vertices
-    if len(vertices) > _MOST_NAMED >= len(missing):
-        return f"all but {_set(missing, topology)}"
-    named = [str(topology.label(vertex)) for vertex in sorted(vertices)[:_MOST_NAMED]]
-    more = f", ... of {len(vertices)}" if len(vertices) > _MOST_NAMED else ""
-    return "{" + ", ".join(named) + more + "}"
 
 
 def is_cut_off(error: InfeasibleError) -> bool:
@@ -432,11 +410,11 @@ def describe_machine(machine: Machine) -> list[str]:
     several = len(set(machine.hosts)) > 1
     rows = [
         (f"  {rank}", device, machine.gpus[rank] or "", f"host {machine.hosts[rank]}" if several else "")
-        for rank, device in enumerate(machine.devices[:_MOST_NAMED])
+        for rank, device in enumerate(machine.devices[:MOST_NAMED])
         if device
     ]
     lines = ["", *_aligned(("  rank", "device", "gpu", ""), rows)] if rows else []
-    if rows and len(machine.devices) > _MOST_NAMED:
+    if rows and len(machine.devices) > MOST_NAMED:
         lines.append(f"  ... of {len(machine.devices)}; --json has all")
     if machine.nics:
         speeds = sorted(Counter(nic.rate or Fraction(0) for nic in machine.nics).items(), reverse=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from arborcast.synth.cli.console import gigabytes, print_json, print_lines, progress, share
+from arborcast.synth.cli.console import print_json, print_lines, progress
 from arborcast.synth.cli.description import describe_comparison
 from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
 from arborcast.synth.cli.options import (
@@ -27,6 +27,7 @@ from arborcast.synth.cli.options import (
 from arborcast.synth.cli.programs import is_program, run_program, verify_program
 from arborcast.synth.cli.repair import verify_spares
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.words import gigabytes, share
 
 MOST_EXPANDED = 8_000_000
 """Transfers that `expand` writes out: more would make a file too large to be read again."""

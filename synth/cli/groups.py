@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from arborcast.synth.cli.console import Stopwatch, gigabytes, print_json, print_lines, progress, share, table
+from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress, table
 from arborcast.synth.cli.description import describe_forwarding, model_of
 from arborcast.synth.cli.inputs import failing_as_json, load_fabric
 from arborcast.synth.cli.options import (
@@ -26,6 +26,7 @@ from arborcast.synth.cli.options import (
     rank_list,
 )
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.words import gigabytes, share
 
 if TYPE_CHECKING:
     from arborcast.synth.collective import Collective

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from arborcast.synth.cli.console import Json, gigabytes, print_json, print_lines, progress, share
+from arborcast.synth.cli.console import Json, print_json, print_lines, progress
 from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
 from arborcast.synth.cli.options import (
     AsJson,
@@ -23,6 +23,7 @@ from arborcast.synth.cli.options import (
     writable,
 )
 from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.formats.words import gigabytes, share
 
 if TYPE_CHECKING:
     from arborcast.backends.programs.checking.verdict import ProgramVerdict

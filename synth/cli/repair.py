@@ -8,16 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from arborcast.synth.cli.console import (
-    Json,
-    Stopwatch,
-    gigabytes,
-    print_json,
-    print_lines,
-    progress,
-    share,
-    table,
-)
+from arborcast.synth.cli.console import Json, Stopwatch, print_json, print_lines, progress, table
 from arborcast.synth.cli.description import describe_solution, infeasible_document
 from arborcast.synth.cli.inputs import NotCorrectError, kept, read_correct, text_of
 from arborcast.synth.cli.options import (
@@ -31,6 +22,7 @@ from arborcast.synth.cli.options import (
     writable,
 )
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.formats.words import gigabytes, share
 
 if TYPE_CHECKING:
     from arborcast.synth.faults.spares import Spares

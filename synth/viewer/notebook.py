@@ -8,16 +8,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborcast.synth.certificate import Bound, Cut, Partition
+from arborcast.synth.certificate import Bound
 from arborcast.synth.formats.sizes import size_range
+from arborcast.synth.formats.words import gigabytes, proof, share
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.simulation.timing import Timing
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Topology
 from arborcast.synth.viewer.page import page_of, write_page
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def topology_svg(topology: Topology) -> str | None:
 
 def bound_html(bound: Bound) -> str:
     """The rate of a bound, and what proves it."""
-    return _table([("bound", _rate(bound.rate)), ("proof", _proof(bound)), ("scope", bound.scope.value)])
+    return _table([("bound", gigabytes(bound.rate)), ("proof", proof(bound)), ("scope", bound.scope.value)])
 
 
 def schedule_html(schedule: AnySchedule) -> str:
@@ -131,41 +131,19 @@ def timing_html(timing: Timing) -> str:
 
 
 def _facts(schedule: AnySchedule) -> list[tuple[str, str]]:
-    share = float(schedule.rate / schedule.bound.rate)
-    quality = "equal to the bound" if schedule.is_optimal else f"{share:.1%} of the bound"
+    of_bound = share(schedule.rate, schedule.bound.rate)
+    quality = "equal to the bound" if schedule.is_optimal else f"{of_bound} of the bound"
     facts = [
         ("schedule", f"{schedule.collective.kind} on {schedule.topology.name}"),
         ("method", schedule.method.name),
-        ("rate", f"{_rate(schedule.rate)}, {quality} over {schedule.bound.scope.value}"),
-        ("proof", _proof(schedule.bound)),
+        ("rate", f"{gigabytes(schedule.rate)}, {quality} over {schedule.bound.scope.value}"),
+        ("proof", proof(schedule.bound, schedule.topology)),
         ("shape", f"{schedule.chunk_count} chunks, height {schedule.height}, {schedule.steps} steps"),
     ]
     if isinstance(schedule, ImplicitSchedule):
         kept, order = len(schedule.chunks), schedule.translations.order
         facts.append(("form", f"implicit: {kept} representatives, moved by {order} translations"))
     return facts
-
-
-def _rate(rate: Fraction) -> str:
-    return f"{rate} GB/s" if rate.denominator == 1 else f"{rate} GB/s ({float(rate):.4g})"
-
-
-def _proof(bound: Bound) -> str:
-    match bound.certificate:
-        case Cut(side, capacity):
-            return f"cut: {_rate(capacity)} leave {_set(side)}"
-        case Partition(blocks, capacity):
-            return f"partition: {_rate(capacity)} between {len(blocks)} sets"
-        case dual:
-            return (
-                f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
-            )
-
-
-def _set(side: Iterable[Vertex]) -> str:
-    vertices = sorted(side)
-    named = ", ".join(map(str, vertices[:24]))
-    return "{" + named + (f", ... of {len(vertices)}" if len(vertices) > 24 else "") + "}"
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

@@ -14,6 +14,8 @@ import pytest
 
 from tests.docs.snippets import ROOT
 
+VIEWER = "synth/viewer/web/viewer.js"
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
@@ -36,7 +38,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if known.returncode:
         pytest.skip("needs a checkout of git")
-    for name in filter(None, known.stdout.split("\0")):
+    # What `make viewer` builds is no file of git, but one of the wheel.
+    script = [VIEWER] if (ROOT / VIEWER).exists() else []
+    for name in (*filter(None, known.stdout.split("\0")), *script):
         if not (ROOT / name).exists():
             continue
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +63,8 @@ def test_they_hold_what_is_needed(built: Path) -> None:
         names = set(archive.namelist())
     assert {"arborcast/py.typed", "arborcast/topologies/examples/two-boxes.yaml"} <= names
     assert any(name.startswith("arborcast/backends/native/built.") for name in names)
+    web = {name.rpartition("/")[2] for name in names if name.startswith("arborcast/synth/viewer/web/")}
+    assert web == {"page.html", "style.css"} | ({"viewer.js"} if (ROOT / VIEWER).exists() else set())
     assert not any(name.startswith(("tests/", "docs/", "synth/")) for name in names)
     assert wheel.stat().st_size < 10e6
 

@@ -18,6 +18,7 @@ from arborcast.backends import options
 from tests.docs.given import square
 from tests.docs.snippets import PAGES, ROOT
 from tests.support.commands import Command
+from tests.viewer.test_page import AXE, BROWSER, FLAGS
 
 
 def hooks() -> Any:
@@ -104,18 +105,48 @@ def test_real_files_fit_their_schemas(command: Command, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- the site
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_the_built_site_asks_no_other_host(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(folder)]
     ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
     assert ran.returncode == 0, ran.stderr
-    pages = list((tmp_path / "site").rglob("*.html"))
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_built_site_asks_no_other_host(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     loads = re.compile(
         r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*\shref=\"?(?:https?:)?//"
     )
     for page in pages:
         assert not loads.search(page.read_text(encoding="utf-8")), page
-    for style in (tmp_path / "site").rglob("*.css"):
+    for style in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not here: make viewer")
+def test_axe_finds_nothing_on_any_page_in_either_colour_scheme(site: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    wrong = []
+    with sync_playwright() as driver:
+        window = driver.chromium.launch(executable_path=BROWSER, args=FLAGS).new_page()
+        for path in sorted(site.rglob("*.html")):
+            for scheme in ("light", "dark"):
+                window.emulate_media(color_scheme=scheme)
+                window.goto(path.as_uri())
+                window.evaluate(AXE.read_text(encoding="utf-8"))
+                found = window.evaluate("async () => (await axe.run()).violations")
+                wrong += [
+                    f"{path.relative_to(site)}, {scheme}: {one['id']}: {node['html'][:160]}"
+                    for one in found
+                    for node in one["nodes"]
+                ]
+    assert wrong == []

@@ -1,5 +1,5 @@
 // Colours that stay apart for colour-blind eyes (Okabe and Ito 2008); every coloured thing has a number or a name, too.
-const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8f7f00", "#7a5195"];
+export const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8f7f00", "#7a5195"];
 
 export function colourOf(chunk: number): string {
   return PALETTE[chunk % PALETTE.length];

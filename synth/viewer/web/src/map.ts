@@ -1,7 +1,7 @@
 // The fabric on paper, with what is on its way at an instant.
 import { select } from "d3-selection";
 import { zoom, zoomIdentity, type ZoomTransform } from "d3-zoom";
-import { colourOf, colourOfLoad, fromStyle } from "./colours";
+import { colourOf, colourOfLoad, fromStyle, PALETTE } from "./colours";
 import type { Playback, Scene } from "./scene";
 
 export interface Shown { time: number; chunk: number | null; rank: number | null; loads: boolean; bound: boolean }
@@ -9,11 +9,14 @@ type Point = [number, number];
 
 const BOW = 0.1; // of a link's length: its two directions lie side by side
 const WIDE_BOW = 0.18;
+const MANY = 800; // links busy at once from which on pieces are squares and lines thin: a frame would take too long
 const LONG = 2.4; // spacings; on a grid such a link goes round, and passes the vertices between in a bow
 
 export class FabricMap {
   readonly canvas = document.createElement("canvas");
   private readonly base = document.createElement("canvas");
+  private readonly busy = document.createElement("canvas");
+  private busyWith = "";
   private transform: ZoomTransform = zoomIdentity;
   private stale = true;
   private scale = 1;
@@ -44,7 +47,7 @@ export class FabricMap {
     const ratio = devicePixelRatio || 1;
     const { clientWidth: width, clientHeight: height } = this.box;
     if (width === 0 || height === 0) return;
-    for (const one of [this.canvas, this.base]) {
+    for (const one of [this.canvas, this.base, this.busy]) {
       if (one.width !== Math.round(width * ratio) || one.height !== Math.round(height * ratio)) {
         one.width = Math.round(width * ratio);
         one.height = Math.round(height * ratio);
@@ -54,14 +57,20 @@ export class FabricMap {
     this.fit(width, height);
     if (this.stale) {
       this.drawLinks(playback, shown, ratio);
+      this.curves = this.scene.links.map((link, index) => (link.src === link.dst ? null : this.curve(index)));
+      this.busyWith = "";
       this.stale = false;
     }
     const context = this.canvas.getContext("2d")!;
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     context.drawImage(this.base, 0, 0);
+    const passing = playback.at(shown.time, shown.chunk);
+    this.drawBusy(passing, playback, ratio);
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.drawImage(this.busy, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.drawPassing(context, playback, shown);
+    this.drawPieces(context, passing, playback, shown);
     this.drawVertices(context, playback, shown);
   }
 
@@ -81,6 +90,7 @@ export class FabricMap {
   }
 
   private place: (vertex: number) => Point = () => [0, 0];
+  private curves: ([Point, Point, Point] | null)[] = [];
 
   /** Ends and control point of a link's curve, cut at the rims of its vertices. */
   private curve(link: number): [Point, Point, Point] {
@@ -150,41 +160,57 @@ export class FabricMap {
     });
   }
 
-  private drawPassing(context: CanvasRenderingContext2D, playback: Playback, shown: Shown): void {
+  /** Links that carry something, in its colour: drawn anew only when others do, not at every frame. */
+  private drawBusy(passing: number[], playback: Playback, ratio: number): void {
+    const { bars } = playback.run;
+    const busyWith = passing.map((bar) => bars.link[bar] * PALETTE.length + (bars.chunk[bar] % PALETTE.length)).join();
+    if (busyWith === this.busyWith) return;
+    this.busyWith = busyWith;
+    const context = this.busy.getContext("2d")!;
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.clearRect(0, 0, this.busy.width, this.busy.height);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.lineWidth = passing.length > MANY ? 1 : 2;
+    for (const bar of passing) {
+      const curve = this.curves[bars.link[bar]];
+      if (curve === null) continue;
+      const [a, c, b] = curve;
+      context.strokeStyle = colourOf(bars.chunk[bar]);
+      context.beginPath(); // a path of all of them crosses itself too often
+      context.moveTo(...a);
+      context.quadraticCurveTo(...c, ...b);
+      context.stroke();
+    }
+  }
+
+  /** The pieces on their way, each at its place. */
+  private drawPieces(context: CanvasRenderingContext2D, passing: number[], playback: Playback, shown: Shown): void {
     const { bars } = playback.run;
     const size = Math.max(2.5, this.radius * 0.5);
-    // One path for the links of each colour, and one for their pieces: thousands of paths would be slow.
-    const lines = new Map<string, Path2D>(), discs = new Map<string, Path2D>();
+    const isDense = passing.length > MANY;
     const named: { chunk: number; at: Point }[] = [];
-    for (const bar of playback.at(shown.time, shown.chunk)) {
-      const link = bars.link[bar], colour = colourOf(bars.chunk[bar]);
-      const { src, dst } = this.scene.links[link];
+    context.lineWidth = 2;
+    for (const bar of passing) {
+      const link = bars.link[bar], curve = this.curves[link];
       const part = (shown.time - bars.start_us[bar]) / Math.max(bars.end_us[bar] - bars.start_us[bar], 1e-12);
-      if (!lines.has(colour)) {
-        lines.set(colour, new Path2D());
-        discs.set(colour, new Path2D());
-      }
-      const line = lines.get(colour)!, disc = discs.get(colour)!;
-      if (src === dst) { // a switch that adds
-        const [x, y] = this.place(src), r = this.radius * 1.4;
-        line.moveTo(x, y - r);
-        line.arc(x, y, r, -Math.PI / 2, -Math.PI / 2 + 2 * Math.PI * part);
+      context.strokeStyle = context.fillStyle = colourOf(bars.chunk[bar]);
+      if (curve === null) { // a switch that adds
+        context.beginPath();
+        context.arc(...this.place(this.scene.links[link].src), this.radius * 1.4, -Math.PI / 2, -Math.PI / 2 + 2 * Math.PI * part);
+        context.stroke();
         continue;
       }
-      const [a, c, b] = this.curve(link);
-      line.moveTo(...a);
-      line.quadraticCurveTo(...c, ...b);
+      const [a, c, b] = curve;
       const on = (i: 0 | 1): number => (1 - part) ** 2 * a[i] + 2 * part * (1 - part) * c[i] + part ** 2 * b[i];
       const at: Point = [on(0), on(1)];
-      disc.moveTo(at[0] + size, at[1]);
-      disc.arc(...at, size, 0, 2 * Math.PI);
+      if (isDense) {
+        context.fillRect(at[0] - size / 2, at[1] - size / 2, size, size);
+        continue;
+      }
+      context.beginPath();
+      context.arc(...at, size, 0, 2 * Math.PI);
+      context.fill();
       if (size >= 6) named.push({ chunk: bars.chunk[bar], at });
-    }
-    context.lineWidth = 2;
-    for (const [colour, line] of lines) {
-      context.strokeStyle = context.fillStyle = colour;
-      context.stroke(line);
-      context.fill(discs.get(colour)!);
     }
     context.font = `${Math.round(1.5 * size)}px system-ui, sans-serif`;
     context.textAlign = "center";

@@ -1,0 +1,56 @@
+"""Rates, bounds and sets of vertices in words, for the commands, notebooks and the viewer alike."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from arborcast.synth.certificate import Bound, Cut, Partition
+from arborcast.synth.topology import Topology, Vertex
+
+MOST_NAMED = 24
+"""Vertices of a set, and sets of a partition, that are named one by one."""
+
+
+def gigabytes(rate: Fraction) -> str:
+    """A rate for people: the exact fraction, with a decimal where it is not whole."""
+    exact = f"{rate} GB/s"
+    return exact if rate.denominator == 1 else f"{exact} ({float(rate):.4g})"
+
+
+def share(part: Fraction, whole: Fraction) -> str:
+    """A rate as a percentage of another, rounded down so that 100 % means equal."""
+    if whole == 0:
+        return "0 %"
+    return f"{int(part / whole * 100_000) / 1000:g} %"
+
+
+def proof(bound: Bound, topology: Topology | None = None) -> str:
+    """The certificate of a bound.
+
+    Args:
+        bound: to tell about.
+        topology: that names its switches; without, vertices are numbers.
+    """
+    match bound.certificate:
+        case Cut(side, capacity):
+            return f"cut: {gigabytes(capacity)} leave {vertices(side, topology)}"
+        case Partition(blocks, capacity):
+            sets = [vertices(block, topology) for block in blocks[:MOST_NAMED]]
+            sets += ["..."] if len(blocks) > MOST_NAMED else []
+            return f"partition: {gigabytes(capacity)} between the {len(blocks)} sets {' '.join(sets)}"
+        case dual:
+            return (
+                f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
+            )
+
+
+def vertices(some: frozenset[Vertex], topology: Topology | None = None) -> str:
+    """Vertices in braces: all of them where they are few, else those that are missing, else some of them."""
+    if topology is not None:
+        missing = frozenset(range(topology.size)) - some
+        if len(some) > MOST_NAMED >= len(missing):
+            return f"all but {vertices(missing, topology)}"
+    shown = sorted(some)[:MOST_NAMED]
+    named = [str(vertex if topology is None else topology.label(vertex)) for vertex in shown]
+    more = f", ... of {len(some)}" if len(some) > MOST_NAMED else ""
+    return "{" + ", ".join(named) + more + "}"
