@@ -28,7 +28,6 @@ from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
 from arborcast.synth.chunks.sums.compositions import Half, parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
-from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.searcher import SearchEffort, SumAnswer, SumSearcher
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -261,7 +260,7 @@ def _check_sum_limits(asked: _Composition, sums: SumSearcher) -> None:
     latency, size = sums.problem.latency, asked.size
     assert latency is not None, "a collective with a rate above zero reaches everybody"
     _check_steps("allreduce", latency, size)
-    flows = pair_bound(sums.problem, size.steps, deadline=sums.deadline)
+    flows = sums.flow_limit(size.steps)
     limits = [] if flows is None else [flows]
     if asked.limit.scope is Scope.EVERY_SCHEDULE:
         ratio = static_ratio(asked.topology, asked.collective, asked.limit)

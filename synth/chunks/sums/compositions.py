@@ -8,6 +8,7 @@ searched as it is (`synth.chunks.sums.optimum`), which is all schedules.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -30,10 +31,14 @@ from arborcast.synth.chunks.problem.time_reversal import (
 from arborcast.synth.chunks.step_optimum import MOST_SENDS, is_large
 from arborcast.synth.chunks.sums.points import point_method
 from arborcast.synth.chunks.trees.plan import MOST_NEAR
+from arborcast.synth.chunks.trees.rounding import RoundedTrees
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.schedule import Method, Schedule, Transfer
 from arborcast.synth.topology import Topology
+
+MOST_COMMON = 8
+"""Numbers of chunks tried for two halves whose own have no common multiple that is small enough."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,8 @@ def compositions(
     most = None if options.slack is None else MOST_NEAR
     pairs: Iterable[tuple[CopyOptimum, CopyOptimum]] = product(curves[0].points, curves[1].points)
     if is_large(halves[0].problem):
-        pairs = _best_pairs(curves, MOST_SENDS // (len(collective.ranks) * (len(collective.ranks) - 1)))
+        most_chunks = MOST_SENDS // (len(collective.ranks) * (len(collective.ranks) - 1))
+        pairs = _best_pairs(halves, curves, most_chunks, deadline)
     found = _joined(topology, collective, limit, halves, curves, pairs, options.seed, most)
     in_time = (each for each in found if each.schedule.steps <= last)
     return tuple(
@@ -255,23 +261,64 @@ def _joined(
         )
 
 
-def _best_pairs(curves: Sequence[Curve], most_chunks: int) -> Iterator[tuple[CopyOptimum, CopyOptimum]]:
+def _best_pairs(
+    halves: Sequence[Half], curves: Sequence[Curve], most_chunks: int, deadline: Deadline
+) -> Iterator[tuple[CopyOptimum, CopyOptimum]]:
     """Of each number of steps the pair of the least R/C, where it is less than with fewer steps.
 
-    Many schedules of many ranks would take long to write down, and so would one of more chunks than that.
+    Many schedules of many ranks would take long to write down, and so would one of more chunks than that. So
+    both get a number of chunks that they can share, rounded along their own trees where it is not theirs.
     """
+    rounded: dict[tuple[int, int], RoundedTrees] = {}
+
+    def resized(which: int, optimum: CopyOptimum, chunks: int) -> CopyOptimum:
+        assert optimum.plan is not None, "a point of a curve has a plan"
+        if chunks % optimum.chunks == 0:
+            return optimum
+        key = which, optimum.steps
+        if key not in rounded:
+            rounded[key] = RoundedTrees.of_plan(halves[which].problem, optimum.chunks, optimum.plan)
+        rounds = tuple(rounded[key].rounds(chunks))
+        return replace(optimum, chunks=chunks, plan=ChunkPlan(rounds, ()), minimality_proof=None)
+
     best: Fraction | None = None
-    pairs = product(curves[0].points, curves[1].points)
-    for first, second in sorted(pairs, key=lambda pair: (pair[0].steps + pair[1].steps, _ratio_of(*pair))):
-        fits = math.lcm(first.chunks, second.chunks) <= most_chunks
-        if fits and (best is None or _ratio_of(first, second) < best):
-            best = _ratio_of(first, second)
-            yield first, second
+    by_steps: dict[int, list[tuple[CopyOptimum, CopyOptimum]]] = defaultdict(list)
+    for first, second in product(curves[0].points, curves[1].points):
+        by_steps[first.steps + second.steps].append((first, second))
+    for _, pairs in sorted(by_steps.items()):
+        if deadline.has_passed:
+            return
+        found: list[tuple[Fraction, int, CopyOptimum, CopyOptimum]] = []
+        for first, second in pairs:
+            for chunks in _common_chunks(first.chunks, second.chunks, most_chunks):
+                one, other = resized(0, first, chunks), resized(1, second, chunks)
+                found.append((_ratio_of(one, other), chunks, one, other))
+        ratio, chunks, one, other = min(found, key=lambda each: each[:2])
+        if best is None or ratio < best:
+            best = ratio
+            yield _written(rounded.get((0, one.steps)), one), _written(rounded.get((1, other.steps)), other)
 
 
 def _ratio_of(first: CopyOptimum, second: CopyOptimum) -> Fraction:
     assert first.ratio is not None and second.ratio is not None, "a point of a curve has a plan"
     return first.ratio + second.ratio
+
+
+def _common_chunks(first: int, second: int, most: int) -> list[int]:
+    """Numbers of chunks for two plans: the least multiple of both, or multiples of one and the most."""
+    together = math.lcm(first, second)
+    if together <= most:
+        return [together]
+    multiples = {chunks for own in (first, second) for chunks in range(own, most + 1, own)}
+    return sorted(multiples | {most}, reverse=True)[:MOST_COMMON]
+
+
+def _written(trees: RoundedTrees | None, optimum: CopyOptimum) -> CopyOptimum:
+    """The same with the sends of a plan of which only the rounds were worked out."""
+    assert optimum.plan is not None, "a point of a curve has a plan"
+    if optimum.plan.sends or trees is None:
+        return optimum
+    return replace(optimum, plan=trees.plan(optimum.chunks))
 
 
 def limits_together(curves: Sequence[Curve], steps: int) -> tuple[Fraction, int]:

@@ -7,6 +7,7 @@ when the first number of steps stays open, and stand where they beat what else w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
@@ -104,9 +105,10 @@ class _Tracing:
         timed_out = False
         if is_large(self._problem):
             self._composition(self._last)  # what there is in any case, before what may take all of the time
+            self._add_limits(range(latency, self._last + 1))
         for steps in range(latency, self._last + 1):
             optimum = self._optimum(steps)
-            if optimum.limit is not None:
+            if optimum.limit is not None and optimum.least >= self._least(steps):
                 self.limits[steps] = optimum.limit
             point = self._better(steps, optimum)
             if point is not None:
@@ -152,6 +154,21 @@ class _Tracing:
 
         return cached_optimum(self._searcher, steps, static, self._best, known, proofs=self._options.proofs)
 
+    def _add_limits(self, every: Sequence[int]) -> None:
+        """Those of all numbers of steps, in half of the time."""
+        self._searcher.deadline = self._deadline.share(2)
+        for steps in every:
+            static = StepBound(steps, self._ratio, StaticLimit(self._limit))
+            known = [static] if self._limit.scope is Scope.EVERY_SCHEDULE else []
+            with suppress(TimedOutError):
+                flows = self._searcher.flow_limit(steps)
+                known += [flows] if flows is not None else []
+            if known:
+                self.limits[steps] = max(known, key=lambda limit: limit.ratio)
+
+    def _least(self, steps: int) -> Fraction:
+        return self.limits[steps].ratio if steps in self.limits else Fraction(0)
+
     def _better(self, steps: int, optimum: SumOptimum) -> Point | None:
         """The best schedule of so many steps, if it has a smaller R/C than those of fewer."""
         if not optimum.is_settled and (self._best is None or optimum.least < self._best):
@@ -176,9 +193,9 @@ class _Tracing:
         """Compositions of more steps than there was time to look at."""
         for each in sorted(self._composed or (), key=lambda each: (each.schedule.steps, each.ratio)):
             if self._best is None or each.ratio < self._best:
-                least = self._ratio if self._limit.scope is Scope.EVERY_SCHEDULE else Fraction(0)
-                steps = each.schedule.steps
-                limit = StepBound(steps, self._ratio, StaticLimit(self._limit)) if least else None
+                limit = self.limits.get(each.schedule.steps)
+                if limit is None and self._limit.scope is Scope.EVERY_SCHEDULE:
+                    limit = StepBound(each.schedule.steps, self._ratio, StaticLimit(self._limit))
                 self.points.append(self._composed_point(each, SumOptimum(limit)))
 
     def _found_point(self, optimum: SumOptimum) -> Point:

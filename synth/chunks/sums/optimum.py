@@ -18,7 +18,6 @@ from arborcast.synth.chunks.optimum import StepOptimum, StepSearch
 from arborcast.synth.chunks.optimum_documents import kept_or_found
 from arborcast.synth.chunks.problem.outcome import Inconclusive, Infeasible
 from arborcast.synth.chunks.sums.instance import SumPlan
-from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.searcher import (
     SearchEffort,
     SumSearcher,
@@ -135,8 +134,7 @@ class _SumSearch(StepSearch[SumPlan]):
     def settle(self) -> None:
         """Raise the limit and search at it; above it where that attains nothing."""
         self._report("limit by flows")
-        deadline = self._searcher.deadline
-        self._raise_to(pair_bound(self._problem, self._steps, deadline=deadline))
+        self._raise_to(self._searcher.flow_limit(self._steps))
         before, soon, long = self.result.least, self._budget.first, self._budget.last
         if self._below is None and not self._take_anything(soon):
             self._count_messages()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
+from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.encodings.registry import Encoding
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
@@ -20,6 +21,7 @@ from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, RaceResult, race
 from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, pruned
+from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
 from arborcast.synth.symmetry.permutations import identity
@@ -73,6 +75,17 @@ class SumSearcher:
     deadline: Deadline
     workers: Workers
     cache: ChunkCache | None
+    _flow_limits: dict[int, StepBound | None] = field(default_factory=dict)
+
+    def flow_limit(self, steps: int) -> StepBound | None:
+        """`pair_bound` of so many steps, worked out once.
+
+        Raises:
+            TimedOutError: the deadline passed.
+        """
+        if steps not in self._flow_limits:
+            self._flow_limits[steps] = pair_bound(self.problem, steps, deadline=self.deadline)
+        return self._flow_limits[steps]
 
     def search(self, chunks: int, steps: int, rounds: int, trial: SearchEffort = SearchEffort()) -> SumAnswer:
         """A plan, the proof that there is no schedule, `Inconclusive`, or `Unknown`.
