@@ -6,16 +6,27 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.synth.chunks.bounds.certificate import StepBound, TreeDual
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.trees.column_generation import TreeBound, WeightedTree, tree_bound
-from arborcast.synth.chunks.trees.plan import NoPlanError, chunks_of, plan_as_it_stands, plan_of
+from arborcast.synth.chunks.trees.plan import (
+    NoPlanError,
+    chunks_of,
+    plan_as_it_stands,
+    plan_of,
+    rounded_packing,
+)
+from arborcast.synth.chunks.trees.rounding import RoundedTrees
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
+from arborcast.synth.topology import Topology
+from tests.support.strategies import topologies as fabrics
 
 DGX1 = (  # its automorphisms
     (0, 1, 2, 3, 4, 5, 6, 7),
@@ -123,3 +134,18 @@ def test_what_is_no_plan_says_why():
 def test_admissible_numbers_of_chunks():
     numbers = admissible_chunk_counts(Fraction(1, 6), 3)  # R = C / 6 must be at least 3
     assert [next(numbers) for _ in range(3)] == [18, 24, 30]
+
+
+@settings(max_examples=15)
+@given(fabrics(max_ranks=4, switches=1, max_bandwidth=2, min_ranks=3), st.integers(1, 9))
+def test_a_plan_with_another_number_of_chunks(fabric: Topology, chunks: int) -> None:
+    collective = Collective.on(fabric, "allgather")
+    problem = ChunkProblem.of(fabric, collective)
+    assert problem.latency is not None
+    packed = tree_bound(problem, problem.latency, deadline=Deadline())
+    rounded = rounded_packing(problem, packed)
+    plan = rounded.plan(3)
+    other = RoundedTrees.of_plan(problem, 3, plan).plan(chunks)
+    assert RoundedTrees.of_plan(problem, 3, plan).plan(3).rounds == plan.rounds
+    replay(problem, chunks, other)
+    assert sum(other.rounds) >= packed.bound.ratio * chunks
