@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SYMMETRIC, WRITTEN_OUT, REPAIR, PARTLY = "symmetric", "written out", "repair", "partly symmetric"
+SEARCHED = "symmetry searched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Case:
         kind: of the collective.
         method: "symmetric" solves by orbits, "written out" makes no use of symmetry, "repair" starts from the
             symmetric schedule of the fabric without faults, whose making does not count; in "partly
-            symmetric" it does.
+            symmetric" it does. "symmetry searched" is "symmetric" where the fabric declares no symmetry.
         faults: what is gone, as `bench.scaling.children.faulty` reads it; empty for nothing.
         every_translate: whether a schedule in implicit form is verified chunk by chunk for all ranks, not on
             its representatives.
@@ -96,6 +97,13 @@ def others() -> Iterator[Case]:
             faults = "both:2:2:0"
             name = f"{title}, 2 GPUs and 2 links gone"
             yield Case(name, spec, kind, PARTLY, faults=faults, target_s=60, runs=1)
+        yield Case("64x16 MI250, 5 dies gone", "mi250:boxes=64", kind, PARTLY, faults="ranks:5:0", runs=1)
+    for title, spec in (
+        ("512x8 A100", "dgx-a100:boxes=512"),
+        ("torus 64x64", "torus:64x64"),
+        ("hypercube 12", "hypercube:12"),
+    ):
+        yield Case(f"{title}, no symmetry declared", spec, "allgather", SEARCHED, runs=1)
     yield Case("64x8 A100", "dgx-a100:boxes=64", "alltoall", runs=1)
     yield Case("torus 16x16", "torus:16x16", "alltoall", runs=1)
 

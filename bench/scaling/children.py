@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from arborcast.bench.scaling.cases import PARTLY, REPAIR, SYMMETRIC, WRITTEN_OUT, Case
+from arborcast.bench.scaling.cases import PARTLY, REPAIR, SEARCHED, SYMMETRIC, WRITTEN_OUT, Case
 
 if TYPE_CHECKING:
     from arborcast.synth.faults.faulty import Faulty
@@ -59,6 +59,7 @@ def _small(case: Case) -> str:
 def _answer(case: Case) -> dict[str, Any]:
     found: dict[str, Callable[[Case, Laps], AnySchedule]] = {
         SYMMETRIC: _symmetric,
+        SEARCHED: _symmetric,
         WRITTEN_OUT: _written_out,
         REPAIR: _repaired,
         PARTLY: _partly_symmetric,
@@ -92,6 +93,8 @@ def _symmetric(case: Case, laps: Laps) -> ImplicitSchedule:
 
     with laps.lap("load"):
         topology = topologies.load(case.spec)
+        if case.method == SEARCHED:
+            topology = replace(topology, symmetries=())
     with laps.lap("solve"):
         return synth.solve(topology, case.kind, form="implicit")
 

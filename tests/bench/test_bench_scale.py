@@ -90,7 +90,9 @@ def test_faults_are_drawn_by_their_seed() -> None:
     assert len(children.faulty(healthy, "link:0-fabric0").topology.links) == len(healthy.links) - 2
 
 
-@pytest.mark.parametrize("method", [cases.SYMMETRIC, cases.WRITTEN_OUT, cases.REPAIR, cases.PARTLY])
+@pytest.mark.parametrize(
+    "method", [cases.SYMMETRIC, cases.WRITTEN_OUT, cases.REPAIR, cases.PARTLY, cases.SEARCHED]
+)
 def test_a_child_answers_every_method(method: str) -> None:
     faults = "link:0-1" if method in {cases.REPAIR, cases.PARTLY} else ""
     answer = children._answer(Case("torus 4x4", "torus:4x4", "allgather", method, faults))
