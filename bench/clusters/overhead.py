@@ -129,9 +129,12 @@ def wire_time_us(schedule: AnySchedule) -> float:
 
 @dataclass(frozen=True)
 class _Moves:
-    """The transfers of a schedule as arrays, in order of step; `latency_us` is that of their links."""
+    """The transfers of a schedule as arrays, in order of step; `latency_us` is that of their links.
 
-    ranks: int
+    Switches that add or copy are ends of transfers as ranks are, and pay the same.
+    """
+
+    vertices: int
     chunks: int
     chunk: NDArray[np.int64]
     src: NDArray[np.int64]
@@ -158,13 +161,13 @@ class _Moves:
             src, dst = (np.concatenate([ends[end] for end in those.tolist()]) for those in (src, dst))
             step, crosses = np.repeat(step, order), np.repeat(crosses, order)
             latency_us, adds = np.repeat(latency_us, order), np.repeat(adds, order)
-        ranks, chunks = schedule.topology.ranks, schedule.chunk_count
-        return cls(ranks, chunks, chunk, src, dst, step, crosses, latency_us, adds)
+        vertices, chunks = schedule.topology.size, schedule.chunk_count
+        return cls(vertices, chunks, chunk, src, dst, step, crosses, latency_us, adds)
 
     @property
     def most_added_at_once(self) -> int:
-        """Of all ranks and chunks, the most contributions that come in one step."""
-        place = (self.step * self.ranks + self.dst) * self.chunks + self.chunk
+        """Of all vertices and chunks, the most contributions that come in one step."""
+        place = (self.step * self.vertices + self.dst) * self.chunks + self.chunk
         return int(np.unique(place[self.adds], return_counts=True)[1].max(initial=0))
 
     @cached_property
@@ -174,7 +177,7 @@ class _Moves:
 
     def chain_us(self, hop_us: NDArray[np.float64]) -> float:
         """The longest chain of transfers in which each needs what the one before it brought."""
-        arrived = np.zeros(self.ranks * self.chunks)
+        arrived = np.zeros(self.vertices * self.chunks)
         for first, end in self._bounds_of_steps():
             chunk = self.chunk[first:end]
             there = arrived[self.src[first:end] * self.chunks + chunk] + hop_us[first:end]
@@ -183,7 +186,7 @@ class _Moves:
 
     def busiest_us(self, hop_us: NDArray[np.float64]) -> float:
         """All messages of the rank that sends, or receives, the most, one after the other."""
-        pair = (self.step * self.ranks + self.src) * self.ranks + self.dst
+        pair = (self.step * self.vertices + self.src) * self.vertices + self.dst
         _, once = np.unique(pair, return_index=True)
         sums = (np.bincount(ends[once], hop_us[once], 1) for ends in (self.src, self.dst))
         return max(float(each.max()) for each in sums)

@@ -117,6 +117,19 @@ def test_what_reduces_along_trees_carries_what_nccls_tree_does() -> None:
     assert copy.shares[Protocol.LL] == Fraction(1, 2)
 
 
+def test_switches_that_add_pay_as_ranks_do() -> None:
+    fabric = load("dgx-h100")
+    collective = Collective.on(fabric, "allreduce")
+    schedule = solve(fabric, collective)
+    assert schedule.uses_switches
+    plan = planning(fabric, collective).plan
+    assert plan is not None
+    # To the switch and back: two hops.
+    overhead = Overhead(schedule, plan, frozenset())
+    assert overhead.latency_us(Protocol.LL) >= 6.8 + 2 * 0.6
+    assert overhead.shares[Protocol.SIMPLE] < 1
+
+
 def test_who_adds_one_at_a_time_carries_what_nccls_ring_does() -> None:
     fabric = topologies.load("full:4")
     collective = Collective.on(fabric, "allreduce")
