@@ -18,7 +18,6 @@ from arborcast.backends import options
 from tests.docs.given import square
 from tests.docs.snippets import PAGES, ROOT
 from tests.support.commands import Command
-from tests.viewer.test_page import AXE, BROWSER, FLAGS
 
 
 def hooks() -> Any:
@@ -126,27 +125,3 @@ def test_the_built_site_asks_no_other_host(site: Path) -> None:
         assert not loads.search(page.read_text(encoding="utf-8")), page
     for style in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
-@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not here: make viewer")
-def test_axe_finds_nothing_on_any_page_in_either_colour_scheme(site: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
-    wrong = []
-    with sync_playwright() as driver:
-        window = driver.chromium.launch(executable_path=BROWSER, args=FLAGS).new_page()
-        for path in sorted(site.rglob("*.html")):
-            for scheme in ("light", "dark"):
-                window.emulate_media(color_scheme=scheme)
-                window.goto(path.as_uri())
-                window.evaluate(AXE.read_text(encoding="utf-8"))
-                found = window.evaluate("async () => (await axe.run()).violations")
-                wrong += [
-                    f"{path.relative_to(site)}, {scheme}: {one['id']}: {node['html'][:160]}"
-                    for one in found
-                    for node in one["nodes"]
-                ]
-    assert wrong == []

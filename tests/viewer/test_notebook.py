@@ -40,7 +40,7 @@ def test_the_notebook_runs_and_its_values_show_themselves() -> None:
     fabric, limit, trees, timing, view = shown(document.cells)
     assert fabric["image/svg+xml"].rstrip().endswith("</svg>")
     assert "125/2 GB/s (62.5)" in limit["text/html"]
-    assert "partition: 125 GB/s between 3 sets" in limit["text/html"]
+    assert "partition: 125 GB/s between the 3 sets" in limit["text/html"]
     assert "125/2 GB/s (62.5), equal to the bound over every schedule" in trees["text/html"]
     assert "67,108,864" in timing["text/html"]
     assert view["text/html"].startswith("<iframe srcdoc=")
