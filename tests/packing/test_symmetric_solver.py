@@ -17,6 +17,8 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError,
 from arborcast.synth.packing.solver import solve_by_trees
 from arborcast.synth.packing.symmetric import solve_symmetric
 from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
+from arborcast.synth.packing.symmetric.solver import generated, question_of, simplest
+from arborcast.synth.packing.symmetric.weights import MOST_PARTS, filled, in_fewer_parts
 from arborcast.synth.request import Request
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology
@@ -265,3 +267,24 @@ def test_shares_add_up() -> None:
     assert np.isclose(float(sum(c.share for c in schedule.chunks)) * order, 1)
     parts = dict(schedule.method.settings)["parts"]
     assert math.lcm(*((c.share * topology.ranks).denominator for c in schedule.chunks)) == parts
+
+
+@given(
+    st.lists(st.integers(1, 10**9), min_size=12, max_size=12),
+    st.sampled_from(["torus:3x4", "dragonfly:4x2x2"]),
+)
+def test_shares_are_rounded_within_the_loss_that_is_allowed(noise: list[int], spec: str) -> None:
+    fabric = topologies.load(spec)
+    question = question_of(fabric, Collective.on(fabric, "allgather"), Request(), declared(fabric))
+    problem, chosen = question.problem, simplest(generated(question, None)[0])
+    crooked = [
+        weight + Fraction(1, 10**7 + more) for weight, more in zip(chosen.weights, noise, strict=False)
+    ]
+    exact = filled(problem, chosen.columns[: len(crooked)], crooked)
+    least = exact.rate * (1 - Fraction(1, 10**5))
+    rounded = in_fewer_parts(problem, exact, least)
+    assert rounded.parts <= max(MOST_PARTS, 1)
+    assert least <= rounded.rate <= 1
+    assert max(problem.rows.fullest(rounded.columns, rounded.weights), 1) == 1
+    if exact.parts > MOST_PARTS:
+        assert in_fewer_parts(problem, exact, Fraction(2)) is exact

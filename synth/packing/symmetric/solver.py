@@ -30,6 +30,7 @@ from arborcast.synth.packing.symmetric.weights import (
     denominators,
     exact_rate,
     few_trees,
+    in_fewer_parts,
     small_denominators,
     weigh_exactly,
     within_tolerance,
@@ -145,7 +146,12 @@ def _few(question: Question, generation: Generation, request: Request) -> tuple[
     if request.max_trees is not None:
         columns, few = few_trees(problem, columns, request.max_trees, deadline)
         settings = (*settings, *few)
-    return weigh_exactly(problem, columns, deadline), settings
+    chosen = weigh_exactly(problem, columns, deadline)
+    if request.tolerance is not None and request.max_trees is None:
+        chosen = in_fewer_parts(
+            problem, chosen, exact_rate(problem, generation.pool.columns) * (1 - request.tolerance)
+        )
+    return chosen, settings
 
 
 def question_of(

@@ -26,6 +26,9 @@ from arborcast.synth.packing.symmetric.generation import Generation, price_of
 from arborcast.synth.packing.symmetric.problem import Column, Problem
 from arborcast.synth.schedule import Settings
 
+MOST_PARTS = 10**6
+"""Where a loss is allowed, shares of a larger denominator are rounded within it."""
+
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _LARGEST_PARTS = 4096
 _SEARCH_LIMIT = 2000  # vertices of a branch and bound, times columns, that a small denominator is worth
@@ -135,6 +138,42 @@ def filled(problem: Problem, columns: Sequence[Column], weights: Sequence[Fracti
     parts = math.lcm(*((weight / totals[column.group]).denominator for column, weight in used))
     kept, its_weights = zip(*used, strict=True)
     return Chosen(kept, its_weights, parts, problem.rows.rate(kept, its_weights))
+
+
+def in_fewer_parts(problem: Problem, chosen: Chosen, least: Fraction) -> Chosen:
+    """The same trees in the fewest parts that are a power of two and keep a rate; all up to `MOST_PARTS`.
+
+    Args:
+        problem: what is packed.
+        chosen: trees with exact weights.
+        least: the rate to be kept, as a part of the target.
+
+    Returns:
+        What was chosen where its parts are no more than `MOST_PARTS`, or where none as few keep the rate.
+    """
+    if chosen.parts <= MOST_PARTS:
+        return chosen
+    groups = [column.group for column in chosen.columns]
+    totals = [
+        sum((w for w, its in zip(chosen.weights, groups, strict=True) if its == group), Fraction(0))
+        for group in range(len(problem.groups))
+    ]
+    parts = 1
+    while 2 * parts <= MOST_PARTS:
+        parts *= 2
+        exact = [w / totals[its] * parts for w, its in zip(chosen.weights, groups, strict=True)]
+        counts = [math.floor(amount) for amount in exact]
+        lacking = [parts] * len(totals)
+        for count, its in zip(counts, groups, strict=True):
+            lacking[its] -= count
+        for index in sorted(range(len(counts)), key=lambda index: (counts[index] - exact[index], index)):
+            if lacking[groups[index]]:
+                lacking[groups[index]] -= 1
+                counts[index] += 1
+        fewer = filled(problem, chosen.columns, [Fraction(count) for count in counts])
+        if fewer.rate >= least:
+            return fewer
+    return chosen
 
 
 def exact_rate(problem: Problem, columns: Sequence[Column]) -> Fraction:
