@@ -82,7 +82,7 @@ class Options:
         staging_depth: host buffers of the ring; None for what a model chooses.
         staging_bytes: of a tensor in one of them, a page or more; likewise.
         resume: whether a collective in which a link fails is finished on what is left of the fabric; calls
-            then end together, for the price of a message up and down a tree of ranks.
+            then end together, for the price of a message up and down a tree of ranks. Not with `groups`.
 
     Raises:
         InputError: a field breaks a rule.
@@ -127,6 +127,9 @@ class Options:
             rule = rule_of(value)
             if rule is not None:
                 raise InputError(f"{name}: {rule}, got {_shown(value)}")
+        if self.resume and self.groups:
+            # What was made for several groups together is of no use to one that has lost a link.
+            raise InputError("resume: must be off with groups (ARBORCAST_RESUME, ARBORCAST_GROUPS), got both")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Options:

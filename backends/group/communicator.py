@@ -409,10 +409,13 @@ class Communicator:
                 before.topology.name,
             )
 
-    def _leave_out(self, links: Iterable[Hop]) -> None:
+    def _leave_out(self, links: Iterable[Hop], network: Network | None = None) -> None:
+        """Go by other schedules from now on, and through another network where one is given."""
         options = replace(self.options, without=(*self.options.without, *links))
+        # Before anything changes: it may be refused.
         self.fabric = fabric_for(options, self._global_ranks, self._world_size)
         self.options = options
+        self._network = network or self._network
         self._generation += 1
         self._schedules.close()
         self._schedules = self._new_schedules()
@@ -433,14 +436,17 @@ class Communicator:
 
     def _go_on_without(self, lost: Collection[Hop], resumption: Resumption) -> None:
         """From the next call on: other channels, and the schedules of what is left."""
-        resumption.network.timeout_s = self._timeout_s
-        self._network = resumption.network
-        if self._tracer is not None:
-            self._engine.use(self._tracer.recorder(self._network))
         # Where ranks are joined by switches alone nobody knows which link it was: they connect once more.
         joined = [pair for pair in sorted(lost) if {pair, pair[::-1]} & self.fabric.topology.bandwidth.keys()]
         places = self.fabric.places or self._global_ranks
-        self._leave_out((places[a], places[b]) for a, b in joined)
+        try:
+            self._leave_out([(places[a], places[b]) for a, b in joined], resumption.network)
+        except InputError as error:
+            self.abort(f"rank {self.rank}: nothing is left to go on with: {error}")
+            raise
+        self._network.timeout_s = self._timeout_s
+        if self._tracer is not None:
+            self._engine.use(self._tracer.recorder(self._network))
 
     def transports(self) -> dict[int, str]:
         """How bytes travel to each rank that this one is connected with."""

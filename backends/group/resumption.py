@@ -70,6 +70,9 @@ DRAIN_S = 1.0
 PLAN_S = 60.0
 """How long the others wait for the plan."""
 
+WATCH_S = 86400.0
+"""How long one wait for the bell lasts, after which comes the next."""
+
 _PAUSES_S = 0.0002, 0.005  # the shortest and the longest between two looks into the store
 
 
@@ -158,7 +161,7 @@ class Resumption:
             epoch = self._epoch
             key = f"bell/{epoch}/{self._rank}"
             try:
-                self._waiting.wait([key], timedelta(days=1))
+                self._wait_for_bell(key)
                 with self._lock:
                     if self._is_closed:
                         return
@@ -170,6 +173,16 @@ class Resumption:
                 return
             self._engine.ring()
             self._renewed.wait()
+
+    def _wait_for_bell(self, key: str) -> None:
+        """However long that takes.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        while not self._waiting.check([key]):
+            with contextlib.suppress(RuntimeError):  # too late, or gone: the next look tells
+                self._waiting.wait([key], timedelta(seconds=WATCH_S))
 
     def _say_here(self) -> None:
         self._store.set(f"here/{self._epoch}/{self._rank}", str(self._completed))

@@ -142,7 +142,7 @@ class Schedules:
 
     def is_to_change(self, table: Table) -> bool:
         """Whether a table serves only until there is another."""
-        return any(self._tables[key] is table for key in list(self._changes))
+        return any(self._tables.get(key) is table for key in list(self._changes))
 
     def table(
         self, call: CollectiveFingerprint, sequence: Callable[[], int], *, waits: bool = False

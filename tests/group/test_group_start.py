@@ -126,6 +126,32 @@ def test_all_ranks_change_at_one_call_and_every_sum_is_right(tmp_path: Path, fai
     assert changed == sorted(changed, reverse=True) and len(changed) - sum(changed) >= 30 - held.ASK_EVERY
 
 
+def explained_meanwhile(rank: int, size: int) -> str:
+    """What `explain` says of a collective while another's first schedule is on its way to the table."""
+    from arborcast.backends.transport.network import Network
+
+    held.synthesize_table = found_when_told(Path(os.environ["TEST_STORE"]), False)  # type: ignore[attr-defined]
+    store = dist.FileStore(os.environ["TEST_STORE"], size)
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size)
+    group: Any = dist.group.WORLD
+    group.prepare("allreduce")
+    said, connect = [], Network.connect
+
+    def connecting(network: Network, peers: Any) -> None:
+        said.append(group.explain(4000))
+        connect(network, peers)
+
+    Network.connect = connecting  # type: ignore[method-assign]
+    dist.broadcast(torch.ones(10), 1)
+    return said[0]
+
+
+def test_explain_does_not_wait_for_other_schedules(tmp_path: Path) -> None:
+    environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path), "ARBORCAST_TOPOLOGY": "ring:3"}
+    for line in run_ranks(RANKS, explained_meanwhile, backend=None, environ=environ):
+        assert line.startswith("allreduce of 4000 B: another (") and "until" not in line
+
+
 def changing_by_synthesis(rank: int, size: int) -> list[str]:
     """What serves after each call, from the first to some after the change."""
     store = dist.FileStore(os.environ["TEST_STORE"], size)

@@ -181,6 +181,28 @@ def test_the_death_of_a_rank_is_a_failure() -> None:
         assert "rank 2 does not answer: it died, or its host" in results[rank].message
 
 
+def after_long(rank: int, size: int) -> bool:
+    """A link fails after the wait for the bell has begun anew."""
+    import arborcast.backends.group.resumption as module
+
+    module.WATCH_S = 0.02  # else a day
+    join(rank, size, "long")
+    is_right(rank, size, "allreduce", 1000, torch.float32, dist.ReduceOp.SUM, 0)
+    time.sleep(1.1)  # a store of files counts whole seconds
+    end = break_later(rank, 0, 1, 10_000)
+    right = is_right(rank, size, "allreduce", 100_000, torch.float32, dist.ReduceOp.SUM, 1)
+    end.set()
+    assert [it.lost for it in communicator().resumed] == [((0, 1),)]
+    dist.barrier()
+    dist.destroy_process_group()
+    return right
+
+
+def test_a_link_may_fail_after_days() -> None:
+    environ = ENVIRON | {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_TRANSPORT": "sockets"}
+    assert run_ranks(3, after_long, backend=None, environ=environ) == [True] * 3
+
+
 def without_a_way(rank: int, size: int) -> None:
     join(rank, size, "no way")
     is_right(rank, size, "allreduce", 1000, torch.float32, dist.ReduceOp.SUM, 0)
