@@ -20,8 +20,8 @@ from pathlib import Path
 from arborcast import backends, synth, topologies
 from arborcast.synth import Schedule, Verdict
 from arborcast.synth.baselines.comparison import BaselineTimings, compare
-from arborcast.synth.cli.console import gigabytes
 from arborcast.synth.formats.sizes import format_size, size_range
+from arborcast.synth.formats.words import gigabytes
 from arborcast.synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
 
 from demo_report import certificate_in_words, picture_name, write_report  # isort: skip  (lies beside this file)
