@@ -74,6 +74,7 @@ def test_every_case_is_of_the_catalog_and_asked_once() -> None:
         cases.WRITTEN_OUT,
         cases.REPAIR,
         cases.PARTLY,
+        cases.SEARCHED,
     }
     small = [case for case in chosen if case.spec in {"dgx-a100:boxes=2", "torus:4x4"}]
     assert all(topologies.load(case.spec).ranks == 16 for case in small)
