@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from arborcast.bench.harness.turns import Sample
+
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
@@ -41,15 +43,6 @@ class Case:
     collective: str
     size_bytes: int
     is_busy: bool = False
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One contender in one round: of one call, the slowest rank's time and the CPU time of all ranks."""
-
-    seconds: float
-    cpu_seconds: float
-    calls: int
 
 
 @dataclass(frozen=True)

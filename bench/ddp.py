@@ -8,15 +8,15 @@ end all parameters are those of gloo's copy. Results go to `bench/results/ddp.js
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from arborcast.bench.contenders import BASELINE, Contender
-from arborcast.bench.harness.document import TIME, Measure, document, write_document
-from arborcast.bench.harness.processes import cpu_seconds, run_ranks
+from arborcast.bench.harness.document import TIME, document, write_document
+from arborcast.bench.harness.processes import run_ranks
 from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "ddp.json"
@@ -61,10 +61,9 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _measure(rank: int, layers: int, runs: int) -> dict[str, list[tuple[float, float]]]:
+def _measure(rank: int, layers: int, runs: int) -> dict[str, list[Sample]]:
     """On one rank, the same result on all: of each step the slowest rank's seconds, and all ranks' of CPU."""
     import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     def network(group: Any) -> DistributedDataParallel:
@@ -74,23 +73,15 @@ def _measure(rank: int, layers: int, runs: int) -> dict[str, list[tuple[float, f
         return DistributedDataParallel(torch.nn.Sequential(*parts), process_group=group)
 
     networks = {name: network(Contender(name).group) for name in CONTENDERS}
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
+    samples: dict[str, list[Sample]] = {name: [] for name in CONTENDERS}
     for turn in range(WARM_UPS + runs):
         torch.manual_seed(1000 * turn + rank)
         data = torch.randn(BATCH, WIDTH)
         at = turn % len(CONTENDERS)
         for name in CONTENDERS[at:] + CONTENDERS[:at]:
-            dist.barrier()
-            cpu, start = cpu_seconds(), time.perf_counter()
-            _step(networks[name], data)
-            seconds = time.perf_counter() - start
-            dist.barrier()  # what other threads still do for this rank's peers counts, too
-            slowest = torch.tensor([seconds], dtype=torch.float64)
-            total = torch.tensor([cpu_seconds() - cpu], dtype=torch.float64)
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            dist.all_reduce(total)
+            taken = sample(partial(_step, networks[name], data))
             if turn >= WARM_UPS:
-                samples[name].append((slowest.item(), total.item()))
+                samples[name].append(taken)
     for name in CONTENDERS:
         for ours, theirs in zip(networks[name].parameters(), networks[BASELINE].parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
@@ -107,29 +98,13 @@ def _step(network: Any, data: Any) -> None:
             parameter.sub_(parameter.grad, alpha=RATE)
 
 
-def _row(
-    ranks: int, millions: int, name: str, samples: dict[str, list[tuple[float, float]]]
-) -> dict[str, Any]:
-    seconds = [wall for wall, _ in samples[name]]
-    pairs = list(zip(samples[BASELINE], samples[name], strict=True))  # of one round each
-    ratios = [base / wall for (base, _), (wall, _) in pairs]
-    savings = [base / cpu for (_, base), (_, cpu) in pairs]
-    speed, target = statistics.median(ratios), TARGETS.get(name)
+def _row(ranks: int, millions: int, name: str, samples: dict[str, list[Sample]]) -> dict[str, Any]:
     return {
         "topology": f"full:{ranks}",
         "ranks": ranks,
         "parameters": (millions * 10**6 // WIDTH**2 + 1) * (WIDTH**2 + WIDTH),
         "method": name,
-        "time_us": statistics.median(seconds) * 1e6,
-        "spread": (max(seconds) - min(seconds)) * 1e6,
-        "cpu_us": statistics.median(cpu for _, cpu in samples[name]) * 1e6,
-        "times_gloo": speed,
-        "times_gloo_spread": [min(ratios), max(ratios)],
-        "cpu_saving": statistics.median(savings),
-        "cpu_saving_spread": [min(savings), max(savings)],
-        "target": target,
-        "met": None if target is None else speed >= target,
-        "runs": len(seconds),
+        **beside_gloo(samples[BASELINE], samples[name], TARGETS.get(name)),
     }
 
 
@@ -138,18 +113,12 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "How fast is a step of DistributedDataParallel beside gloo on local processes?",
         rows,
         keys=("topology", "ranks", "parameters", "method"),
-        measures={
-            "time_us": TIME["time_us"],
-            "times_gloo": Measure("more", "times_gloo_spread"),
-            "cpu_saving": Measure("more", "cpu_saving_spread"),
-        },
+        measures={"time_us": TIME["time_us"], **MEASURES},
         units={
             "time_us": f"of one step (layers of {WIDTH} x {WIDTH}, {BATCH} samples a rank), "
             "the slowest rank's; median over the rounds",
             "cpu_us": "of one step, all threads of all ranks together; median over the rounds",
-            "spread": "largest minus smallest, us",
-            "times_gloo": "gloo's time over this one's in the same round; median over the rounds",
-            "cpu_saving": "gloo's CPU time over this one's in the same round; median over the rounds",
+            **UNITS,
         },
         packages=("arborcast", "torch", "numpy"),
         code=RUNTIME,

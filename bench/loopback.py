@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +25,11 @@ from arborcast.bench.contenders import (
     Case,
     Contender,
     Measured,
-    Sample,
 )
-from arborcast.bench.harness.document import TIME, Measure, document, write_document
-from arborcast.bench.harness.processes import cpu_seconds, run_ranks
+from arborcast.bench.harness.document import TIME, document, write_document
+from arborcast.bench.harness.processes import run_ranks
 from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "loopback.json"
@@ -134,11 +132,11 @@ def _measure(
     names = list(calls)
     for turn in range(WARM_UPS + runs):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            sample = _sample(calls[name], buffers, repeats[name], f"rank {rank}: {name}: {case}")
+            taken = _sample(calls[name], buffers, repeats[name], f"rank {rank}: {name}: {case}")
             if turn >= WARM_UPS:
-                samples[name].append(sample)
+                samples[name].append(taken)
             else:
-                wanted = math.ceil(SAMPLE_S / sample.seconds)
+                wanted = math.ceil(SAMPLE_S / taken.seconds)
                 repeats[name] = max(1, min(wanted, POOL_BYTES // case.size_bytes, 1000))
     return {
         name: contender.measured(case, before[name], samples[name]) for name, contender in contenders.items()
@@ -146,23 +144,14 @@ def _measure(
 
 
 def _sample(call: Call, buffers: Buffers, repeats: int, what: str) -> Sample:
-    import torch
-    import torch.distributed as dist
+    def work() -> None:
+        for i in range(repeats):
+            call(buffers, i)
 
     buffers.fill(repeats)
-    dist.barrier()
-    cpu = cpu_seconds()
-    start = time.perf_counter()
-    for i in range(repeats):
-        call(buffers, i)
-    seconds = time.perf_counter() - start
-    dist.barrier()  # what other threads still do for this rank's peers counts, too
-    cpu = cpu_seconds() - cpu
+    taken = sample(work, repeats)
     buffers.check(what)
-    slowest, total = torch.tensor([seconds], dtype=torch.float64), torch.tensor([cpu], dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    dist.all_reduce(total)
-    return Sample(slowest.item() / repeats, total.item() / repeats, repeats)
+    return taken
 
 
 # --------------------------------------------------------------------------------------- the answers
@@ -184,14 +173,9 @@ def _target(name: str, case: Case) -> float | None:
 
 
 def _row(ranks: int, case: Case, name: str, found: dict[str, Measured]) -> dict[str, Any]:
-    baseline, samples = found[BASELINE].samples, found[name].samples
-    seconds = [sample.seconds for sample in samples]
-    pairs = list(zip(baseline, samples, strict=True))  # of one round each
-    ratios = [base.seconds / sample.seconds for base, sample in pairs]
-    cpu_ratios = [base.cpu_seconds / sample.cpu_seconds for base, sample in pairs]
-    median, target = statistics.median(seconds), _target(name, case)
-    speed = statistics.median(ratios)
-    algbw = case.size_bytes / median / 1e9
+    samples = found[name].samples
+    compared = beside_gloo(found[BASELINE].samples, samples, _target(name, case))
+    algbw = case.size_bytes / compared["time_us"] / 1e3
     factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(
         case.collective, (ranks - 1) / ranks
     )
@@ -204,19 +188,10 @@ def _row(ranks: int, case: Case, name: str, found: dict[str, Measured]) -> dict[
         "served_by": found[name].served_by,
         "explanation": found[name].explanation,
         "bytes": case.size_bytes,
-        "time_us": median * 1e6,
-        "spread": (max(seconds) - min(seconds)) * 1e6,
-        "cpu_us": statistics.median(sample.cpu_seconds for sample in samples) * 1e6,
+        **compared,
         "algbw": algbw,
         "busbw": algbw * factor,
-        "times_gloo": speed,
-        "times_gloo_spread": [min(ratios), max(ratios)],
-        "cpu_saving": statistics.median(cpu_ratios),
-        "cpu_saving_spread": [min(cpu_ratios), max(cpu_ratios)],
-        "target": target,
-        "met": None if target is None else speed >= target,
         "calls_per_sample": samples[-1].calls,
-        "runs": len(samples),
         "share_of_optimum": None,
         "share_of_nominal": None,
     }
@@ -227,18 +202,12 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "How fast are schedules beside gloo on local processes?",
         rows,
         keys=("topology", "ranks", "collective", "main_thread", "method", "bytes"),
-        measures={
-            **TIME,
-            "times_gloo": Measure("more", "times_gloo_spread"),
-            "cpu_saving": Measure("more", "cpu_saving_spread"),
-        },
+        measures={**TIME, **MEASURES},
         units={
             "main_thread": "of every rank, while a call is under way: waits for it, or computes in Python",
             "time_us": "of one call, the slowest rank's; median over the rounds",
             "cpu_us": "of one call, all threads of all ranks together; median over the rounds",
-            "spread": "largest minus smallest, us",
-            "times_gloo": "gloo's time over this one's in the same round; median over the rounds",
-            "cpu_saving": "gloo's CPU time over this one's in the same round; median over the rounds",
+            **UNITS,
             "share_of_optimum": "null: loopback has no links whose rates are known",
         },
         packages=("arborcast", "torch", "numpy"),

@@ -1,0 +1,76 @@
+"""Contenders that all ranks measure in turns, round by round: samples, and a row beside gloo."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arborcast.bench.harness.document import Measure
+from arborcast.bench.harness.processes import cpu_seconds
+
+MEASURES = {
+    "times_gloo": Measure("more", "times_gloo_spread"),
+    "cpu_saving": Measure("more", "cpu_saving_spread"),
+}
+UNITS = {
+    "spread": "largest minus smallest, us",
+    "times_gloo": "gloo's time over this one's in the same round; median over the rounds",
+    "cpu_saving": "gloo's CPU time over this one's in the same round; median over the rounds",
+}
+"""Of what `beside_gloo` adds to a row."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One contender in one round: of one call, the slowest rank's time and the CPU time of all ranks."""
+
+    seconds: float
+    cpu_seconds: float
+    calls: int
+
+
+def sample(work: Callable[[], None], calls: int = 1) -> Sample:
+    """What one of so many calls takes; all ranks of the default group do this, and get the same."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    cpu, start = cpu_seconds(), time.perf_counter()
+    work()
+    seconds = time.perf_counter() - start
+    dist.barrier()  # what other threads still do for this rank's peers counts, too
+    slowest = torch.tensor([seconds], dtype=torch.float64)
+    total = torch.tensor([cpu_seconds() - cpu], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(total)
+    return Sample(slowest.item() / calls, total.item() / calls, calls)
+
+
+def beside_gloo(gloo: Sequence[Sample], samples: Sequence[Sample], target: float | None) -> dict[str, Any]:
+    """The part of a row that compares one contender with gloo, round by round.
+
+    Args:
+        gloo: its samples, one of each round.
+        samples: the contender's, of the same rounds.
+        target: how many times gloo's speed is asked for; None where nothing is.
+    """
+    seconds = [sample.seconds for sample in samples]
+    pairs = list(zip(gloo, samples, strict=True))
+    ratios = [base.seconds / sample.seconds for base, sample in pairs]
+    savings = [base.cpu_seconds / sample.cpu_seconds for base, sample in pairs]
+    speed = statistics.median(ratios)
+    return {
+        "time_us": statistics.median(seconds) * 1e6,
+        "spread": (max(seconds) - min(seconds)) * 1e6,
+        "cpu_us": statistics.median(sample.cpu_seconds for sample in samples) * 1e6,
+        "times_gloo": speed,
+        "times_gloo_spread": [min(ratios), max(ratios)],
+        "cpu_saving": statistics.median(savings),
+        "cpu_saving_spread": [min(savings), max(savings)],
+        "target": target,
+        "met": None if target is None else speed >= target,
+        "runs": len(samples),
+    }
