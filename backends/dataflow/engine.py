@@ -182,8 +182,15 @@ class Engine:
 
         Returns:
             the scratch of earlier runs, in bytes, which the engine does not use any more.
+
+        Raises:
+            ExecutionError: somebody has ended the engine meanwhile; those peers are told, too.
         """
-        self._network, self._before, self._next = network, before, after
+        with self._at_work:
+            if self._failure is not None:
+                network.abort(_GAVE_UP + self._failure)
+            self._refuse_after_failure()
+            self._network, self._before, self._next = network, before, after
         self._runs.clear()
         scratch, self._scratch = self._scratch, torch.empty(0, dtype=torch.uint8)
         return scratch

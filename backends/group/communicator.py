@@ -162,6 +162,7 @@ class Communicator:
                 self._engine,
                 self._network,
                 lambda epoch: self._make_network(f"channels/{epoch}", min(self._timeout_s, RECONNECT_S)),
+                self.options.lost_after_s,
             )
         self._history = History(
             rank, self._global_ranks, self._engine.waits_for, lambda: self.failure is not None
@@ -274,10 +275,16 @@ class Communicator:
                 self._by_gloo(opening, start)
             return
         if self._exchanges is None:
-            self._network.connect(set(range(self.size)) - {self.rank})
             fabric = self.fabric
-            self._exchanges = Exchanges(fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed)
+            self._exchanges = Exchanges(
+                fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed, gone=fabric.gone
+            )
         exchange = self._exchanges.of(sizes)
+        try:
+            self._network.connect({*exchange.graph.sends, *exchange.graph.receives})
+        except ExecutionError as error:
+            self.abort(f"rank {self.rank}: {Kind.ALLTOALL} ({elements}): {error}")
+            raise
         opening = CollectiveFingerprint(
             self._next(), nbytes, -1, Kind.ALLTOALL, elements, schedule=exchange.digest
         )
@@ -491,6 +498,8 @@ class Communicator:
         self._schedules.close()
         self._engine.close()
         self._network.close()
+        if self._resumption is not None:
+            self._resumption.network.close()  # another one where a call was being finished
         if self.device is not None:
             self.device.close()
 

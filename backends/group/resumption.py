@@ -9,8 +9,8 @@ no rank before all have finished (`lowering.ending`), so that whoever is needed 
                                      state/EPOCH/CALL/RANK: what it holds ->  plan/EPOCH/CALL
 
 A rank that has ended the call says so instead of what it holds: then all have finished, and end it, too. One
-that is not in a call answers from a thread of its own; one that does not answer has died, which is a failure,
-as is a second link that fails before the call is finished.
+that is not in a call answers from a thread of its own; one that does not answer, and to which nobody has a
+channel any more, has died, which is a failure, as is a second link that fails before the call is finished.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.backends.tensors.torch_reduction import Operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
+from arborcast.backends.transport.silence import SilenceWatch
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.faults.finishing import plan_finish, without_pairs
 from arborcast.synth.schedule import Schedule, Transfer
@@ -59,7 +60,7 @@ from arborcast.synth.verification.finish import verify_finish
 log = logging.getLogger(__name__)
 
 ANSWER_S = 3.0
-"""Who has not answered the bell for so long is dead."""
+"""Who has not answered the bell for so long is dead where no rank has a channel to it any more."""
 
 IDLE_S = 0.003
 """Of a run that was broken off: where nothing has moved for so long, little will."""
@@ -117,6 +118,7 @@ class Resumption:
         engine: that runs the calls.
         network: its channels.
         make_network: makes those that follow them when some broke, by the number of the epoch.
+        lost_after_s: how long the kernel of a peer's host may answer nothing; 0 for ever.
 
     Attributes:
         network: the channels of now.
@@ -132,12 +134,14 @@ class Resumption:
         engine: Engine,
         network: Network,
         make_network: Callable[[int], Network],
+        lost_after_s: float,
     ) -> None:
         self._store = store
         self._rank = rank
         self._size = size
         self._engine = engine
         self._make_network = make_network
+        self._lost_after_s = lost_after_s
         self.network = network
         self.resumed: list[Resumed] = []
         self._waiting = PrefixStore(prefix, own_connection(store))
@@ -280,6 +284,8 @@ class Resumption:
         name = f"{self._epoch}/{call.opening.sequence}"
         held = [(it.chunk, it.start, it.stop, it.mask) for it in holdings]
         said = {"lost": sorted(self._lost), "sent": sent_bytes, "held": held}
+        living = sorted(self.network.channels.keys() - self._lost)
+        self._store.set(f"peers/{name}/{self._rank}", json.dumps(living))
         self._store.set(f"state/{name}/{self._rank}", _packed(said))  # type: ignore[arg-type]  # takes both
         if not self._all_have_said(name, call.opening.sequence, broken):
             return frozenset()
@@ -289,6 +295,7 @@ class Resumption:
             at = time.monotonic()
             answer = self._planned(name, call)
             plan_ms = 1000 * (time.monotonic() - at)
+            self._refuse_after_failure()
             self._store.set(f"plan/{name}", _packed(answer))  # type: ignore[arg-type]  # takes both
         self._wait_for_plan(f"plan/{name}")
         data = self._store.get(f"plan/{name}")
@@ -351,6 +358,7 @@ class Resumption:
         silent, unsaid = set(range(self._size)), set(range(self._size))
         missed_s: dict[int, float] = {}  # since when a channel has ended, whose peer may yet come
         why = "" if broken is None else f"{broken}: "
+        watch, channels = SilenceWatch(self._lost_after_s), self.network.channels
         for waited in self._looks():
             unsaid -= {rank for rank in unsaid if self._store.check([f"state/{call}/{rank}"])}
             if not unsaid:
@@ -367,13 +375,21 @@ class Resumption:
                 raise ExecutionError(f"{why}rank {_shown(ended)} died before the call was finished")
             silent &= unsaid
             if silent and waited > ANSWER_S:
-                raise ExecutionError(f"{why}rank {_shown(silent)} does not answer: it died, or its host")
+                # Who holds the interpreter answers nothing, either; but its kernel does.
+                dead = silent - self._with_channels(call, set(range(self._size)) - unsaid)
+                if unsaid <= dead:
+                    raise ExecutionError(f"{why}rank {_shown(dead)} does not answer: it died, or its host")
+                watch.look({peer: channels[peer] for peer in channels.keys() & unsaid - self._lost})
             if waited > self._engine.timeout_s:
                 raise ExecutionError(
                     f"{why}rank {_shown(unsaid)} did not come to finish the call for "
                     f"{self._engine.timeout_s:g} s, the timeout of the call"
                 )
         raise AssertionError("there is always another look")
+
+    def _with_channels(self, call: str, ranks: Collection[int]) -> set[int]:
+        """The ranks with which others, who have said what they hold, had unbroken channels."""
+        return {peer for rank in ranks for peer in json.loads(self._store.get(f"peers/{call}/{rank}"))}
 
     def _wait_for_plan(self, key: str) -> None:
         for waited in self._looks():
@@ -386,18 +402,25 @@ class Resumption:
         """When to look into the store: how many seconds have passed.
 
         Raises:
-            ExecutionError: another rank has given up.
+            ExecutionError: another rank has given up, or this one.
         """
         began, (pause, longest) = time.monotonic(), _PAUSES_S
         while True:
+            self._refuse_after_failure()
             if self._store.check([f"failed/{self._epoch}"]):
                 raise ExecutionError(self._store.get(f"failed/{self._epoch}").decode(errors="replace"))
             yield time.monotonic() - began
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
+    def _refuse_after_failure(self) -> None:
+        """Raise where another thread has ended the engine, and with it the channels of before."""
+        if self._engine.failure is not None:
+            raise ExecutionError(self._engine.failure)
+
     def _ended(self) -> set[int]:
         """The peers whose channels have."""
+        self._refuse_after_failure()
         poll = select.poll()
         peers = {channel.fileno(): peer for peer, channel in self.network.channels.items()}
         for descriptor in peers:

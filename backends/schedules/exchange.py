@@ -6,13 +6,14 @@ all at once, unless by the rates of the links ways through other ranks save more
     time of the busiest link, each block on a shortest way   minus   the limit   >   5 ms for 8 ranks
 
 (20 ms for 16), which is what planning, writing the schedule out and lowering it take. Small calls are
-therefore never planned, nor are any on one switch, where pairwise is at the limit.
+therefore never planned, nor are any on one switch, where pairwise is at the limit. Where a link that has
+failed would carry a block, all go by a plan, while the fabric has other ways.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -25,7 +26,7 @@ from arborcast.backends.lowering.rank_view import digest_of
 from arborcast.backends.schedules.pieces import PieceRule
 from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.errors import InfeasibleError
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Hop, Topology
 
 Sizes = tuple[tuple[int, ...], ...]
 """Bytes from each rank (row) to each (column)."""
@@ -74,13 +75,17 @@ class Exchanges:
         rank: this one.
         cut: into how many pieces chunks are cut.
         is_known: whether somebody has said what the fabric is; where not, blocks go pairwise.
+        gone: pairs of ranks whose link has failed, which exchange no blocks any more.
     """
 
-    def __init__(self, topology: Topology, rank: int, cut: PieceRule, *, is_known: bool) -> None:
+    def __init__(
+        self, topology: Topology, rank: int, cut: PieceRule, *, is_known: bool, gone: Iterable[Hop] = ()
+    ) -> None:
         self._topology = topology
         self._rank = rank
         self._cut = cut
         self._is_known = is_known
+        self._gone = frozenset(gone)
         self.of = lru_cache(EXCHANGES_KEPT)(self._of)
 
     @cached_property
@@ -89,7 +94,7 @@ class Exchanges:
 
     def _of(self, sizes: Sizes) -> Exchange:
         """What serves an alltoall of these sizes; the last ones are kept, as `of`."""
-        if self._is_known and self._pays(sizes):
+        if self._must_go_round(sizes) or (self._is_known and self._pays(sizes)):
             schedule = self._planner.plan(sizes).schedule()
             count = schedule.collective.mean_bytes
             pieces = self._cut.pieces(schedule, count)
@@ -99,6 +104,16 @@ class Exchanges:
         key = repr(sizes).encode()
         graph = compile_graph(pairwise(sizes, self._rank))
         return Exchange(graph, hashlib.sha256(key).digest()[:8], PAIRWISE)
+
+    def _must_go_round(self, sizes: Sizes) -> bool:
+        """Whether a link that has failed would carry a block, and there are other ways."""
+        if not any(sizes[a][b] or sizes[b][a] for a, b in self._gone):
+            return False
+        try:
+            self._planner.outlook(sizes)
+        except InfeasibleError:  # so all that is left is to try the link again
+            return False
+        return True
 
     def _pays(self, sizes: Sizes) -> bool:
         """Whether a plan saves more than it costs, by the links' rates."""

@@ -273,7 +273,7 @@ def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> 
         f"assumed, since nobody described the fabric (ARBORCAST_TOPOLOGY): {ASSUMED_BANDWIDTH} GB/s and "
         f"{ASSUMED_LATENCY_US} us between any two ranks"
     )
-    return Fabric(mesh, source + _words_of(options.without), is_assumed=True)
+    return Fabric(mesh, source + _words_of(options.without), is_assumed=True, gone=tuple(inside))
 
 
 def _words_of(without: Sequence[Hop]) -> str:

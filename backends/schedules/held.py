@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -257,7 +257,7 @@ class Schedules:
         of = root if root >= 0 else None
         table = self._spare(kind, of)
         if table is not None:
-            self._network.connect(table.peers(self._network.rank))
+            self._connect(table.peers(self._network.rank), f"table/{kind}/{root}")
             look = partial(synthesize_table, self._fabric, kind, of, self._options, self._cores)
             found = _line.add(look) if self._network.rank == 0 else None
             self._changes[kind, root] = _Change(found=found)
@@ -293,13 +293,21 @@ class Schedules:
             self._wait_for(key, wait_s)
         try:
             table = share_if_any(self._store, key, rank, make, timeout_s=wait_s)
-            if table is not None:
-                # All ranks tell a switch of every call that needs it, so that it has them in one order.
-                self._network.connect(table.peers(rank) | set(self._switches.used_by(table)))
         except ExecutionError as error:
             self._engine.give_up(f"rank {rank}: schedules ({key}): {error}")
             raise
+        if table is not None:
+            # All ranks tell a switch of every call that needs it, so that it has them in one order.
+            self._connect(table.peers(rank) | set(self._switches.used_by(table)), key)
         return table
+
+    def _connect(self, peers: Collection[int], key: str) -> None:
+        """Connect as a table needs it; who cannot gives up."""
+        try:
+            self._network.connect(peers)
+        except ExecutionError as error:
+            self._engine.give_up(f"rank {self._network.rank}: schedules ({key}): {error}")
+            raise
 
     def _first(self, kind: Kind, root: int, waits: bool) -> Table:
         """On rank 0: the table; a simple one where it has to be looked for, which begins."""

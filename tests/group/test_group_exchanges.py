@@ -15,6 +15,7 @@ from torch import Tensor  # noqa: E402
 
 from arborcast.backends.errors import DisagreementError  # noqa: E402
 from arborcast.backends.schedules.exchange import PAIRWISE, PLANNED, Exchanges, pairwise  # noqa: E402
+from arborcast.backends.schedules.fabric import without_links  # noqa: E402
 from arborcast.backends.schedules.pieces import ONE_HOST  # noqa: E402
 from arborcast.topologies import load  # noqa: E402
 from tests.support.group_cases import DTYPES, check_same, counted, values  # noqa: E402
@@ -171,6 +172,31 @@ def test_ranks_that_disagree_all_raise_at_once() -> None:
         assert sizes == (f"rank {rank}: alltoall (float32): rank 1 sends 12 bytes to rank 3, which expects 8")
         assert "alltoall" in types
     assert any("float32" in types and "int32" in types for _, types in results)
+
+
+def avoiding(rank: int, size: int) -> tuple[bool, list[int]]:
+    """Whether all came, and with whom this rank is connected, where 0 and 2 have no link."""
+    group: Any = dist.group.WORLD
+    output, wanted, _ = exchange(rank, matrices(5)["any"])
+    return torch.equal(output, wanted), sorted(group._communicator.transports())
+
+
+@pytest.mark.parametrize("fabric", ["full:4", ""])
+def test_no_block_goes_by_a_link_that_is_left_out(fabric: str) -> None:
+    environ = {**QUICK, "ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_WITHOUT": "0-2"}
+    results = run_ranks(SIZE, avoiding, backend="synth", environ=environ)
+    assert results == [(True, [1, 3]), (True, [0, 2, 3]), (True, [1, 3]), (True, [0, 1, 2])]
+
+
+def test_without_another_way_a_link_is_tried_again() -> None:
+    sizes = tuple(tuple(8 for _ in range(4)) for _ in range(4))
+    for without, gone, served in (
+        ([(0, 2)], [(0, 2)], PLANNED),
+        ([(0, 1), (0, 2), (0, 3)], [(0, 2)], PAIRWISE),
+    ):
+        fabric = without_links(load("full:4"), without)
+        found = [Exchanges(fabric, rank, ONE_HOST, is_known=False, gone=gone).of(sizes) for rank in range(4)]
+        assert {it.served for it in found} == {served}
 
 
 def test_pairwise_programs_move_every_byte() -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -201,6 +202,70 @@ def after_long(rank: int, size: int) -> bool:
 def test_a_link_may_fail_after_days() -> None:
     environ = ENVIRON | {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_TRANSPORT": "sockets"}
     assert run_ranks(3, after_long, backend=None, environ=environ) == [True] * 3
+
+
+def one_is_busy(rank: int, size: int) -> bool:
+    """A link fails while a rank answers nothing, as one does that holds the interpreter."""
+    import arborcast.backends.group.resumption as module
+
+    module.ANSWER_S = 0.1
+    join(rank, size, "busy")
+    is_right(rank, size, "allreduce", 1000, torch.float32, dist.ReduceOp.SUM, 0)
+    end = break_later(rank, 0, 1, 10_000)
+    if rank == 3:
+        say = module.Resumption._say_here
+
+        def say_late(resumption: Any) -> None:
+            time.sleep(0.6)
+            say(resumption)
+
+        module.Resumption._say_here = say_late  # type: ignore[method-assign]
+        time.sleep(0.6)
+    right = is_right(rank, size, "allreduce", 100_000, torch.float32, dist.ReduceOp.SUM, 1)
+    end.set()
+    assert [it.lost for it in communicator().resumed] == [((0, 1),)]
+    dist.barrier()
+    dist.destroy_process_group()
+    return right
+
+
+def test_a_rank_that_is_busy_is_waited_for() -> None:
+    environ = ENVIRON | {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_TRANSPORT": "sockets"}
+    assert run_ranks(4, one_is_busy, backend=None, environ=environ) == [True] * 4
+
+
+def one_aborts(rank: int, size: int) -> None:
+    """Rank 0 is told to end while it plans, and stays."""
+    import arborcast.backends.group.resumption as module
+
+    join(rank, size, "aborts")
+    is_right(rank, size, "allreduce", 1000, torch.float32, dist.ReduceOp.SUM, 0)
+    plan = module.plan_finish
+
+    def plan_and_abort(*given: Any, **named: Any) -> Any:
+        found = plan(*given, **named)
+        aborting = threading.Thread(target=communicator().abort, args=("somebody said so",))
+        aborting.start()
+        while communicator().failure is None:
+            time.sleep(0.001)
+        return found
+
+    module.plan_finish = plan_and_abort  # type: ignore[attr-defined]
+    break_later(rank, 0, 1, 10_000)
+    try:
+        is_right(rank, size, "allreduce", 100_000, torch.float32, dist.ReduceOp.SUM, 1)
+    finally:
+        if rank == 0:
+            others = [f"over/{other}" for other in range(1, size)]
+            communicator().store.wait(others, timedelta(seconds=20))
+        else:
+            communicator().store.set(f"over/{rank}", "")
+
+
+def test_who_ends_while_a_call_is_finished_tells_all() -> None:
+    environ = ENVIRON | {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_TRANSPORT": "sockets"}
+    for result in run_ranks(4, one_aborts, backend=None, environ=environ, may_fail=True):
+        assert result.error == "ExecutionError" and "somebody said so" in result.message
 
 
 def without_a_way(rank: int, size: int) -> None:
