@@ -371,7 +371,11 @@ class Communicator:
         """
         kind = Kind(kind)
         if kind is Kind.ALLTOALL:
-            return f"{kind}: pairwise, or by ways planned for its sizes where that saves more than it costs"
+            if (reason := self._reason_for_gloo(nbytes)) is not None:
+                return f"{kind}: gloo, {reason}"
+            may_plan = not self.fabric.is_assumed or self.fabric.gone
+            planned = ", or by ways planned for its sizes where that saves more than it costs"
+            return f"{kind}: pairwise{planned if may_plan else ''}"
         of = f"{kind} of {format_size(nbytes)}" if nbytes else f"{kind} of 0 B"
         if (reason := self._reason_for_gloo(nbytes)) is not None:
             return f"{of}: gloo, {reason}"

@@ -111,8 +111,8 @@ class Posting:
         self._gloo = gloo
         self._others = tuple(others)
         self._lock = threading.Lock()
-        self._lines: dict[int, deque[tuple[PostedWork, list[PostedWork]]]] = {}
-        self._receives: list[tuple[int, int, PostedWork]] = []  # peer, tag, work; not begun when last seen
+        self._lines: dict[int, deque[tuple[PostedWork, list[PostedWork], float]]] = {}
+        self._receives: list[tuple[int, int, PostedWork]] = []  # peer, tag, work; not begun yet
         self._connected: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._next_answer = 0.0
@@ -173,10 +173,11 @@ class Posting:
         ]
 
     def _line_up(self, peer: int, work: PostedWork, earlier: list[PostedWork], timeout_s: float) -> None:
+        entry = work, earlier, time.monotonic() + timeout_s
         if peer in self._lines:
-            self._lines[peer].append((work, earlier))
+            self._lines[peer].append(entry)
             return
-        self._lines[peer] = deque([(work, earlier)])
+        self._lines[peer] = deque([entry])
         self._start(self._serve, peer, timeout_s, name=f"synth-peer-{'any' if peer == ANYBODY else peer}")
 
     def _start(self, function: Callable[..., None], *arguments: Any, name: str) -> None:
@@ -191,16 +192,17 @@ class Posting:
 
     def _serve(self, peer: int, timeout_s: float) -> None:
         line, is_well = self._lines[peer], True
-        end = time.monotonic() + timeout_s
         while True:
             with self._lock:
+                self._receives = [it for it in self._receives if not it[2].begun.is_set()]
                 if not line:
                     del self._lines[peer]
                     if is_well:
                         self._connected.add(peer)
                     return
-                work, earlier = line.popleft()
+                work, earlier, end = line.popleft()
             is_well = work.begin(partial(self._meet, peer, earlier, timeout_s, end)) and is_well
+            del work, earlier  # and the tensors that gloo's works hold
 
     def _meet(self, peer: int, earlier: Sequence[PostedWork], timeout_s: float, end: float) -> None:
         """Wait for the gloo of a peer, not in gloo: while that waits for one it connects with no other."""

@@ -123,12 +123,16 @@ def check_beside_gloo(rank: int, group: Any, reference: Any) -> None:
         check_same(case.__name__, case, group, reference)
 
 
-def all_forms(rank: int, size: int) -> tuple[list[str], int]:
+def all_forms(rank: int, size: int) -> tuple[list[str], int, str]:
     group: Any = dist.group.WORLD
     check_beside_gloo(rank, group, dist.new_group(backend="gloo"))
     check_forms(rank)
     served = {call["schedule"] for call in _calls(group) if call["collective"] == "alltoall"}
-    return sorted(served & {str(PAIRWISE), str(PLANNED)}), counted(group, "gloo", "alltoall")
+    return (
+        sorted(served & {str(PAIRWISE), str(PLANNED)}),
+        counted(group, "gloo", "alltoall"),
+        group.explain(99, "alltoall"),
+    )
 
 
 def _calls(group: Any) -> list[dict[str, Any]]:
@@ -142,8 +146,9 @@ def _calls(group: Any) -> list[dict[str, Any]]:
 )
 def test_all_forms_and_types(fabric: str, gloo_below: str, served: list[str]) -> None:
     environ = {**QUICK, "ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_GLOO_BELOW": gloo_below}
-    for found, by_gloo in run_ranks(SIZE, all_forms, backend="synth", environ=environ):
+    for found, by_gloo, said in run_ranks(SIZE, all_forms, backend="synth", environ=environ):
         assert found == served
+        assert ("pairwise" if served else "gloo, which serves below 1 GiB") in said
         assert bool(by_gloo) == (not served)
 
 

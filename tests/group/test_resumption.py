@@ -240,7 +240,7 @@ def one_aborts(rank: int, size: int) -> None:
 
     join(rank, size, "aborts")
     is_right(rank, size, "allreduce", 1000, torch.float32, dist.ReduceOp.SUM, 0)
-    plan = module.plan_finish
+    plan = module.plan_finish  # type: ignore[attr-defined]
 
     def plan_and_abort(*given: Any, **named: Any) -> Any:
         found = plan(*given, **named)
