@@ -11,67 +11,39 @@ others gradients add up where they arise, until the last microbatch.
 from __future__ import annotations
 
 import operator as python
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_map_only
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.traced.capture import Captured
-from arborcast.pipeline.model.traced.effects import is_random
 from arborcast.pipeline.model.traced.model import Traced
-from arborcast.pipeline.model.traced.operators import arguments, kind_of, named
+from arborcast.pipeline.model.traced.operators import arguments, kind_of
 from arborcast.pipeline.model.traced.segments import register
 from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.operators import OperatorTrace
-from arborcast.pipeline.run.intra.changes import changed_arguments, check_changes
+from arborcast.pipeline.run.intra.changes import changed_arguments
 from arborcast.pipeline.run.intra.collectives import MeshCollectives, moved
-from arborcast.pipeline.run.intra.operators import AGREEING, MEAN, Division, called, run, weight_of
+from arborcast.pipeline.run.intra.constants import Constants, given, why_unknown
+from arborcast.pipeline.run.intra.operators import AGREEING, MEAN, Division, run, weight_of
+from arborcast.pipeline.run.intra.passes import Pass
+from arborcast.pipeline.run.intra.routes import Reading, Route, additions, routes
 from arborcast.pipeline.run.sharded import local, over
 from arborcast.pipeline.sharding.graph import Graph, Member, Operator
-from arborcast.pipeline.sharding.resharding import Path
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import Assignment, Spec, spec_of
-from arborcast.pipeline.sharding.strategies import (
-    Demand,
-    Strategy,
-    crossing_ways,
-    gathering,
-    inner_ways,
-    summands_of,
-)
+from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.strategies import Strategy, gathering
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Reading = tuple[str, Demand]
-"""A value and how it is read."""
-
-
-@dataclass(frozen=True)
-class _Route:
-    """How a value gets to readers that ask alike, and its gradient back.
-
-    Attributes:
-        there: how it lies, and its path.
-        back: how its gradient lies, and its path; None where it has none.
-        is_gathered: whether it is a parameter that is brought there anew for each pass.
-    """
-
-    there: tuple[Spec, Path]
-    back: tuple[Spec, Path] | None
-    is_gathered: bool
-
 
 @dataclass
-class _Held:
+class Held:
     """A parameter on this rank.
 
     Attributes:
@@ -132,18 +104,12 @@ class ShardedStage:
         captured = traced.training.captured
         self._captured, self._holdings, names = captured, traced.holdings, traced.holdings.names
         self._graph, self._chosen, self._setting = graph, tuple(chosen), setting
-        self._collectives, self._seed = collectives, seed
+        self._collectives = collectives
         self._nodes = {node.name: node for node in captured.module.graph.nodes}
         self._primitives = {it.name: it for it in trace.operators}
         self._varying = {*self._primitives, *(it.name for it in trace.given)}
         self._sizes = Sizes(captured.samples, trace.samples)
-        self._constants: dict[str, Any] = {}
         self._totals: dict[str, Tensor] = {}
-        self._drawn: set[str] = set()  # random numbers, and what is made of them
-        for node in captured.operators:
-            if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
-                self._drawn.add(node.name)
-        self._filled = check_changes(captured, self._sizes, self._drawn)
         self._partners: dict[str, fx.Node] = {}  # in evaluation
         if not isinstance(traced.evaluation, str):
             table, partners = traced.evaluation
@@ -152,8 +118,17 @@ class ShardedStage:
         divided = {names[it.path] for it in trace.given if it.is_parameter}  # here or in other stages
         others = [it for it in dict.fromkeys(names.values()) if it not in divided]
         self.rest = {it: python.attrgetter(it)(traced.model).detach().clone() for it in others}
-        self._routes = dict(self._all_routes())
-        self._sums = [self._sum(number) for number in range(len(graph.operators))]
+        self._constants = Constants(
+            captured,
+            self._sizes,
+            {node: self.rest[names[path]] for node, path in captured.buffers.items()},
+            self._varying,
+            collectives,
+            seed,
+        )
+        several = {it.name for it in self._nodes.values() if not isinstance(it.meta.get("val"), Tensor)}
+        self._routes = dict(routes(graph, chosen, setting, several))
+        self._additions = list(additions(graph, chosen, setting))
         for operator, way in zip(graph.operators, chosen, strict=True):
             if way is not None and operator.given is None and not operator.is_end:
                 for member in operator.made:
@@ -191,8 +166,8 @@ class ShardedStage:
             total = torch.zeros(())
             for part in batch:
                 inputs = {it.name: whole for it, whole in zip(self._captured.inputs, part, strict=True)}
-                known = self._of_inputs(target, inputs)
-                weights = None if weight is None else self._of_inputs(weight, inputs)
+                known = self._constants.of_inputs(target, inputs)
+                weights = None if weight is None else self._constants.of_inputs(weight, inputs)
                 total = total + weight_of(known, weights, options.get("ignore_index", -100))
             self._totals[node.name] = total / len(batch)
 
@@ -211,42 +186,13 @@ class ShardedStage:
                 continue
             if self._setting.microbatches > 1:
                 for key in ("target", "weight"):
-                    why = self._why_unknown(tensors[key]) if key in tensors else ""
+                    why = why_unknown(self._captured, tensors[key]) if key in tensors else ""
                     if why:
                         raise PlanError(
                             f"operator {node}: must have 1 microbatch, as its {key} depends on {why}, got "
                             f"{self._setting.microbatches}"
                         )
             yield node
-
-    def _why_unknown(self, node: fx.Node) -> str:
-        """What a value depends on that is known only in a pass; empty for inputs and constants alone."""
-        waiting, seen = [node], set[fx.Node]()
-        while waiting:
-            it = waiting.pop()
-            if it in seen:
-                continue
-            seen.add(it)
-            if it.name in self._captured.parameters:
-                return f"parameter {self._captured.parameters[it.name]}"
-            if is_random(it):
-                return f"random numbers of {it}"
-            waiting += it.all_input_nodes
-        return ""
-
-    def _of_inputs(self, node: fx.Node, inputs: Mapping[str, Tensor]) -> Any:
-        """A value that depends on inputs alone."""
-        if node.name in inputs:
-            return inputs[node.name]
-        if node.name not in self._varying:
-            return self._constant(node, (0, 0))
-        values = {key: self._of_inputs(it, inputs) for key, it in arguments(node)[0].items()}
-        for key in changed_arguments(node):
-            values[key] = values[key].clone()
-        options = {key: it for key, it in arguments(node)[1].items() if key in named(node)}
-        return called(
-            node.target, _given(node, values | {k: self._plain(it, (0, 0)) for k, it in options.items()})
-        )
 
     def forward(
         self,
@@ -269,10 +215,9 @@ class ShardedStage:
         """
         if self.module.training:
             for name, node in self._counters.items():
-                self.rest[name].copy_(self._constant(node, (step, microbatch)))
-                del self._constants[node.name]
+                self.rest[name].copy_(self._constants.anew(node, (step, microbatch)))
         names = (node.name for node in self._captured.inputs)
-        going = _Pass(self, dict(zip(names, inputs, strict=True)), received, (step, microbatch))
+        going = Pass(self, dict(zip(names, inputs, strict=True)), received, (step, microbatch))
         for number, operator in enumerate(self._graph.operators):
             if operator.given is None:
                 going.run(number)
@@ -292,7 +237,7 @@ class ShardedStage:
 
     def spread_updates(self) -> None:
         """After the optimizer, or new values: bring every part that changed to where it is stored."""
-        self._constants = {}  # made of buffers that may have changed
+        self._constants.forget()
         for held in self._held.values():
             held.leaves = {}
             part = local(held.parameter).detach()
@@ -319,7 +264,7 @@ class ShardedStage:
         return found
 
     @property
-    def parameters(self) -> dict[str, _Held]:
+    def parameters(self) -> dict[str, Held]:
         """Those of the stage, by the first of their names in the model."""
         names = self._holdings.names
         return {names[it.operator.given.path]: it for it in self._held.values() if it.operator.given}
@@ -333,9 +278,9 @@ class ShardedStage:
         """Take the values of `rest` on another rank."""
         for name, value in rest.items():
             self.rest[name].copy_(value)
-        self._constants = {}
+        self._constants.forget()
 
-    def take_home(self, held: _Held, value: str, gradient: Tensor) -> None:
+    def take_home(self, held: Held, value: str, gradient: Tensor) -> None:
         """Add a gradient that came home, of a parameter or of a view of it."""
         if value != held.operator.name:
             with torch.enable_grad():
@@ -362,7 +307,7 @@ class ShardedStage:
         number = self._graph.maker[value][0]
         return number, self._graph.operators[number]
 
-    def route(self, reading: Reading) -> _Route:
+    def route(self, reading: Reading) -> Route:
         """Between who makes a value and who reads it so."""
         return self._routes[reading]
 
@@ -376,7 +321,7 @@ class ShardedStage:
         )
         return readers, Counter(value for value, _ in readers)
 
-    def held(self, number: int) -> _Held:
+    def held(self, number: int) -> Held:
         """A parameter."""
         return self._held[number]
 
@@ -386,7 +331,7 @@ class ShardedStage:
 
     def added_up(self, number: int, result: Any) -> Any:
         """The result of an operator from its summands."""
-        there, back = self._sums[number]
+        there, back = self._additions[number]
         if not there[1].steps and not (back and back[1].steps):
             return result
         return moved(result, self._collectives, there, back)
@@ -426,68 +371,25 @@ class ShardedStage:
                     read[key] = cast(read[key])
             else:
                 spec = spec_of(next(constants), division.assignment)
-                read[key] = _parts(self._constant(source, turn), spec, self._collectives)
+                read[key] = _parts(self._constants.value(source, turn), spec, self._collectives)
         if other is not None and other.target is not node.target:  # evaluation leaves it out
             return next(iter(read.values()))
         for key in changed_arguments(node):
             read[key] = read[key].clone()
         if other is not None:  # such as whether to drop out
             options |= {key: it for key, it in arguments(other)[1].items() if not _has_nodes(it)}
-        plain = {key: self._plain(it, turn) for key, it in options.items()}
-        with self._drawing(node, turn, division.assignment):
-            return run(node.target, _given(node, read | plain), division)
+        plain = {key: self._constants.plain(it, turn) for key, it in options.items()}
+        with self._constants.drawing(node, turn, division.assignment):
+            return run(node.target, given(node, read | plain), division)
 
     # ------------------------------------------------------------------ preparation
 
-    def _all_routes(self) -> Iterator[tuple[Reading, _Route]]:
-        for operator, way in zip(self._graph.operators, self._chosen, strict=True):
-            if way is None or operator.given is not None:
-                continue
-            for tensor, demand in zip(operator.reads, way.demands, strict=True):
-                number, which = self._graph.maker[tensor.value]
-                source, made = self._graph.operators[number], self._chosen[number]
-                if made is None:
-                    continue
-                spec, update = made.outputs[which], made.update
-                if update is not None:
-                    update = spec_of(source.outputs[which], update)
-                ways = crossing_ways(tensor, spec, update, demand, self._setting)
-                if ways is None:
-                    raise PlanError(
-                        f"operator {operator.name}: no links lead to {tensor.value} as {demand.spec}"
-                    )
-                there, back = (it.path for it in ways)
-                if there.steps and not isinstance(self._nodes[tensor.value].meta["val"], Tensor):
-                    raise PlanError(
-                        f"operator {operator.name}: cannot move {tensor.value}, which is several tensors"
-                    )
-                yield (
-                    (tensor.value, demand),
-                    _Route(
-                        (spec, there),
-                        None if demand.gradient is None else (demand.gradient, back),
-                        update is not None and there.ps > 0,
-                    ),
-                )
-
-    def _sum(self, number: int) -> tuple[tuple[Spec, Path], tuple[Spec, Path] | None]:
-        """The path of an operator's result, and of its gradient, each behind where it begins."""
-        operator, way = self._graph.operators[number], self._chosen[number]
-        if way is None or operator.given is not None:
-            return ((), Path(0)), None
-        begins = summands_of(operator, way.before)
-        ends = spec_of(operator.result, way.after)
-        ways = inner_ways(self._graph, operator, way.before, way.after, self._setting)
-        assert ways is not None, "links allowed it"
-        is_trained = any(it.value in self._graph.trained for it in operator.reads)
-        return (begins, ways[0].path), (ends, ways[1].path) if is_trained else None
-
-    def _hold(self, traced: Traced, operator: Operator, way: Strategy) -> _Held:
+    def _hold(self, traced: Traced, operator: Operator, way: Strategy) -> Held:
         assert operator.given is not None and way.update is not None, "it is a parameter"
         path = operator.given.path
         full = python.attrgetter(path)(traced.model)
         parameter = nn.Parameter(_distributed(full, self._mesh, way.update), full.requires_grad)
-        return _Held(operator, way.before, way.update, parameter)
+        return Held(operator, way.before, way.update, parameter)
 
     def _division(self, operator: Operator, member: Member, way: Strategy) -> Division:
         name, assignment = member.value.value, way.after
@@ -515,240 +417,12 @@ class ShardedStage:
             values[member.value.value] = self.run_member(operator, member, way, values, iter(()), (0, 0))
         return values
 
-    def _constant(self, node: fx.Node, turn: tuple[int, int]) -> Any:
-        """What depends on no sample and no parameter, whole; random numbers are drawn anew for each turn."""
-        if node.name in self._constants:
-            return self._constants[node.name]
-        captured = self._captured
-        if node.name in captured.buffers:
-            made = self.rest[self._holdings.names[captured.buffers[node.name]]]
-        elif node.name in captured.literals:
-            made = captured.literals[node.name]
-        elif node.op == "get_attr":
-            made = getattr(captured.module, str(node.target))
-        elif node.name in self._filled:
-            for other in self._filled[node.name]:  # with the memory that they share
-                plain = {key: self._plain(it, turn) for key, it in named(other).items()}
-                self._constants[other.name] = called(other.target, plain)
-            return self._constants[node.name]
-        else:
-            given = {key: self._plain(it, turn) for key, it in named(node).items()}
-            for key in {it.split(".")[0] for it in changed_arguments(node)}:  # of lists all
-                given[key] = tree_map_only(Tensor, torch.clone, given[key])
-            with self._drawing(node, turn, (None,) * len(self._setting.sizes)):
-                made = called(node.target, given)
-        if node.name not in self._drawn:
-            self._constants[node.name] = made
-        return made
-
-    def _plain(self, value: Any, turn: tuple[int, int]) -> Any:
-        """An argument without nodes: sizes are those of whole tensors."""
-
-        def known(node: fx.Node) -> Any:
-            meta = node.meta.get("val")
-            if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
-                exact = meta.node.expr.subs(self._sizes.symbol, self._sizes.samples)
-                kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(meta)]
-                return kind(exact)
-            return meta if isinstance(meta, int | float) else self._constant(node, turn)
-
-        return fx.map_arg(value, known)
-
-    @contextmanager
-    def _drawing(self, node: fx.Node, turn: tuple[int, int], assignment: Assignment) -> Iterator[None]:
-        """Random numbers of their own, the same for ranks that do the same work: what tells others apart."""
-        if not is_random(node):
-            yield
-            return
-        assert self._collectives.coordinates is not None
-        places = tuple(
-            (axis, self._collectives.coordinates[axis])
-            for axis, label in enumerate(assignment)
-            if label is not None
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(repr((self._seed, *turn, node.name, places)).encode()))
-            yield
-
 
 _LOWERED = {
     *("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "scaled_dot_product_attention"),
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 }
 """Operators whose tensors autocast casts on CPUs."""
-
-
-class _Pass:
-    """One microbatch on its way."""
-
-    def __init__(
-        self,
-        module: ShardedStage,
-        inputs: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        turn: tuple[int, int],
-    ) -> None:
-        self.values: dict[str, Any] = {}
-        self.sent: dict[str, Tensor] = {}
-        self._module, self._inputs, self._received, self._turn = module, inputs, received, turn
-        self._read: dict[Reading, Any] = {}
-        self._left, self._ways = module.readers()
-        self._gathered: dict[int, _Again] = {}  # by where their memory is
-        self._casts: dict[int, tuple[_Again, torch.dtype]] = {}  # of these, for one operator
-
-    def run(self, number: int) -> None:
-        """One merged operator."""
-        operator, way = self._module.operator(number)
-        readings = [(it.value, demand) for it, demand in zip(operator.reads, way.demands, strict=True)]
-        if operator.is_end:
-            self._exchange(operator, readings)
-            return
-        reads = iter([self._brought(it) for it in readings])
-        made: dict[str, Any] = {}
-        with self._regathering():
-            for member in operator.made:
-                name = member.value.value
-                made[name] = self._module.run_member(
-                    operator, member, way, made, reads, self._turn, self._cast if self._gathered else None
-                )
-                if name == operator.name:
-                    made[name] = self._module.added_up(number, made[name])
-        self.values |= {it.value: made[it.value] for it in operator.outputs}
-        for reading in readings:
-            self._done(reading)
-
-    def _exchange(self, operator: Operator, readings: Sequence[Reading]) -> None:
-        """What came from the stage before, or goes to the one behind."""
-        self.values |= {it.value: self._received[it.value] for it in operator.outputs}
-        for reading in readings:
-            self.sent[reading[0]] = self._brought(reading)
-            self._done(reading)
-
-    def _brought(self, reading: Reading) -> Any:
-        if reading not in self._read:
-            self._read[reading] = self._bring(reading)
-        return self._read[reading]
-
-    def _bring(self, reading: Reading) -> Any:
-        value, demand = reading
-        number, source = self._module.source(value)
-        if source.given is None:
-            route = self._module.route(reading)
-            here = self.values[value]
-            return (
-                here
-                if not isinstance(here, Tensor)
-                else moved(here, self._module.collectives, route.there, route.back)
-            )
-        if not source.given.is_parameter:
-            whole = self._module.whole_views(source, self._inputs[source.name])[value]
-            return self._module.collectives.part(whole, demand.spec)
-        return self._weight(reading, self._module.held(number), self._module.route(reading))
-
-    def _weight(self, reading: Reading, held: _Held, route: _Route) -> Tensor:
-        stored = held.values[reading[0]]
-        if route.is_gathered:
-            again = _Again(self._module, held, reading)
-            anchor = torch.zeros((), requires_grad=route.back is not None)
-            result: Tensor = _Gathered.apply(anchor, again)  # type: ignore[no-untyped-call]
-            self._gathered[result.untyped_storage().data_ptr()] = again
-            return result
-        if reading not in held.leaves:
-            leaf = self._module.collectives.follow(stored, *route.there).detach()
-            held.leaves[reading] = leaf.requires_grad_(route.back is not None)
-        return held.leaves[reading]
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        """As autocast would; of a gathered weight the backward pass keeps only how to come to it again."""
-        again = self._gathered.get(tensor.untyped_storage().data_ptr())
-        if again is None or not torch.is_autocast_enabled("cpu"):
-            return tensor
-        made = tensor.to(torch.get_autocast_dtype("cpu"))
-        self._casts[made.untyped_storage().data_ptr()] = again, made.dtype
-        return made
-
-    def _regathering(self) -> AbstractContextManager[Any]:
-        """For the backward pass keeps of gathered weights only how to gather them once more."""
-        if not self._gathered:
-            return nullcontext()
-
-        casts = self._casts = dict[int, tuple[_Again, torch.dtype]]()
-
-        def pack(tensor: Tensor) -> Any:
-            place = tensor.untyped_storage().data_ptr()
-            again, dtype = casts.get(place, (self._gathered.get(place), tensor.dtype))
-            if again is None:
-                return tensor
-            return again, dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
-
-        def unpack(kept: Any) -> Tensor:
-            if isinstance(kept, Tensor):
-                return kept
-            again, dtype, *layout = kept
-            return torch.as_strided(again.tensor().to(dtype), *layout)
-
-        return saved_tensors_hooks(pack, unpack)
-
-    def _done(self, reading: Reading) -> None:
-        """Let go of what nobody reads any more."""
-        self._left[reading] -= 1
-        if self._left[reading]:
-            return
-        gone = self._read.pop(reading)
-        if isinstance(gone, Tensor):
-            self._gathered.pop(gone.untyped_storage().data_ptr(), None)
-        self._ways[reading[0]] -= 1
-        if not self._ways[reading[0]]:
-            self.values.pop(reading[0], None)
-
-
-class _Again:
-    """A weight that is gathered for a pass, and once more for its backward pass."""
-
-    def __init__(self, module: ShardedStage, held: _Held, reading: Reading) -> None:
-        self._module, self._held, self._reading = module, held, reading
-        self._tensor: Tensor | None = None
-
-    def gather(self) -> Tensor:
-        """Of the ranks that store it."""
-        stored = self._held.values[self._reading[0]]
-        return self._module.collectives.follow(stored, *self._module.route(self._reading).there)
-
-    def tensor(self) -> Tensor:
-        """The same while the backward pass needs it."""
-        if self._tensor is None:
-            self._tensor = self.gather()
-        return self._tensor
-
-    def take_home(self, gradient: Tensor) -> None:
-        """The gradient of all that read it."""
-        self._tensor = None
-        back = self._module.route(self._reading).back
-        assert back is not None
-        home = self._module.collectives.follow(gradient, *back)
-        self._module.take_home(self._held, self._reading[0], home)
-
-
-class _Gathered(torch.autograd.Function):
-    """A weight for one pass; its gradient goes home at once."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, again: _Again) -> Tensor:
-        ctx.again = again
-        return again.gather()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.again.take_home(gradient)
-        return None, None
-
-
-def _given(node: fx.Node, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name, lists put together again."""
-    return {
-        name: values[name] if name in values else [values[f"{name}.{at}"] for at in range(len(value))]
-        for name, value in named(node).items()
-    }
 
 
 def _has_nodes(value: Any) -> bool:

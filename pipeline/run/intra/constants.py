@@ -1,0 +1,157 @@
+"""What a stage computes from no sample and no parameter: buffers, literals, sizes, masks, random numbers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
+
+from arborcast.pipeline.model.traced.capture import Captured
+from arborcast.pipeline.model.traced.effects import is_random
+from arborcast.pipeline.model.traced.operators import arguments, named
+from arborcast.pipeline.model.traced.sizes import Sizes
+from arborcast.pipeline.run.intra.changes import changed_arguments, check_changes
+from arborcast.pipeline.run.intra.collectives import MeshCollectives
+from arborcast.pipeline.run.intra.operators import called
+from arborcast.pipeline.sharding.specs import Assignment
+
+Turn = tuple[int, int]
+"""Step and microbatch: random numbers differ by them."""
+
+
+class Constants:
+    """Values that no sample changes, whole; each is made once, random numbers once a turn.
+
+    Args:
+        captured: the model's graph.
+        sizes: of the samples.
+        buffers: of the model, by their nodes; they may change.
+        varying: names of what does depend on samples or parameters.
+        collectives: of the mesh, which know where this rank is in it.
+        seed: of random numbers.
+
+    Raises:
+        PlanError: a tensor is changed in place as no divided stage can follow.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        sizes: Sizes,
+        buffers: Mapping[str, Tensor],
+        varying: set[str],
+        collectives: MeshCollectives,
+        seed: int,
+    ) -> None:
+        """Nothing is computed yet."""
+        self._captured, self._sizes, self._buffers = captured, sizes, buffers
+        self._varying, self._collectives, self._seed = varying, collectives, seed
+        self._drawn: set[str] = set()  # random numbers, and what is made of them
+        for node in captured.operators:
+            if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
+                self._drawn.add(node.name)
+        self._filled = check_changes(captured, sizes, self._drawn)
+        self._known: dict[str, Any] = {}
+
+    def forget(self) -> None:
+        """Buffers may have changed: what was made of them is made anew."""
+        self._known = {}
+
+    def value(self, node: fx.Node, turn: Turn) -> Any:
+        """What a node gives."""
+        if node.name in self._known:
+            return self._known[node.name]
+        captured = self._captured
+        if node.name in self._buffers:
+            made = self._buffers[node.name]
+        elif node.name in captured.literals:
+            made = captured.literals[node.name]
+        elif node.op == "get_attr":
+            made = getattr(captured.module, str(node.target))
+        elif node.name in self._filled:
+            for other in self._filled[node.name]:  # with the memory that they share
+                plain = {key: self.plain(it, turn) for key, it in named(other).items()}
+                self._known[other.name] = called(other.target, plain)
+            return self._known[node.name]
+        else:
+            made = self.anew(node, turn)
+        if node.name not in self._drawn:
+            self._known[node.name] = made
+        return made
+
+    def anew(self, node: fx.Node, turn: Turn) -> Any:
+        """What an operator gives now, whatever it gave before."""
+        given = {key: self.plain(it, turn) for key, it in named(node).items()}
+        for key in {it.split(".")[0] for it in changed_arguments(node)}:  # of lists all
+            given[key] = tree_map_only(Tensor, torch.clone, given[key])
+        with self.drawing(node, turn, (None,) * len(self._collectives.mesh.shape)):
+            return called(node.target, given)
+
+    def plain(self, value: Any, turn: Turn) -> Any:
+        """An argument without nodes: sizes are those of whole tensors."""
+
+        def known(node: fx.Node) -> Any:
+            meta = node.meta.get("val")
+            if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
+                exact = meta.node.expr.subs(self._sizes.symbol, self._sizes.samples)
+                kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(meta)]
+                return kind(exact)
+            return meta if isinstance(meta, int | float) else self.value(node, turn)
+
+        return fx.map_arg(value, known)
+
+    def of_inputs(self, node: fx.Node, inputs: Mapping[str, Tensor]) -> Any:
+        """A value that depends on inputs alone, given whole by name."""
+        if node.name in inputs:
+            return inputs[node.name]
+        if node.name not in self._varying:
+            return self.value(node, (0, 0))
+        values = {key: self.of_inputs(it, inputs) for key, it in arguments(node)[0].items()}
+        for key in changed_arguments(node):
+            values[key] = values[key].clone()
+        options = {key: it for key, it in arguments(node)[1].items() if key in named(node)}
+        return called(
+            node.target, given(node, values | {k: self.plain(it, (0, 0)) for k, it in options.items()})
+        )
+
+    @contextmanager
+    def drawing(self, node: fx.Node, turn: Turn, assignment: Assignment) -> Iterator[None]:
+        """Random numbers of their own, the same for ranks that do the same work: what tells others apart."""
+        if not is_random(node):
+            yield
+            return
+        here = self._collectives.coordinates
+        assert here is not None, "only ranks of the mesh draw"
+        places = tuple((axis, here[axis]) for axis, label in enumerate(assignment) if label is not None)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(zlib.crc32(repr((self._seed, *turn, node.name, places)).encode()))
+            yield
+
+
+def given(node: fx.Node, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, lists put together again."""
+    return {
+        name: values[name] if name in values else [values[f"{name}.{at}"] for at in range(len(value))]
+        for name, value in named(node).items()
+    }
+
+
+def why_unknown(captured: Captured, node: fx.Node) -> str:
+    """What a value depends on that is known only in a pass; empty for inputs and constants alone."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        it = waiting.pop()
+        if it in seen:
+            continue
+        seen.add(it)
+        if it.name in captured.parameters:
+            return f"parameter {captured.parameters[it.name]}"
+        if is_random(it):
+            return f"random numbers of {it}"
+        waiting += it.all_input_nodes
+    return ""

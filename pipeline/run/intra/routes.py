@@ -1,0 +1,93 @@
+"""How every value of a stage gets from who makes it to who reads it, and its gradient back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.resharding import Path
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.strategies import Demand, Strategy, crossing_ways, inner_ways, summands_of
+
+Reading = tuple[str, Demand]
+"""A value and how it is read."""
+
+Leg = tuple[Spec, Path]
+"""How a tensor lies, and the path that it takes from there."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a value gets to readers that ask alike, and its gradient back.
+
+    Attributes:
+        there: of the value.
+        back: of its gradient; None where it has none.
+        is_gathered: whether it is a parameter that is brought there anew for each pass.
+    """
+
+    there: Leg
+    back: Leg | None
+    is_gathered: bool
+
+
+def routes(
+    graph: Graph, chosen: Sequence[Strategy | None], setting: Setting, several: Collection[str]
+) -> Iterator[tuple[Reading, Route]]:
+    """The route of every reading.
+
+    Args:
+        graph: the operators of the stage.
+        chosen: a strategy for each; None for inputs.
+        setting: whose prices choose the paths.
+        several: names of values that are several tensors.
+
+    Raises:
+        PlanError: no links lead from a maker to a reader, or several tensors would have to move.
+    """
+    for operator, way in zip(graph.operators, chosen, strict=True):
+        if way is None or operator.given is not None:
+            continue
+        for tensor, demand in zip(operator.reads, way.demands, strict=True):
+            number, which = graph.maker[tensor.value]
+            source, made = graph.operators[number], chosen[number]
+            if made is None:
+                continue
+            spec, update = made.outputs[which], made.update
+            if update is not None:
+                update = spec_of(source.outputs[which], update)
+            ways = crossing_ways(tensor, spec, update, demand, setting)
+            if ways is None:
+                raise PlanError(f"operator {operator.name}: no links lead to {tensor.value} as {demand.spec}")
+            there, back = (it.path for it in ways)
+            if there.steps and tensor.value in several:
+                raise PlanError(
+                    f"operator {operator.name}: cannot move {tensor.value}, which is several tensors"
+                )
+            yield (
+                (tensor.value, demand),
+                Route(
+                    (spec, there),
+                    None if demand.gradient is None else (demand.gradient, back),
+                    update is not None and there.ps > 0,
+                ),
+            )
+
+
+def additions(
+    graph: Graph, chosen: Sequence[Strategy | None], setting: Setting
+) -> Iterator[tuple[Leg, Leg | None]]:
+    """The way of each operator's result from its summands, and of its gradient, if it has one."""
+    for operator, way in zip(graph.operators, chosen, strict=True):
+        if way is None or operator.given is not None:
+            yield ((), Path(0)), None
+            continue
+        begins = summands_of(operator, way.before)
+        ends = spec_of(operator.result, way.after)
+        ways = inner_ways(graph, operator, way.before, way.after, setting)
+        assert ways is not None, "links allowed it"
+        is_trained = any(it.value in graph.trained for it in operator.reads)
+        yield (begins, ways[0].path), (ends, ways[1].path) if is_trained else None
