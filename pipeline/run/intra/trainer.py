@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -25,22 +24,18 @@ from arborcast.backends.tensors.torch_compat import forget_meshes
 from arborcast.pipeline.costs.devices import device_named
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.model.layered import in_mode
-from arborcast.pipeline.model.traced.means import why_no_mean
 from arborcast.pipeline.model.traced.model import Traced
-from arborcast.pipeline.model.traced.operators import kind_of, operator_trace
-from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import forwards, peak_in_flight
 from arborcast.pipeline.order.messages import with_messages
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.batches import Tensors, fingerprint, words_of
 from arborcast.pipeline.run.clipping import clip_gradients
-from arborcast.pipeline.run.divisibility import check_shared_statistics
 from arborcast.pipeline.run.failures import Agreement, FailureBroadcast, TrainingError
 from arborcast.pipeline.run.groups import COLLECTIVES, Groups
 from arborcast.pipeline.run.intra.collectives import MeshCollectives
-from arborcast.pipeline.run.intra.loop import TYPES, Boundary, CrossingTensor, DividedLoop
-from arborcast.pipeline.run.intra.operators import AGREEING
+from arborcast.pipeline.run.intra.loop import Boundary, DividedLoop
+from arborcast.pipeline.run.intra.shares import Shares
 from arborcast.pipeline.run.intra.stage import ShardedStage
 from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
@@ -49,11 +44,9 @@ from arborcast.pipeline.run.saving import Saving
 from arborcast.pipeline.run.sharded import local, over
 from arborcast.pipeline.run.update import OptimizerOf
 from arborcast.pipeline.sharding.evaluation import Call, calls
-from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.mesh import FabricPrices
 from arborcast.pipeline.sharding.plan import ShardedPlan, strategies_of
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.synth.errors import InputError
 from arborcast.synth.groups.result import GroupSchedules
 
@@ -152,7 +145,7 @@ class ShardedTrainer(Saving):
                 _check(model, plan, optimizer, collectives, clip_norm, precision)
                 self._model = model
                 meshes = [MeshCollectives(it.sharding.mesh) for it in plan.stages]
-                self._shares = _Shares.of(model, plan, rank)
+                self._shares = Shares.of(model, plan, rank)
                 connect = partial(self._connect, words, collectives, groups, meshes, wait_s)
                 self._stage, self.calls = self._staged(by_schedule, seed, meshes, connect)
                 if not isinstance(precision, Precision):
@@ -515,96 +508,6 @@ class _Tie:
     ranks: tuple[int, ...]
     first: int
     group: dist.ProcessGroup | None
-
-
-@dataclass(frozen=True)
-class _Shares:
-    """What of a model each stage of a plan holds.
-
-    Attributes:
-        trace: the model's operators.
-        graphs: of each stage.
-        crossing: what crosses behind each stage but the last.
-        users: by the first name of a parameter the stages that use it.
-        homes: by the first name of anything else the stage that writes it.
-        mine: number of this rank's stage; None of one without work.
-        has_idle: whether there is such a rank.
-    """
-
-    trace: OperatorTrace
-    graphs: tuple[Graph, ...]
-    crossing: tuple[tuple[CrossingTensor, ...], ...]
-    users: Mapping[str, tuple[int, ...]]
-    homes: Mapping[str, int]
-    mine: int | None
-    has_idle: bool
-
-    @classmethod
-    def of(cls, model: Traced, plan: ShardedPlan, rank: int) -> _Shares:
-        """As all ranks see it.
-
-        Raises:
-            PlanError: the plan is for another number of layers, cuts what cannot be cut, or has microbatches
-                of whose losses that of the batch is not the mean.
-        """
-        if plan.microbatches > 1:
-            why = why_no_mean(model.training.captured, lambda it: kind_of(it) in AGREEING)
-            if why:
-                raise PlanError(
-                    f"plan: must have 1 microbatch, as the loss of {model.name} is not the mean of those of "
-                    f"microbatches, got {plan.microbatches}: {why}"
-                )
-        trace = operator_trace(model, plan.batch // plan.microbatches, by_layer=plan.depth > 1)
-        whole = merged(trace)
-        graphs: tuple[Graph, ...] = (whole,)
-        crossing: list[tuple[CrossingTensor, ...]] = []
-        if len(plan.stages) > 1:
-            check_shared_statistics(model, plan)
-            sliced = Sliced(whole, plan.topology.ranks)
-            if sliced.depth != plan.depth:
-                raise PlanError(
-                    f"plan: must hold the {sliced.depth} layers of {model.name}, got {plan.depth}"
-                )
-            graphs = tuple(sliced.stage(it.start, it.end) for it in plan.stages)
-            crossing = [tuple(_crossing(model, sliced, it.end)) for it in plan.stages[:-1]]
-        names = model.holdings.names
-        users: dict[str, tuple[int, ...]] = {}
-        for number, graph in enumerate(graphs):
-            for operator in graph.operators:
-                if operator.given is not None and operator.given.is_parameter:
-                    name = names[operator.given.path]
-                    users[name] = (*users.get(name, ()), number)
-        divided = {names[it.path] for it in trace.given if it.is_parameter}
-        ends = [it.end for it in plan.stages]
-        homes = {
-            name: bisect_right(ends, model.home(name)) if len(ends) > 1 else 0
-            for name in names.values()
-            if name not in divided
-        }
-        mine = next((number for number, it in enumerate(plan.stages) if rank in it.ranks), None)
-        has_idle = sum(len(it.ranks) for it in plan.stages) < plan.topology.ranks
-        return cls(trace, graphs, tuple(crossing), users, homes, mine, has_idle)
-
-    def ties(self, plan: ShardedPlan) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """Parameters of several stages: the name, the ranks of those, and the first rank of the first."""
-        for name, stages in sorted(self.users.items()):
-            if len(stages) > 1:
-                ranks = sorted(it for number in stages for it in plan.stages[number].ranks)
-                yield name, tuple(ranks), plan.stages[stages[0]].sharding.mesh.ascending().ranks[0]
-
-    def is_written(self, name: str) -> bool:
-        """Whether this rank's stage is the one that gives a tensor to checkpoints, by its first name."""
-        return self.mine == (self.users[name][0] if name in self.users else self.homes[name])
-
-
-def _crossing(model: Traced, sliced: Sliced, cut: int) -> Iterator[CrossingTensor]:
-    for tensor in sliced.crossing(cut):
-        value = model.training.nodes[tensor.value].meta["val"]
-        if not isinstance(value, Tensor):
-            raise PlanError(f"plan: {tensor.value}, which is several tensors, cannot cross to layer {cut}")
-        if value.dtype not in TYPES:
-            raise PlanError(f"plan: {tensor.value} of {value.dtype} cannot cross to layer {cut}")
-        yield CrossingTensor(tensor, value.dtype, tensor.value in sliced.graph.trained)
 
 
 def _check(
