@@ -116,8 +116,16 @@ class Selection:
 
 
 def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:
-    """What the busiest link takes for its bytes alone, a little less for what a simulation rounds."""
-    return (1 - 1e-9) * size_bytes / (1000 * float(schedule.rate)) if schedule.rate else 0.0
+    """What the busiest link takes for its bytes alone, a little less for what a simulation rounds.
+
+    The rate of a schedule in rounds counts every step to its end; in a simulation steps overlap.
+    """
+    if isinstance(schedule, Schedule) and schedule.rounds is not None:
+        bandwidth = schedule.topology.bandwidth
+        busy = max((share / bandwidth[hop] for hop, share in schedule.load.items()), default=Fraction(0))
+    else:
+        busy = 1 / schedule.rate if schedule.rate else Fraction(0)
+    return (1 - 1e-9) * size_bytes * float(busy) / 1000
 
 
 def compared(found: Iterator[AnySchedule], kind: Kind, *, size_bytes: int | None = None) -> Selection:

@@ -79,6 +79,28 @@ def test_a_change_between_two_sizes_that_are_looked_at_is_found() -> None:
     assert [choice.from_bytes for choice in found.choices(tuple(fastest))] == [10_000, 400_000]
 
 
+def test_rounds_that_overlap_in_a_simulation_are_compared_by_their_time() -> None:
+    """Thirds of a buffer along 0 > 1 > 2, 1/9 of a unit each: 4/9, as one goes on while others come.
+
+    Their rate counts both steps to their ends, 6/9; the whole buffer along a link of 2 takes 1/2.
+    """
+    links = [Link(a, b, Fraction(rate), Fraction(1)) for a, b, rate in ((0, 1, 3), (1, 2, 3), (0, 2, 2))]
+    fabric = Topology.build("drawn", 3, links)
+    collective = Collective.on(fabric, "broadcast")
+    limit, method = bound(fabric, collective), Method("drawn")
+    whole, thirds = [Chunk(Fraction(1), 0)], [Chunk(Fraction(1, 3), 0)] * 3
+    at_once = [Transfer(0, 0, 1, 0), Transfer(0, 0, 2, 0)]
+    moves = [Transfer(chunk, step, step + 1, step) for step in (0, 1) for chunk in range(3)]
+    schedules = (
+        Schedule.build(fabric, collective, method, limit, whole, at_once),
+        Schedule.build(fabric, collective, method, limit, thirds, moves, rounds=(1, 1)),
+    )
+    assert [each.rate for each in schedules] == [2, Fraction(3, 2)]
+    size = 64 << 20
+    times = [simulate(each, size).time_us for each in schedules]
+    assert times[1] < times[0] and Selection(schedules).fastest(size) is schedules[1]
+
+
 def test_a_change_within_a_longer_stride_is_found_by_halving() -> None:
     schedules = tuple(_broadcast(Fraction(1), steps) for steps in (["0>1 0>2 0>3"], ["0>1", "1>2", "2>3"]))
     looked_at = []
