@@ -24,7 +24,7 @@ from arborcast.synth.cli.options import (
     option,
     part_of_one,
 )
-from arborcast.synth.errors import TimedOutError
+from arborcast.synth.errors import InputError, TimedOutError
 
 
 @about_a_fabric()
@@ -52,24 +52,34 @@ def pareto(
 ) -> None:
     """Find every best trade of latency for bandwidth, with proof.
 
-    Of steps, which small messages wait for, for rounds per chunk, which large ones take.
+    Of steps, which small messages wait for, for rounds per chunk, which large ones take. Above 64 ranks,
+    where the fabric is symmetric, of latency for rate: of known patterns and low trees, beside proved limits.
     """
     from arborcast import synth
+    from arborcast.synth import api as synth_api
     from arborcast.synth.chunks.solvers.jobs import running_on
     from arborcast.synth.cli.frontier_folder import PICTURE, frontier_to_document, write_frontier
+    from arborcast.synth.cli.latency_bandwidth import show_latency_bandwidth
     from arborcast.synth.formats.atomic import check_folder
     from arborcast.synth.pictures.canvas import check_path
+    from arborcast.synth.request import Request
 
     if output is not None:
         check_folder(output)
         check_path(output / PICTURE)
     on = load_fabric(fabric)
     topology = on.topology
+    wanted = collective_on(collective, on, root)
+    asked = synth_api.approach(on.topology, wanted, request=Request(seed=seed, deadline_s=deadline))
+    if asked.translations is not None:
+        _refuse_searches(max_steps=max_steps, tolerance=tolerance, rate_tolerance=rate_tolerance)
+        show_latency_bandwidth(asked, on, output, as_json)
+        return
     what = f"frontier of {collective} on {topology.name}"
     with failing_as_json(on, collective, as_json), progress(what, quiet=as_json), running_on(dask):
         found = synth.pareto(
             topology,
-            collective_on(collective, on, root),
+            wanted,
             max_steps=max_steps,
             tolerance=part_of_one("--tolerance", tolerance),
             rate_tolerance=part_of_one("--rate-tolerance", rate_tolerance),
@@ -87,3 +97,13 @@ def pareto(
         print_lines([*describe_frontier(found, output), *describe_forwarding(topology)])
     if found.timed_out:
         raise TimedOutError(f"{collective}: {found.why_stopped}")
+
+
+def _refuse_searches(**wishes: object) -> None:
+    """What only a search through steps knows has no meaning where none is made."""
+    for name, value in wishes.items():
+        if value is not None:
+            raise InputError(
+                f"--{name.replace('_', '-')} {value}: is of the search through steps, up to 64 ranks; "
+                "on more, known patterns and low trees are compared"
+            )
