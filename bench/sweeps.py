@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ from arborcast.bench.clusters.words import (
     results_document,
 )
 from arborcast.bench.harness.document import timed_row, write_document
+from arborcast.bench.harness.parts import kept
 from arborcast.bench.harness.processes import HOME, ChildError, answer
-from arborcast.bench.harness.provenance import SYNTHESIS, doubts, provenance
+from arborcast.bench.harness.provenance import SYNTHESIS
 from arborcast.synth.api import LARGEST_EXPLICIT
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.baselines.nccl_model import TREE, ModelTime, nccl_times
@@ -290,13 +291,16 @@ def main() -> None:
         return
     specs = arguments.only or (QUICK if arguments.quick else SPECS)
     sweeps: list[Sweep] = []
+    commits: dict[str, str] = {}
     for spec in specs:
         for kind in _kinds(spec):
             start = time.perf_counter()
-            sweeps.append(kept(arguments.parts, spec, kind, arguments.deadline))
+            swept, commit = _kept(arguments.parts, spec, kind, arguments.deadline, older=arguments.older)
+            sweeps.append(swept)
+            commits[f"{spec} {kind}"] = commit
             print(f"{spec} {kind}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
             print(format_table(sweeps[-1]), end="\n\n", flush=True)
-    found = results_document(sweeps)
+    found = {**results_document(sweeps), "parts": commits}
     print("\n".join(format_summary(found["summary"])))
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     write_document(arguments.json, found)
@@ -320,6 +324,9 @@ def _arguments() -> argparse.Namespace:
         type=Path,
         metavar="FOLDER",
         help="keep each machine and collective there, and take from there what the same code has swept",
+    )
+    parser.add_argument(
+        "--older", action="store_true", help="with --parts: take those of older code; `parts` names commits"
     )
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the speed-ups, .svg or .png")
@@ -350,22 +357,20 @@ def in_own_process(spec: str, kind: Kind, deadline_s: float) -> Sweep:
     return Sweep(found["rows"], found["skipped"])
 
 
-def kept(folder: Path | None, spec: str, kind: Kind, deadline_s: float) -> Sweep:
-    """`in_own_process`, or what a run of the same code has kept in a folder, where nothing was late."""
-    if folder is None:
-        return in_own_process(spec, kind, deadline_s)
-    path = folder / f"{spec} {kind}.json".translate(str.maketrans(":,= ", "____"))
-    if path.exists():
-        part = json.loads(path.read_text())
-        if not doubts(part):
-            return Sweep(part["rows"], part["skipped"])
-    code = provenance(CODE)
-    swept = in_own_process(spec, kind, deadline_s)
-    if swept.rows and not any("deadline" in entry["reason"] for entry in swept.skipped):
-        folder.mkdir(parents=True, exist_ok=True)
-        part = {"code": code, "rows": list(swept.rows), "skipped": list(swept.skipped)}
-        path.write_text(json.dumps(part))
-    return swept
+def _kept(
+    folder: Path | None, spec: str, kind: Kind, deadline_s: float, *, older: bool = False
+) -> tuple[Sweep, str]:
+    """`in_own_process`, or what a run has kept in a folder, where nothing was late; with its commit."""
+
+    def made() -> Mapping[str, Any]:
+        swept = in_own_process(spec, kind, deadline_s)
+        return {"rows": list(swept.rows), "skipped": list(swept.skipped)}
+
+    def is_whole(part: Mapping[str, Any]) -> bool:
+        return bool(part["rows"]) and not any("deadline" in entry["reason"] for entry in part["skipped"])
+
+    part = kept(folder, f"{spec} {kind}", CODE, made, is_whole=is_whole, older=older)
+    return Sweep(part["rows"], part["skipped"]), str(part["code"].get("commit"))
 
 
 def _nothing(spec: str, kind: Kind, reason: str) -> Sweep:

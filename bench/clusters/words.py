@@ -41,6 +41,10 @@ NOTES = (
     "start. They are not comparable: speed-ups use time_us_with_nccl_overhead (bench/clusters/overhead.py).",
     "NCCL's corrections of its tree at medium sizes and of its ring's latency across hosts are left out, and "
     "its search is taken to find the best rings there can be: both favour NCCL.",
+    "Above 64 ranks the baselines are no candidates of the selection, which is what `synth solve` compares.",
+    "A schedule is charged the share of NCCL's tree where a rank adds several contributions in one step; all "
+    "else that takes, adds and passes on is charged as NCCL's ring is. Results before 2026-11-23 charged the "
+    "tree's share to all that is no ring.",
     "A schedule of more than a million hops runs in one piece per chunk (a limit of the simulator), so that "
     "full packings of 1,024 ranks lose at 1 GiB what their pipelines would gain.",
 )

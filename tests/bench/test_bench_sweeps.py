@@ -24,6 +24,7 @@ from arborcast.bench.clusters.words import (
     format_table,
     summary,
 )
+from arborcast.bench.harness import parts
 from arborcast.bench.harness.document import document
 from arborcast.bench.sweeps import sweep
 from arborcast.synth.api import solve
@@ -279,11 +280,11 @@ def test_parts_of_the_same_code_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
         return Sweep([{"topology": spec, "collective": str(kind), "bytes": deadline_s}], late)
 
     monkeypatch.setattr(sweeps, "in_own_process", noted)
-    monkeypatch.setattr(sweeps, "doubts", lambda part: "" if part["code"] else "no code")
+    monkeypatch.setattr(parts, "doubts", lambda part: "" if part["code"] else "no code")
     for code in ({"commit": "1"}, {}):
-        monkeypatch.setattr(sweeps, "provenance", lambda _, code=code: code)
+        monkeypatch.setattr(parts, "provenance", lambda _, code=code: code)
         for spec in ("ring:3", "ring:3", "late", "late"):
-            first = sweeps.kept(tmp_path / str(len(code)), spec, Kind.ALLREDUCE, 2.0)
+            first, _ = sweeps._kept(tmp_path / str(len(code)), spec, Kind.ALLREDUCE, 2.0)
             assert first.rows[0]["topology"] == spec
     assert swept == ["ring:3", "late", "late", "ring:3", "ring:3", "late", "late"]
 
