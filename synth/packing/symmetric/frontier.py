@@ -31,6 +31,12 @@ from arborcast.synth.topology import Topology
 _MOST_HEIGHTS = 4  # below that of the optimum
 _FEW = (1, 2)  # trees per root that are tried at each height
 
+FINE_UP_TO = 64
+"""Ranks up to which every height is tried, with more numbers of trees: a search in seconds there. In between
+lies what is fastest at middle sizes, where neither height nor rate decides alone."""
+
+_MORE = (1, 2, 3, 4)
+
 
 def symmetric_frontier(
     topology: Topology,
@@ -62,7 +68,7 @@ def symmetric_frontier(
     found: list[tuple[Chosen, Settings]] = [(best, settings)]
     try:
         for columns in _by_height(question, generation, best.height):
-            for number in _FEW:
+            for number in _MORE if topology.ranks <= FINE_UP_TO else _FEW:
                 few, facts = few_trees(question.problem, columns, number, deadline)
                 found.append((weigh_exactly(question.problem, few, deadline), (*settings, *facts)))
             found.append((weigh_exactly(question.problem, columns, deadline), settings))
@@ -76,7 +82,8 @@ def _by_height(question: Question, generation: Generation, highest: int) -> list
     """The trees up to each of a few heights, the last of which has the best rate."""
     problem = question.problem
     least = least_height(problem)
-    stride = max(1, -(-(highest - least) // _MOST_HEIGHTS))
+    is_fine = problem.topology.ranks <= FINE_UP_TO
+    stride = 1 if is_fine else max(1, -(-(highest - least) // _MOST_HEIGHTS))
     wanted = sorted(range(highest, least - 1, -stride))
     for height in wanted[:-1]:
         low = Generation(problem, question.tight, question.deadline, height)
