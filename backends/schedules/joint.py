@@ -95,5 +95,8 @@ def joint_part(fabric: Fabric, kind: Kind, root: int | None) -> JointPart | None
 
 def digest_of(joint: GroupSchedules) -> str:
     """Another one for other schedules."""
-    documents = [any_schedule_to_document(group.schedule) for group in joint.groups]
-    return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:12]
+    written = {id(group.written): group.written for group in joint.groups}  # in the order of the groups
+    place = {key: number for number, key in enumerate(written)}
+    documents = [any_schedule_to_document(it) for it in written.values()]
+    moved = [(place[id(group.written)], group.images, group.collective.ranks) for group in joint.groups]
+    return hashlib.sha256(json.dumps([documents, moved], sort_keys=True).encode()).hexdigest()[:12]

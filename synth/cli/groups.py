@@ -69,7 +69,7 @@ def groups(
     deadline: Deadline = None,
     seed: Seed = 0,
     output: Annotated[
-        Path | None, option("-o", "--output", "folder for groups.json and a schedule per group")
+        Path | None, option("-o", "--output", "folder for groups.json and a schedule per kind of group")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -205,9 +205,9 @@ def groups_document(
                 "rate": str(group.rate),
                 "bound": str(found.certificate.levels[level_of[number]].bound * group.weight),
                 "level": level_of[number],
-                "method": group.schedule.method.name,
-                "chunks": len(group.schedule.chunks),
-                "steps": group.schedule.steps,
+                "method": group.written.method.name,
+                "chunks": len(group.written.chunks),
+                "steps": group.written.steps,
                 "time_us": None if timings is None else timings[number].time_us,
                 "file": None if files is None else str(files[number]),
             }

@@ -1,4 +1,8 @@
-"""Several groups in a folder: a schedule file for each, and `groups.json` with rates and the certificate."""
+"""Several groups in a folder: schedule files, and `groups.json` with rates and the certificate.
+
+Groups that a symmetry takes to each other share the file of the first: `images` says which vertex each one
+becomes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.formats import read_explicit, write_explicit
 from arborcast.synth.formats.atomic import check_folder, write_atomically
@@ -15,6 +20,7 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
 from arborcast.synth.groups.certificate import JointCertificate, Level
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
+from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 
 GROUPS_FORMAT = "arborcast.groups/1"
@@ -23,12 +29,12 @@ _MAX_BYTES = 1 << 28
 
 
 def write_groups(found: GroupSchedules, folder: Path) -> list[Path]:
-    """Write `group-0.json`, `group-1.json`, ... and, after all of them, `groups.json`.
+    """Write `group-0.json` and so on, for the first of groups that are alike, and then `groups.json`.
 
     An older `groups.json` goes first, so that a folder that has one is complete.
 
     Returns:
-        The schedule file of each group.
+        The schedule file of each group, its own or that of the group whose images it has.
 
     Raises:
         InputError: a file cannot be written.
@@ -40,9 +46,12 @@ def write_groups(found: GroupSchedules, folder: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror or error}") from error
     digits = len(str(len(found.groups) - 1))
-    paths = [folder / f"group-{number:0{digits}}.json" for number in range(len(found.groups))]
-    for group, path in zip(found.groups, paths, strict=True):
-        write_explicit(group.schedule, path)
+    files: dict[int, Path] = {}
+    for number, group in enumerate(found.groups):
+        if id(group.written) not in files:
+            files[id(group.written)] = path = folder / f"group-{number:0{digits}}.json"
+            write_explicit(group.written, path)
+    paths = [files[id(group.written)] for group in found.groups]
     document = {
         "format": GROUPS_FORMAT,
         "topology": found.topology.name,
@@ -55,6 +64,7 @@ def write_groups(found: GroupSchedules, folder: Path) -> list[Path]:
                 "rate": str(group.rate),
                 "alone": str(group.alone),
                 "file": path.name,
+                **({} if group.images is None else {"images": list(group.images)}),
             }
             for group, path in zip(found.groups, paths, strict=True)
         ],
@@ -97,10 +107,12 @@ def read_groups(folder: Path | str) -> GroupSchedules:
         got = document.get("format") if isinstance(document, dict) else None
         raise ScheduleError(f"{place}: format: must be {GROUPS_FORMAT}, got {shorten(got)}")
     shape = check_shape(GroupsShape, document, place)
+    files: dict[str, Schedule] = {}
     groups = tuple(
-        _group(entry, path.parent, f"{place}: groups[{index}]") for index, entry in enumerate(shape["groups"])
+        _group(entry, path.parent, files, f"{place}: groups[{index}]")
+        for index, entry in enumerate(shape["groups"])
     )
-    topology = groups[0].schedule.topology
+    topology = groups[0].written.topology
     levels = tuple(
         _level(entry, topology, f"{place}: certificate.levels[{index}]")
         for index, entry in enumerate(shape["certificate"]["levels"])
@@ -110,18 +122,39 @@ def read_groups(folder: Path | str) -> GroupSchedules:
     return GroupSchedules(topology, groups, JointCertificate(levels, shape["certificate"]["relays"]))
 
 
-def _group(entry: Mapping[str, Any], folder: Path, place: str) -> GroupSchedule:
-    if Path(entry["file"]).name != entry["file"]:
-        raise ScheduleError(f"{place}.file: must be a file of the folder, got {shorten(entry['file'])}")
-    schedule = read_explicit(folder / entry["file"])
+def _group(entry: Mapping[str, Any], folder: Path, files: dict[str, Schedule], place: str) -> GroupSchedule:
+    name, images = entry["file"], entry.get("images")
+    if Path(name).name != name:
+        raise ScheduleError(f"{place}.file: must be a file of the folder, got {shorten(name)}")
+    if name not in files:
+        files[name] = read_explicit(folder / name)
+    written = files[name]
     stated = (entry["kind"], entry["root"], entry["ranks"])
-    collective = schedule.collective
-    if stated != (collective.kind.value, collective.root, list(collective.ranks)):
-        raise ScheduleError(f"{place}: must be the collective of {entry['file']}, got another one")
+    collective = written.collective
+    if images is not None:
+        size = written.topology.size
+        if sorted(images) != list(range(size)):
+            raise ScheduleError(f"{place}.images: must name each of the {size} vertices once")
+        collective = _stated(stated, written.topology, place)
+    elif stated != (collective.kind.value, collective.root, list(collective.ranks)):
+        raise ScheduleError(f"{place}: must be the collective of {name}, got another one")
     for key in ("weight", "rate"):
         if entry[key] <= 0:
             raise ScheduleError(f"{place}.{key}: must be positive, got {shorten(entry[key])}")
-    return GroupSchedule(entry["weight"], entry["rate"], entry["alone"], schedule)
+    moved = None if images is None else tuple(images)
+    return GroupSchedule(entry["weight"], entry["rate"], entry["alone"], collective, written, moved)
+
+
+def _stated(stated: tuple[str, int | None, list[int]], topology: Topology, place: str) -> Collective:
+    """The collective that an entry names."""
+    kind, root, ranks = stated
+    try:
+        found = Collective.on(topology, kind, ranks=ranks, root=-1 if root is None else root)
+    except InputError as error:
+        raise ScheduleError(f"{place}: {error}") from error
+    if found.root != root:
+        raise ScheduleError(f"{place}.root: must be null for a collective without one, got {root}")
+    return found
 
 
 def _level(entry: Mapping[str, Any], topology: Topology, place: str) -> Level:

@@ -17,7 +17,7 @@ import numpy as np
 
 from arborcast.synth.bounds.capacity_lp import most_central
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.groups.view import View, view_of
+from arborcast.synth.groups.view import View, spreading_kind, view_of
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.topology import Topology
@@ -48,7 +48,6 @@ class GroupsProblem:
         collectives: of the groups.
         weights: of the groups, positive.
         relays: whether ranks outside a group may forward for it.
-        views: of the groups.
         layers: of all groups.
     """
 
@@ -65,9 +64,7 @@ class GroupsProblem:
         self.collectives = tuple(collectives)
         self.weights = tuple(weights)
         self.relays = relays
-        self.views: tuple[View, ...] = tuple(
-            view_of(topology, collective, relays=relays) for collective in collectives
-        )
+        self._views: dict[int, View] = {}
         # Turning a whole schedule of allreduces and alltoalls round gives another one: loads may be equal
         # both ways, and then gathering along the trees on which a group spreads loses nothing.
         kinds = {collective.kind for collective in collectives}
@@ -77,18 +74,25 @@ class GroupsProblem:
         )
 
     def _layers_of(self, group: int) -> list[Layer]:
-        collective = self.views[group].collective
-        match collective.kind:
+        collective = self.collectives[group]
+        match spreading_kind(collective.kind):
             case Kind.ALLREDUCE if self.is_mirrored:
                 return [Layer(group, is_mirrored=True)]
             case Kind.ALLREDUCE:
                 return [Layer(group), Layer(group, gathers=True)]
             case Kind.ALLTOALL:
-                return [Layer(group, source=rank) for rank in collective.ranks]
+                return [Layer(group, source=rank) for rank in range(len(collective.ranks))]
             case Kind.SCATTER:
-                return [Layer(group, source=collective.root)]
+                assert collective.root is not None, "checked by the collective"
+                return [Layer(group, source=collective.ranks.index(collective.root))]
             case _:
                 return [Layer(group)]
+
+    def view(self, group: int) -> View:
+        """What a group sees of the fabric; that of a representative is all that most questions need."""
+        if group not in self._views:
+            self._views[group] = view_of(self.topology, self.collectives[group], relays=self.relays)
+        return self._views[group]
 
     def of_group(self, group: int) -> list[int]:
         """The layers of one group."""
@@ -119,8 +123,8 @@ class GroupsProblem:
         for layer in self.layers:
             group, source = int(move.groups[layer.group]), layer.source
             if source is not None:
-                there = int(move.vertices[self.views[layer.group].vertices[source]])
-                source = self.views[group].vertices.index(there)
+                there = int(move.vertices[self.collectives[layer.group].ranks[source]])
+                source = self.collectives[group].ranks.index(there)
             images.append(number[group, layer.gathers, source])
         return np.array(images, dtype=np.int64)
 
@@ -167,7 +171,7 @@ class GroupsProblem:
 
     def roots(self, group: int) -> tuple[tuple[int, ...], ...]:
         """Ranks of the view from which trees start; those of one tuple have trees of equal weight."""
-        view = self.views[group]
+        view = self.view(group)
         match view.collective.kind:
             case Kind.BROADCAST:
                 assert view.collective.root is not None, "checked by the collective"
@@ -186,8 +190,8 @@ class GroupsProblem:
         steps = [(move.groups[:, None] * size + move.vertices[None, :]).ravel() for move in self._symmetry[1]]
         orbit = _joined(np.arange(count * size, dtype=np.int64), steps).reshape(count, size)[group]
         ranks: dict[int, list[int]] = {}
-        for position in self.views[group].collective.ranks:
-            ranks.setdefault(int(orbit[self.views[group].vertices[position]]), []).append(position)
+        for position, rank in enumerate(self.collectives[group].ranks):
+            ranks.setdefault(int(orbit[rank]), []).append(position)
         return tuple(map(tuple, ranks.values()))
 
 

@@ -54,7 +54,7 @@ class JointProgram:
         self._directions = [
             self._direction(layer)
             for group in problem.representatives
-            if not problem.views[group].is_routed
+            if not problem.view(group).is_routed
             for layer in problem.of_group(group)
         ]
         self._cuts: Cuts = {}
@@ -69,16 +69,18 @@ class JointProgram:
         problem = self._problem
         for group in problem.representatives:
             self._supply[group] = {}
-            if problem.views[group].is_routed:
-                self._supply[group] = dict.fromkeys(problem.views[group].collective.ranks, self._columns)
+            if problem.view(group).is_routed:
+                self._supply[group] = dict.fromkeys(problem.view(group).collective.ranks, self._columns)
                 self._columns += 1
                 continue
             for ranks in problem.roots(group):
                 self._supply[group] |= dict.fromkeys(ranks, self._columns)
                 self._columns += 1
         usable = np.zeros(problem.pairs.shape, dtype=np.bool_)
-        for number, layer in enumerate(problem.layers):
-            usable[number, list(problem.views[layer.group].links)] = True
+        for group in problem.representatives:
+            for number in problem.of_group(group):
+                usable[number, list(problem.view(group).links)] = True
+        usable = usable.ravel()[problem.pairs]  # the least pair of an orbit is a representative's
         column = np.full(problem.pairs.shape, -1, dtype=np.int64)
         _, numbers = np.unique(problem.pairs[usable], return_inverse=True)
         column[usable] = self._columns + numbers
@@ -87,7 +89,7 @@ class JointProgram:
 
     def _direction(self, number: int) -> TreeDirection:
         layer = self._problem.layers[number]
-        view = self._problem.views[layer.group]
+        view = self._problem.view(layer.group)
         return TreeDirection(
             LinkGraph(view.topology, turned=layer.gathers),
             self._column[number, list(view.links)],
@@ -113,7 +115,7 @@ class JointProgram:
     def _balances(self) -> Iterator[Counter[int]]:
         """Rows that are 0: what leaves a vertex less what enters it, plus what it keeps."""
         for group in self._problem.representatives:
-            view = self._problem.views[group]
+            view = self._problem.view(group)
             src, dst = link_arrays(view.topology)
             for number in self._problem.of_group(group):
                 columns = self._column[number, list(view.links)]

@@ -34,34 +34,30 @@ class _Plan:
     limit: Bound
 
 
-def schedules_of(problem: GroupsProblem, shares: Shares, *, seed: int, deadline: Deadline) -> list[Schedule]:
-    """A schedule for each group that fits its share of every link.
+def schedules_of(
+    problem: GroupsProblem, shares: Shares, *, seed: int, deadline: Deadline
+) -> dict[int, Schedule]:
+    """A schedule for each representative that fits its share of every link; images of it serve the others.
 
     Raises:
         TimedOutError: the deadline passed.
         ArithmeticError: a share has too many digits for exact flows.
     """
-    plans = {group: _plan(problem, shares, group, seed, deadline) for group in problem.representatives}
-    found = []
-    for group, (first, images) in enumerate(problem.origin):
-        plan, collective = plans[first], problem.collectives[group]
-        limit = plan.limit.relabelled(problem.topology, problem.topology, images.tolist())
-        if problem.views[first].is_routed:
+    found = {}
+    for group in problem.representatives:
+        plan, collective = _plan(problem, shares, group, seed, deadline), problem.collectives[group]
+        if problem.view(group).is_routed:
             method = Method("routes", seed, plan.settings)
-            routes = [
-                PathShare(tuple(images[list(route.path)].tolist()), route.share) for route in plan.routes
-            ]
-            lifted = lift_routes(problem.topology, collective, routes)
-            found.append(Schedule.build(problem.topology, collective, method, limit, *lifted))
+            lifted = lift_routes(problem.topology, collective, plan.routes)
+            found[group] = Schedule.build(problem.topology, collective, method, plan.limit, *lifted)
         else:
             method = Method("trees", seed, plan.settings)
-            carriers = [carrier.over(carrier.out.graph, images) for carrier in plan.carriers]
-            found.append(lift(problem.topology, collective, method, limit, carriers))
+            found[group] = lift(problem.topology, collective, method, plan.limit, plan.carriers)
     return found
 
 
 def _plan(problem: GroupsProblem, shares: Shares, group: int, seed: int, deadline: Deadline) -> _Plan:
-    view = problem.views[group]
+    view = problem.view(group)
     limit = bound(problem.topology, problem.collectives[group], deadline)
     if view.is_routed:
         routes = [route for layer in problem.of_group(group) for route in _routes(problem, shares, layer)]
@@ -73,7 +69,7 @@ def _plan(problem: GroupsProblem, shares: Shares, group: int, seed: int, deadlin
 def _routes(problem: GroupsProblem, shares: Shares, number: int) -> list[PathShare]:
     """The paths of one source, in vertices of the whole fabric and in the direction of the data."""
     layer = problem.layers[number]
-    view = problem.views[layer.group]
+    view = problem.view(layer.group)
     assert layer.source is not None, "what moves along paths has a source"
     flow: dict[Hop, int | Fraction] = {
         (link.src, link.dst): shares.capacity[number][whole]
@@ -91,7 +87,7 @@ def _routes(problem: GroupsProblem, shares: Shares, number: int) -> list[PathSha
 
 def _packing(problem: GroupsProblem, shares: Shares, group: int, seed: int, deadline: Deadline) -> Packing:
     """Trees or pairs of trees over the links of the whole fabric; turned round where data is gathered."""
-    view, demands = problem.views[group], shares.supply[group]
+    view, demands = problem.view(group), shares.supply[group]
     local = LinkGraph(view.topology)
     fabrics = [_share(view, shares.capacity[layer]) for layer in problem.of_group(group)]
     packed = pack_exactly(fabrics[0], demands, seed=seed, deadline=deadline)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 from arborcast.synth.collective import Collective
 from arborcast.synth.groups.certificate import JointCertificate
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.transfers import in_order
 
 
 @dataclass(frozen=True)
@@ -19,19 +21,48 @@ class GroupSchedule:
         weight: its rate counts in proportion to it.
         rate: algbw in GB/s while all groups run, each at its rate.
         alone: the best rate under the same rules with the fabric to itself; for comparison, not proved here.
-        schedule: on the whole fabric; its own `rate` is what it reaches with the fabric to itself, its
-            `bound` is proved for that.
+        collective: what the group does.
+        written: its schedule, or that of a group which `images` takes to this one.
+        images: which vertex each vertex becomes, a symmetry of the fabric; None for the identity.
     """
 
     weight: Fraction
     rate: Fraction
     alone: Fraction
-    schedule: Schedule
+    collective: Collective
+    written: Schedule
+    images: tuple[Vertex, ...] | None = None
 
-    @property
-    def collective(self) -> Collective:
-        """What the group does."""
-        return self.schedule.collective
+    @cached_property
+    def schedule(self) -> Schedule:
+        """On the whole fabric, every transfer written out.
+
+        Its own `rate` is what it reaches with the fabric to itself, its `bound` is proved for that.
+
+        Raises:
+            ScheduleError: the images are not those of a symmetry of the fabric.
+        """
+        images, written = self.images, self.written
+        if images is None:
+            return written
+        fabric = written.topology
+        return replace(
+            written,
+            collective=self.collective,
+            bound=written.bound.relabelled(fabric, fabric, images),
+            chunks=tuple(
+                replace(
+                    chunk,
+                    owner=images[chunk.owner],
+                    target=None if chunk.target is None else images[chunk.target],
+                )
+                for chunk in written.chunks
+            ),
+            transfers=in_order(
+                replace(it, src=images[it.src], dst=images[it.dst], via=tuple(images[via] for via in it.via))
+                for it in written.transfers
+            ),
+        )
 
 
 @dataclass(frozen=True)

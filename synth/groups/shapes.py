@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
@@ -14,7 +14,7 @@ _Index = Annotated[int, Field(ge=0, le=1 << 20)]
 
 @MAPPING
 class GroupShape(TypedDict):
-    """One group; its collective stands in its schedule file too, which counts."""
+    """One group; its collective stands in its schedule file too, which counts where there are no images."""
 
     kind: str
     root: _Index | None
@@ -23,6 +23,7 @@ class GroupShape(TypedDict):
     rate: AnyNumber
     alone: AnyNumber
     file: str
+    images: NotRequired[list[_Index]]
 
 
 @MAPPING

@@ -67,7 +67,8 @@ def solve_groups(
         ArithmeticError: HiGHS fails, or the best shares have too many digits for exact int64 flows.
 
     The size of the linear program is the number of groups times that of links, over the number of declared
-    symmetries of the fabric that permute the groups.
+    symmetries of the fabric that permute the groups. Of groups that they take to each other the schedule of
+    the first is found and kept, with what takes it to those of the others.
     """
     deadline = Deadline.after(deadline_s)
     weighed = _checked_weights(groups, weights)
@@ -81,8 +82,15 @@ def solve_groups(
     return GroupSchedules(
         topology,
         tuple(
-            GroupSchedule(weighed[group], rates[group], alone[group], schedule)
-            for group, schedule in enumerate(schedules)
+            GroupSchedule(
+                weighed[group],
+                rates[group],
+                alone[group],
+                problem.collectives[group],
+                schedules[first],
+                None if group == first else tuple(images.tolist()),
+            )
+            for group, (first, images) in enumerate(problem.origin)
         ),
         JointCertificate(tuple(levels), relays),
     )

@@ -1,18 +1,22 @@
 """The independent check of several schedules at once: each by itself, all together on every link, the proof.
 
-Loads are recounted from the transfers by `synth.verify`; the certificate is recomputed from its lengths.
+Loads are recounted from the transfers by `synth.verify`; the certificate is recomputed from its lengths. A
+schedule that serves several groups is replayed once; for each other group its images are checked to be a
+symmetry of the fabric that takes the one collective to the other, so that they take right to right.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from arborcast.synth.errors import InputError
 from arborcast.synth.groups.certificate import certified_levels
-from arborcast.synth.groups.result import GroupSchedules
-from arborcast.synth.topology import Hop
+from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
+from arborcast.synth.topology import Hop, Topology, Vertex
+from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
 
 
@@ -42,16 +46,20 @@ def verify_groups(found: GroupSchedules, *, max_errors: int = 20) -> JointVerdic
     """
     errors: list[str] = []
     load: dict[Hop, Fraction] = defaultdict(Fraction)
+    verdicts: dict[int, Verdict] = {}
     for number, group in enumerate(found.groups):
-        if group.schedule.topology != found.topology:
-            errors.append(
-                f"group {number}: its schedule is of {group.schedule.topology.name}, another fabric"
-            )
+        if group.written.topology != found.topology:
+            errors.append(f"group {number}: its schedule is of {group.written.topology.name}, another fabric")
             continue
-        verdict = verify(group.schedule, max_errors=max_errors)
-        errors += [f"group {number}: {error}" for error in verdict.errors]
-        for hop, share in verdict.loads.items():
-            load[hop] += share * group.rate
+        if objection := _objection_to_images(group):
+            errors.append(f"group {number}: {objection}")
+            continue
+        if id(group.written) not in verdicts:
+            verdicts[id(group.written)] = verdict = verify(group.written, max_errors=max_errors)
+            errors += [f"group {number}: {error}" for error in verdict.errors]
+        images = range(found.topology.size) if group.images is None else group.images
+        for (src, dst), share in verdicts[id(group.written)].loads.items():
+            load[images[src], images[dst]] += share * group.rate
         if group.rate > group.alone:
             errors.append(f"group {number}: {group.rate} GB/s among others, {group.alone} GB/s alone")
         errors += _strangers(found, number)
@@ -69,15 +77,46 @@ def verify_groups(found: GroupSchedules, *, max_errors: int = 20) -> JointVerdic
     return JointVerdict(not errors, found.worst, fullest, (*errors[:max_errors], *dropped))
 
 
+def _objection_to_images(group: GroupSchedule) -> str:
+    """Why a schedule is not the group's, or its images do not take it there; nothing where they do."""
+    fabric, written, wanted = group.written.topology, group.written.collective, group.collective
+    if group.images is None:
+        return "" if written == wanted else "its schedule is of another collective"
+    images = group.images
+    if objection := _objection_to_symmetry(fabric, images):
+        return f"images: {objection}"
+    taken = frozenset(images[rank] for rank in written.ranks)
+    root = None if written.root is None else images[written.root]
+    if (written.kind, taken, root) != (wanted.kind, wanted.members, wanted.root) or written.demands:
+        return "images: must take the collective that the schedule is of to that of the group"
+    return ""
+
+
+def _objection_to_symmetry(fabric: Topology, images: Sequence[Vertex]) -> str:
+    """What a symmetry of the fabric would do otherwise: vertices, links, what switches can do."""
+    if sorted(images) != list(range(fabric.size)):
+        return f"must be a permutation of the {fabric.size} vertices"
+    for vertex, image in enumerate(images):
+        if fabric.is_switch(vertex) != fabric.is_switch(image):
+            return f"must take ranks to ranks, got {fabric.label(vertex)} to {fabric.label(image)}"
+        if fabric.is_switch(vertex) and fabric.abilities(vertex) != fabric.abilities(image):
+            return f"must take {fabric.label(vertex)} to a switch that can do the same"
+    kinds = fabric.link_kinds
+    for (src, dst), kind in kinds.items():
+        if kinds.get((images[src], images[dst])) != kind:
+            return f"must take link {fabric.label(src)}->{fabric.label(dst)} to one like it"
+    return ""
+
+
 def _strangers(found: GroupSchedules, number: int) -> list[str]:
     """What a schedule passes although it must not: ranks of other groups, or switches as ranks do."""
     group = found.groups[number]
-    if group.schedule.uses_switches:
+    if group.written.uses_switches:
         return [f"group {number}: adds or multicasts in switches, which groups that run at once must not"]
     if found.certificate.relays:
         return []
-    passed = {rank for transfer in group.schedule.transfers for rank in (transfer.src, transfer.dst)}
-    strange = sorted(passed - group.collective.members)
+    ends = group.written.columns
+    strange = sorted({*ends.src.tolist(), *ends.dst.tolist()} - group.written.collective.members)
     return [f"group {number}: passes rank {strange[0]}, which is not in the group"] if strange else []
 
 

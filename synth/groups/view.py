@@ -43,6 +43,11 @@ class View:
         return self.collective.kind in {Kind.SCATTER, Kind.ALLTOALL}
 
 
+def spreading_kind(kind: Kind) -> Kind:
+    """The kind that a view of a group of this kind has."""
+    return _SPREADING.get(kind, kind)
+
+
 def view_of(topology: Topology, collective: Collective, *, relays: bool) -> View:
     """The view of a group.
 
@@ -70,7 +75,7 @@ def view_of(topology: Topology, collective: Collective, *, relays: bool) -> View
         links,
         [str(vertex) for vertex in order[len(collective.ranks) :]],
     )
-    kind = _SPREADING.get(collective.kind, collective.kind)
+    kind = spreading_kind(collective.kind)
     root = None if collective.root is None else number[collective.root]
     return View(
         local,

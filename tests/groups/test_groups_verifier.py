@@ -67,10 +67,10 @@ def test_a_rate_above_what_the_group_reaches_alone(found):
 def test_a_wrong_schedule(found):
     schedule = found.groups[0].schedule
     broken = replace(schedule, transfers=schedule.transfers[:-1])
-    assert "group 0: chunk" in objections(with_group(found, 0, schedule=broken))
+    assert "group 0: chunk" in objections(with_group(found, 0, written=broken))
     other = replace(schedule, topology=replace(schedule.topology, name="another"))
     assert "group 0: its schedule is of another, another fabric" in objections(
-        with_group(found, 0, schedule=other)
+        with_group(found, 0, written=other)
     )
 
 
@@ -98,7 +98,7 @@ def test_switches_that_groups_do_not_share():
     hub = star(3, TURNS)
     on_hub = solve_groups(hub, [Collective.on(hub, "broadcast")])
     inside = drawn(hub, Kind.BROADCAST, [Chunk(Fraction(1), 0)], ["0>3:0", "3>1:0 3>2:0"])
-    wrong = with_group(on_hub, 0, schedule=inside)
+    wrong = with_group(on_hub, 0, written=inside)
     assert "group 0: adds or multicasts in switches, which groups" in objections(wrong)
 
 
