@@ -459,6 +459,7 @@ def _actions_of(
             action.into.length,
             len(waiters),
             len(action.waiters),
+            action.share,
         )
         waiters += action.waiters
     return found, np.array(waiters, np.int32)

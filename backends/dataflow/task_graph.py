@@ -20,6 +20,7 @@ message in the global order that is not complete. All that its two ends wait for
 are complete, and local actions, which are done as soon as what they wait for is. So the sender may send and
 the receiver may receive. No message before it is left in its channel, and none after it has entered. So the
 channel is empty, or holds a part of this message that the receiver can take at once; either way it moves on.
+A shelf changes nothing of that: where it has no room, a peer whose channel is empty is sent a copy.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import pairwise
 
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
@@ -62,6 +64,7 @@ class Action:
         source_number: that of `source`.
         peer: of a message, -1 for what is local.
         waiters: the actions that wait for this one.
+        share: the same for all sends of the same bytes to several peers; -1 for all else.
     """
 
     act: Act
@@ -72,6 +75,7 @@ class Action:
     source_number: int
     peer: int
     waiters: tuple[int, ...]
+    share: int
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
         if draft.peer >= 0:
             orders[draft.act is Act.SEND][draft.peer].append(number)
     slices: dict[Slice, int] = {}
+    shares = _shares(drafts)
     actions = []
     for number, draft in enumerate(drafts):
         actions.append(
@@ -143,6 +148,7 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
                 slices.setdefault(draft.source, len(slices)),
                 draft.peer,
                 tuple(waiters[number]),
+                shares.get(number, -1),
             )
         )
     return TaskGraph(
@@ -157,6 +163,29 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
         any(draft.act in {Act.COMBINE, Act.REDUCE} for draft in drafts),
         max((part.stop for part in slices if part.buffer is Buffer.SCRATCH), default=0),
     )
+
+
+def _shares(drafts: list[_Draft]) -> dict[int, int]:
+    """The sends of bytes that several peers are sent, each with a number of those bytes.
+
+    Whatever writes to a slice waits for the sends before it, and those behind it wait for it: sends of one
+    slice between two writes to it are of the same bytes. Where slices overlap in part there are none.
+    """
+    parts = sorted({draft.into for draft in drafts}, key=lambda part: (part.buffer, part.start))
+    if any(a.buffer == b.buffer and b.start < a.stop for a, b in pairwise(parts)):
+        return {}
+    found: dict[int, int] = {}
+    current: dict[Slice, list[int]] = defaultdict(list)
+    closed: list[list[int]] = []
+    for number, draft in enumerate(drafts):
+        if draft.act is Act.SEND:
+            current[draft.into].append(number)
+        elif draft.into in current:
+            closed.append(current.pop(draft.into))
+    for share, sends in enumerate([*closed, *current.values()]):
+        if len({drafts[number].peer for number in sends}) > 1:
+            found |= dict.fromkeys(sends, share)
+    return found
 
 
 def _pace(drafts: list[_Draft], ahead: int) -> None:

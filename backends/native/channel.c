@@ -21,6 +21,7 @@ enum {
     SHARE_BYTES = 128 << 10,   /* written to a ring before the other end may read it */
     TURN_BYTES = 256 << 10,    /* written to a ring, or read, before something else has its turn */
     LOW_WATER_BYTES = 128 << 10,
+    LAID_BYTES = 24,           /* header, place, trailer */
 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -194,12 +195,15 @@ static inline int32_t trailer_of(int64_t length) { return 8 - (int32_t)(length &
 
 static const uint8_t good_trailer[8] = {0, 0, 0, 0, 0, 0, 0, 1}; /* as many of its last bytes as are needed */
 
+static void put_number(uint8_t *bytes, int64_t number) {
+    for (int i = 0; i < 4; i++)
+        bytes[4 + i] = (uint8_t)((uint32_t)number >> (8 * i));
+}
+
 static void put_header(uint8_t *header, int32_t code, int64_t length) {
-    uint32_t size = (uint32_t)length;
     memset(header, 0, HEADER_BYTES);
     header[0] = (uint8_t)code;
-    for (int i = 0; i < 4; i++)
-        header[4 + i] = (uint8_t)(size >> (8 * i));
+    put_number(header, length);
 }
 
 static int32_t keep(struct channel *c, const uint8_t *data, int64_t size) {
@@ -302,6 +306,7 @@ int64_t channel_send_all(struct channel *c, const struct message *messages, int3
     if (c->gone)
         return CLOSED;
     c->is_full = 0;
+    c->awaits_shelf = 0;
     while (next < count) {
         struct message parts[BATCH];
         int used = 0;
@@ -338,6 +343,55 @@ int64_t channel_send_all(struct channel *c, const struct message *messages, int3
     }
     note(c, done);
     return done;
+}
+
+/* Bytes that the peer has not read; of rings alone. */
+static int64_t held(const struct channel *c) {
+    return (int64_t)(atomic_load_explicit(&c->out->head, memory_order_relaxed) - atomic_load(&c->out->tail));
+}
+
+/* The same of one message that others are sent, too, from `at` on: its parts are laid on the shelf.
+
+   Where that has no room the peer waits for some while it has something to read, and else is sent a copy: it
+   may be the one that the readers wait for. */
+int64_t channel_send_laid(struct channel *c, int64_t share, int64_t at, const uint8_t *data, int64_t size) {
+    struct shelf *shelf = c->shelf;
+    int64_t done = 0;
+    if (c->gone)
+        return CLOSED;
+    c->is_full = c->awaits_shelf = 0;
+    while (done < size && done < TURN_BYTES) {
+        uint8_t frame[LAID_BYTES];
+        int64_t flushed = flush(c);
+        if (flushed < 0)
+            return flushed;
+        if (c->outbox_bytes > 0) {
+            c->is_full = 1;
+            break;
+        }
+        int64_t length = least(least(size - done, c->part_bytes), shelf->place_bytes);
+        int32_t place = shelf_lay(shelf, share, at + done, data + done, length);
+        if (place < 0 && held(c) > 0) {
+            c->is_full = c->awaits_shelf = 1;
+            break;
+        }
+        if (place < 0) {
+            struct message rest = {data, size};
+            note(c, done);
+            int64_t sent = channel_send_all(c, &rest, 1, done);
+            return sent < 0 ? sent : done + sent;
+        }
+        put_header(frame, LAID, length);
+        put_header(frame + HEADER_BYTES, 0, place);
+        memcpy(frame + LAID_BYTES - 8, good_trailer, 8);
+        atomic_fetch_add(&shelf->readers[place].count, 1);
+        if (keep(c, frame, LAID_BYTES) < 0)
+            return NO_MEMORY;
+        done += length;
+    }
+    note(c, done);
+    int64_t flushed = flush(c);
+    return flushed < 0 ? flushed : done;
 }
 
 /* The same of one message. */
@@ -393,6 +447,8 @@ static int32_t see_header(struct channel *c) {
     }
     if (c->code == PART || (c->code == OPENING && c->length == OPENING_BYTES))
         return 1;
+    if (c->code == LAID && c->their_shelf != NULL && c->length > 0 && c->length <= c->place_bytes)
+        return 1;
     if (c->in != NULL || !is_last(c->code, c->length))
         return STRANGE;
     int32_t is_here = gather(c, c->reason, &c->reason_have, c->length);
@@ -435,14 +491,27 @@ static int32_t begin_part(struct channel *c, int64_t length) {
         c->missing += length + trailer_of(length);
         return is_here;
     }
-    if (c->code != PART || c->length != length) {
+    if (c->code == LAID ? c->length > length : c->code != PART || c->length != length) {
         c->due = (int32_t)length;
         return DISAGREES;
     }
+    if (c->code == LAID) {
+        is_here = gather(c, c->opening, &c->opening_have, HEADER_BYTES);
+        if (is_here <= 0)
+            return is_here;
+        c->opening_have = 0;
+        c->place = length_in(c->opening);
+        if (c->place < 0 || c->place >= SHELF_PLACES)
+            return STRANGE;
+    }
     c->header_have = 0;
-    c->part_left = length;
-    c->trailer_left = trailer_of(length);
+    c->part_left = c->length;
+    c->trailer_left = c->code == LAID ? 8 : trailer_of(length);
     return 1;
+}
+
+static const uint8_t *laid(const struct channel *c) {
+    return shelf_place(c->their_shelf, c->place_bytes, c->place) + c->length - c->part_left;
 }
 
 /* End a part of which all bytes are here: 1 with its good trailer, 0 where that is not here, or trouble. */
@@ -490,7 +559,13 @@ static int64_t take(struct channel *c, uint8_t *into, const uint8_t *with, combi
         return got;
     }
     const uint8_t *at = NULL;
-    int64_t there = peek(c, &at, item_bytes - 1);
+    int64_t there;
+    if (c->place >= 0) {
+        at = laid(c);
+        there = c->most > 0 ? least(c->part_left, c->most < 8 ? 8 : c->most) : c->part_left;
+    } else {
+        there = peek(c, &at, item_bytes - 1);
+    }
     if (there <= 0)
         return there;
     there = least(least(there, c->part_left), SHARE_BYTES) / item_bytes * item_bytes;
@@ -498,8 +573,13 @@ static int64_t take(struct channel *c, uint8_t *into, const uint8_t *with, combi
         memcpy(into, at, (size_t)there);
     else
         combine(into, with, at, there / item_bytes);
-    drop(c, there);
     c->part_left -= there;
+    if (c->place < 0) {
+        drop(c, there);
+    } else if (c->part_left == 0) { /* before the trailer is read, which wakes a writer that waits for room */
+        atomic_fetch_sub(&c->their_shelf[c->place].count, 1);
+        c->place = -1;
+    }
     return there;
 }
 
@@ -549,7 +629,7 @@ int32_t channel_opening(struct channel *c) {
     if (c->trailer_left > 0)
         return 0;
     int32_t is_here = see_header(c);
-    if (is_here > 0 && c->code == PART) {
+    if (is_here > 0 && c->code != OPENING) {
         c->due = -1;
         return DISAGREES;
     }
@@ -650,10 +730,12 @@ int32_t channel_wanted(struct channel *c, int32_t reads, int32_t sends) {
     atomic_thread_fence(memory_order_seq_cst);
     if (reads && is_readable(c))
         return -1;
-    int64_t held = (int64_t)(atomic_load_explicit(&c->out->head, memory_order_relaxed) -
-                             atomic_load(&c->out->tail));
-    if (waits_for_room && c->ring_bytes - held >= 8)
+    if (waits_for_room && c->awaits_shelf && c->outbox_bytes == 0) {
+        if (held(c) == 0 || shelf_has_room(c->shelf))
+            return -1;
+    } else if (waits_for_room && c->ring_bytes - held(c) >= 8) {
         return -1;
+    }
     return reads || waits_for_room ? POLLIN : 0;
 }
 

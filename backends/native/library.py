@@ -16,12 +16,16 @@ from typing import Any
 
 import torch
 
-SOURCES = 0xD85CCCF
+SOURCES = 0x9B2D566
 """The digest in `native.h`."""
 
 LANDING_BYTES = 256 << 10
 RING_AT = 4096
 """Bytes before a ring in shared memory."""
+
+SHELF_AT = 4096
+SHELF_PLACES = 32
+"""Of a shelf: bytes before its places, and their number."""
 
 
 class Trouble(IntEnum):
@@ -74,6 +78,9 @@ class ChannelState(Structure):
         ("ring_bytes", c_int64),
         ("out_ring", c_void_p),
         ("in_ring", c_void_p),
+        ("shelf", c_void_p),
+        ("their_shelf", c_void_p),
+        ("place_bytes", c_int64),
         ("landing", c_void_p),
         ("most", c_int64),
         ("moments", POINTER(Moment)),
@@ -86,6 +93,8 @@ class ChannelState(Structure):
         ("owed", c_int64),
         ("owed_trailer", c_int32),
         ("is_full", c_int32),
+        ("awaits_shelf", c_int32),
+        ("place", c_int32),
         ("landed_at", c_int64),
         ("landed_end", c_int64),
         ("part_left", c_int64),
@@ -107,6 +116,19 @@ class ChannelState(Structure):
     )
 
 
+class ShelfState(Structure):
+    """See `struct shelf`."""
+
+    _fields_ = (
+        ("readers", c_void_p),
+        ("place_bytes", c_int64),
+        ("least_bytes", c_int64),
+        ("next", c_int64),
+        ("run", c_int64),
+        ("lies", c_int64 * (4 * SHELF_PLACES)),
+    )
+
+
 class ActionState(Structure):
     """See `struct action`."""
 
@@ -120,6 +142,7 @@ class ActionState(Structure):
         ("length", c_int64),
         ("first_waiter", c_int32),
         ("waiters", c_int32),
+        ("share", c_int32),
     )
 
 
@@ -207,6 +230,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "channel_open": (c_int32, (c_void_p, ctypes.c_char_p, c_int32)),
     "channel_send": (c_int64, (c_void_p, c_void_p, c_int64)),
     "channel_send_all": (c_int64, (c_void_p, c_void_p, c_int32, c_int64)),
+    "channel_send_laid": (c_int64, (c_void_p, c_int64, c_int64, c_void_p, c_int64)),
     "channel_receive": (c_int64, (c_void_p, c_void_p, c_int64)),
     "channel_combine": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64)),
     "channel_opening": (c_int32, (c_void_p,)),

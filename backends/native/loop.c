@@ -62,6 +62,11 @@ int32_t run_begin(struct run *r) {
     r->missing = g->actions;
     r->local_first = r->local_count = 0;
     r->moved = 0;
+    for (int32_t i = 0; i < r->peer_count; i++)
+        if (r->peers[i].channel->shelf != NULL) {
+            r->peers[i].channel->shelf->run++; /* the same of all channels */
+            break;
+        }
     for (int32_t i = 0; i < g->actions; i++)
         if (g->action[i].peer < 0 && r->left[i] == 0)
             r->local[r->local_count++] = i;
@@ -96,16 +101,31 @@ static int32_t compute(struct run *r, int32_t number) {
     return OVER;
 }
 
+/* Whether what is sent goes by the shelf: others are sent it, too, and it is long. */
+static bool is_laid(const struct run *r, const struct channel *c, const struct action *a) {
+    return a->share >= 0 && c->shelf != NULL && a->length * r->item_bytes >= c->shelf->least_bytes;
+}
+
 /* Hand over what may be sent to a peer, what is ready together by one call. */
 static int64_t push(struct run *r, struct peer *p) {
     struct message messages[MESSAGES];
-    int32_t count = 0;
+    struct channel *c = p->channel;
+    int32_t count = 0, share = -1;
     const int32_t *order = send_of(r, p);
     while (count < MESSAGES && p->sent + count < p->sends && r->left[order[count]] == 0) {
         const struct action *a = &r->graph->action[order[count]];
+        /* A part that has begun ends as it began. */
+        bool lays = is_laid(r, c, a) && (count > 0 || c->owed == 0);
+        if (lays && count > 0)
+            break;
         messages[count++] = (struct message){into_of(r, a), a->length * r->item_bytes};
+        share = lays ? a->share : -1;
+        if (lays)
+            break;
     }
-    int64_t sent = channel_send_all(p->channel, messages, count, p->outgoing);
+    int64_t sent = share < 0 ? channel_send_all(c, messages, count, p->outgoing)
+                             : channel_send_laid(c, share, p->outgoing, messages[0].data + p->outgoing,
+                                                 messages[0].size - p->outgoing);
     if (sent < 0)
         return sent;
     r->progress |= sent > 0;
@@ -294,6 +314,7 @@ int32_t run_advance(struct run *r, int32_t patience_ms, int32_t lingers) {
 int64_t native_sources(void) { return SOURCES; }
 
 int64_t native_layout(void) {
+    _Static_assert(SHELF_PLACES * sizeof(struct readers) <= SHELF_AT, "the counts lie before the places");
     return (int64_t)sizeof(struct channel) << 40 | (int64_t)sizeof(struct run) << 20 |
            (int64_t)(sizeof(struct peer) << 10) | (int64_t)sizeof(struct action);
 }

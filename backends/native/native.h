@@ -14,20 +14,24 @@
 #include <stdint.h>
 
 /* A digest of the sources without this line: who runs knows whether the library was built of them. A test says it. */
-#define SOURCES 0xd85cccf
+#define SOURCES 0x9b2d566
 
 /* ---------------------------------------------------------------- channels: bytes in order to one other rank
 
    Both directions carry frames: a header of 8 bytes (code, three zeros, length), then as many bytes.
 
        header | part's bytes | trailer | header | part's bytes | trailer | header | opening | ...
+       header | place on the shelf | trailer | ...
 
    A message is cut into parts of `part_bytes` from its start (the last is shorter). The trailer of a part (1
    to 8 bytes, so that every frame is a multiple of 8 long) ends with 1 if the part is what it should be. A
    rank that gives up within a part fills it up with zeros, the trailer too, and can still say why: the last
-   byte of a part counts as received only with a good trailer, so that no such message is ever complete. */
+   byte of a part counts as received only with a good trailer, so that no such message is ever complete.
 
-enum frame_code { PART = 1, OPENING = 5, ABORT = 6, BYE = 7 };
+   Through memory, what goes to several ranks may lie on the sender's shelf, which all of them see: it is copied
+   there once, and each is sent its place. Such a part may be shorter than the one that is due. */
+
+enum frame_code { PART = 1, LAID = 2, OPENING = 5, ABORT = 6, BYE = 7 };
 enum { HEADER_BYTES = 8, OPENING_BYTES = 64, REASON_BYTES = 2048, LANDING_BYTES = 256 << 10 };
 
 /* What calls on channels return where they do not return a number of bytes. */
@@ -47,7 +51,28 @@ struct ring {
     _Alignas(64) _Atomic uint64_t tail; /* bytes ever read; the reader's */
     _Alignas(64) _Atomic uint32_t reader_sleeps, writer_sleeps; /* who wants a byte over the socket */
 };
-enum { RING_AT = 4096 };
+enum { RING_AT = 4096, SHELF_AT = 4096 };
+
+/* One writer, many readers: places for parts, that all ranks of a host see. The memory begins with a count for
+   every place of those who have been sent it and have not read it; the writer lays anew where it is 0. */
+enum { SHELF_PLACES = 32 };
+struct readers {
+    _Alignas(64) _Atomic uint32_t count;
+};
+struct shelf {
+    struct readers *readers;
+    int64_t place_bytes; /* the same on all ranks */
+    int64_t least_bytes; /* what is shorter is sent to each: it costs less than a place */
+    int64_t next;        /* of all that was ever laid, the number of what is laid next */
+    int64_t run;         /* what was laid in others is of no use in this one */
+    struct {
+        int64_t run, share, at, size;
+    } lies[SHELF_PLACES];
+};
+
+int32_t shelf_lay(struct shelf *, int64_t share, int64_t at, const uint8_t *data, int64_t size);
+int32_t shelf_has_room(const struct shelf *);
+uint8_t *shelf_place(struct readers *, int64_t place_bytes, int64_t place);
 
 struct moment { /* bytes that went (or, negative, came) at a time of CLOCK_MONOTONIC */
     double seconds;
@@ -60,6 +85,9 @@ struct channel {
     int64_t part_bytes;
     int64_t ring_bytes;              /* 0 where bytes go through the socket */
     struct ring *out, *in;
+    struct shelf *shelf;             /* this rank's; NULL where there is none */
+    struct readers *their_shelf;     /* the memory of the peer's, NULL where there is none */
+    int64_t place_bytes;             /* of its places */
     uint8_t *landing;                /* LANDING_BYTES for what a read brings beyond what was asked for */
     int64_t most;                    /* bytes that one system call, or one look at the ring, moves; for tests */
     struct moment *moments;          /* what has moved, for who wants a record; NULL else */
@@ -71,6 +99,8 @@ struct channel {
     int64_t owed;                    /* bytes of a part that the caller still has, its header being sent */
     int32_t owed_trailer;
     int32_t is_full;                 /* nothing more goes until there is room */
+    int32_t awaits_shelf;            /* which must be on the shelf */
+    int32_t place;                   /* of the part that has begun, -1 where it comes through the ring */
     /* receiving */
     int64_t landed_at, landed_end;   /* unread bytes in `landing` */
     int64_t part_left;               /* bytes of the part that has begun, to come */
@@ -91,6 +121,7 @@ struct channel {
 
 int32_t channel_open(struct channel *, const uint8_t *opening, int32_t follows);
 int64_t channel_send(struct channel *, const uint8_t *data, int64_t size);
+int64_t channel_send_laid(struct channel *, int64_t share, int64_t at, const uint8_t *data, int64_t size);
 int64_t channel_receive(struct channel *, uint8_t *into, int64_t size);
 int32_t channel_opening(struct channel *);
 int32_t channel_look(struct channel *);
@@ -124,6 +155,7 @@ struct action {
     int32_t into_buffer, source_buffer;  /* places in `memory` */
     int64_t into, source, length;        /* elements */
     int32_t first_waiter, waiters;       /* in `graph.waiters` */
+    int32_t share;                       /* the same of all sends of the same bytes; -1 where there are no others */
 };
 
 struct graph { /* what one rank does in a collective; never written to */

@@ -10,6 +10,7 @@ class Code(IntEnum):
     """What a frame is."""
 
     PART = 1  # of a message
+    LAID = 2  # the same, on the sender's shelf
     OPENING = 5  # of a collective, `OPENING_BYTES` long
     ABORT = 6  # the sender gives up: its reason in UTF-8
     BYE = 7  # the sender has left the group in good order

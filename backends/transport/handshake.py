@@ -8,7 +8,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from arborcast.backends.errors import ExecutionError
@@ -23,6 +23,9 @@ _LONGEST_REFUSAL = 4096
 _RETRY_S = 0.01  # where the other's queue of callers is full
 _LOOK_S = 0.1  # how often who waits for an answer asks whether to go on
 _LONGEST_S = 86400.0  # of one wait; sockets know no more than 24.8 days
+MEMORIES = 2
+"""Descriptors that go with the handshake over a Unix socket: the memory for both ranks, and the shelf."""
+
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
@@ -89,10 +92,12 @@ class Call:
     Attributes:
         sock: the connection.
         memory: descriptor of the memory that was sent along, None over TCP.
+        came: descriptors that came with the answer; the call's to close until somebody takes them out.
     """
 
     sock: socket.socket
     memory: int | None = None
+    came: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         closed_in_children.add(self.sock)
@@ -102,6 +107,8 @@ class Call:
         self.sock.close()
         if self.memory is not None:
             os.close(self.memory)
+        while self.came:
+            os.close(self.came.pop())
 
 
 def is_of_this_user(sock: socket.socket) -> bool:
@@ -110,8 +117,10 @@ def is_of_this_user(sock: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(found)[1] == os.geteuid())
 
 
-def dial_unix(name: str, handshake: Handshake, deadline: float) -> Call | None:
+def dial_unix(name: str, handshake: Handshake, shelf: int, deadline: float) -> Call | None:
     """Call by an abstract name; None where no process of this user has it here, as in another namespace.
+
+    New memory for both, and that of this rank's shelf, a descriptor, go along.
 
     Anybody may listen at a name that is free; who does so as somebody else gets no memory of ours.
 
@@ -138,7 +147,7 @@ def dial_unix(name: str, handshake: Handshake, deadline: float) -> Call | None:
             return None
         memory = create_memory(handshake.slot_bytes, handshake.slots)
         try:
-            socket.send_fds(sock, [handshake.to_bytes()], [memory])
+            socket.send_fds(sock, [handshake.to_bytes()], [memory, shelf])
         except BaseException:
             os.close(memory)
             raise
@@ -168,7 +177,13 @@ def _go_on() -> None:
     """Whatever waits may do so."""
 
 
-def read_reply(sock: socket.socket, peer: int, deadline: float, look: Callable[[], None] = _go_on) -> str:
+def read_reply(
+    sock: socket.socket,
+    peer: int,
+    deadline: float,
+    look: Callable[[], None] = _go_on,
+    came: list[int] | None = None,
+) -> str:
     """The refusal that a rank answers, empty where this rank is welcome.
 
     Args:
@@ -176,24 +191,46 @@ def read_reply(sock: socket.socket, peer: int, deadline: float, look: Callable[[
         peer: the rank.
         deadline: of `time.monotonic`.
         look: called while nothing comes; raises where waiting is of no more use.
+        came: where to put descriptors that come along over a Unix socket; None where none are wanted.
 
     Raises:
         ExecutionError: who answered is not a rank.
         OSError: the connection ended.
         TimeoutError: no answer came until `deadline` (of `time.monotonic`).
     """
-    magic, length = _ANSWER.unpack(_read(sock, _ANSWER.size, deadline, look))
+    magic, length = _ANSWER.unpack(_read(sock, _ANSWER.size, deadline, look, came))
     if magic != _MAGIC or length > _LONGEST_REFUSAL:
         raise ExecutionError(f"what listens at the address of rank {peer} is not a rank of this group")
-    return _read(sock, length, deadline, look).decode(errors="replace")
+    return _read(sock, length, deadline, look, came).decode(errors="replace")
 
 
-def _read(sock: socket.socket, length: int, deadline: float, look: Callable[[], None]) -> bytes:
+def receive_descriptors(sock: socket.socket, most: int, came: list[int]) -> tuple[bytes, bool]:
+    """Read from a Unix socket; descriptors that come along are put behind those that came.
+
+    Returns:
+        the bytes; and whether descriptors were lost, since this process has no room for them.
+
+    Raises:
+        OSError: as `recv` does.
+    """
+    said, descriptors, flags, _ = socket.recv_fds(sock, most, MEMORIES)
+    came += descriptors
+    for descriptor in descriptors:  # `recv_fds` of Python 3.11 forgets the flag that says so
+        os.set_inheritable(descriptor, False)
+    return said, bool(flags & socket.MSG_CTRUNC)
+
+
+def _read(
+    sock: socket.socket, length: int, deadline: float, look: Callable[[], None], came: list[int] | None
+) -> bytes:
     data = b""
     while len(data) < length:
         sock.settimeout(min(_LOOK_S, seconds_until(deadline)))
         try:
-            got = sock.recv(length - len(data))
+            if came is not None and sock.family == socket.AF_UNIX:
+                got, _ = receive_descriptors(sock, length - len(data), came)
+            else:
+                got = sock.recv(length - len(data))
         except TimeoutError:
             look()
             if time.monotonic() >= deadline:

@@ -13,10 +13,12 @@ import time
 from arborcast.backends.transport.addresses import listening_socket
 from arborcast.backends.transport.handshake import (
     HANDSHAKE_BYTES,
+    MEMORIES,
     TOKEN_BYTES,
     Handshake,
     closed_in_children,
     is_of_this_user,
+    receive_descriptors,
 )
 
 log = logging.getLogger(__name__)
@@ -62,14 +64,11 @@ class PendingConnection:
         missing = HANDSHAKE_BYTES - len(self._said)
         try:
             if self.sock.family == socket.AF_UNIX:
-                said, descriptors, flags, _ = socket.recv_fds(self.sock, missing, 1)
-                self.descriptors += descriptors
-                if flags & socket.MSG_CTRUNC:  # the memory that should have come with it is lost
+                said, is_short = receive_descriptors(self.sock, missing, self.descriptors)
+                if is_short:  # the memory that should have come with it is lost
                     self.trouble = os.strerror(errno.EMFILE)
                     return False
-                for descriptor in descriptors:  # `recv_fds` of Python 3.11 forgets the flag that says so
-                    os.set_inheritable(descriptor, False)
-                if len(self.descriptors) > 1:  # a rank sends one: what is looked at is what is used
+                if len(self.descriptors) > MEMORIES:  # what is looked at is what is used
                     return False
             else:
                 said = self.sock.recv(missing)

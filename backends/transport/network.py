@@ -40,8 +40,10 @@ from arborcast.backends.transport.shared_memory import (
     SLOT_BYTES,
     SLOTS,
     SharedMemoryChannel,
+    Shelf,
     is_sealed,
     memory_bytes,
+    shelf_bytes,
 )
 from arborcast.backends.transport.silence import LOST_AFTER_S, keep_asking
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
@@ -127,6 +129,7 @@ class Network:
         self._channels: dict[int, SocketChannel] = {}
         self._early: dict[int, PendingConnection] = {}  # of ranks that nobody here waits for yet
         self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._shelf: Shelf | None = None
         self._is_closed = False
         self._reason: str | None = None
         self._at_work = threading.RLock()  # held by who connects or ends
@@ -180,6 +183,8 @@ class Network:
             raise ExecutionError(f"rank {self.rank} connects to ranks {missing} after it left the group")
         with self._at_work:
             self._connect(missing, time.monotonic() + self.timeout_s)
+            if self._shelf is not None and self._channels.keys() >= set(range(self.size)) - {self.rank}:
+                self._shelf.close()  # there is nobody left to have it
 
     def _connect(self, missing: list[int], deadline: float) -> None:
         calls: dict[int, Call] = {}
@@ -192,7 +197,8 @@ class Network:
             for peer in lower:
                 self._await_reply(peer, entries[peer], calls, deadline)
                 call = calls.pop(peer)
-                self._adopt(peer, call.sock, call.memory, is_first=True)
+                theirs = [] if call.memory is None else [call.memory, *call.came]
+                self._adopt(peer, call.sock, theirs, is_first=True)
         except BaseException as error:
             for call in calls.values():
                 call.close()
@@ -229,6 +235,8 @@ class Network:
 
     def _hang_up(self, reason: str | None) -> None:
         self._reception.close()
+        if self._shelf is not None:
+            self._shelf.close()
         for connection in self._early.values():
             connection.close()
         self._early.clear()
@@ -301,7 +309,7 @@ class Network:
         name, host = entry["name"], entry["host"]
         try:
             if self._transport != "sockets" and name is not None and entry["boot_id"] == self._boot_id:
-                call = dial_unix(name, handshake, deadline)
+                call = dial_unix(name, handshake, self._own_shelf().descriptor, deadline)
                 if call is not None:
                     return call
             # Where nothing but memory will do, this is for both to learn that there is none.
@@ -330,9 +338,11 @@ class Network:
     def _read_reply(self, peer: int, call: Call, deadline: float) -> None:
         """Wait for the answer to a handshake; an OSError says that there is none."""
         try:
-            refusal = read_reply(call.sock, peer, deadline, self._look)
+            refusal = read_reply(call.sock, peer, deadline, self._look, call.came)
         except TimeoutError as error:
             raise self._late([peer]) from error
+        if not refusal and call.memory is not None:
+            refusal = self._refusal_of_memory(peer, call.came, (shelf_bytes(),))
         if refusal:
             raise ExecutionError(refusal)
 
@@ -368,44 +378,74 @@ class Network:
         """Answer a rank's handshake and make its channel."""
         refusal = self._refusal(connection, handshake)
         try:
-            connection.sock.sendall(answer(refusal))
+            if connection.descriptors and not refusal:
+                socket.send_fds(connection.sock, [answer()], [self._own_shelf().descriptor])
+            else:
+                connection.sock.sendall(answer(refusal))
         except OSError as error:
             connection.close()
             raise self._lost(handshake.rank) from error
         if refusal:
             connection.close()
             raise ExecutionError(refusal)
-        memory = connection.descriptors.pop(0) if connection.descriptors else None
-        self._adopt(handshake.rank, connection.sock, memory, is_first=False)
+        theirs, connection.descriptors = connection.descriptors, []
+        self._adopt(handshake.rank, connection.sock, theirs, is_first=False)
 
     def _refusal(self, connection: PendingConnection, handshake: Handshake) -> str:
         """Why a rank cannot be let in, empty where it can."""
-        peer, ours = handshake.rank, memory_bytes(self._slot_bytes, self._slots)
+        peer = handshake.rank
         if (handshake.slot_bytes, handshake.slots) != (self._slot_bytes, self._slots):
             return (
                 f"rank {peer} has {handshake.slots} slots of {handshake.slot_bytes} bytes, "
                 f"but rank {self.rank} has {self._slots} of {self._slot_bytes}: all ranks need the same"
             )
-        if connection.descriptors and not is_sealed(connection.descriptors[0]):  # else its size may change
-            return f"rank {peer} sent rank {self.rank} memory that is not sealed: it could take it away again"
-        if connection.descriptors and (theirs := os.fstat(connection.descriptors[0]).st_size) < ours:
-            return f"rank {peer} sent {theirs} bytes of memory to rank {self.rank}, which needs {ours}"
-        if not connection.descriptors and (handshake.wants_memory or self._transport == "shared memory"):
+        if connection.descriptors:
+            needed = memory_bytes(self._slot_bytes, self._slots), shelf_bytes()
+            return self._refusal_of_memory(peer, connection.descriptors, needed)
+        if handshake.wants_memory or self._transport == "shared memory":
             return (
                 f"ranks {self.rank} and {peer} cannot share memory as asked: "
                 "they are on two hosts or in two network namespaces, or one of them takes sockets only"
             )
         return ""
 
-    def _adopt(self, peer: int, sock: socket.socket, memory: int | None, *, is_first: bool) -> None:
+    def _refusal_of_memory(self, peer: int, came: list[int], needed: tuple[int, ...]) -> str:
+        """Why memory that a rank sent is of no use, empty where it is."""
+        if len(came) != len(needed):
+            return f"rank {peer} sent rank {self.rank} {len(came)} pieces of memory, not {len(needed)}"
+        for descriptor, ours in zip(came, needed, strict=True):
+            if not is_sealed(descriptor):  # else its size may change
+                return f"rank {peer} sent rank {self.rank} memory that is not sealed: it could take it away"
+            if (theirs := os.fstat(descriptor).st_size) < ours:
+                return f"rank {peer} sent {theirs} bytes of memory to rank {self.rank}, which needs {ours}"
+        return ""
+
+    def _own_shelf(self) -> Shelf:
+        """What this rank lays for all others of its host; made when the first of them comes."""
+        if self._shelf is None:
+            try:
+                self._shelf = Shelf()
+            except OSError as error:
+                raise ExecutionError(f"rank {self.rank} has no room for shared memory: {error}") from error
+        return self._shelf
+
+    def _adopt(self, peer: int, sock: socket.socket, memories: list[int], *, is_first: bool) -> None:
         """Make a channel of an answered connection."""
         keep_asking(sock, self._lost_after_s)
-        if memory is None:
+        if not memories:
             self._channels[peer] = StreamChannel(sock, peer)
             return
         try:
             self._channels[peer] = SharedMemoryChannel(
-                sock, peer, memory, is_first=is_first, slot_bytes=self._slot_bytes, slots=self._slots
+                sock,
+                peer,
+                memories[0],
+                is_first=is_first,
+                slot_bytes=self._slot_bytes,
+                slots=self._slots,
+                shelf=self._shelf,
+                their_shelf=memories[1],
             )
         finally:
-            os.close(memory)
+            for descriptor in memories:
+                os.close(descriptor)

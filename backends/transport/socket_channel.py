@@ -78,7 +78,7 @@ class SocketChannel:
         sock.setblocking(False)
         self.peer = peer
         self.part_bytes = part_bytes
-        self.state = ChannelState(fd=sock.fileno(), part_bytes=part_bytes, low_water=1)
+        self.state = ChannelState(fd=sock.fileno(), part_bytes=part_bytes, low_water=1, place=-1)
         self.address = ctypes.addressof(self.state)
         self._socket = sock
         self._farewell = bytearray()  # last frames for which the socket had no room
@@ -178,7 +178,9 @@ class SocketChannel:
         if trouble == Trouble.STRANGE:
             found = bytes(state.header).hex()
             raise DisagreementError(f"rank {self.peer} sent {found} where a frame begins")
-        what = f"a part of {state.length} bytes" if state.code == Code.PART else "the begin of a collective"
+        what = (
+            "the begin of a collective" if state.code == Code.OPENING else f"a part of {state.length} bytes"
+        )
         due = f"a part of {state.due} bytes is due" if state.due >= 0 else "a collective should begin"
         raise DisagreementError(f"rank {self.peer} sends {what} where {due}")
 

@@ -57,7 +57,7 @@ def test_they_hold_what_is_needed(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
-        f"backends/native/{name}" for name in ("arithmetic.c", "channel.c", "loop.c", "native.h")
+        f"backends/native/{name}" for name in ("arithmetic.c", "channel.c", "loop.c", "shelf.c", "native.h")
     } <= names
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

@@ -1,7 +1,7 @@
 """Channels between threads of one process: real ones, but narrow, and whimsical.
 
-Some go through sockets, some through memory. Rings hold `capacity` bytes, and every look at a socket or a
-ring moves at most so many bytes as a seed has decided.
+Some go through sockets, some through memory. Rings hold `capacity` bytes, a place on a shelf 16, and every
+look at a socket or a ring moves at most so many bytes as a seed has decided.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arborcast.backends.dataflow.engine import Engine
-from arborcast.backends.transport.shared_memory import SharedMemoryChannel, create_memory
+from arborcast.backends.transport.shared_memory import SharedMemoryChannel, Shelf, create_memory
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
+
+PLACE_BYTES = 16
 
 
 class ThreadNetwork:
@@ -55,6 +57,7 @@ def fake_networks(
     """One for every rank, each connected to all others."""
     networks = tuple(ThreadNetwork(rank, size) for rank in range(size))
     chance = random.Random(seed)
+    shelves = [Shelf(PLACE_BYTES, least_bytes=1) for _ in networks]
     for low in range(size):
         for high in range(low + 1, size):
             socks = socket.socketpair()
@@ -64,7 +67,15 @@ def fake_networks(
                 channel: SocketChannel
                 if in_memory:
                     channel = SharedMemoryChannel(
-                        sock, peer, memory, is_first=rank == low, slot_bytes=capacity // 8 * 8 + 8, slots=1
+                        sock,
+                        peer,
+                        memory,
+                        is_first=rank == low,
+                        slot_bytes=capacity // 8 * 8 + 8,
+                        slots=1,
+                        shelf=shelves[rank],
+                        their_shelf=shelves[peer].descriptor,
+                        place_bytes=PLACE_BYTES,
                     )
                 else:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
@@ -73,6 +84,8 @@ def fake_networks(
                 channel.state.most = chance.choice([0, 1, 7, 16, 33, 200])
                 networks[rank].channels[peer] = channel
             os.close(memory)
+    for shelf in shelves:
+        shelf.close()
     return networks
 
 

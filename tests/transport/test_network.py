@@ -418,7 +418,7 @@ def test_groups_of_a_process_share_a_listener_and_connect_at_once() -> None:
         for connected in first + second:
             connected.result(90)
     assert {network.channels[1].transport for network in of_rank[0]} == {"shared memory"}
-    assert descriptors() == before + 2 + len(networks), "one for each end of a channel, none for its memory"
+    assert descriptors() == before + 2 + len(networks), "one for each end of a channel, none for memory"
     for low, high in zip(*of_rank, strict=True):
         passes_a_message(low.channels, high.channels)
     for network in networks[1:]:
@@ -602,12 +602,20 @@ def test_memory_of_a_rank_is_sealed_and_what_is_not_is_refused(tmp_path: Path) -
     with (tmp_path / "file").open("wb+") as file:
         os.truncate(file.fileno(), memory_bytes(4096, 2))
         handshake = Handshake(network._token, 1, 0, 4096, 2, wants_memory=True)
-        for descriptor, refusal in ((memory, ""), (file.fileno(), "is not sealed")):
+        shelf, short = network._own_shelf().descriptor, create_memory(4096, 1)
+        for descriptors, refusal in (
+            ([memory, shelf], ""),
+            ([file.fileno(), shelf], "is not sealed"),
+            ([memory, file.fileno()], "is not sealed"),
+            ([memory, short], "which needs"),
+            ([memory], "sent rank 0 1 pieces of memory, not 2"),
+        ):
             connection = PendingConnection(theirs)
-            connection.descriptors.append(descriptor)
+            connection.descriptors += descriptors
             assert refusal in network._refusal(connection, handshake)
             assert bool(refusal) == bool(network._refusal(connection, handshake))
     network.close()
+    os.close(short)
     for sock in (ours, theirs):
         sock.close()
     os.close(memory)
@@ -643,13 +651,13 @@ def test_a_forked_child_keeps_no_connection_that_is_not_yet_a_channel() -> None:
         os.waitpid(child, 0)
 
 
-def test_a_second_piece_of_memory_ends_a_handshake() -> None:
+def test_one_piece_of_memory_too_many_ends_a_handshake() -> None:
     """Else the one would be looked at, and the other used: memory that can be taken away."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     sealed, other = create_memory(4096, 2), os.memfd_create("not sealed")
     hello = Handshake(bytes(16), 1, 0, 4096, 2, wants_memory=True).to_bytes()
     connection = PendingConnection(theirs)
-    socket.send_fds(ours, [hello[:10]], [sealed])
+    socket.send_fds(ours, [hello[:10]], [sealed, sealed])
     assert connection.listen()
     socket.send_fds(ours, [hello[10:]], [other])
     assert not connection.listen()
@@ -674,13 +682,13 @@ def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: p
             stranger.sendall(hello.to_bytes())
             stranger.recv(1)
         # Nor does it send its own memory to who listens as somebody else.
-        os._exit(dial_unix(listening.name, hello, time.monotonic() + 90) is not None)
+        os._exit(dial_unix(listening.name, hello, 0, time.monotonic() + 90) is not None)
     ended = os.pidfd_open(child)
     while not select.select([ended], [], [], 0)[0]:
         listening.wait(0.1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not listening.pending
-    call = dial_unix(listening.name, hello, time.monotonic() + 90)
+    call = dial_unix(listening.name, hello, 0, time.monotonic() + 90)
     assert call is not None
     until(lambda: listening.wait(1) and listening.pending)
     call.close()
