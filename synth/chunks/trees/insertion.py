@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from arborcast.synth.chunks.problem.prune import useful_sends
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, in_order
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Ints, kernel
+
+_LEAST_GAIN = 1e-12
+"""Below that a change of price is a matter of rounding."""
 
 RUINS = 300
 """How often a branch of a tree is cut off, unless told: some milliseconds for 16 ranks."""
@@ -48,7 +52,8 @@ class InsertionSearch:
         """
         links, starts, src, dst = self._routes
         costs = np.add.reduceat(prices[:, links], starts, axis=1)
-        since, by = _recreated(costs, src, dst, self._sources, self._order, self.problem.ranks, self.ruins)
+        graph = src, dst, *self._entering, *self._leaving
+        since, by = _recreated(costs, graph, self._sources, self._order, self.problem.ranks, self.ruins)
         if (since[self._order] > self.steps).any():
             raise InfeasibleError(f"demand {self.demand}: a target cannot be reached in {self.steps} steps")
         (reached,) = np.nonzero((since > 0) & (since <= self.steps))
@@ -70,6 +75,14 @@ class InsertionSearch:
         )
 
     @cached_property
+    def _entering(self) -> tuple[Ints, Ints]:
+        return _listed(self._routes[3], self.problem.ranks)
+
+    @cached_property
+    def _leaving(self) -> tuple[Ints, Ints]:
+        return _listed(self._routes[2], self.problem.ranks)
+
+    @cached_property
     def _sources(self) -> Ints:
         return np.array(sorted(self.problem.demands[self.demand].sources), dtype=np.int64)
 
@@ -83,11 +96,22 @@ class InsertionSearch:
         yield from sorted(block.targets, key=lambda rank: (-(away[rank] or 0), rank))
 
 
+_Graph: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints]
+"""Of each route its source and target; the routes by targets with where those of each begin; by sources."""
+
+
+def _listed(ends: Ints, ranks: int) -> tuple[Ints, Ints]:
+    """The routes in order of one of their ends, and where those of each rank begin, one more for the end."""
+    order = np.argsort(ends, kind="stable").astype(np.int64)
+    return order, np.searchsorted(ends[order], np.arange(ranks + 1)).astype(np.int64)
+
+
 @kernel
 def _recreated(
-    costs: Prices, src: Ints, dst: Ints, sources: Ints, order: Ints, ranks: int, ruins: int
+    costs: Prices, graph: _Graph, sources: Ints, order: Ints, ranks: int, ruins: int
 ) -> tuple[Ints, Ints]:
     """Of each rank the time since which it has the block, more than the steps for never, and its route."""
+    src, dst = graph[0], graph[1]
     steps = costs.shape[0]
     since, by = np.full(ranks, steps + 1, np.int64), np.full(ranks, -1, np.int64)
     for source in sources:
@@ -96,6 +120,7 @@ def _recreated(
     for target in order:
         if since[target] > steps:
             return since, by
+    _shift(costs, graph, order, since, by)
     best = _cost(costs, since, by)
     mixed, cut = order.copy(), np.empty(ranks, np.bool_)
     state = 1
@@ -117,10 +142,67 @@ def _recreated(
             other = state % (place + 1)
             mixed[place], mixed[other] = mixed[other], mixed[place]
         _join(costs, src, dst, mixed, new_since, new_by)
+        _shift(costs, graph, order, new_since, new_by)
         cost = _cost(costs, new_since, new_by)
         if cost <= best:
             best, since, by = cost, new_since, new_by
     return since, by
+
+
+@kernel
+def _shift(costs: Prices, graph: _Graph, order: Ints, since: Ints, by: Ints) -> None:
+    """Let targets have the block earlier or later, one at a time, while that makes the tree cheaper.
+
+    Whoever has it earlier may pay more for it and serve others that get it when they did, but cheaper.
+    """
+    src, _, _, _, leaving, first_leaving = graph
+    steps = costs.shape[0]
+    improved = True
+    while improved:
+        improved = False
+        for rank in order:
+            for time in range(1, steps + 1):
+                if by[rank] < 0 or time == since[rank]:
+                    continue
+                before = since[rank]
+                own, way = _entered(costs, graph, since, rank, time)
+                gain = costs[before - 1, by[rank]] - own
+                if gain == -np.inf:
+                    continue
+                since[rank] = time
+                for place in range(first_leaving[rank], first_leaving[rank + 1]):
+                    other = graph[1][leaving[place]]
+                    if by[other] < 0:
+                        continue
+                    now = costs[since[other] - 1, by[other]]
+                    if src[by[other]] == rank and time >= since[other]:
+                        if leaving[place] == by[other]:  # counted once, whatever routes lead there
+                            gain += now - _entered(costs, graph, since, other, since[other])[0]
+                    elif time < since[other] and leaving[place] != by[other]:
+                        least = _entered(costs, graph, since, other, since[other])[1]
+                        if least == leaving[place]:
+                            gain += max(0.0, now - costs[since[other] - 1, least])
+                if gain <= _LEAST_GAIN * costs[before - 1, by[rank]] + _LEAST_GAIN:
+                    since[rank] = before
+                    continue
+                by[rank] = way
+                for place in range(first_leaving[rank], first_leaving[rank + 1]):
+                    other = graph[1][leaving[place]]
+                    if by[other] >= 0:
+                        by[other] = _entered(costs, graph, since, other, since[other])[1]
+                improved = True
+
+
+@kernel
+def _entered(costs: Prices, graph: _Graph, since: Ints, rank: int, time: int) -> tuple[float, int]:
+    """The cheapest route by which a rank gets the block at a time from who has it before, and its cost."""
+    src, _, entering, first_entering, _, _ = graph
+    least, way = np.inf, -1
+    for place in range(first_entering[rank], first_entering[rank + 1]):
+        route = entering[place]
+        if since[src[route]] < time and costs[time - 1, route] < least:
+            least, way = costs[time - 1, route], route
+    return least, way
 
 
 @kernel

@@ -1,0 +1,432 @@
+"""Allreduces whose chunks meet in cores, each at a time of its own: a restriction that has the hierarchies.
+
+    step   0 1 2        3        4        5 6
+           gather       exchange, level   spread       of one chunk; another one may gather for one step
+           to a core    by level                       and spread for four, over other links
+
+Every chunk is reduced along a forest to the ranks of a core (`synth.chunks.sums.cores`), these exchange what
+they have, and it is spread along a forest from them. A box that reduces, rails that exchange and the box
+again are one such way, rails first another; compositions of a reduce-scatter and an allgather are those that
+meet in single ranks, all at one time. Ways are mixed by a linear program over those found so far, whose
+prices say which are cheap (column generation). Cheap ways are found by insertion, so that no limit follows:
+that of every schedule stands beside what is found.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations, permutations
+from typing import TypeAlias
+
+import numpy as np
+
+from arborcast.synth.chunks.problem.instance import ChunkProblem, Route
+from arborcast.synth.chunks.problem.orbits import Group
+from arborcast.synth.chunks.problem.symmetry import problem_group
+from arborcast.synth.chunks.sums.cores import Core, cores_of
+from arborcast.synth.chunks.sums.instance import SumOrbits, SumPlan, SumSend
+from arborcast.synth.chunks.trees.insertion import InsertionSearch
+from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
+from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
+from arborcast.synth.chunks.trees.whole_trees import whole_counts
+from arborcast.synth.collective import Demand
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.progress import report
+
+FIRST_WAYS = 8
+"""How often each core is asked before the first linear program."""
+
+QUICK_RUINS, LONG_RUINS = 20, 200
+"""How often branches of a forest are cut off: while that finds ways, and once it does not."""
+
+LARGEST_GROUP = 64
+"""Elements of the group that keeps the schedules: so many chunks are images of one."""
+
+FEW_TURNS = (1, 2, 4, 8, 16, 32)
+"""Numbers of chunks that are tried, in images of one."""
+
+NEAR = Fraction(1, 400)
+"""The part of its R/C within which a mixture has the fewest chunks."""
+
+MOST_BESIDE = 30
+"""Ways beside those of a mixture of which schedules are made."""
+
+MOST_TIMES = 3
+"""Ways of one core, with times that differ, that are given for one set of prices."""
+
+_CLOSE = 1e-9
+_SMOOTHING = 0.5
+
+Way: TypeAlias = tuple[SumSend, ...]
+"""What one chunk does, as the only member of its class."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Ways of chunks, and how long steps last that carry them.
+
+    Attributes:
+        ratio: R/C with any number of chunks.
+        ways: those that take part, and some that cost little more.
+        weights: their shares, 1 together; 0 of the latter.
+    """
+
+    ratio: float
+    ways: tuple[Way, ...]
+    weights: tuple[Fraction, ...]
+
+
+class Meetings:
+    """Allreduces of one problem that meet in cores, number of steps by number of steps."""
+
+    def __init__(self, problem: ChunkProblem) -> None:
+        """`problem`: see `synth.chunks.sums.instance.sum_problem`."""
+        self.problem = problem
+        members = frozenset(demand.owner for demand in problem.demands)
+        # One demand, of which nothing is sent: the master counts what ways do with one chunk.
+        self._whole = ChunkProblem(problem.topology, (Demand(members, members),), problem.routes)
+        self.group: Group = problem_group(self._whole, LARGEST_GROUP)
+        self._sites = [_Site(problem, core, members) for core in cores_of(problem, self.group)]
+        self._ways: tuple[Way, ...] = ()
+
+    def mixture(self, steps: int, enough: Fraction, deadline: Deadline) -> Mixture | None:
+        """The best mixture found in so many steps, which starts from that of the fewer steps asked before.
+
+        Args:
+            steps: S.
+            enough: R/C that nothing falls below.
+            deadline: when to stop.
+
+        Returns:
+            None where no core can be reached in time.
+        """
+        search = _Mixing(self._whole, self.group, self._sites, steps, float(enough), deadline)
+        for way in self._ways:
+            for idle in range(steps if steps > 1 else 0):
+                search.take(tuple(_later(send, idle) for send in way))
+        found = search.run()
+        if found is not None:
+            self._ways = search.used
+        return found
+
+    def plan(
+        self, mixture: Mixture, steps: int, most_sends: int, deadline: Deadline
+    ) -> tuple[int, SumPlan] | None:
+        """A schedule of whole chunks along the ways of a mixture: C and the plan; None where none was found.
+
+        Shares are rounded to whole images of one chunk, of the fewest with which R/C is within `NEAR` of the
+        least up to so many sends; integer programs look for less in a share of the time.
+        """
+        loads = _Loads(self._whole, self.group, steps, mixture)
+        most = max(1, most_sends // (len(self.group) * loads.sends))
+        rounded = [(loads.ratio(counts), turns, counts) for turns in range(1, most + 1) for counts in [loads.counts(turns)]]
+        least = min(ratio for ratio, _, _ in rounded)
+        best = next(each for each in rounded if each[0] <= least * (1 + NEAR))
+        for turns in FEW_TURNS:
+            near = best[0] <= mixture.ratio * (1 + float(NEAR))
+            if turns > most or (near and turns >= best[1]):
+                break
+            chunks = turns * len(self.group)
+            candidates = [(0, _timed(way)) for way in mixture.ways]
+            counts = whole_counts(
+                self._orbits(chunks), steps, None, candidates, gap=float(NEAR), deadline=deadline.share(4)
+            )
+            if counts is not None:
+                ratio = loads.ratio(counts[0])
+                if ratio <= best[0] or (near and ratio <= mixture.ratio * (1 + float(NEAR))):
+                    best = ratio, turns, counts[0]
+        _, turns, numbers = best
+        used = [(way, int(number)) for way, number in zip(mixture.ways, numbers, strict=True) if number]
+        chunks, rounds = turns * len(self.group), loads.rounds(numbers)
+        # A schedule ends with a send.
+        idle = steps - 1 - max(send.step for way, _ in used for send in way)
+        ordered = sorted(
+            (replace(send, step=send.step + idle) for send in self._orbits(chunks).unfold(_members(used))),
+            key=lambda send: (send.step, send.chunk, send.route),
+        )
+        return chunks, SumPlan((*rounds[steps - idle :], *rounds[: steps - idle]), tuple(ordered))
+
+    def _orbits(self, chunks: int) -> SumOrbits:
+        return SumOrbits(self.problem, chunks, self.group, (self.group[0],))
+
+
+def _later(send: SumSend, idle: int) -> SumSend:
+    """The same in one step more, in which a step is idle."""
+    return SumSend(0, 0, send.route, send.step + (send.step >= idle), send.copies)
+
+
+def _timed(way: Way) -> TimedTree:
+    return tuple((send.route, send.step) for send in way)
+
+
+def _members(ways: Sequence[tuple[Way, int]]) -> Iterator[SumSend]:
+    """What each chunk of the class does, so many along each way."""
+    member = 0
+    for way, count in ways:
+        for _ in range(count):
+            for send in way:
+                yield SumSend(0, member, send.route, send.step, send.copies)
+            member += 1
+
+
+class _Loads:
+    """What the ways of a mixture load, with all images of one chunk along each.
+
+    Attributes:
+        sends: of one chunk, in the mean of the mixture.
+    """
+
+    def __init__(self, problem: ChunkProblem, group: Group, steps: int, mixture: Mixture) -> None:
+        orbits = link_orbits(problem, group)
+        sizes = np.bincount(orbits)
+        self._capacities = np.array(problem.capacities)[np.unique(orbits, return_index=True)[1]]
+        self._images = len(group)
+        self._weights = mixture.weights
+        self._loads = np.zeros((len(mixture.ways), steps, len(sizes)), dtype=np.int64)
+        for way, load in zip(mixture.ways, self._loads, strict=True):
+            for send in way:
+                for link in problem.routes[send.route].links:
+                    load[send.step, orbits[link]] += len(group)
+        self._loads //= sizes  # exactly: all links of an orbit are loaded alike
+        together = sum(map(operator.mul, mixture.weights, map(len, mixture.ways)), Fraction(0))
+        self.sends = math.ceil(together)
+
+    def counts(self, turns: int) -> list[int]:
+        """So many shared out by the weights, by the largest remainders."""
+        shares = [weight * turns for weight in self._weights]
+        counts = [math.floor(share) for share in shares]
+        last = sorted(range(len(shares)), key=lambda at: (counts[at] - shares[at], at))
+        for at in last[: turns - sum(counts)]:
+            counts[at] += 1
+        return counts
+
+    def rounds(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """As long as the loads of each step need."""
+        load = np.tensordot(np.array(counts, dtype=np.int64), self._loads, 1)
+        return tuple(max(1, int(need)) for need in (-(-load // self._capacities)).max(axis=1))
+
+    def ratio(self, counts: Sequence[int]) -> Fraction:
+        """R/C."""
+        return Fraction(sum(self.rounds(counts)), sum(counts) * self._images)
+
+
+class _Mixing:
+    """Column generation for one number of steps.
+
+    Attributes:
+        used: the ways that took part in the last program.
+    """
+
+    def __init__(
+        self,
+        whole: ChunkProblem,
+        group: Group,
+        sites: Sequence[_Site],
+        steps: int,
+        enough: float,
+        deadline: Deadline,
+    ) -> None:
+        self.used: tuple[Way, ...] = ()
+        self._problem = whole
+        self._group = group
+        self._steps = steps
+        self._enough = enough
+        self._deadline = deadline
+        self._master = RestrictedMaster(whole, steps, group)
+        self._ways: list[Way] = []
+        self._sites = [site for site in sites if site.fewest_steps <= steps]
+        self._capacities = np.array(whole.capacities, dtype=np.float64)
+
+    def take(self, way: Way) -> bool:
+        """Add a way to the program; whether it is a new one."""
+        if not self._master.add(0, _timed(way)):
+            return False
+        self._ways.append(way)
+        return True
+
+    def run(self) -> Mixture | None:
+        """The best mixture in time; the first ways are looked for in any case."""
+        if not self._sites:
+            return None
+        self._begin()
+        best = self._solved()[0]
+        stable = np.full((self._steps, len(self._capacities)), 1 / self._capacities.sum())
+        ruins = QUICK_RUINS
+        try:
+            while True:
+                self._deadline.check("the search for meetings")
+                best, prices = self._solved()
+                report(f"meetings in {self._steps} steps, R/C {best:.5g}", 0, 0)
+                if best <= self._enough * (1 + _CLOSE):
+                    break
+                stable = _SMOOTHING * stable + (1 - _SMOOTHING) * prices
+                if not self._improves(stable, prices, best, ruins):
+                    if not self._improves(prices, prices, best, ruins):
+                        if ruins == LONG_RUINS:
+                            break
+                        ruins = LONG_RUINS
+        except TimedOutError:
+            pass
+        best, prices = self._solved()
+        costs = {way: self._cost(way, prices) for way in self._ways}
+        cheap = sorted(self._ways, key=lambda way: costs[way])[:MOST_BESIDE]
+        try:
+            shares = self._master.exact()[0]
+        except ArithmeticError:
+            shares = self._master.weights()
+        weights = {way: share for way, share in zip(self._ways, shares, strict=True) if share}
+        ways = tuple(dict.fromkeys([*weights, *cheap]))
+        return Mixture(best, ways, tuple(weights.get(way, Fraction(0)) for way in ways))
+
+    def _cost(self, way: Way, prices: Prices) -> float:
+        routes = self._problem.routes
+        return float(sum(prices[send.step, link] for send in way for link in routes[send.route].links))
+
+    def _solved(self) -> tuple[float, Prices]:
+        costs, prices = self._master.solve(None)
+        packed = self._master.weights()
+        self.used = tuple(way for way, weight in zip(self._ways, packed, strict=True) if weight)
+        return float(costs.sum()), prices
+
+    def _begin(self) -> None:
+        """Ways for prices that grow with the load of those before."""
+        weights = MultiplicativeWeights(self._problem, self._steps, self._group)
+        for turn in range(FIRST_WAYS):
+            prices = weights.prices()
+            prices = prices / (prices * self._capacities).sum(axis=1, keepdims=True)
+            for site in self._sites:
+                if (turn or self._ways) and self._deadline.has_passed:
+                    return
+                for way in site.cheapest(prices, QUICK_RUINS)[:1]:
+                    self.take(way)
+                    weights.add(_timed(way), 1)
+
+    def _improves(self, asked: Prices, prices: Prices, best: float, ruins: int) -> bool:
+        """Whether cheap ways at some prices are cheaper than what the program believes."""
+        improved = False
+        for site in self._sites:
+            self._deadline.check("the search for meetings")
+            for way in site.cheapest(asked, ruins):
+                if self._cost(way, prices) < best * (1 - _CLOSE):
+                    improved |= self.take(way)
+        return improved
+
+
+class _Site:
+    """A core, and the forests to and from it.
+
+    Attributes:
+        fewest_steps: of a way that meets here.
+    """
+
+    def __init__(self, problem: ChunkProblem, core: Core, members: frozenset[int]) -> None:
+        self._problem = problem
+        self._core = core
+        inside = frozenset(core.members)
+        self._demands = (Demand(inside, members - inside),) if members - inside else ()
+        # Routes turned round keep their numbers, and their links: a forest to the core is one from it.
+        turned = (Route(r.dst, r.src, r.via[::-1], r.links) for r in problem.routes)
+        self._turned = replace(problem, demands=self._demands, routes=tuple(turned))
+        self._straight = replace(problem, demands=self._demands)
+        self._to, self._from = (
+            max(away for rank, away in enumerate(each.steps_from(inside)) if rank in members and away is not None)
+            for each in (self._turned, self._straight)
+        )
+        self._searches: dict[tuple[bool, int, int], InsertionSearch] = {}
+        self.fewest_steps = self._to + len(core.levels) + self._from
+
+    def cheapest(self, prices: Prices, ruins: int) -> list[Way]:
+        """Some cheap ways, with times of the levels that make them cheap."""
+        steps, count = len(prices), len(self._core.levels)
+        costs = np.add.reduceat(prices[:, self._links], self._starts, axis=1)
+        exchanges = [_exchange(pairs, costs) for pairs in self._pairs]
+        ends = range(self._to, steps - self._from - count + 1)
+        gathered = {end: self._gathered(prices, end, ruins) for end in ends}
+        spread = {end + count: None for end in ends}
+        forests = {start: self._spread(prices, start, ruins) for start in spread}
+        found: list[tuple[float, tuple[int, ...]]] = []
+        for times in combinations(range(self._to, steps - self._from), count) if count else zip(ends):
+            exchanged = sum(cost[time] for (cost, _), time in zip(exchanges, times, strict=False))
+            start = times[-1] + 1 if count else times[0]
+            found.append((gathered[times[0]][0] + exchanged + forests[start][0], times))
+        found.sort()
+        return [self._way(times, gathered, exchanges, forests) for _, times in found[:MOST_TIMES]]
+
+    def _way(
+        self,
+        times: Sequence[int],
+        gathered: Mapping[int, tuple[float, TimedTree]],
+        exchanges: Sequence[_Exchange],
+        forests: Mapping[int, tuple[float, TimedTree]],
+    ) -> Way:
+        start = times[-1] + 1 if exchanges else times[0]
+        sends = [SumSend(0, 0, route, step, False) for route, step in gathered[times[0]][1]]
+        for (_, routes), time in zip(exchanges, times, strict=False):
+            sends += (SumSend(0, 0, route, time, False) for route in routes[time].tolist())
+        sends += (SumSend(0, 0, route, step, True) for route, step in forests[start][1])
+        return tuple(sorted(sends, key=lambda send: (send.step, send.route)))
+
+    def _gathered(self, prices: Prices, end: int, ruins: int) -> tuple[float, TimedTree]:
+        """A forest to the core in the steps before `end`."""
+        cost, tree = self._forest(self._turned, np.ascontiguousarray(prices[:end][::-1]), ruins)
+        return cost, tuple((route, end - 1 - step) for route, step in tree)
+
+    def _spread(self, prices: Prices, start: int, ruins: int) -> tuple[float, TimedTree]:
+        """A forest from the core in the steps from `start` on."""
+        cost, tree = self._forest(self._straight, np.ascontiguousarray(prices[start:]), ruins)
+        return cost, tuple((route, start + step) for route, step in tree)
+
+    def _forest(self, problem: ChunkProblem, prices: Prices, ruins: int) -> tuple[float, TimedTree]:
+        if not self._demands:
+            return 0.0, ()
+        key = problem is self._turned, len(prices), ruins
+        if key not in self._searches:
+            self._searches[key] = InsertionSearch(problem, 0, len(prices), ruins)
+        return self._searches[key].run(prices)
+
+    @cached_property
+    def _links(self) -> Ints:
+        return np.array([link for route in self._problem.routes for link in route.links], dtype=np.int64)
+
+    @cached_property
+    def _starts(self) -> Ints:
+        counts = np.array([len(route.links) for route in self._problem.routes], dtype=np.int64)
+        return np.cumsum(counts) - counts
+
+    @cached_property
+    def _pairs(self) -> list[Ints]:
+        """Of each level a row for each two ranks of a block: their routes, the first one repeated."""
+        ways: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, route in enumerate(self._problem.routes):
+            ways[route.src, route.dst].append(index)
+        most = max(map(len, ways.values()))
+        return [
+            np.array(
+                [
+                    ways[pair] + ways[pair][:1] * (most - len(ways[pair]))
+                    for block in level
+                    for pair in permutations(block, 2)
+                ],
+                dtype=np.int64,
+            )
+            for level in self._core.levels
+        ]
+
+
+_Exchange: TypeAlias = tuple[list[float], Ints]
+"""What an exchange costs in each step; a row for each step with the cheapest routes."""
+
+
+def _exchange(pairs: Ints, costs: Prices) -> _Exchange:
+    offered = costs[:, pairs]
+    chosen = offered.argmin(axis=2)
+    routes = np.take_along_axis(np.broadcast_to(pairs, offered.shape), chosen[:, :, None], axis=2)[:, :, 0]
+    return offered.min(axis=2).sum(axis=1).tolist(), routes
