@@ -53,6 +53,7 @@ def point_to_document(point: Point) -> Document:
         "least": str(point.least),
         "gap": None if point.gap is None else str(point.gap),
         "scope": point.scope,
+        "restriction": point.restriction,
         "limit": None if point.is_proved else str(point.least),
         "proof": point.proof,
         "proved_by": [prover.value for prover in point.proved_by],

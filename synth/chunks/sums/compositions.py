@@ -29,7 +29,7 @@ from arborcast.synth.chunks.problem.time_reversal import (
     share_of_demand,
 )
 from arborcast.synth.chunks.step_optimum import MOST_SENDS, is_large
-from arborcast.synth.chunks.sums.points import point_method
+from arborcast.synth.chunks.sums.points import COMPOSITIONS, MEETINGS_ON_LINKS, point_method
 from arborcast.synth.chunks.trees.plan import MOST_NEAR
 from arborcast.synth.chunks.trees.rounding import RoundedTrees
 from arborcast.synth.collective import Collective, Demand, Kind
@@ -109,7 +109,8 @@ class Composition:
         is_least: whether that is the least of all compositions in so many steps, with the smallest C of any
             composition that attains it.
         proof: how that was proved, or what is missing.
-        halves: the limits of both halves, each with its exact certificate; none of what `meetings` gives.
+        halves: the limits of both halves, each with its exact certificate; none of what only meets somewhere.
+        restriction: see `synth.chunks.sums.points.Point`.
     """
 
     schedule: Schedule
@@ -117,6 +118,7 @@ class Composition:
     is_least: bool
     proof: str
     halves: tuple[StepBound, ...]
+    restriction: str = COMPOSITIONS
 
 
 def compositions(
@@ -215,7 +217,9 @@ def meetings(
         schedule = Schedule.build(
             topology, collective, method, limit, chunks, (*before, *middle, *later), rounds
         )
-        found.append(Composition(schedule, Fraction(sum(rounds), len(chunks)), False, "meets on links", ()))
+        ratio = Fraction(sum(rounds), len(chunks))
+        words = f"found among {MEETINGS_ON_LINKS}"
+        found.append(Composition(schedule, ratio, False, words, (), MEETINGS_ON_LINKS))
     return tuple(found)
 
 

@@ -30,7 +30,10 @@ LARGEST_BLOCK = 16
 MOST_LEVELS = 16
 """Partitions of the ranks into blocks that are looked at."""
 
-MOST_CORES = 32
+MOST_TRIPLED = 10
+"""Of these, those of which three are combined."""
+
+MOST_CORES = 40
 """Cores of a search: each is priced at each time."""
 
 
@@ -57,17 +60,19 @@ def cores_of(problem: ChunkProblem, group: Group) -> tuple[Core, ...]:
     ranks = sorted(demand.owner for demand in problem.demands)
     linked = {(route.src, route.dst) for route in problem.routes}
     boxes = boxes_of(problem, ranks)
-    hierarchy = [
-        level for own in boxes for level in (own, rails_of(own)) if _is_level(level, linked)
-    ]
+    hierarchy = [level for own in boxes for level in (own, rails_of(own)) if _is_level(level, linked)]
     others = [level for level in _orbits(ranks, group) if level not in hierarchy and _is_level(level, linked)]
+    others.sort(key=lambda level: -len(level[0]))
+    alike = sorted({min(element[rank] for element in group) for rank in ranks})
     both = [pair for pair in combinations(ranks, 2) if pair in linked and pair[::-1] in linked]
     found: dict[Core, None] = {}
+    grids = dict.fromkeys(_grids([*hierarchy, *others][:MOST_LEVELS], alike))
     candidates = chain(
-        (Core((rank,), ()) for rank in ranks),
-        _grids(hierarchy, ranks),
+        (Core((rank,), ()) for rank in alike),
+        _grids(hierarchy, alike),
+        (core for core in grids if len(core.members) == len(ranks)),
         (Core(pair, ((pair,),)) for pair in both),
-        _grids([*hierarchy, *others][:MOST_LEVELS], ranks),
+        grids,
     )
     seen: set[Core] = set()
     for core in candidates:
@@ -111,7 +116,7 @@ def _orbits(ranks: Sequence[int], group: Group) -> Iterator[Level]:
 
 def _grids(levels: Sequence[Level], ranks: Sequence[int]) -> Iterator[Core]:
     for count in (1, 2, 3):
-        for chosen in permutations(levels, count):
+        for chosen in permutations(levels[: MOST_TRIPLED if count == 3 else None], count):
             for rank in ranks:
                 core = _grid(chosen, rank)
                 if core is not None:
@@ -131,7 +136,11 @@ def _grid(levels: Sequence[Level], rank: int) -> Core | None:
     members = {rank}
     for own in blocks[::-1]:
         members = {other for member in members for other in own.get(member, (member,))}
-    if any(not members.issuperset(own.get(member, ())) or member not in own for own in blocks for member in members):
+    if any(
+        not members.issuperset(own.get(member, ())) or member not in own
+        for own in blocks
+        for member in members
+    ):
         return None
     held = {member: 1 << member for member in members}
     for own in blocks:

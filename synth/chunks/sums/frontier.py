@@ -20,10 +20,12 @@ from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.chunks.step_optimum import is_large
 from arborcast.synth.chunks.sums.compositions import Composition, compositions, meetings, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
+from arborcast.synth.chunks.sums.meeting import Meetings
 from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
 from arborcast.synth.chunks.sums.points import (
     COMPOSITIONS,
     EVERY_SCHEDULE,
+    MEETINGS,
     Point,
     TracedPoints,
     point_method,
@@ -33,6 +35,8 @@ from arborcast.synth.chunks.sums.searcher import SumSearcher
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
+from arborcast.synth.progress import report
+from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 
 STEPS_WITHOUT_PROOFS = 2
@@ -95,6 +99,8 @@ class _Tracing:
         self._searcher = SumSearcher(self._problem, options.seed, deadline, workers, cache)
         self._ratio = static_ratio(topology, collective, limit)
         self._composed: Sequence[Composition] | None = None
+        self._met: list[Composition] = []
+        self._flows: dict[int, StepBound] = {}
         self._cut_short = False
 
     def run(self) -> TracedPoints:
@@ -104,7 +110,9 @@ class _Tracing:
         why = f"no more than {self._last} steps were looked at"
         timed_out = False
         if is_large(self._problem):
-            self._composition(self._last)  # what there is in any case, before what may take all of the time
+            self._meet(range(latency, self._last + 1))  # before what may take all of the time
+            self._composition(self._last)
+            self._searcher.deadline = self._deadline.share(2)
             self._add_limits(range(latency, self._last + 1))
         for steps in range(latency, self._last + 1):
             optimum = self._optimum(steps)
@@ -154,15 +162,51 @@ class _Tracing:
 
         return cached_optimum(self._searcher, steps, static, self._best, known, proofs=self._options.proofs)
 
+    def _meet(self, every: Sequence[int]) -> None:
+        """A limit and a schedule that meets in cores of each number of steps, in two thirds of the time."""
+        meeting = Meetings(self._problem)
+        best: Fraction | None = None
+        for index, steps in enumerate(every):
+            if steps < meeting.fewest_steps:
+                continue
+            share = self._deadline.share(3 * (len(every) - index)).longer(2)
+            self._searcher.deadline = share
+            self._add_limits([steps])
+            mixture = meeting.mixture(steps, max(self._least(steps), self._ratio), share)
+            assert mixture is not None, "so many steps are enough"
+            if best is not None and mixture.ratio >= best:
+                continue
+            chunks, plan = meeting.plan(mixture, steps)
+            self._cut_short |= share.has_passed
+            ratio = Fraction(sum(plan.rounds), chunks)
+            if best is None or ratio < best:
+                best = ratio
+                schedule = self._schedule(chunks, plan)
+                self._met.append(Composition(schedule, ratio, False, f"found among {MEETINGS}", (), MEETINGS))
+                self._tell(steps, ratio)
+            if best == self._ratio:
+                break
+
+    def _tell(self, steps: int, ratio: Fraction) -> None:
+        least = max(self._least(steps), Fraction(0))
+        gap = f", gap {float(ratio / least - 1):.2%}" if least else ""
+        report(f"{steps} steps: R/C {float(ratio):.5g}, at least {float(least):.5g}{gap}", 0, 0)
+
     def _add_limits(self, every: Sequence[int]) -> None:
-        """Those of all numbers of steps, in half of the time."""
-        self._searcher.deadline = self._deadline.share(2)
+        """Those of some numbers of steps, until the deadline of the searcher."""
         for steps in every:
+            if steps in self.limits:
+                continue
             static = StepBound(steps, self._ratio, StaticLimit(self._limit))
             known = [static] if self._limit.scope is Scope.EVERY_SCHEDULE else []
-            with suppress(TimedOutError):
-                flows = self._searcher.flow_limit(steps)
-                known += [flows] if flows is not None else []
+            # More steps never raise the limit by flows.
+            fewer = [limit.ratio for other, limit in self._flows.items() if other < steps]
+            if not known or min(fewer, default=self._ratio + 1) > self._ratio:
+                with suppress(TimedOutError):
+                    flows = self._searcher.flow_limit(steps)
+                    if flows is not None:
+                        self._flows[steps] = flows
+                        known.append(flows)
             if known:
                 self.limits[steps] = max(known, key=lambda limit: limit.ratio)
 
@@ -185,13 +229,15 @@ class _Tracing:
             asked = self._topology, self._collective, self._limit, self._last, self._options
             first, second = self._deadline.share(4), self._deadline.share(2)
             self._composed = [*meetings(*asked, first), *compositions(*asked, second)]
-            self._cut_short = first.has_passed or second.has_passed
-        in_time = [each for each in self._composed if each.schedule.steps <= steps]
+            self._cut_short |= first.has_passed or second.has_passed
+        in_time = [each for each in (*self._met, *self._composed) if each.schedule.steps <= steps]
         return min(in_time, key=lambda each: each.ratio, default=None)
 
     def _add_later_compositions(self) -> None:
         """Compositions of more steps than there was time to look at."""
-        for each in sorted(self._composed or (), key=lambda each: (each.schedule.steps, each.ratio)):
+        for each in sorted(
+            [*self._met, *(self._composed or ())], key=lambda each: (each.schedule.steps, each.ratio)
+        ):
             if self._best is None or each.ratio < self._best:
                 limit = self.limits.get(each.schedule.steps)
                 if limit is None and self._limit.scope is Scope.EVERY_SCHEDULE:
@@ -199,9 +245,11 @@ class _Tracing:
                 self.points.append(self._composed_point(each, SumOptimum(limit)))
 
     def _found_point(self, optimum: SumOptimum) -> Point:
-        plan, chunks = optimum.plan, optimum.chunks
-        assert plan is not None, "found"
-        schedule = sum_schedule(
+        assert optimum.plan is not None, "found"
+        return point_of(optimum, self._schedule(optimum.chunks, optimum.plan))
+
+    def _schedule(self, chunks: int, plan: SumPlan) -> Schedule:
+        return sum_schedule(
             self._topology,
             self._collective,
             self._problem,
@@ -210,7 +258,6 @@ class _Tracing:
             method=point_method(chunks, plan.rounds, self._options.seed),
             bound=self._limit,
         )
-        return point_of(optimum, schedule)
 
     def _composed_point(self, composed: Composition, optimum: SumOptimum) -> Point:
         schedule = composed.schedule
@@ -221,7 +268,8 @@ class _Tracing:
             point,
             proof=f"over every schedule {point.proof}; {composed.proof}"
             if composed.halves
-            else f"found; {point.proof}",
+            else f"{composed.proof}; {point.proof}",
             scope=COMPOSITIONS if composed.is_least else EVERY_SCHEDULE,
             halves=composed.halves,
+            restriction=composed.restriction,
         )

@@ -15,7 +15,6 @@ that of every schedule stands beside what is found.
 from __future__ import annotations
 
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ from arborcast.synth.chunks.sums.instance import SumOrbits, SumPlan, SumSend
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
-from arborcast.synth.chunks.trees.whole_trees import whole_counts
 from arborcast.synth.collective import Demand
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
@@ -50,8 +48,14 @@ QUICK_RUINS, LONG_RUINS = 20, 200
 LARGEST_GROUP = 64
 """Elements of the group that keeps the schedules: so many chunks are images of one."""
 
-FEW_TURNS = (1, 2, 4, 8, 16, 32)
-"""Numbers of chunks that are tried, in images of one."""
+BEST_TURNS = 3
+"""Numbers of chunks at which rounded shares are improved, beside those halved from the most."""
+
+MOST_MOVES = 200
+"""Moves of a chunk from one way to another that improve rounded shares."""
+
+MOST_SENDS = 200_000
+"""Sends of a schedule: seconds, and tens of megabytes."""
 
 NEAR = Fraction(1, 400)
 """The part of its R/C within which a mixture has the fewest chunks."""
@@ -62,6 +66,7 @@ MOST_BESIDE = 30
 MOST_TIMES = 3
 """Ways of one core, with times that differ, that are given for one set of prices."""
 
+_GRAIN = 1 << 30
 _CLOSE = 1e-9
 _SMOOTHING = 0.5
 
@@ -85,10 +90,15 @@ class Mixture:
 
 
 class Meetings:
-    """Allreduces of one problem that meet in cores, number of steps by number of steps."""
+    """Allreduces of one problem that meet in cores, number of steps by number of steps.
+
+    Attributes:
+        problem: see `synth.chunks.sums.instance.sum_problem`.
+        group: keeps every schedule.
+        fewest_steps: of any of them.
+    """
 
     def __init__(self, problem: ChunkProblem) -> None:
-        """`problem`: see `synth.chunks.sums.instance.sum_problem`."""
         self.problem = problem
         members = frozenset(demand.owner for demand in problem.demands)
         # One demand, of which nothing is sent: the master counts what ways do with one chunk.
@@ -96,6 +106,7 @@ class Meetings:
         self.group: Group = problem_group(self._whole, LARGEST_GROUP)
         self._sites = [_Site(problem, core, members) for core in cores_of(problem, self.group)]
         self._ways: tuple[Way, ...] = ()
+        self.fewest_steps = min(site.fewest_steps for site in self._sites)
 
     def mixture(self, steps: int, enough: Fraction, deadline: Deadline) -> Mixture | None:
         """The best mixture found in so many steps, which starts from that of the fewer steps asked before.
@@ -117,35 +128,16 @@ class Meetings:
             self._ways = search.used
         return found
 
-    def plan(
-        self, mixture: Mixture, steps: int, most_sends: int, deadline: Deadline
-    ) -> tuple[int, SumPlan] | None:
-        """A schedule of whole chunks along the ways of a mixture: C and the plan; None where none was found.
+    def plan(self, mixture: Mixture, steps: int, most_sends: int = MOST_SENDS) -> tuple[int, SumPlan]:
+        """A schedule of whole chunks along the ways of a mixture: C and the plan.
 
         Shares are rounded to whole images of one chunk, of the fewest with which R/C is within `NEAR` of the
-        least up to so many sends; integer programs look for less in a share of the time.
+        least that is found up to so many sends, or, of one image of each, more.
         """
-        loads = _Loads(self._whole, self.group, steps, mixture)
-        most = max(1, most_sends // (len(self.group) * loads.sends))
-        rounded = [(loads.ratio(counts), turns, counts) for turns in range(1, most + 1) for counts in [loads.counts(turns)]]
-        least = min(ratio for ratio, _, _ in rounded)
-        best = next(each for each in rounded if each[0] <= least * (1 + NEAR))
-        for turns in FEW_TURNS:
-            near = best[0] <= mixture.ratio * (1 + float(NEAR))
-            if turns > most or (near and turns >= best[1]):
-                break
-            chunks = turns * len(self.group)
-            candidates = [(0, _timed(way)) for way in mixture.ways]
-            counts = whole_counts(
-                self._orbits(chunks), steps, None, candidates, gap=float(NEAR), deadline=deadline.share(4)
-            )
-            if counts is not None:
-                ratio = loads.ratio(counts[0])
-                if ratio <= best[0] or (near and ratio <= mixture.ratio * (1 + float(NEAR))):
-                    best = ratio, turns, counts[0]
-        _, turns, numbers = best
-        used = [(way, int(number)) for way, number in zip(mixture.ways, numbers, strict=True) if number]
-        chunks, rounds = turns * len(self.group), loads.rounds(numbers)
+        rounding = _Rounding(self._whole, self.group, steps, mixture)
+        turns, counts = rounding.few(max(1, most_sends // (len(self.group) * rounding.sends)))
+        used = [(way, count) for way, count in zip(mixture.ways, counts.tolist(), strict=True) if count]
+        chunks, rounds = turns * len(self.group), rounding.rounds(counts)
         # A schedule ends with a send.
         idle = steps - 1 - max(send.step for way, _ in used for send in way)
         ordered = sorted(
@@ -177,8 +169,8 @@ def _members(ways: Sequence[tuple[Way, int]]) -> Iterator[SumSend]:
             member += 1
 
 
-class _Loads:
-    """What the ways of a mixture load, with all images of one chunk along each.
+class _Rounding:
+    """The shares of a mixture as whole numbers, each of so many images of one chunk.
 
     Attributes:
         sends: of one chunk, in the mean of the mixture.
@@ -188,34 +180,63 @@ class _Loads:
         orbits = link_orbits(problem, group)
         sizes = np.bincount(orbits)
         self._capacities = np.array(problem.capacities)[np.unique(orbits, return_index=True)[1]]
-        self._images = len(group)
-        self._weights = mixture.weights
-        self._loads = np.zeros((len(mixture.ways), steps, len(sizes)), dtype=np.int64)
-        for way, load in zip(mixture.ways, self._loads, strict=True):
+        self._weights = np.array([round(weight * _GRAIN) for weight in mixture.weights], dtype=np.int64)
+        loads = np.zeros((len(mixture.ways), steps, len(sizes)), dtype=np.int64)
+        for way, load in zip(mixture.ways, loads, strict=True):
             for send in way:
                 for link in problem.routes[send.route].links:
                     load[send.step, orbits[link]] += len(group)
-        self._loads //= sizes  # exactly: all links of an orbit are loaded alike
-        together = sum(map(operator.mul, mixture.weights, map(len, mixture.ways)), Fraction(0))
-        self.sends = math.ceil(together)
+        self._loads = loads // sizes  # exactly: all links of an orbit are loaded alike
+        lengths = np.array(list(map(len, mixture.ways)))
+        self.sends = math.ceil(int(self._weights @ lengths) / _GRAIN)
 
-    def counts(self, turns: int) -> list[int]:
-        """So many shared out by the weights, by the largest remainders."""
-        shares = [weight * turns for weight in self._weights]
-        counts = [math.floor(share) for share in shares]
-        last = sorted(range(len(shares)), key=lambda at: (counts[at] - shares[at], at))
-        for at in last[: turns - sum(counts)]:
-            counts[at] += 1
-        return counts
+    def few(self, most: int) -> tuple[int, Ints]:
+        """How many in all, up to `most`, and of each way."""
+        rounded = sorted((self._cost(self._shared(turns)) / turns, turns) for turns in range(1, most + 1))
+        tried = {most >> halved for halved in range(most.bit_length())}
+        tried.update(turns for _, turns in rounded[:BEST_TURNS])
+        better = {turns: self._improved(self._shared(turns)) for turns in sorted(tried)}
+        ratios = {turns: Fraction(sum(self.rounds(counts)), turns) for turns, counts in better.items()}
+        enough = min(ratios.values()) * (1 + NEAR)
+        turns = next(turns for turns, ratio in ratios.items() if ratio <= enough)
+        return turns, better[turns]
 
-    def rounds(self, counts: Sequence[int]) -> tuple[int, ...]:
+    def rounds(self, counts: Ints) -> tuple[int, ...]:
         """As long as the loads of each step need."""
-        load = np.tensordot(np.array(counts, dtype=np.int64), self._loads, 1)
+        load = np.tensordot(counts, self._loads, 1)
         return tuple(max(1, int(need)) for need in (-(-load // self._capacities)).max(axis=1))
 
-    def ratio(self, counts: Sequence[int]) -> Fraction:
-        """R/C."""
-        return Fraction(sum(self.rounds(counts)), sum(counts) * self._images)
+    def _shared(self, turns: int) -> Ints:
+        """So many shared out by the weights, by the largest remainders."""
+        counts, rest = np.divmod(self._weights * turns, _GRAIN)
+        last = np.argsort(-rest, kind="stable")
+        counts[last[: turns - int(counts.sum())]] += 1
+        return np.asarray(counts)
+
+    def _cost(self, counts: Ints) -> float:
+        return float(self._costs(np.tensordot(counts, self._loads, 1)))
+
+    def _costs(self, loads: Ints) -> Prices:
+        """Rounds of loads, and, which counts little, how full they are."""
+        rounds = np.maximum((-(-loads // self._capacities)).max(axis=-1), 1).sum(axis=-1)
+        return np.asarray(rounds + (loads / self._capacities).max(axis=-1).sum(axis=-1) / 1024)
+
+    def _improved(self, counts: Ints) -> Ints:
+        """The same with one after the other taken from a way and given to another, while that costs less."""
+        counts = counts.copy()
+        load = np.tensordot(counts, self._loads, 1)
+        cost = float(self._costs(load))
+        for _ in range(MOST_MOVES):
+            (given,) = np.nonzero(counts)
+            loads = load - self._loads[given][:, None] + self._loads[None]
+            costs = self._costs(loads)
+            least, best = divmod(int(costs.argmin()), len(counts))
+            if costs[least, best] >= cost * (1 - _CLOSE):
+                break
+            load, cost = loads[least, best], float(costs[least, best])
+            counts[given[least]] -= 1
+            counts[best] += 1
+        return counts
 
 
 class _Mixing:
@@ -268,11 +289,11 @@ class _Mixing:
                 if best <= self._enough * (1 + _CLOSE):
                     break
                 stable = _SMOOTHING * stable + (1 - _SMOOTHING) * prices
-                if not self._improves(stable, prices, best, ruins):
-                    if not self._improves(prices, prices, best, ruins):
-                        if ruins == LONG_RUINS:
-                            break
-                        ruins = LONG_RUINS
+                if self._improves(stable, prices, best, ruins) or self._improves(prices, prices, best, ruins):
+                    continue
+                if ruins == LONG_RUINS:
+                    break
+                ruins = LONG_RUINS
         except TimedOutError:
             pass
         best, prices = self._solved()
@@ -337,7 +358,11 @@ class _Site:
         self._turned = replace(problem, demands=self._demands, routes=tuple(turned))
         self._straight = replace(problem, demands=self._demands)
         self._to, self._from = (
-            max(away for rank, away in enumerate(each.steps_from(inside)) if rank in members and away is not None)
+            max(
+                away
+                for rank, away in enumerate(each.steps_from(inside))
+                if rank in members and away is not None
+            )
             for each in (self._turned, self._straight)
         )
         self._searches: dict[tuple[bool, int, int], InsertionSearch] = {}

@@ -18,6 +18,12 @@ EVERY_SCHEDULE = "every schedule"
 COMPOSITIONS = "compositions"
 """A reduce-scatter followed by an allgather."""
 
+MEETINGS = "allreduces that meet in cores"
+"""Hierarchies and others: see `synth.chunks.sums.meeting`."""
+
+MEETINGS_ON_LINKS = "allreduces that meet on links"
+"""All at one time: see `synth.chunks.sums.compositions.meetings`."""
+
 ON_GRID = "at rates rounded down"
 """Follows either where the frontier has a grid (`synth.chunks.grid`)."""
 
@@ -41,6 +47,8 @@ class Point:
             allreduce, `COMPOSITIONS` where it is proved of these alone; either of them `ON_GRID` where
             rates were rounded.
         halves: the certificates of both halves of a composition; none otherwise.
+        restriction: the schedules among which alone this one was looked for, `COMPOSITIONS`, `MEETINGS` or
+            `MEETINGS_ON_LINKS`; None for all. The limit beside it is that of every schedule.
     """
 
     chunks: int
@@ -54,6 +62,7 @@ class Point:
     schedule: Schedule
     scope: str = EVERY_SCHEDULE
     halves: tuple[StepBound, ...] = ()
+    restriction: str | None = None
 
     @property
     def ratio(self) -> Fraction:

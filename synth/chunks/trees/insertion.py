@@ -21,7 +21,7 @@ from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, in_order
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Ints, kernel
 
-_LEAST_GAIN = 1e-12
+_LEAST_SAVING = 1e-12
 """Below that a change of price is a matter of rounding."""
 
 RUINS = 300
@@ -155,7 +155,6 @@ def _shift(costs: Prices, graph: _Graph, order: Ints, since: Ints, by: Ints) -> 
 
     Whoever has it earlier may pay more for it and serve others that get it when they did, but cheaper.
     """
-    src, _, _, _, leaving, first_leaving = graph
     steps = costs.shape[0]
     improved = True
     while improved:
@@ -164,33 +163,45 @@ def _shift(costs: Prices, graph: _Graph, order: Ints, since: Ints, by: Ints) -> 
             for time in range(1, steps + 1):
                 if by[rank] < 0 or time == since[rank]:
                     continue
-                before = since[rank]
+                before, spent = since[rank], costs[since[rank] - 1, by[rank]]
                 own, way = _entered(costs, graph, since, rank, time)
-                gain = costs[before - 1, by[rank]] - own
-                if gain == -np.inf:
+                if way < 0:
                     continue
                 since[rank] = time
-                for place in range(first_leaving[rank], first_leaving[rank + 1]):
-                    other = graph[1][leaving[place]]
-                    if by[other] < 0:
-                        continue
-                    now = costs[since[other] - 1, by[other]]
-                    if src[by[other]] == rank and time >= since[other]:
-                        if leaving[place] == by[other]:  # counted once, whatever routes lead there
-                            gain += now - _entered(costs, graph, since, other, since[other])[0]
-                    elif time < since[other] and leaving[place] != by[other]:
-                        least = _entered(costs, graph, since, other, since[other])[1]
-                        if least == leaving[place]:
-                            gain += max(0.0, now - costs[since[other] - 1, least])
-                if gain <= _LEAST_GAIN * costs[before - 1, by[rank]] + _LEAST_GAIN:
+                saved = spent - own + _saved(costs, graph, since, by, rank)
+                if saved <= _LEAST_SAVING * (1 + spent):
                     since[rank] = before
                     continue
                 by[rank] = way
-                for place in range(first_leaving[rank], first_leaving[rank + 1]):
-                    other = graph[1][leaving[place]]
-                    if by[other] >= 0:
-                        by[other] = _entered(costs, graph, since, other, since[other])[1]
+                _serve(costs, graph, since, by, rank)
                 improved = True
+
+
+@kernel
+def _saved(costs: Prices, graph: _Graph, since: Ints, by: Ints, rank: int) -> float:
+    """What those save together that a rank can send to, now that it has the block at another time."""
+    src, dst, _, _, leaving, first_leaving = graph
+    saved = 0.0
+    for place in range(first_leaving[rank], first_leaving[rank + 1]):
+        route = leaving[place]
+        other = dst[route]
+        if by[other] < 0:
+            continue
+        least, way = _entered(costs, graph, since, other, since[other])
+        # Counted once, whatever routes lead there.
+        if route == by[other] if src[by[other]] == rank else route == way:
+            saved += costs[since[other] - 1, by[other]] - least
+    return saved
+
+
+@kernel
+def _serve(costs: Prices, graph: _Graph, since: Ints, by: Ints, rank: int) -> None:
+    """Let those that a rank can send to take the cheapest routes anew."""
+    _, dst, _, _, leaving, first_leaving = graph
+    for place in range(first_leaving[rank], first_leaving[rank + 1]):
+        other = dst[leaving[place]]
+        if by[other] >= 0:
+            by[other] = _entered(costs, graph, since, other, since[other])[1]
 
 
 @kernel

@@ -115,27 +115,6 @@ def whole_plan(
     Returns:
         The plan; None if there is none along these trees, or none was found in time.
     """
-    found = whole_counts(orbits, steps, rounds, candidates, nodes=nodes, deadline=deadline)
-    if found is None:
-        return None
-    numbers, lengths = found
-    return prune(orbits.problem, orbits.chunks, lengths, orbits.unfold(_sends(candidates, numbers)))
-
-
-def whole_counts(
-    orbits: ChunkOrbits,
-    steps: int,
-    rounds: int | None,
-    candidates: Sequence[Candidate],
-    *,
-    nodes: int = NODES,
-    gap: float = 0,
-    deadline: Deadline,
-) -> tuple[list[int], tuple[int, ...]] | None:
-    """How many representative chunks of `whole_plan` go along each candidate, and the rounds of each step.
-
-    The search ends within `gap`, a part of the rounds, of the fewest.
-    """
     program = IntegerProgram()
     everything = sum(len(demand.targets) for demand in orbits.problem.demands)
     most = rounds if rounds is not None else orbits.chunks * everything
@@ -150,7 +129,7 @@ def whole_counts(
     for (limit, step), uses in _uses(orbits, candidates).items():
         capacity = orbits.limits[limit].capacity
         program.add_row([*uses, lengths[step]], [*uses.values(), -capacity], most=0)
-    model = new_model(mip_max_nodes=nodes, mip_rel_gap=gap)
+    model = new_model(mip_max_nodes=nodes)
     program.pass_to(model)
     limit_time(model, deadline.left_s)
     model.run()
@@ -158,7 +137,8 @@ def whole_counts(
     if ended != "Optimal" and (rounds is not None or model.getInfo().primal_solution_status != _FEASIBLE):
         return None
     values = program.solution_of(model).tolist()
-    return values[: len(candidates)], tuple(values[len(candidates) :])
+    sends = orbits.unfold(_sends(candidates, values[: len(candidates)]))
+    return prune(orbits.problem, orbits.chunks, values[len(candidates) :], sends)
 
 
 def _uses(orbits: ChunkOrbits, candidates: Sequence[Candidate]) -> dict[tuple[int, int], dict[int, int]]:

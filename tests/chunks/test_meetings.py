@@ -1,0 +1,111 @@
+"""Allreduces that meet in cores: every core replayed, every schedule verified, limits beside them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth
+from arborcast.synth import bounds
+from arborcast.synth.chunks.problem.symmetry import problem_group
+from arborcast.synth.chunks.sums.compositions import static_ratio
+from arborcast.synth.chunks.sums.cores import Core, boxes_of, cores_of, rails_of
+from arborcast.synth.chunks.sums.instance import sum_problem, sum_schedule
+from arborcast.synth.chunks.sums.meeting import Meetings
+from arborcast.synth.chunks.sums.pair_bound import pair_bound
+from arborcast.synth.chunks.sums.points import point_method
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+from arborcast.topologies import load
+from tests.support.strategies import topologies
+
+
+def met(fabric: Topology, steps: int) -> tuple[Schedule, Fraction, float] | None:
+    """A schedule of so many steps, its R/C, and that with any number of chunks."""
+    collective = Collective.on(fabric, "allreduce")
+    limit = bounds.bound(fabric, collective)
+    problem = sum_problem(fabric, collective)
+    meeting = Meetings(problem)
+    mixture = meeting.mixture(steps, static_ratio(fabric, collective, limit), Deadline())
+    if mixture is None:
+        assert steps < meeting.fewest_steps
+        return None
+    chunks, plan = meeting.plan(mixture, steps, 40_000)
+    method = point_method(chunks, plan.rounds, 0)
+    schedule = sum_schedule(fabric, collective, problem, chunks, plan, method=method, bound=limit)
+    return schedule, Fraction(sum(plan.rounds), chunks), mixture.ratio
+
+
+def exchanged(core: Core) -> dict[int, frozenset[int]]:
+    """Whose contributions each member has at the end; none may be added twice."""
+    held = {member: frozenset({member}) for member in core.members}
+    for level in core.levels:
+        after = dict(held)
+        for block in level:
+            for src in block:
+                for dst in block:
+                    if src != dst:
+                        assert not after[dst] & held[src]
+                        after[dst] |= held[src]
+        held = after
+    return held
+
+
+@pytest.mark.parametrize("spec", ["dgx1", "dgx-a100:boxes=2", "ndv2:boxes=2", "torus:3x3", "star:4"])
+def test_a_core_ends_with_what_all_of_it_had(spec: str) -> None:
+    problem = sum_problem(load(spec), Collective.on(load(spec), "allreduce"))
+    cores = cores_of(problem, problem_group(problem, 64))
+    assert len(set(cores)) == len(cores)
+    for core in cores:
+        assert all(got == set(core.members) for got in exchanged(core).values())
+
+
+def test_boxes_and_rails_are_those_of_the_machine() -> None:
+    problem = sum_problem(load("dgx-a100:boxes=2"), Collective.on(load("dgx-a100:boxes=2"), "allreduce"))
+    (boxes,) = boxes_of(problem, range(16))
+    assert boxes == (tuple(range(8)), tuple(range(8, 16)))
+    assert rails_of(boxes) == tuple((rank, rank + 8) for rank in range(8))
+    cores = cores_of(problem, problem_group(problem, 64))
+    both = tuple(range(16))
+    assert {core.levels for core in cores if core.members == both} >= {
+        (boxes, rails_of(boxes)),
+        (rails_of(boxes), boxes),
+    }
+
+
+@settings(max_examples=6)
+@given(topologies(max_ranks=4), st.integers(0, 2))
+def test_what_meets_is_correct_and_no_better_than_the_limit(fabric: Topology, more: int) -> None:
+    collective = Collective.on(fabric, "allreduce")
+    if bounds.bound(fabric, collective).rate == 0 or fabric.ranks < 2:
+        return
+    steps = Meetings(sum_problem(fabric, collective)).fewest_steps + more
+    found = met(fabric, steps)
+    assert found is not None
+    schedule, ratio, mixed = found
+    assert synth.verify(schedule).correct
+    assert schedule.steps == steps == len(schedule.rounds or ())
+    least = pair_bound(sum_problem(fabric, collective), steps, deadline=Deadline())
+    assert least is not None and ratio >= least.ratio
+    assert mixed <= float(ratio) * (1 + 1e-9)
+    assert met(fabric, steps) == found
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "ratio"),
+    [
+        # Boxes exchange and then rails in half of the chunks, the reverse in the others.
+        ("dgx-a100:boxes=4", 2, Fraction(3)),
+        # Reduced to two ranks that are neighbours, or to one: all that links can carry in four steps.
+        ("ring:4", 4, Fraction(3, 4)),
+    ],
+)
+def test_both_orders_are_mixed(spec: str, steps: int, ratio: Fraction) -> None:
+    found = met(load(spec), steps)
+    assert found is not None and found[1] == ratio
+    assert synth.verify(found[0]).correct
