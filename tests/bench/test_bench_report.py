@@ -36,6 +36,7 @@ from arborcast.bench.page.testbed import LEAST_DELIVERED, graph, links_of
 from arborcast.bench.page.words import count, digits, duration, percent, size, times
 from arborcast.bench.report import main, summary, write_report, write_tables
 from arborcast.synth.errors import InputError
+from tests.support.browser import BROWSER, needs_browser
 
 CANNED = Path(__file__).parents[1] / "canned_results"
 HEADINGS = [
@@ -723,10 +724,8 @@ def test_each_point_of_a_curve_tells_its_figure_and_each_curve_its_name() -> Non
 
 # ------------------------------------------------------------------------------------- the browser
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+@needs_browser
 def test_a_browser_opens_the_page(results: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     write_report(results, page)

@@ -17,6 +17,7 @@ import yaml
 from arborcast.backends import options
 from tests.docs.given import square
 from tests.docs.snippets import PAGES, ROOT
+from tests.support.browser import BROWSER, FLAGS, needs_axe, needs_browser, violations
 from tests.support.commands import Command
 
 
@@ -125,3 +126,24 @@ def test_the_built_site_asks_no_other_host(site: Path) -> None:
         assert not loads.search(page.read_text(encoding="utf-8")), page
     for style in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@needs_browser
+@needs_axe
+def test_axe_finds_nothing_on_any_page_in_either_colour_scheme(site: Path) -> None:
+    """Save on the page of a wrong address, which people meet as the server's, not as a file."""
+    from playwright.sync_api import sync_playwright
+
+    wrong = []
+    with sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        for scheme in ("light", "dark"):
+            page = running.new_page(color_scheme=scheme)
+            for path in sorted(site.rglob("*.html")):
+                if path.name != "404.html":
+                    page.goto(path.as_uri())
+                    wrong += [(scheme, str(path.relative_to(site)), *one) for one in violations(page)]
+        running.close()
+    assert wrong == []

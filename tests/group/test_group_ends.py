@@ -48,7 +48,10 @@ def _aborted(rank: int, size: int, is_of_torch: bool) -> list[Ended]:
     if rank == size - 1:
         strike_after(2 * MIB, signal_self(signal.SIGSTOP))
 
+    begun = threading.Event()
+
     def abort() -> None:
+        begun.wait(PATIENCE_S)  # torch forgets the group at once: no call could begin any more
         until(lambda: any_inside("_advance"))  # of the engine
         status = Path(f"/proc/{everyone[size - 1]}/status")
         until(lambda: "State:\tT" in status.read_text())
@@ -60,6 +63,7 @@ def _aborted(rank: int, size: int, is_of_torch: bool) -> list[Ended]:
     if rank == 0:
         threading.Thread(target=abort).start()
     works = [dist.all_reduce(torch.ones(LARGE // 4), async_op=True) for _ in range(3)]
+    begun.set()
     found = [ended(work.wait) for work in works]
     if rank == 0:
         os.kill(everyone[size - 1], signal.SIGCONT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -15,18 +14,16 @@ import pytest
 from arborcast import load, solve, write_schedule
 from arborcast.synth.viewer import page as pages
 from arborcast.synth.viewer import scene_of
+from tests.support.browser import BROWSER, FLAGS, needs_axe, needs_browser, violations
 from tests.support.commands import Command, refused
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SCRIPT = files("arborcast.synth.viewer") / "web" / pages.SCRIPT
-AXE = Path(str(files("arborcast.synth.viewer") / "web" / "node_modules" / "axe-core" / "axe.min.js"))
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 shown_in_a_browser = [
-    pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine"),
+    needs_browser,
     pytest.mark.skipif(not SCRIPT.is_file(), reason="the viewer's script was not built: make viewer"),
 ]
 pytestmark = [pytest.mark.timeout(300)]
@@ -172,11 +169,10 @@ class TestInABrowser:
         page.click("#play")
         assert page.inner_text("#play") == "Play"
 
+    @needs_axe
     def test_axe_finds_nothing_in_either_colour_scheme(
         self, command: Command, fragment: Path, opened: Any, tmp_path: Path
     ) -> None:
-        if not AXE.is_file():
-            pytest.skip("axe-core is not here: make viewer")
         path = tmp_path / "page.html"
         assert command("view", str(fragment), "--html", str(path), "-q").status == 0
         page = opened(path)
@@ -184,9 +180,7 @@ class TestInABrowser:
             page.emulate_media(color_scheme=scheme)
             for tab in ("Schedule", "Chunks", "Rank", "Links", "Now"):
                 page.click(f"#view0-{tab}")
-                page.evaluate(AXE.read_text(encoding="utf-8"))
-                found = page.evaluate("async () => (await axe.run()).violations")
-                assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+                assert violations(page) == []
 
 
 def test_without_its_script_the_page_is_refused(
