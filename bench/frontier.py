@@ -100,6 +100,7 @@ UNITS = {
     "points": "chunks, steps, rounds",
     "largest_gap": "of gaps; none where there is no point, or one without a limit",
     "gaps": "of each point, by what part of the proved limit of its number of steps its R/C is more",
+    "restrictions": "of each point, the schedules among which alone it was looked for; none for all",
     "group": "order of the group of symmetries; 1 for the problem as it is",
 }
 
@@ -146,7 +147,9 @@ def _chosen(titles: Sequence[str] | None) -> list[Case]:
 def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     checks = _ours(case, "checked")  # it also warms the disk and the compiled kernels
-    for turn in range(1 if case.deadline_s else arguments.runs):
+    if case.deadline_s:
+        return _our_row(case, [checks], checks)
+    for turn in range(arguments.runs):
         print(f"{case.title}, turn {turn + 1} ...", file=sys.stderr)
         if not runs or runs[0]["seconds"] < arguments.limit_s:
             runs.append(_ours(case, "frontier"))
@@ -171,7 +174,7 @@ def _our_row(case: Case, runs: Sequence[dict[str, Any]], checks: dict[str, Any])
     return {
         **_head(case, "pareto"),
         **_times([(one["seconds"], one["cpu_seconds"]) for one in runs]),
-        **{key: last[key] for key in ("points", "proved", "gaps", "complete", "why_stopped")},
+        **{key: last[key] for key in ("points", "proved", "gaps", "restrictions", "complete", "why_stopped")},
         "deadline_s": case.deadline_s,
         "largest_gap": max(last["gaps"], default=None) if None not in last["gaps"] else None,
         "verified": checks["verified"],

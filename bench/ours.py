@@ -27,25 +27,32 @@ def main() -> None:
 
 def frontier(spec: str, kind: str, root: str, max_steps: str, deadline: str) -> dict[str, Any]:
     """A whole frontier without the cache; `max_steps` 0 for the default, `deadline` 0 for none."""
-    seconds, found = _pareto(spec, kind, root, max_steps, deadline)
+    return _told(*_pareto(spec, kind, root, max_steps, deadline))
+
+
+def _told(seconds: float, found: Any) -> dict[str, Any]:
     return {
         "call_seconds": seconds,
         "points": [[point.chunks, point.steps, point.rounds] for point in found.points],
         "proved": [point.is_proved for point in found.points],
         "gaps": [None if point.gap is None else float(point.gap) for point in found.points],
+        "restrictions": [point.restriction for point in found.points],
         "complete": found.complete,
         "why_stopped": found.why_stopped,
     }
 
 
 def checked(spec: str, kind: str, root: str, max_steps: str, deadline: str) -> dict[str, Any]:
-    """Whether the schedules of a frontier are correct, and how long further calls in one process take."""
+    """The same, whether its schedules are correct, and how long further calls in one process take.
+
+    With a deadline there is one call.
+    """
     first, found = _pareto(spec, kind, root, max_steps, deadline)
     again: list[float] = [first] if float(deadline) else []
     while not float(deadline) and len(again) < AGAIN_CALLS and sum(again) < AGAIN_ENOUGH_S:
         again.append(_pareto(spec, kind, root, max_steps, deadline)[0])
     verified = all(_is_correct(point.schedule) for point in found.points)
-    return {"verified": verified, "again_seconds": statistics.median(again)}
+    return {**_told(first, found), "verified": verified, "again_seconds": statistics.median(again)}
 
 
 def _pareto(spec: str, kind: str, root: str, max_steps: str, deadline: str) -> tuple[float, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
@@ -128,6 +128,7 @@ def compositions(
     last: int,
     options: FrontierOptions,
     deadline: Deadline,
+    best_known: Callable[[int], Fraction | None] = lambda steps: None,
 ) -> tuple[Composition, ...]:
     """Allreduces composed of the points of both halves, in order of steps and then of R/C.
 
@@ -138,6 +139,8 @@ def compositions(
         last: the largest S looked at.
         options: how to go about the halves.
         deadline: what is found by then is returned.
+        best_known: the least R/C found otherwise in no more steps: of many ranks only what is better is
+            written down.
     """
     halves = [
         Half.of(topology, part, bounds.bound(topology, part, deadline=deadline))
@@ -159,7 +162,12 @@ def compositions(
     pairs: Iterable[tuple[CopyOptimum, CopyOptimum]] = product(curves[0].points, curves[1].points)
     if is_large(halves[0].problem):
         most_chunks = MOST_SENDS // (len(collective.ranks) * (len(collective.ranks) - 1))
-        pairs = _best_pairs(halves, curves, most_chunks, deadline)
+
+        def is_better(steps: int, ratio: Fraction) -> bool:
+            least = best_known(steps)
+            return least is None or ratio / len(collective.ranks) < least
+
+        pairs = _best_pairs(halves, curves, most_chunks, is_better, deadline)
     found = _joined(topology, collective, limit, halves, curves, pairs, options.seed, most)
     in_time = (each for each in found if each.schedule.steps <= last)
     return tuple(
@@ -266,7 +274,11 @@ def _joined(
 
 
 def _best_pairs(
-    halves: Sequence[Half], curves: Sequence[Curve], most_chunks: int, deadline: Deadline
+    halves: Sequence[Half],
+    curves: Sequence[Curve],
+    most_chunks: int,
+    is_better: Callable[[int, Fraction], bool],
+    deadline: Deadline,
 ) -> Iterator[tuple[CopyOptimum, CopyOptimum]]:
     """Of each number of steps the pair of the least R/C, where it is less than with fewer steps.
 
@@ -289,7 +301,7 @@ def _best_pairs(
     by_steps: dict[int, list[tuple[CopyOptimum, CopyOptimum]]] = defaultdict(list)
     for first, second in product(curves[0].points, curves[1].points):
         by_steps[first.steps + second.steps].append((first, second))
-    for _, pairs in sorted(by_steps.items()):
+    for steps, pairs in sorted(by_steps.items()):
         if deadline.has_passed:
             return
         found: list[tuple[Fraction, int, CopyOptimum, CopyOptimum]] = []
@@ -300,6 +312,8 @@ def _best_pairs(
         ratio, chunks, one, other = min(found, key=lambda each: each[:2])
         if best is None or ratio < best:
             best = ratio
+            if not is_better(steps, ratio):
+                continue
             yield _written(rounded.get((0, one.steps)), one), _written(rounded.get((1, other.steps)), other)
 
 

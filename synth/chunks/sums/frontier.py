@@ -227,11 +227,15 @@ class _Tracing:
         """The best composition of no more steps."""
         if self._composed is None:
             asked = self._topology, self._collective, self._limit, self._last, self._options
-            first, second = self._deadline.share(4), self._deadline.share(2)
-            self._composed = [*meetings(*asked, first), *compositions(*asked, second)]
+            first, second = self._deadline.share(4), self._deadline.share(3 if self._met else 2)
+            self._composed = [*meetings(*asked, first), *compositions(*asked, second, self._met_in)]
             self._cut_short |= first.has_passed or second.has_passed
         in_time = [each for each in (*self._met, *self._composed) if each.schedule.steps <= steps]
         return min(in_time, key=lambda each: each.ratio, default=None)
+
+    def _met_in(self, steps: int) -> Fraction | None:
+        """The least R/C of what meets in cores in no more steps."""
+        return min((each.ratio for each in self._met if each.schedule.steps <= steps), default=None)
 
     def _add_later_compositions(self) -> None:
         """Compositions of more steps than there was time to look at."""
