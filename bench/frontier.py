@@ -141,7 +141,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _chosen(titles: Sequence[str] | None) -> list[Case]:
-    return [case for case in CASES if not titles or any(title in case.title for title in titles)]
+    """Those whose title is one of these, or else holds one of them; all where none is given."""
+    named = [case for case in CASES if case.title in (titles or ())]
+    return named or [case for case in CASES if not titles or any(title in case.title for title in titles)]
 
 
 def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
