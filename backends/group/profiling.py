@@ -43,8 +43,14 @@ class Event:
         self._is_done: torch.futures.Future[int] = torch.futures.Future()
         self._record.__enter__()
         _open[self._number] = self
-        # Until the script has ended its thread writes to the profiler, which may be torn down after `end`.
-        _waiting()(self._is_done).add_done_callback(lambda _: self._has_ended.set())
+        # Until `close` has returned its thread writes to the profiler, which may be torn down after `end`. Of
+        # the script itself nothing may be recorded: its frames end behind its future, and crashed the process.
+        torch.autograd._enable_record_function(False)
+        try:
+            ending = _waiting()(self._is_done)
+        finally:
+            torch.autograd._enable_record_function(True)
+        ending.add_done_callback(lambda _: self._has_ended.set())
 
     def end(self) -> None:
         """The call has ended, or will never be served; may be said again."""
