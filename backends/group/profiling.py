@@ -43,8 +43,8 @@ class Event:
         self._is_done: torch.futures.Future[int] = torch.futures.Future()
         self._record.__enter__()
         _open[self._number] = self
-        # Until `close` has returned its thread writes to the profiler, which may be torn down after `end`. Of
-        # the script itself nothing may be recorded: its frames end behind its future, and crashed the process.
+        # Until `close` has returned its thread writes to the profiler, which may be torn down after `end`.
+        # Of the script itself nothing may be recorded: its frames end behind its future, which crashes.
         torch.autograd._enable_record_function(False)
         try:
             ending = _waiting()(self._is_done)
