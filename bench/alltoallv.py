@@ -33,6 +33,7 @@ from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.kernels.compiled import compile_all
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify
@@ -179,7 +180,7 @@ def run_exchange(rank: int, address: str, store_path: str, job: Job) -> list[lis
     from arborcast.backends.dataflow.task_graph import compile_graph
     from arborcast.backends.lowering.layout import Buffer
     from arborcast.backends.lowering.lower import lower_rank
-    from arborcast.backends.schedules import exchange, pieces
+    from arborcast.backends.schedules import exchange
     from arborcast.backends.tensors.torch_compat import FileStore
     from arborcast.backends.transport.fingerprint import CollectiveFingerprint
     from arborcast.backends.transport.network import Network
@@ -192,7 +193,7 @@ def run_exchange(rank: int, address: str, store_path: str, job: Job) -> list[lis
     network.connect(set(range(size)) - {rank})
     engine = Engine(rank, network, timeout_s=60)
     count = job.schedule.collective.mean_bytes
-    cut = pieces.SEVERAL_HOSTS.pieces(job.schedule, count)
+    cut = SEVERAL_HOSTS.pieces(job.schedule, count)
     graphs = [
         compile_graph(exchange.pairwise(job.sizes, rank)),
         compile_graph(lower_rank(job.schedule, rank, count, pieces=cut)),

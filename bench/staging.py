@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from arborcast import topologies
-from arborcast.backends.schedules.pieces import SEVERAL_HOSTS, ring_for
+from arborcast.backends.schedules.pieces import ring_for
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.backends.staging.ring import Ring
 from arborcast.bench.contest.contenders import Contender, Copies
@@ -39,6 +39,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size, parse_size
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
 
 RESULTS = Path(__file__).resolve().parent / "results" / "staging.json"
 LEAST_RUNS = 5

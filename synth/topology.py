@@ -138,6 +138,8 @@ class Topology:
         switches: the vertices after the ranks; those that reduce or multicast come before those that only
             forward.
         symmetries: generators of a group of automorphisms, each the images of all vertices in order.
+        message_us: how long a short message keeps each of its ends at work, as `synth probe` measures it; the
+            latencies of links include it. 0 where nothing is known, or links do all of the work.
 
     Raises:
         TopologyError: when any of this does not hold.
@@ -148,6 +150,7 @@ class Topology:
     links: tuple[Link, ...]
     switches: tuple[Switch, ...] = ()
     symmetries: tuple[Permutation, ...] = ()
+    message_us: Fraction = Fraction(0)
 
     @classmethod
     def build(
@@ -157,6 +160,7 @@ class Topology:
         links: Iterable[Link],
         switches: Iterable[Switch | str] = (),
         symmetries: Iterable[Sequence[Vertex]] = (),
+        message_us: Fraction = Fraction(0),
     ) -> Topology:
         """Make a topology from links in any order; parallel links merge by adding their bandwidths.
 
@@ -173,12 +177,14 @@ class Topology:
             links=tuple(merged[pair] for pair in sorted(merged)),
             switches=tuple(Switch(switch) if isinstance(switch, str) else switch for switch in switches),
             symmetries=tuple(tuple(images) for images in symmetries),
+            message_us=message_us,
         )
 
     def __post_init__(self) -> None:
         """Check every rule of the class docstring."""
         if self.ranks < 1:
             raise TopologyError(f"topology {self.name}: ranks must be at least 1, got {self.ranks}")
+        object.__setattr__(self, "message_us", self._checked_message_us())
         for name in (self.name, *(switch.name for switch in self.switches)):
             if not name or not name.isprintable():
                 raise TopologyError(f"name {name!a}: must be printable text on one line")
@@ -203,6 +209,12 @@ class Topology:
             raise TopologyError(f"topology {self.name}: links must be sorted and unique (use Topology.build)")
         for images in self.symmetries:
             self.check_symmetry(images)
+
+    def _checked_message_us(self) -> Fraction:
+        found = _exact(f"topology {self.name}: message_us", self.message_us)
+        if found < 0:
+            raise TopologyError(f"topology {self.name}: message_us must not be negative, got {found} us")
+        return found
 
     @property
     def size(self) -> int:
@@ -287,6 +299,7 @@ class Topology:
             (Link(link.dst, link.src, link.bandwidth, link.latency_us) for link in self.links),
             self.switches,
             self.symmetries,
+            self.message_us,
         )
 
     def subset(self, ranks: Sequence[int]) -> Topology:
@@ -340,6 +353,7 @@ class Topology:
                 for images in self.symmetries
                 if {images[vertex] for vertex in order} == set(order)
             ),
+            self.message_us,
         )
 
     def _useful_switches(self, ranks: set[int]) -> set[Vertex]:

@@ -32,7 +32,6 @@ from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLe
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import images_of, partners_of, transfers_of
 from arborcast.backends.schedules.enlistment import Enlistment
-from arborcast.backends.schedules.pieces import PieceRule
 from arborcast.backends.tensors.torch_reduction import Operator, operator_named
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.handshake import Handshake, answer, dial_tcp, read_reply
@@ -43,6 +42,7 @@ from arborcast.backends.transport.stream import StreamChannel
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.simulation.pieces import PieceRule
 from arborcast.synth.verification.verifier import verify
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,10 @@ from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import lower_rank
-from arborcast.backends.lowering.rank_view import digest_of, partners_of, switches_in
+from arborcast.backends.lowering.rank_view import digest_of, partners_of
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.enlistment import Switches
 from arborcast.backends.schedules.fabric import addresses_of
-from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.backends.schedules.rendezvous import are_on_one_host, share_table
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.tensors.checks import check_buffers
@@ -32,6 +31,7 @@ from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.selection import Choice
+from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS, switches_in
 
 GRAPHS_KEPT = 8
 

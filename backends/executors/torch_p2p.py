@@ -18,14 +18,15 @@ from torch import Tensor
 
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer, Slice
-from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank, pieces_that_fit
+from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
 from arborcast.backends.lowering.program import Operation, Program, Receive, Reduce, Send
-from arborcast.backends.lowering.rank_view import digest_of, switches_in
+from arborcast.backends.lowering.rank_view import digest_of
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_reduction import Operator, served_operator
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.simulation.pieces import pieces_that_fit, switches_in
 
 # Measured on loopback, 4 ranks on 2 cores, in CPU time of all ranks for an allreduce of 16 MiB (ring and
 # full mesh, gloo's own = 1): pieces of 1 MiB 1.2, 512 KiB 1.3 to 1.4, 256 KiB 1.8 to 2.2. On slow links

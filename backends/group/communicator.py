@@ -37,7 +37,6 @@ from arborcast.backends.schedules.exchange import Exchanges, Sizes
 from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.joint import digest_of, joint_part
-from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.backends.schedules.rendezvous import difference, meet, processors, whereabouts
 from arborcast.backends.schedules.spare import digests_of, spare_table
 from arborcast.backends.schedules.table import Table
@@ -52,6 +51,7 @@ from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.synth.topology import Hop
 
 log = logging.getLogger(__name__)

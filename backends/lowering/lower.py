@@ -25,10 +25,11 @@ from fractions import Fraction
 
 from arborcast.backends.lowering.layout import Buffer, Layout, Slice, lay_out
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
-from arborcast.backends.lowering.rank_view import switches_in, transfers_of
+from arborcast.backends.lowering.rank_view import transfers_of
 from arborcast.synth.errors import ScheduleError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Transfer
+from arborcast.synth.simulation.pieces import switches_in
 
 
 class Scratch:
@@ -71,19 +72,6 @@ class Scratch:
 
 DEFAULT_WINDOW = 8
 DEFAULT_MAX_PIECES = 32
-
-
-def pieces_that_fit(schedule: AnySchedule, nbytes: int, *, piece_bytes: int, most: int) -> int:
-    """Into how many pieces each chunk is cut; one number, so that trees of different weight stay in step.
-
-    Args:
-        schedule: what is cut.
-        nbytes: of the whole buffer.
-        piece_bytes: what a piece of the largest chunk does not fall below, unless it is the only one.
-        most: the number that is never exceeded.
-    """
-    largest = max((chunk.share for chunk in schedule.chunks), default=0)
-    return max(1, min(most, int(nbytes * largest) // piece_bytes))
 
 
 def lower(

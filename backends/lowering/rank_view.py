@@ -9,9 +9,7 @@ holds chunks is treated likewise; several translations may take an end to it.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -94,60 +92,6 @@ def partners_of(schedule: AnySchedule, rank: int) -> frozenset[int]:
     return frozenset(
         end for _, transfer in transfers_of(schedule, rank) for end in (transfer.src, transfer.dst)
     ) - {rank}
-
-
-def most_messages(schedule: AnySchedule) -> int:
-    """The transfers that the busiest rank, or able switch, sends and receives."""
-    return max(messages_of(schedule).values(), default=0)
-
-
-def messages_of(schedule: AnySchedule) -> Mapping[int, int]:
-    """The transfers that a rank or able switch sends and receives; of an orbit, those of its first vertex."""
-    ends: dict[int, Fraction] = defaultdict(Fraction)
-    for transfer in schedule.transfers:
-        ends[transfer.src] += 1
-        ends[transfer.dst] += 1
-    return {end: int(count) for end, count in _of_orbits(schedule, ends).items()}
-
-
-def shares_of(schedule: AnySchedule, *, sums: int = 1) -> Mapping[int, Fraction]:
-    """What they move in and out, as parts of the whole buffer; keys as of `messages_of`.
-
-    Args:
-        schedule: in whatever form.
-        sums: how often what is added to what comes counts.
-    """
-    ends: dict[int, Fraction] = defaultdict(Fraction)
-    for transfer in schedule.transfers:
-        share = schedule.chunks[transfer.chunk].share
-        ends[transfer.src] += share
-        ends[transfer.dst] += share * sums if transfer.reduce else share
-    return _of_orbits(schedule, ends)
-
-
-def _of_orbits(schedule: AnySchedule, ends: Mapping[int, Fraction]) -> Mapping[int, Fraction]:
-    """The same where every transfer has its images."""
-    if not isinstance(schedule, ImplicitSchedule):
-        return ends
-    # The images of one end are spread evenly over its orbit: one on each rank, several on each switch.
-    group = schedule.translations
-    _, first, sizes = np.unique(group.orbit_of, return_index=True, return_counts=True)
-    found: dict[int, Fraction] = defaultdict(Fraction)
-    for end, count in ends.items():
-        orbit = group.orbit_of[end]
-        found[int(first[orbit])] += count * group.order / int(sizes[orbit])
-    return found
-
-
-def switches_in(schedule: AnySchedule) -> frozenset[int]:
-    """The switches at which transfers start or end: the vertices besides ranks that have a program."""
-    ranks = schedule.topology.ranks
-    ends = {end for transfer in schedule.transfers for end in (transfer.src, transfer.dst) if end >= ranks}
-    if isinstance(schedule, ImplicitSchedule):
-        orbit_of = schedule.translations.orbit_of
-        orbits = {int(orbit_of[end]) for end in ends}
-        ends = {vertex for vertex in range(ranks, schedule.topology.holders) if orbit_of[vertex] in orbits}
-    return frozenset(ends)
 
 
 def digest_of(schedule: AnySchedule) -> bytes:

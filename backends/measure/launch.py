@@ -22,12 +22,12 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.measure.job import Row, Sweep, count_for
 from arborcast.backends.measure.nccl_tests import sweep_of
 from arborcast.backends.options import Options
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.simulation.pieces import switches_in
 
 
 class RunError(Exception):

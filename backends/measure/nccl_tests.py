@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import Any
 
 from arborcast.backends.lowering.layout import IN_PLACE_KINDS
-from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.measure.job import (
     AVERAGES,
     ITEM_BYTES,
@@ -28,6 +27,7 @@ from arborcast.backends.measure.job import (
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.simulation.pieces import switches_in
 
 NCCL_TYPES = {"float32": "float", "float64": "double"}
 """What nccl-tests calls a type, where that is not our name of it."""

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from arborcast.backends.lowering.layout import Slice
-from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank, pieces_that_fit
+from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.measure.job import ITEM_BYTES, LOOPBACK_PIECE_BYTES, count_for
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.simulation.pieces import pieces_that_fit
 
 Json: TypeAlias = dict[str, object]
 

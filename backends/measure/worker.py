@@ -26,12 +26,12 @@ import torch.distributed as dist
 
 from arborcast.backends.aggregation.aggregator import Aggregator
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.measure.job import Row, Sweep
 from arborcast.backends.measure.sweep import run_sweep
 from arborcast.backends.options import Options
 from arborcast.backends.tensors.torch_compat import FileStore, PrefixStore
 from arborcast.backends.transport.handshake import TOKEN_BYTES
+from arborcast.synth.simulation.pieces import switches_in
 
 SWEEPS_FILE = "sweeps.pickle"
 FAILURE_FILE = "failure.txt"

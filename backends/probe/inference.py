@@ -25,6 +25,9 @@ ALIKE = 0.06
 EXPLAINED = 0.2
 """A prediction may miss the spread of a measurement by this part of it."""
 
+LEAST_US = 0.01
+"""Of what a message costs: clocks see no less."""
+
 _WORTH = 0.02
 """A link to or from a switch must lower the error (sum of log ratios beyond EXPLAINED) by this."""
 
@@ -84,7 +87,10 @@ def infer(
         if best is None or cost < best[0] - 1e-9:  # the first, which is the simplest, among equals
             best = cost, topology, shape
     assert best is not None  # there is always the shape of direct links
-    return Inference(best[1], best[2], misses(best[1], measured, explained=explained))
+    topology = best[1]
+    if measured.message_us is not None:
+        topology = replace(topology, message_us=rounded(max(measured.message_us.median, LEAST_US)))
+    return Inference(topology, best[2], misses(topology, measured, explained=explained))
 
 
 def candidates(measured: Measurements, *, explained: float) -> Iterator[Shape]:

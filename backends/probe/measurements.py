@@ -59,6 +59,9 @@ class Measurements:
         hosts: the name of each rank's host.
         transports: how the bytes of each pair travel; may be empty.
         exact: whether pairs were measured one at a time.
+        message_us: for how long a short message keeps one of its ends at work, of all ranks; None where that
+            was not measured.
+        piece_us: the same of a message of `backends.probe.traffic.PIECE_BYTES`.
     """
 
     ranks: int
@@ -68,6 +71,8 @@ class Measurements:
     hosts: tuple[str, ...]
     transports: Mapping[Flow, str]
     exact: bool = True
+    message_us: Spread | None = None
+    piece_us: Spread | None = None
 
     @property
     def experiments(self) -> Iterator[Mapping[Flow, Spread]]:

@@ -9,6 +9,7 @@ wrong) and after it (a file is contradicted), so that all end with the same stat
 from __future__ import annotations
 
 import socket
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -20,11 +21,14 @@ import torch.distributed as dist
 from arborcast.backends.measure.torchrun import job_group
 from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
 from arborcast.backends.probe.plan import broad_loads, matchings, solo_rounds, targeted_loads
-from arborcast.backends.probe.traffic import Period, flood, ping_pong
+from arborcast.backends.probe.traffic import PIECE_BYTES, PING_BYTES, Period, flood, ping_pong
 from arborcast.backends.transport.network import Network
 from arborcast.synth import progress
 
 Part = TypeVar("Part")
+
+FEWER = 4
+"""Part of the round trips that are made with messages as long as pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ class _Session:
 
     def run(self) -> Measurements:
         effort = self.effort
-        latency_us = self.latencies()
+        latency_us, message_us = self.pings("latency", self.effort.pings, PING_BYTES)
+        _, piece_us = self.pings("pieces", max(1, self.effort.pings // FEWER), PIECE_BYTES)
         alone = solo_rounds(self.ranks, parallel=effort.parallel)
         rounds = self.rates("alone", alone, effort.repeats, effort.period)
         solo = {flow: spread for load in rounds for flow, spread in load.rates.items()}
@@ -99,29 +104,35 @@ class _Session:
             hosts=tuple(hosts),
             transports={flow: name for part in transports for flow, name in part.items()},
             exact=not effort.parallel,
+            message_us=message_us,
+            piece_us=piece_us,
         )
 
-    def latencies(self) -> dict[Flow, Spread]:
-        """Half round trips of every pair, which count for both directions."""
+    def pings(self, what: str, repeats: int, length: int) -> tuple[dict[Flow, Spread], Spread]:
+        """Half round trips of every pair, for both directions, and what a message costs an end."""
         pairs = list(combinations(range(self.ranks), 2))
         rounds = matchings(self.ranks) if self.effort.parallel else [(pair,) for pair in pairs]
         mine: dict[Flow, list[float]] = {}
+        worked_us: list[float] = []
         for done, round_ in enumerate(rounds):
-            progress.report("latency", done, len(rounds))
+            progress.report(what, done, len(rounds))
             self.meet()
             for pair in round_:
                 if self.rank in pair:
                     peer = pair[0] if self.rank == pair[1] else pair[1]
-                    times = ping_pong(
+                    found = ping_pong(
                         self.network.channels[peer],
                         begins=self.rank == pair[0],
-                        repeats=self.effort.pings,
+                        repeats=repeats,
                         timeout_s=self.effort.timeout_s,
+                        length=length,
                     )
+                    worked_us.append(found.work_us)
                     if self.rank == pair[0]:
-                        mine[pair] = times
-        found = {pair: Spread.of(times) for part in self.gathered(mine) for pair, times in part.items()}
-        return found | {(second, first): spread for (first, second), spread in found.items()}
+                        mine[pair] = found.one_way_us
+        spreads = {pair: Spread.of(times) for part in self.gathered(mine) for pair, times in part.items()}
+        work_us = Spread.of(statistics.median(each) for each in self.gathered(worked_us))
+        return spreads | {(second, first): spread for (first, second), spread in spreads.items()}, work_us
 
     def rates(self, what: str, loads: Sequence[tuple[Flow, ...]], repeats: int, period: Period) -> list[Load]:
         """The rates of all flows of each load, measured so many times."""

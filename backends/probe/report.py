@@ -11,6 +11,7 @@ from arborcast.backends.probe.inference import Inference
 from arborcast.backends.probe.likeness import Resemblance
 from arborcast.backends.probe.measurements import Flow, Measurements, Spread
 from arborcast.backends.probe.prediction import Predictor
+from arborcast.backends.probe.traffic import PIECE_BYTES
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.formats.topology_text import topology_to_yaml
 
@@ -30,6 +31,8 @@ def _head(found: Inference, measured: Measurements) -> Iterator[str]:
         yield f"host {host}: ranks {', '.join(map(str, ranks))}"
     yield f"Shape: {describe_shape(found)}."
     yield "Rates that the measurement cannot tell apart are made equal, all are rounded to two digits."
+    if measured.message_us is not None:
+        yield f"Messages: {_costs(measured)} (message_us; latencies include it)."
     for miss in found.misses:
         yield f"NOT EXPLAINED {miss}"
 
@@ -99,6 +102,8 @@ def describe(
     for host, ranks in hosts(measured).items():
         yield f"host       {host}: ranks {', '.join(map(str, ranks))}"
     yield f"measured   {alone}, {_repeats(measured)} times; {transports(measured)}"
+    if measured.message_us is not None:
+        yield f"messages   {_costs(measured)}"
     yield f"topology   {describe_shape(found)}"
     if comparison is not None:
         if comparison.scale != 1:
@@ -145,6 +150,8 @@ def document(
         "ranks": measured.ranks,
         "hosts": list(measured.hosts),
         "exact": measured.exact,
+        "message_us": None if measured.message_us is None else measured.message_us.to_document(),
+        "piece_us": None if measured.piece_us is None else measured.piece_us.to_document(),
         "shape": describe_shape(found),
         "pairs": [
             {
@@ -207,6 +214,15 @@ def hosts(measured: Measurements) -> dict[str, list[int]]:
     for rank, host in enumerate(measured.hosts):
         found.setdefault(host, []).append(rank)
     return found
+
+
+def _costs(measured: Measurements) -> str:
+    """What messages cost their ends, in words: medians of ranks."""
+    assert measured.message_us is not None, "asked where it was measured"
+    short = f"a short one keeps each of its ends at work for {measured.message_us.median:.3g} us"
+    if measured.piece_us is None:
+        return short
+    return f"{short}, one of {PIECE_BYTES >> 10} KiB for {measured.piece_us.median:.3g} us"
 
 
 def transports(measured: Measurements) -> str:

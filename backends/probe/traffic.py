@@ -15,6 +15,8 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.transport.socket_channel import SocketChannel
 
 PING_BYTES = 8
+PIECE_BYTES = 64 << 10
+"""Of the messages that show what a piece costs its ends beside what any message does."""
 _LAST = 1  # first byte of the message after which a sender stops
 
 
@@ -35,17 +37,36 @@ class Period:
         return self.window_s + 1.5 * self.warmup_s
 
 
-def ping_pong(channel: SocketChannel, *, begins: bool, repeats: int, timeout_s: float) -> list[float]:
-    """Microseconds one way, half of each round trip, after one that does not count; the same at both ends.
+@dataclass(frozen=True, slots=True)
+class Pings:
+    """Round trips between two ranks, as one of them saw them.
+
+    Attributes:
+        one_way_us: half of each.
+        work_us: for how long each message, sent or received, kept this end's thread at work, without the time
+            that it slept; the mean.
+    """
+
+    one_way_us: list[float]
+    work_us: float
+
+
+def ping_pong(
+    channel: SocketChannel, *, begins: bool, repeats: int, timeout_s: float, length: int = PING_BYTES
+) -> Pings:
+    """Messages to and fro, after one round trip that does not count; the same at both ends.
 
     Args:
         channel: between the two ranks.
         begins: whether this rank sends first.
         repeats: of the round trip.
         timeout_s: for one message.
+        length: of a message, in bytes.
     """
-    message, times = memoryview(bytearray(PING_BYTES)), []
-    for _ in range(repeats + 1):
+    message, times, worked = memoryview(bytearray(length)), [], 0.0
+    for turn in range(repeats + 1):
+        if turn == 1:
+            worked = time.thread_time()
         start = time.perf_counter()
         if begins:
             _send_all(channel, message, timeout_s)
@@ -53,7 +74,7 @@ def ping_pong(channel: SocketChannel, *, begins: bool, repeats: int, timeout_s: 
         if not begins:
             _send_all(channel, message, timeout_s)
         times.append((time.perf_counter() - start) / 2 * 1e6)
-    return times[1:]
+    return Pings(times[1:], (time.thread_time() - worked) / (2 * repeats) * 1e6)
 
 
 def flood(

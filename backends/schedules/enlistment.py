@@ -26,15 +26,14 @@ from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.options import Address, Options
-from arborcast.backends.schedules.pieces import PieceRule
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.transport.handshake import TOKEN_BYTES, Handshake, dial_tcp, read_reply, seconds_until
 from arborcast.backends.transport.network import Network
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import parse_json
 from arborcast.synth.formats.shapes import MAPPING, check_shape
+from arborcast.synth.simulation.pieces import PieceRule, switches_in
 from arborcast.synth.topology import Topology
 
 ENLISTMENT_FORMAT = "arborcast.enlistment/1"

@@ -26,12 +26,11 @@ from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.ending import tree_of, with_end
 from arborcast.backends.lowering.lower import lower_rank
-from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.behind import Line
 from arborcast.backends.schedules.enlistment import ANSWER_S, Switches
 from arborcast.backends.schedules.joint import JointPart
-from arborcast.backends.schedules.pieces import PieceRule, ring_for
+from arborcast.backends.schedules.pieces import ring_for
 from arborcast.backends.schedules.rendezvous import share_if_any
 from arborcast.backends.schedules.simple import is_simple, simple_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, kept_table, synthesize_table
@@ -47,6 +46,7 @@ from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats.documents import topology_to_document
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.pieces import PieceRule, switches_in
 from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)

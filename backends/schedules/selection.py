@@ -24,16 +24,16 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from arborcast.backends.lowering.rank_view import most_messages, shares_of
-from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Selection
+from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS, most_messages, shares_of
 from arborcast.synth.simulation.simulator import MAX_PASSAGES, simulate
 from arborcast.synth.topology import Topology
 
 MESSAGE_US = Fraction(20)
-"""What sending and receiving a message costs the threads at its ends together, whatever its length."""
+"""What sending and receiving a message costs the threads at its ends together, whatever its length, where the
+topology does not say it."""
 
 NEAR = 0.02
 """Of the least time: what schedules may take more to be compared by their slowest random order."""
@@ -143,11 +143,17 @@ class GroupSelection(Selection):
 
     @cached_property
     def _work_us(self) -> tuple[float, ...]:
-        return tuple(float(most_messages(schedule) * MESSAGE_US / 2) for schedule in self.schedules)
+        each_us = self.schedules[0].topology.message_us or MESSAGE_US / 2
+        return tuple(float(most_messages(schedule) * each_us) for schedule in self.schedules)
 
 
 def with_messages(topology: Topology) -> Topology:
-    """The topology with the cost of a message in the latency of each link into a rank."""
+    """The topology with the cost of a message in the latency of each link into a rank.
+
+    Where `synth probe` measured what messages cost, its latencies have it already.
+    """
+    if topology.message_us:
+        return topology
     return replace(
         topology,
         links=tuple(

@@ -33,11 +33,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
-from arborcast.backends.lowering.lower import pieces_that_fit
-from arborcast.backends.lowering.rank_view import most_messages
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.simulation.pieces import most_messages, pieces_that_fit
 
 MOST_PIECES = 256
 MOST_DEPTH = 64

@@ -17,12 +17,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.bench.contest.contenders import Contender, Copies
 from arborcast.bench.emulation.plan import EmulationPlan
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Choice
+from arborcast.synth.simulation.pieces import switches_in
 
 if TYPE_CHECKING:
     import torch
@@ -198,8 +198,8 @@ class Participant:
         """On rank 0: tell switches of the schedules that need them, once they listen."""
         from arborcast.backends.options import Options
         from arborcast.backends.schedules.enlistment import Switches
-        from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
         from arborcast.backends.schedules.table import Table
+        from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
 
         switches: Switches | None = None
         for vertex in sorted(self.order.switches):
@@ -421,7 +421,7 @@ def _digest_of(contender: Contender) -> bytes:
 
 def pieces_of(schedule: Schedule, order: Order) -> int:
     """As the process group cuts between hosts."""
-    from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
+    from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
 
     return SEVERAL_HOSTS.pieces(schedule, order.elements * ITEM_BYTES)
 

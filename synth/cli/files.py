@@ -191,10 +191,10 @@ def run(
             )
         run_program(file, collective, root, size or sizes, iterations, as_json)
         return
-    from arborcast.backends.lowering.rank_view import switches_in
     from arborcast.backends.measure import launch
     from arborcast.backends.measure.nccl_tests import TITLES, row_line
     from arborcast.synth.formats.sizes import size_range
+    from arborcast.synth.simulation.pieces import switches_in
 
     sizes = size or sizes  # --size was its name before
     schedule = read_correct(file)

@@ -41,6 +41,8 @@ def topology_to_document(topology: Topology) -> Document:
             for link in topology.links
         ],
     }
+    if topology.message_us:
+        document["message_us"] = str(topology.message_us)
     if topology.symmetries:
         document["symmetries"] = [[label(image) for image in images] for images in topology.symmetries]
     return document
@@ -105,7 +107,8 @@ def read_topology(shape: Mapping[str, Any], place: str, prefix: str) -> Topology
     ]
     name = shape.get("name", Path(place).stem or "topology")
     with prefixed(f"{place}: {prefix.removesuffix('.')}" if prefix else place):
-        return Topology.build(name, ranks, links, switches, symmetries)
+        message_us = shape.get("message_us", Fraction(0))
+        return Topology.build(name, ranks, links, switches, symmetries, message_us)
 
 
 def _links(entry: Mapping[str, Any], vertex: Callable[[object, str], Vertex], place: str) -> Iterator[Link]:

@@ -147,6 +147,7 @@ def _part_to_document(schedule: ImplicitSchedule) -> Document:
         topology.ranks,
         tuple(topology.links[index] for index in _firsts(schedule)),
         topology.switches,
+        message_us=topology.message_us,
     )
     document = topology_to_document(part)
     if topology.symmetries:
@@ -228,7 +229,7 @@ def _expanded(
         for src, dst, number in ends
     )
     with prefixed(f"{place}: topology"):
-        return Topology(part.name, part.ranks, links, part.switches, tuple(symmetries))
+        return Topology(part.name, part.ranks, links, part.switches, tuple(symmetries), part.message_us)
 
 
 def _all_images(part: Topology, translations: Translations, place: str) -> tuple[Integers, Integers]:

@@ -163,6 +163,7 @@ class TopologyShape(TypedDict):
     switches: NotRequired[Annotated[list[Name | SwitchShape], Field(max_length=MAX_RANKS)]]
     links: list[LinkShape]
     symmetries: NotRequired[list[list[VertexLabel]]]
+    message_us: NotRequired[Latency]
 
 
 @MAPPING
@@ -402,6 +403,7 @@ class PartTopologyShape(TypedDict):
     switches: NotRequired[Annotated[list[Name | SwitchShape], Field(max_length=MAX_RANKS)]]
     links: Annotated[list[LinkShape], Field(max_length=MAX_IMPLICIT_LINKS)]
     symmetries: NotRequired[Annotated[list[Runs], Field(max_length=MAX_GENERATORS)]]
+    message_us: NotRequired[Latency]
 
 
 @MAPPING

@@ -44,6 +44,8 @@ def topology_to_yaml(
         lines.append(f"switches: {_flow(names)}")
     if notes:
         lines += ["notes:", *(f"  - {json.dumps(note, ensure_ascii=False)}" for note in notes)]
+    if topology.message_us:
+        lines.append(f"message_us: {_decimal(topology.message_us)}")
     lines.append("links:" if topology.links else "links: []")
     groups: dict[str, list[str]] = {}
     for link, ends in _cables(topology):

@@ -6,8 +6,9 @@ piece and does not keep the link busy. Which of the pieces that wait for a link 
 service (`synth.simulation.service`), and times rest on it: unless another one is asked for, that of step +
 piece, then of the transfers. A transfer sends a piece as soon as all transfers of its chunk into the sender
 with an earlier step have delivered theirs; what a later step delivers does not replace what an earlier step
-has yet to send. Reducing takes ranks no time. Steps do not synchronise, not even where the schedule has
-rounds.
+has yet to send. Reducing takes ranks no time, and messages none but where the topology says what they cost
+(`Topology.message_us`): there no run is shorter than the work of the end that has the most of them. Steps do
+not synchronise, not even where the schedule has rounds.
 
 Switches that only forward do as ranks do, unless some switch of the fabric is able or a size of frames is
 given. Then pieces travel as frames, of which a link carries one at a time, those of a piece after each other,
@@ -31,6 +32,7 @@ from arborcast.synth.collective import bandwidths
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, most_messages
 from arborcast.synth.simulation.service import EARLIEST, Rule, Service
 from arborcast.synth.simulation.timing import Occupation, Timing
 from arborcast.synth.topology import Hop
@@ -72,7 +74,8 @@ def simulate(
             representatives (`synth.simulation.implicit` says how exactly).
         size_bytes: size of the whole buffer, as algbw counts it; shares need not divide it.
         pieces: into how many pieces to cut every chunk; None chooses: the largest power of two within the
-            limits below and within `MAX_PASSAGES`, halved as long as that makes it faster with `priority`.
+            limits below and within `MAX_PASSAGES`, halved as long as that makes it faster with `priority`. On
+            a topology that says what a message costs it cuts as the engine does (`synth.simulation.pieces`).
         min_piece_bytes: the choice cuts no chunk of average size into smaller pieces.
         max_pieces: the choice cuts no chunk into more.
         service: the order of service (`synth.simulation.service.FORMS`): `priority`; `fifo`; `random:SEED`;
@@ -115,10 +118,14 @@ def sweep(
     if frame_bytes is not None:
         check_positive("frame_bytes", frame_bytes)
     share = _mean_share(schedule)
+    message_us = schedule.topology.message_us
+    busiest_us = float(most_messages(schedule) * message_us) if message_us else 0.0
     timings = []
     for size in sizes:
         check_size(size)
-        if pieces is None:
+        if pieces is None and message_us:
+            count = max(1, min(SEVERAL_HOSTS.pieces(schedule, size), _affordable(hops)))
+        elif pieces is None:
             most = _most_pieces(hops, int(share * size / min_piece_bytes), max_pieces)
             count, time_us = _descend(hops, size, most, frame_bytes)
             if asked == EARLIEST:
@@ -127,7 +134,8 @@ def sweep(
         else:
             check_positive("pieces", pieces)
             count = pieces
-        timings.append(_timing(schedule, size, count, *_slowest(hops, size, count, asked, frame_bytes)))
+        time_us, slowest = _slowest(hops, size, count, asked, frame_bytes)
+        timings.append(_timing(schedule, size, count, max(time_us, count * busiest_us), slowest))
     return tuple(timings)
 
 
@@ -218,8 +226,13 @@ def _mean_share(schedule: AnySchedule) -> Fraction:
 
 def _most_pieces(hops: Hops, pieces_of_least_size: int, max_pieces: int) -> int:
     """The largest power of two that all limits allow, at least 1."""
-    allowed = min(max_pieces, pieces_of_least_size, MAX_PASSAGES // max(1, hops.layout.link.size))
+    allowed = min(max_pieces, pieces_of_least_size, _affordable(hops))
     return 1 << max(0, allowed.bit_length() - 1)
+
+
+def _affordable(hops: Hops) -> int:
+    """Pieces of which a run takes a second."""
+    return MAX_PASSAGES // max(1, hops.layout.link.size)
 
 
 def _descend(hops: Hops, size: int, most: int, frame_bytes: int | None) -> tuple[int, float]:

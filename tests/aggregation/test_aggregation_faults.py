@@ -29,13 +29,13 @@ from arborcast.backends.aggregation.job import Abilities  # noqa: E402
 from arborcast.backends.options import Options  # noqa: E402
 from arborcast.backends.schedules.enlistment import Switches  # noqa: E402
 from arborcast.backends.schedules.fabric import addresses_of  # noqa: E402
-from arborcast.backends.schedules.pieces import ONE_HOST  # noqa: E402
 from arborcast.backends.schedules.table import Table  # noqa: E402
 from arborcast.backends.transport import listener  # noqa: E402
 from arborcast.backends.transport.handshake import Handshake  # noqa: E402
 from arborcast.backends.transport.network import Network  # noqa: E402
 from arborcast.synth.schedule import Schedule  # noqa: E402
 from arborcast.synth.selection import Choice  # noqa: E402
+from arborcast.synth.simulation.pieces import ONE_HOST  # noqa: E402
 from tests.aggregation.test_aggregation import runner  # noqa: E402
 from tests.support.in_network import aggregators, star, turning, two_levels  # noqa: E402
 from tests.support.ranks import run_ranks, store_path  # noqa: E402

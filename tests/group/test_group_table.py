@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import synth
-from arborcast.backends.lowering.rank_view import messages_of, shares_of
-from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
 from arborcast.backends.schedules.selection import ORDERS, GroupSelection, most_messages, with_messages  # type: ignore[attr-defined]
 from arborcast.backends.schedules.synthesis import tables
 from arborcast.backends.schedules.table import Entry, Table
@@ -27,6 +25,7 @@ from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, messages_of, shares_of
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.topologies import load
 

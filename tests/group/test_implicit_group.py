@@ -13,7 +13,6 @@ import torch.distributed as dist  # noqa: E402
 
 from arborcast.backends import Options  # noqa: E402
 from arborcast.backends.group.communicator import Communicator  # noqa: E402
-from arborcast.backends.schedules.pieces import SEVERAL_HOSTS  # noqa: E402
 from arborcast.backends.schedules.synthesis import tables  # noqa: E402
 from arborcast.backends.schedules.table import Entry, Table  # noqa: E402
 from arborcast.synth.bounds.by_kind import bound  # noqa: E402
@@ -22,6 +21,7 @@ from arborcast.synth.errors import InputError  # noqa: E402
 from arborcast.synth.implicit_schedule import ImplicitSchedule  # noqa: E402
 from arborcast.synth.request import Request  # noqa: E402
 from arborcast.synth.selection import Choice  # noqa: E402
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS  # noqa: E402
 from arborcast.synth.symmetry.translations import Translations  # noqa: E402
 from arborcast.synth.topology import Topology  # noqa: E402
 from arborcast.topologies import load  # noqa: E402

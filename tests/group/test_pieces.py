@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 
 from arborcast import synth, topologies
-from arborcast.backends.schedules.pieces import MESSAGE_US, ONE_HOST, SEVERAL_HOSTS, SHORTEST_BYTES, PieceRule
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.pieces import MESSAGE_US, ONE_HOST, SEVERAL_HOSTS, SHORTEST_BYTES, PieceRule
 from arborcast.synth.topology import Topology
 
 MIB = 1 << 20

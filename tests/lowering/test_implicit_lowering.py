@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from arborcast.backends.lowering.layout import blocks_in, lay_out
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Receive, Send
-from arborcast.backends.lowering.rank_view import images_of, most_messages, partners_of, transfers_of
+from arborcast.backends.lowering.rank_view import images_of, partners_of, transfers_of
 from arborcast.backends.measure.job import Reduction
 from arborcast.backends.measure.samples import sample_data
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk
+from arborcast.synth.simulation.pieces import most_messages
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
-from arborcast.backends.lowering.lower import lower, lower_rank, pieces_that_fit
+from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
 from arborcast.backends.measure.program_description import program_of
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.simulation.pieces import pieces_that_fit
 from arborcast.synth.topology import Link, Topology
 from tests.support.deadlock import DeadlockError, check_deadlock
 from tests.support.drawn_schedules import (

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Receive, Reduce, Send
-from arborcast.backends.lowering.rank_view import most_messages, switches_in
 from arborcast.backends.measure.program_description import describe_program, program_of
-from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, most_messages, switches_in
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Switch, Topology
 from arborcast.synth.verification.verifier import verify

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from arborcast import synth, topologies
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Receive, Send
-from arborcast.backends.schedules.pieces import PieceRule, ring_for
+from arborcast.backends.schedules.pieces import ring_for
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.backends.staging.ring import HIDDEN, MOST_DEPTH, MOST_PIECES, Pipeline, Ring
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.simulation.pieces import PieceRule
 from tests.support.drawn_implicit import KINDS as IMPLICIT_KINDS
 from tests.support.drawn_implicit import grid, implicit
 from tests.support.drawn_schedules import ring_allreduce
