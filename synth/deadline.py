@@ -41,12 +41,6 @@ class Deadline:
             return self
         return Deadline(self.allowed_s, time.monotonic() + self.left_s / parts)
 
-    def longer(self, times: int) -> Deadline:
-        """The deadline so many times as far from now."""
-        if self.end is None or self.left_s is None:
-            return self
-        return Deadline(self.allowed_s, time.monotonic() + self.left_s * times)
-
     def check(self, what: str) -> None:
         """Go on while there is time.
 

@@ -112,8 +112,6 @@ class _Tracing:
         if is_large(self._problem):
             self._meet(range(latency, self._last + 1))  # before what may take all of the time
             self._composition(self._last)
-            self._searcher.deadline = self._deadline.share(2)
-            self._add_limits(range(latency, self._last + 1))
         for steps in range(latency, self._last + 1):
             optimum = self._optimum(steps)
             if optimum.limit is not None and optimum.least >= self._least(steps):
@@ -163,16 +161,14 @@ class _Tracing:
         return cached_optimum(self._searcher, steps, static, self._best, known, proofs=self._options.proofs)
 
     def _meet(self, every: Sequence[int]) -> None:
-        """A limit and a schedule that meets in cores of each number of steps, in two thirds of the time."""
+        """A schedule that meets in cores of each number of steps, then their limits, in most of the time."""
         meeting = Meetings(self._problem)
         best: Fraction | None = None
         for index, steps in enumerate(every):
             if steps < meeting.fewest_steps:
                 continue
-            share = self._deadline.share(3 * (len(every) - index)).longer(2)
-            self._searcher.deadline = share
-            self._add_limits([steps])
-            mixture = meeting.mixture(steps, max(self._least(steps), self._ratio), share)
+            share = self._deadline.share(2 * (len(every) - index))
+            mixture = meeting.mixture(steps, self._ratio, share)
             assert mixture is not None, "so many steps are enough"
             if best is not None and mixture.ratio >= best:
                 continue
@@ -183,9 +179,13 @@ class _Tracing:
                 best = ratio
                 schedule = self._schedule(chunks, plan)
                 self._met.append(Composition(schedule, ratio, False, f"found among {MEETINGS}", (), MEETINGS))
-                self._tell(steps, ratio)
+                report(f"{steps} steps: R/C {float(ratio):.5g}", 0, 0)
             if best == self._ratio:
                 break
+        self._searcher.deadline = self._deadline.share(2)
+        self._add_limits(every)
+        for each in self._met:
+            self._tell(each.schedule.steps, each.ratio)
 
     def _tell(self, steps: int, ratio: Fraction) -> None:
         least = max(self._least(steps), Fraction(0))
