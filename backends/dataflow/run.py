@@ -227,10 +227,15 @@ class GraphRun:
             DisagreementError: a peer means another collective.
         """
         end, lost = time.monotonic() + most_s, set[int]()
+        landed = self._landed()
         while self._is_open and (left := end - time.monotonic()) > 0:
             match news := self._advance(min(idle_s, left), lingers=False):
-                case News.OVER | News.TIMED:
-                    return news == News.OVER, lost
+                case News.OVER:
+                    return True, lost
+                case News.TIMED:  # nobody woke, but of a part on a slow link some may have come
+                    before, landed = landed, self._landed()
+                    if landed == before:
+                        return False, lost
                 case News.ENDED | News.FAILED:
                     at = self._state.asked_peer
                     channel = self._channels[at]
@@ -244,6 +249,10 @@ class GraphRun:
                 case _:
                     self._answer(news)
         return False, lost
+
+    def _landed(self) -> list[int]:
+        """What lies in the kernel from each peer: too little to wake anybody for (SO_RCVLOWAT)."""
+        return [channel.unread_bytes() for channel in self._channels]
 
     def lose(self, peer: int) -> None:
         """Have nothing more go to a peer, nor come."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SYMMETRIC, WRITTEN_OUT, REPAIR, PARTLY = "symmetric", "written out", "repair", "partly symmetric"
-SEARCHED = "symmetry searched"
+SEARCHED, GROUPS = "symmetry searched", "groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Case:
         method: "symmetric" solves by orbits, "written out" makes no use of symmetry, "repair" starts from the
             symmetric schedule of the fabric without faults, whose making does not count; in "partly
             symmetric" it does. "symmetry searched" is "symmetric" where the fabric declares no symmetry.
+            "groups" shares the fabric among the lines of `mesh`.
         faults: what is gone, as `bench.scaling.children.faulty` reads it; empty for nothing.
         every_translate: whether a schedule in implicit form is verified chunk by chunk for all ranks, not on
             its representatives.
@@ -27,6 +28,7 @@ class Case:
             alone; None for no promise.
         target_MB: the same of memory.
         runs: of which the median counts.
+        mesh: sides and, behind a colon, the axis along whose lines the groups are.
         family: cases whose times belong to one curve over the ranks; empty for none.
     """
 
@@ -40,6 +42,7 @@ class Case:
     target_MB: float | None = None  # noqa: N815 - a unit
     runs: int = 3
     family: str = ""
+    mesh: str = ""
 
 
 def targets() -> Iterator[Case]:
@@ -71,6 +74,12 @@ def targets() -> Iterator[Case]:
         )
         yield Case("torus 32x32, a link gone", "torus:32x32", kind, REPAIR, "link:0-1", target_s=5, runs=1)
     yield Case("torus 8x8x8", "torus:8x8x8", "alltoall", target_s=60, runs=1)
+    for title, spec, kind, mesh in (
+        ("64 boxes of 8 A100, 64 groups across boxes", "dgx-a100:boxes=64", "allreduce", "8x64:0"),
+        ("torus 8x8x8, 64 groups on lines", "torus:8x8x8", "allreduce", "8x64:0"),
+        ("torus 8x8x8, 64 groups on lines", "torus:8x8x8", "alltoall", "64x8:1"),
+    ):
+        yield Case(title, spec, kind, GROUPS, target_s=5, runs=1, mesh=mesh)
 
 
 def others() -> Iterator[Case]:

@@ -75,6 +75,7 @@ def test_every_case_is_of_the_catalog_and_asked_once() -> None:
         cases.REPAIR,
         cases.PARTLY,
         cases.SEARCHED,
+        cases.GROUPS,
     }
     small = [case for case in chosen if case.spec in {"dgx-a100:boxes=2", "torus:4x4"}]
     assert all(topologies.load(case.spec).ranks == 16 for case in small)
@@ -103,6 +104,13 @@ def test_a_child_answers_every_method(method: str) -> None:
     assert answer["seconds"] == pytest.approx(
         sum(value for name, value in answer.items() if name.endswith("_seconds"))
     )
+
+
+def test_a_child_shares_a_fabric_among_groups() -> None:
+    case = Case("torus 4x4", "torus:4x4", "allreduce", cases.GROUPS, mesh="4x4:0")
+    answer = children._shared(case)
+    assert (answer["groups"], answer["written"], answer["correct"], answer["optimal"]) == (4, 1, True, True)
+    assert answer["rate"] == answer["bound"]
 
 
 def test_uses_are_measured_from_both_forms() -> None:

@@ -191,7 +191,7 @@ def after_long(rank: int, size: int) -> bool:
     is_right(rank, size, "allreduce", 1000, torch.float32, dist.ReduceOp.SUM, 0)
     time.sleep(1.1)  # a store of files counts whole seconds
     end = break_later(rank, 0, 1, 10_000)
-    right = is_right(rank, size, "allreduce", 100_000, torch.float32, dist.ReduceOp.SUM, 1)
+    right = is_right(rank, size, "allreduce", 1_000_000, torch.float32, dist.ReduceOp.SUM, 1)
     end.set()
     assert [it.lost for it in communicator().resumed] == [((0, 1),)]
     dist.barrier()
@@ -266,6 +266,30 @@ def test_who_ends_while_a_call_is_finished_tells_all() -> None:
     environ = ENVIRON | {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_TRANSPORT": "sockets"}
     for result in run_ranks(4, one_aborts, backend=None, environ=environ, may_fail=True):
         assert result.error == "ExecutionError" and "somebody said so" in result.message
+
+
+def second_fails(rank: int, size: int) -> None:
+    """A link fails, and another one while the call is finished without the first."""
+    join(rank, size, "second")
+    is_right(rank, size, "allreduce", 1000, torch.float32, dist.ReduceOp.SUM, 0)
+    engine = communicator()._engine
+    renew = engine.renew
+
+    def renew_and_break(network: Any, *given: Any) -> Any:
+        scratch = renew(network, *given)
+        if rank == 2:
+            min(network.channels.items())[1]._socket.shutdown(socket.SHUT_RDWR)
+        return scratch
+
+    engine.renew = renew_and_break
+    break_later(rank, 0, 1, 10_000)
+    is_right(rank, size, "allreduce", 1_000_000, torch.float32, dist.ReduceOp.SUM, 1)
+
+
+def test_a_second_link_that_fails_before_the_end_is_a_failure() -> None:
+    environ = ENVIRON | {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_TRANSPORT": "sockets"}
+    for result in run_ranks(4, second_fails, backend=None, environ=environ, may_fail=True):
+        assert result.error == "ExecutionError", result
 
 
 def without_a_way(rank: int, size: int) -> None:

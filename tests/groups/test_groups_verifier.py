@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -11,7 +12,7 @@ import pytest
 from arborcast import synth, topologies
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.groups import JointCertificate, solve_groups, verify_groups
+from arborcast.synth.groups import JointCertificate, along, solve_groups, verify_groups
 from arborcast.synth.groups.folder import read_groups, write_groups
 from arborcast.synth.groups.simulator import simulate_groups
 from arborcast.synth.schedule import Chunk
@@ -100,6 +101,52 @@ def test_switches_that_groups_do_not_share():
     inside = drawn(hub, Kind.BROADCAST, [Chunk(Fraction(1), 0)], ["0>3:0", "3>1:0 3>2:0"])
     wrong = with_group(on_hub, 0, written=inside)
     assert "group 0: adds or multicasts in switches, which groups" in objections(wrong)
+
+
+def lines_of_torus():
+    torus = topologies.load("torus:3x3")
+    groups = along(torus, [3, 3], 0, "allreduce") + along(torus, [3, 3], 1, "allgather")
+    return solve_groups(torus, groups)
+
+
+def test_groups_that_are_alike_share_a_schedule(tmp_path):
+    found = lines_of_torus()
+    assert len({id(group.written) for group in found.groups}) == 2
+    assert verify_groups(found).correct
+    for group in found.groups:  # written out, each is right by itself, which the joint check infers
+        verdict = synth.verify(group.schedule)
+        assert verdict.correct, verdict.errors
+        assert group.schedule.collective == group.collective
+        assert verdict.rate == group.schedule.rate == group.written.rate
+    paths = write_groups(found, tmp_path / "groups")
+    assert len(set(paths)) == 2
+    again = read_groups(tmp_path / "groups")
+    assert again == found and verify_groups(again).correct
+
+
+def test_images_that_are_no_symmetry():
+    found = lines_of_torus()
+    images = found.groups[1].images
+    swapped = (images[1], images[0], *images[2:])
+    assert "images: must take link" in objections(with_group(found, 1, images=swapped))
+    assert "images: must be a permutation" in objections(with_group(found, 1, images=images[:-1]))
+    identity = tuple(range(9))
+    assert "images: must take the collective" in objections(with_group(found, 1, images=identity))
+    assert "its schedule is of another" in objections(with_group(found, 1, images=None))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [([0] * 9, "groups[1].images: must name each of the 9 vertices once"), (3, "groups[1].images")],
+)
+def test_images_in_a_file_that_are_none(images, message, tmp_path):
+    write_groups(lines_of_torus(), tmp_path / "groups")
+    path = tmp_path / "groups" / "groups.json"
+    document = json.loads(path.read_text())
+    document["groups"][1]["images"] = images
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_groups(path.parent)
 
 
 def test_folder_and_back(found, tmp_path):
