@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 VIEWER := synth/viewer/web/viewer.js
 
-.PHONY: install viewer demo test test-all coverage mutants map lint docs package pictures format bench torch-suite clean
+.PHONY: install viewer demo test test-all coverage mutants map lint docs package lowest pictures format bench torch-suite clean
 
 install: $(STAMP) $(VIEWER)
 
@@ -67,6 +67,15 @@ package: install
 	out/package/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[torch,viz]"
 	cd out && package/bin/python ../examples/demo.py --out demo-of-the-wheel
 	cd out && package/bin/synth solve dgx1 allreduce --ranks 0-5 -o wheel.json && package/bin/synth view wheel.json --html wheel.html
+
+# The core with the oldest packages that pyproject.toml allows, in an environment of its own.
+CORE := $(addprefix tests/,values bounds packing chunks verification simulation formats topologies lowering dataflow)
+
+lowest:
+	rm -rf out/lowest
+	$(PYTHON) -m venv out/lowest
+	out/lowest/bin/pip install --quiet -c tests/lowest.txt -e '.[torch,viz]' dratify hypothesis jsonschema pytest pytest-timeout
+	out/lowest/bin/python -m pytest $(CORE)
 
 pictures: install
 	$(BIN)/python docs/draw.py

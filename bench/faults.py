@@ -199,7 +199,8 @@ def _left(children: Sequence[Any], names: Sequence[str], folder: Path) -> list[s
             found.append(f"a child of process {child.pid} goes on")
     sockets = Path("/proc/net/unix").read_text()
     found += [f"socket {name}" for name in names if name in sockets]
-    found += [f"file {path.name}" for path in (folder / "tmp").rglob("*")]
+    files = (folder / "tmp").rglob("*")  # torch keeps a cache of compiled code there
+    found += [f"file {path.name}" for path in files if "torchinductor_" not in str(path)]
     pids = {str(child.pid) for child in children}
     return found + [
         f"shared memory {name}" for name in _shared_memory() if pids & set(re.findall(r"\d+", name))

@@ -45,11 +45,12 @@ class Event:
         _open[self._number] = self
         # Until `close` has returned its thread writes to the profiler, which may be torn down after `end`.
         # Of the script itself nothing may be recorded: its frames end behind its future, which crashes.
-        torch.autograd._enable_record_function(False)
+        record = cast(Any, torch._C)._autograd._enable_record_function
+        record(False)
         try:
             ending = _waiting()(self._is_done)
         finally:
-            torch.autograd._enable_record_function(True)
+            record(True)
         ending.add_done_callback(lambda _: self._has_ended.set())
 
     def end(self) -> None:
