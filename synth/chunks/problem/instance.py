@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import CollectiveError, InputError
@@ -84,6 +88,18 @@ class ChunkProblem:
     def is_routing(self) -> bool:
         """Whether every block goes to one rank alone, so that nothing is worth copying on the way."""
         return all(len(demand.targets) == 1 for demand in self.demands)
+
+    def route_costs(self, prices: NDArray[Any]) -> NDArray[Any]:
+        """What each route costs in each step: a row per step, of prices of the links in each step."""
+        links, starts = self._links_of_routes
+        return np.asarray(np.add.reduceat(prices[:, links], starts, axis=1))
+
+    @cached_property
+    def _links_of_routes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The links of all routes, one route after the other, and where those of each begin."""
+        counts = np.array([len(route.links) for route in self.routes], dtype=np.int64)
+        links = np.array([link for route in self.routes for link in route.links], dtype=np.int64)
+        return links, np.cumsum(counts) - counts
 
     @cached_property
     def leaving(self) -> tuple[tuple[int, ...], ...]:

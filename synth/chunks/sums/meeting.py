@@ -371,7 +371,7 @@ class _Site:
     def cheapest(self, prices: Prices, ruins: int) -> list[Way]:
         """Some cheap ways, with times of the levels that make them cheap."""
         steps, count = len(prices), len(self._core.levels)
-        costs = np.add.reduceat(prices[:, self._links], self._starts, axis=1)
+        costs = self._problem.route_costs(prices)
         exchanges = [_exchange(pairs, costs) for pairs in self._pairs]
         ends = range(self._to, steps - self._from - count + 1)
         gathered = {end: self._gathered(prices, end, ruins) for end in ends}
@@ -416,15 +416,6 @@ class _Site:
         if key not in self._searches:
             self._searches[key] = InsertionSearch(problem, 0, len(prices), ruins)
         return self._searches[key].run(prices)
-
-    @cached_property
-    def _links(self) -> Ints:
-        return np.array([link for route in self._problem.routes for link in route.links], dtype=np.int64)
-
-    @cached_property
-    def _starts(self) -> Ints:
-        counts = np.array([len(route.links) for route in self._problem.routes], dtype=np.int64)
-        return np.cumsum(counts) - counts
 
     @cached_property
     def _pairs(self) -> list[Ints]:

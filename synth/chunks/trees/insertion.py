@@ -50,8 +50,8 @@ class InsertionSearch:
         Raises:
             InfeasibleError: a target cannot be reached in so many steps.
         """
-        links, starts, src, dst = self._routes
-        costs = np.add.reduceat(prices[:, links], starts, axis=1)
+        src, dst = self._ends
+        costs = self.problem.route_costs(prices)
         graph = src, dst, *self._entering, *self._leaving
         since, by = _recreated(costs, graph, self._sources, self._order, self.problem.ranks, self.ruins)
         if (since[self._order] > self.steps).any():
@@ -62,25 +62,17 @@ class InsertionSearch:
         return float(sum(costs[step, route] for route, step in tree)), tree
 
     @cached_property
-    def _routes(self) -> tuple[Ints, Ints, Ints, Ints]:
-        routes = self.problem.routes
-        counts = np.array([len(route.links) for route in routes], dtype=np.int64)
-        links = np.array([link for route in routes for link in route.links], dtype=np.int64)
-        src = np.array([route.src for route in routes], dtype=np.int64)
-        return (
-            links,
-            np.cumsum(counts) - counts,
-            src,
-            np.array([route.dst for route in routes], dtype=np.int64),
-        )
+    def _ends(self) -> tuple[Ints, Ints]:
+        src, dst = np.array([(route.src, route.dst) for route in self.problem.routes], dtype=np.int64).T
+        return np.ascontiguousarray(src), np.ascontiguousarray(dst)
 
     @cached_property
     def _entering(self) -> tuple[Ints, Ints]:
-        return _listed(self._routes[3], self.problem.ranks)
+        return _listed(self._ends[1], self.problem.ranks)
 
     @cached_property
     def _leaving(self) -> tuple[Ints, Ints]:
-        return _listed(self._routes[2], self.problem.ranks)
+        return _listed(self._ends[0], self.problem.ranks)
 
     @cached_property
     def _sources(self) -> Ints:

@@ -111,7 +111,7 @@ class TreeSearch:
 
     def run(self, prices: Prices) -> tuple[int | float, TimedTree]:
         """`cheapest_tree` with these prices."""
-        costs: Prices = np.add.reduceat(prices[:, self._route_links], self._route_starts, axis=1)
+        costs: Prices = self.problem.route_costs(prices)
         graph, unreached = self._graph, self._unreached(costs)
         pair_costs = np.minimum.reduceat(costs, self._first_routes, axis=1)
         if costs.dtype == np.object_:
@@ -139,16 +139,6 @@ class TreeSearch:
     @cached_property
     def _block(self) -> Demand:
         return self.problem.demands[self.demand]
-
-    @cached_property
-    def _route_links(self) -> Ints:
-        """The links of all routes, one route after the other."""
-        return np.array([link for route in self.problem.routes for link in route.links], dtype=np.int64)
-
-    @cached_property
-    def _route_starts(self) -> Ints:
-        counts = np.array([len(route.links) for route in self.problem.routes], dtype=np.int64)
-        return np.cumsum(counts) - counts
 
     @cached_property
     def _first_routes(self) -> Ints:

@@ -108,7 +108,7 @@ class SpanningSearch:
         Raises:
             InfeasibleError: there is none in so many steps.
         """
-        costs = np.add.reduceat(prices[:, self._route_links], self._route_starts, axis=1)
+        costs = self.problem.route_costs(prices)
         unreached = np.inf if costs.dtype == np.float64 else _UNREACHED
         enter = self._entering(costs, unreached)
         enough, known = unreached, None
@@ -177,15 +177,6 @@ class SpanningSearch:
         return int(self._places[self._first])  # the digit 1: some, or all of one
 
     @cached_property
-    def _route_links(self) -> Ints:
-        return np.array([link for route in self.problem.routes for link in route.links], dtype=np.int64)
-
-    @cached_property
-    def _route_starts(self) -> Ints:
-        counts = np.array([len(route.links) for route in self.problem.routes], dtype=np.int64)
-        return np.cumsum(counts) - counts
-
-    @cached_property
     def _ways(self) -> dict[tuple[int, int], list[int]]:
         ways: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, route in enumerate(self.problem.routes):
@@ -242,100 +233,43 @@ class SpanningSearch:
 
 
 @kernel
-def _grow(  # noqa: PLR0912, PLR0915
+def _grow(
     enter: Prices, sizes: Ints, places: Ints, start: int, limit: float, unreached: float
 ) -> tuple[list[Ints], list[Ints], float]:
     """All sets that may lead to a tree of no more than `limit`, step by step, and where each came from.
+
+    A set is looked at once in each step, in at most `moves_of` ways on from all of them.
 
     Returns:
         For each time the numbers of the sets; for each the position, one step earlier, of the set before it;
         the cost of the full set at the end, which is the only one of the last time.
     """
-    steps, classes = enter.shape[0], sizes.shape[0]
-    # The least that one rank of a class can cost from each step on.
-    rest = np.full((steps + 1, classes), unreached, dtype=enter.dtype)
-    for step in range(steps - 1, -1, -1):
-        for entered in range(classes):
-            rest[step, entered] = min(rest[step + 1, entered], enter[step, :, entered].min())
-    size = places[classes]
+    steps = enter.shape[0]
+    rest = _least_to_come(enter, unreached)
+    size = places[sizes.shape[0]]
     position = np.full(size, -1, dtype=np.int64)
     codes = np.array([start], dtype=np.int64)
     spent = np.zeros(1, dtype=enter.dtype)
     all_codes, all_came = [codes], [np.zeros(1, dtype=np.int64)]
-    now, then = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
-    cost, cost_then = np.empty(size, dtype=enter.dtype), np.empty(size, dtype=enter.dtype)
-    low, low_then = np.empty(size, dtype=enter.dtype), np.empty(size, dtype=enter.dtype)
+    # Of the ways on from one set: what they end with, their costs, and what they cost at least to the end.
+    ways = np.empty((2, size), dtype=np.int64)
+    costs = np.empty((4, size), dtype=enter.dtype)
     for step in range(steps):
-        last = step == steps - 1
         new_codes, new_came = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
         new_spent = np.empty(size, dtype=enter.dtype)
         found = 0
         for index in range(codes.shape[0]):
-            code = codes[index]
-            count = 1
-            now[0], cost[0], low[0] = code, spent[index], spent[index]
-            possible = True
-            # What is still to come costs at least this; subtracted class by class as choices are made.
-            for entered in range(classes):
-                digit = code // places[entered] % (places[entered + 1] // places[entered])
-                if digit == 2 or (digit == 1 and sizes[entered] == 1):
-                    continue
-                missing = sizes[entered] - digit
-                if rest[step, entered] >= unreached:
-                    possible = False
-                    break
-                low[0] += missing * rest[step, entered]
-            if not possible or low[0] > limit:
-                continue
-            for entered in range(classes):
-                digit = code // places[entered] % (places[entered + 1] // places[entered])
-                if digit == 2 or (digit == 1 and sizes[entered] == 1):
-                    continue
-                single = unreached
-                for holder in range(classes):
-                    if code // places[holder] % (places[holder + 1] // places[holder]) > 0:
-                        single = min(single, enter[step, holder, entered])
-                missing = sizes[entered] - digit
-                later, least = rest[step + 1, entered], rest[step, entered]
-                more = 0
-                for entry in range(count):
-                    bound = low[entry] - missing * least
-                    if not last and later < unreached and bound + missing * later <= limit:
-                        then[more], cost_then[more] = now[entry], cost[entry]
-                        low_then[more] = bound + missing * later
-                        more += 1
-                    if single < unreached and bound + missing * single <= limit:
-                        full = 1 if sizes[entered] == 1 else 2
-                        then[more] = now[entry] + (full - digit) * places[entered]
-                        cost_then[more] = cost[entry] + missing * single
-                        low_then[more] = bound + missing * single
-                        more += 1
-                    if (
-                        digit == 0
-                        and sizes[entered] > 1
-                        and not last
-                        and single < unreached
-                        and later < single
-                        and bound + single + (missing - 1) * later <= limit
-                    ):
-                        then[more] = now[entry] + places[entered]
-                        cost_then[more] = cost[entry] + single
-                        low_then[more] = bound + single + (missing - 1) * later
-                        more += 1
-                now, then = then, now
-                cost, cost_then = cost_then, cost
-                low, low_then = low_then, low
-                count = more
-                if count == 0:
-                    break
+            ways[0, 0], costs[0, 0] = codes[index], spent[index]
+            row, count = _ways_on(enter, sizes, places, step, rest, limit, unreached, ways, costs)
             for entry in range(count):
-                place = position[now[entry]]
+                code, cost = ways[row, entry], costs[row, entry]
+                place = position[code]
                 if place < 0:
-                    position[now[entry]] = found
-                    new_codes[found], new_spent[found], new_came[found] = now[entry], cost[entry], index
+                    position[code] = found
+                    new_codes[found], new_spent[found], new_came[found] = code, cost, index
                     found += 1
-                elif cost[entry] < new_spent[place]:
-                    new_spent[place], new_came[place] = cost[entry], index
+                elif cost < new_spent[place]:
+                    new_spent[place], new_came[place] = cost, index
         for entry in range(found):
             position[new_codes[entry]] = -1
         codes, spent = new_codes[:found].copy(), new_spent[:found].copy()
@@ -345,3 +279,90 @@ def _grow(  # noqa: PLR0912, PLR0915
     if codes.shape[0] == 1:
         total = spent[0]
     return all_codes, all_came, total
+
+
+@kernel
+def _least_to_come(enter: Prices, unreached: float) -> Prices:
+    """The least that one rank of each class can cost from each step on."""
+    steps, classes = enter.shape[0], enter.shape[1]
+    rest = np.full((steps + 1, classes), unreached, dtype=enter.dtype)
+    for step in range(steps - 1, -1, -1):
+        for entered in range(classes):
+            rest[step, entered] = min(rest[step + 1, entered], enter[step, :, entered].min())
+    return rest
+
+
+@kernel
+def _ways_on(
+    enter: Prices,
+    sizes: Ints,
+    places: Ints,
+    step: int,
+    rest: Prices,
+    limit: float,
+    unreached: float,
+    ways: Ints,
+    costs: Prices,
+) -> tuple[int, int]:
+    """What a set may be after a step, class by class: none, one or all of those join that are not in it.
+
+    The set is the first entry of the first row of `ways`, its cost that of `costs`; the row of both that has
+    the ways on, and how many they are, are returned. The rows of `costs` after the second are for what they
+    cost at least to the end.
+    """
+    classes = sizes.shape[0]
+    last = step == enter.shape[0] - 1
+    code = ways[0, 0]
+    costs[2, 0] = costs[0, 0]
+    # What is still to come costs at least this; subtracted class by class as choices are made.
+    for entered in range(classes):
+        digit = code // places[entered] % (places[entered + 1] // places[entered])
+        if digit == 2 or (digit == 1 and sizes[entered] == 1):
+            continue
+        if rest[step, entered] >= unreached:
+            return 0, 0
+        costs[2, 0] += (sizes[entered] - digit) * rest[step, entered]
+    if costs[2, 0] > limit:
+        return 0, 0
+    row, count = 0, 1
+    for entered in range(classes):
+        digit = code // places[entered] % (places[entered + 1] // places[entered])
+        if digit == 2 or (digit == 1 and sizes[entered] == 1):
+            continue
+        single = _cheapest_entry(enter[step, :, entered], places, code, unreached)
+        missing = sizes[entered] - digit
+        later, least = rest[step + 1, entered], rest[step, entered]
+        full = 1 if sizes[entered] == 1 else 2
+        splits = digit == 0 and sizes[entered] > 1 and not last and later < single
+        other, more = 1 - row, 0
+        for entry in range(count):
+            bound = costs[2 + row, entry] - missing * least
+            cost = costs[row, entry]
+            if not last and later < unreached and bound + missing * later <= limit:
+                ways[other, more], costs[other, more] = ways[row, entry], cost
+                costs[2 + other, more] = bound + missing * later
+                more += 1
+            if single < unreached and bound + missing * single <= limit:
+                ways[other, more] = ways[row, entry] + (full - digit) * places[entered]
+                costs[other, more] = cost + missing * single
+                costs[2 + other, more] = bound + missing * single
+                more += 1
+            if splits and single < unreached and bound + single + (missing - 1) * later <= limit:
+                ways[other, more] = ways[row, entry] + places[entered]
+                costs[other, more] = cost + single
+                costs[2 + other, more] = bound + single + (missing - 1) * later
+                more += 1
+        row, count = other, more
+        if count == 0:
+            break
+    return row, count
+
+
+@kernel
+def _cheapest_entry(enter: Prices, places: Ints, code: int, unreached: float) -> float:
+    """What one rank of a class costs that joins a set, from whichever class of it is cheapest."""
+    single = unreached
+    for holder in range(enter.shape[0]):
+        if code // places[holder] % (places[holder + 1] // places[holder]) > 0:
+            single = min(single, enter[holder])
+    return single
