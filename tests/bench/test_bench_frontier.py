@@ -104,6 +104,7 @@ def ours(points: list[list[int]], seconds: float = 2.0) -> dict[str, Any]:
     facts = {
         "proved": [True] * len(points),
         "gaps": [0.0] * len(points),
+        "restrictions": [None] * len(points),
         "complete": True,
         "why_stopped": "drawn",
     }
