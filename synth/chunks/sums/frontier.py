@@ -112,6 +112,8 @@ class _Tracing:
         if is_large(self._problem):
             self._meet(range(latency, self._last + 1))  # before what may take all of the time
             self._composition(self._last)
+            self._searcher.deadline = self._deadline.share(2)
+            self._add_limits(range(latency, self._last + 1))  # those for which there was no time before
         for steps in range(latency, self._last + 1):
             optimum = self._optimum(steps)
             if optimum.limit is not None and optimum.least >= self._least(steps):
@@ -161,7 +163,9 @@ class _Tracing:
         return cached_optimum(self._searcher, steps, static, self._best, known, proofs=self._options.proofs)
 
     def _meet(self, every: Sequence[int]) -> None:
-        """A schedule that meets in cores of each number of steps, then their limits, in most of the time."""
+        """Limits, in a quarter of the time, and schedules that meet in cores of each number of steps."""
+        self._searcher.deadline = self._deadline.share(4)
+        self._add_limits(every)
         meeting = Meetings(self._problem)
         best: Fraction | None = None
         for index, steps in enumerate(every):
@@ -179,13 +183,9 @@ class _Tracing:
                 best = ratio
                 schedule = self._schedule(chunks, plan)
                 self._met.append(Composition(schedule, ratio, False, f"found among {MEETINGS}", (), MEETINGS))
-                report(f"{steps} steps: R/C {float(ratio):.5g}", 0, 0)
+                self._tell(steps, ratio)
             if best == self._ratio:
                 break
-        self._searcher.deadline = self._deadline.share(2)
-        self._add_limits(every)
-        for each in self._met:
-            self._tell(each.schedule.steps, each.ratio)
 
     def _tell(self, steps: int, ratio: Fraction) -> None:
         least = max(self._least(steps), Fraction(0))
@@ -195,7 +195,7 @@ class _Tracing:
     def _add_limits(self, every: Sequence[int]) -> None:
         """Those of some numbers of steps, until the deadline of the searcher."""
         for steps in every:
-            if steps in self.limits:
+            if steps in self._flows:
                 continue
             static = StepBound(steps, self._ratio, StaticLimit(self._limit))
             known = [static] if self._limit.scope is Scope.EVERY_SCHEDULE else []

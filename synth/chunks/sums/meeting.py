@@ -54,7 +54,7 @@ BEST_TURNS = 3
 MOST_MOVES = 200
 """Moves of a chunk from one way to another that improve rounded shares."""
 
-MOST_SENDS = 200_000
+MOST_SENDS = 130_000
 """Sends of a schedule: seconds, and tens of megabytes."""
 
 NEAR = Fraction(1, 400)
