@@ -18,14 +18,14 @@ import numpy as np
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import ScheduleError
-from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.schedule import Chunk, Method, Playable, Schedule, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 from arborcast.synth.transfers import Transfers, Way, in_order
 
 
 @dataclass(frozen=True)
-class ImplicitSchedule:
+class ImplicitSchedule(Playable):
     """A collective algorithm that its translations map to itself.
 
     Chunk `c` moved by element `g` is chunk `c * translations.order + g` of the whole schedule; transfer `t`

@@ -7,13 +7,14 @@ its form (indices, shares of the right type); whether it does what the collectiv
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
@@ -22,9 +23,11 @@ from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.synth.transfers import Transfer, Transfers, Way, in_order
 
 if TYPE_CHECKING:
+    from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.transfers import Ints
+    from arborcast.synth.viewer import View
 
-__all__ = ["Chunk", "Method", "Schedule", "Settings", "Transfer"]
+__all__ = ["Chunk", "Method", "Playable", "Schedule", "Settings", "Transfer"]
 
 Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]
 
@@ -56,8 +59,28 @@ class Chunk:
     demand: int | None = None
 
 
+class Playable:
+    """A schedule in either form, which shows itself."""
+
+    def view(self, *other: AnySchedule, sizes: str | Sequence[int] = "1MiB", height: int = 820) -> View:
+        """Play this schedule, or it and another side by side: what `arborcast.view` shows in Jupyter.
+
+        Args:
+            other: one more, if any.
+            sizes: of the whole buffer: bytes, or a size or range as `synth view --sizes` takes it.
+            height: of the frame in Jupyter, pixels.
+
+        Raises:
+            ValueError: more than one other.
+            InputError: a wrong size, or an installation without the viewer's script.
+        """
+        # What draws stands above this value, and is found by its public name when it is asked for.
+        view = importlib.import_module("arborcast").view
+        return cast("View", view(self, *other, sizes=sizes, height=height))
+
+
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Playable):
     """A collective algorithm for one topology.
 
     Attributes:

@@ -67,6 +67,8 @@ def test_a_view_of_none_or_three_is_refused() -> None:
     for many in (0, 3):
         with pytest.raises(ValueError, match=f"one or two schedules are shown, got {many}"):
             arborcast.view(*[schedule] * many)
+    with pytest.raises(ValueError, match="one or two schedules are shown, got 3"):
+        schedule.view(schedule, schedule)
 
 
 def test_a_view_says_at_once_that_its_script_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
