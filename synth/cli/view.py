@@ -60,6 +60,8 @@ def view(
     if traces and len(traces) < len(files):
         other = next(file for file in files if file not in traces)
         raise InputError(f"{other}: is no trace, as {traces[0]} is; traces are shown by themselves")
+    if traces and topology is not None:
+        raise InputError(f"--topology {topology}: is for programs of other runtimes; {traces[0]} is a trace")
     if not traces and len(files) > 2:
         raise InputError(f"{files[2]}: at most 2 schedules are shown side by side, got {len(files)}")
     with progress("simulating", quiet=as_json):

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from arborcast.synth.certificate import Bound, Cut, Dual, Partition
+from arborcast.synth.collective import Kind
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.pictures.placement import place
@@ -75,7 +76,7 @@ def scene_of(schedule: AnySchedule, sizes: Sequence[int], facts: Iterable[str] =
             f"{schedule.translations.order} translations make all chunks of them."
         )
     return {
-        "title": f"{schedule.collective.kind} on {schedule.topology.name}",
+        "title": f"{schedule.collective.kind} on {schedule.topology.name}, {schedule.method.name}",
         "facts": list(facts),
         **fabric,
         "bound": _bound(schedule.bound),
@@ -141,10 +142,11 @@ def _bound(bound: Bound) -> Json:
 
 def _chunk_titles(schedule: AnySchedule) -> list[str]:
     label = schedule.topology.label
+    whose = "root" if schedule.collective.kind in {Kind.ALLREDUCE, Kind.REDUCE} else "of"  # data of all ranks
     titles = []
     for chunk in schedule.chunks:
         goes = "" if chunk.target is None else f" for {label(chunk.target)}"
-        titles.append(f"{chunk.share} of the buffer, of {label(chunk.owner)}{goes}")
+        titles.append(f"{chunk.share} of the buffer, {whose} {label(chunk.owner)}{goes}")
     return titles
 
 

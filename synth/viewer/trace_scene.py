@@ -1,8 +1,8 @@
 """Traces of a real run, as `group.trace()` writes them on each rank, as a scene of the viewer.
 
 A trace has a line for each peer and direction, "to rank 1". What a rank sends is drawn on the link to that
-peer, from when it began to when it was handed over; a chunk is a call. Ranks stand on a circle, or where the
-topology says.
+peer, from when it began to when it was handed over; a chunk is a call. Ranks stand on a circle: a trace
+does not know its fabric.
 """
 
 from __future__ import annotations

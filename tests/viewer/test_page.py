@@ -87,7 +87,7 @@ class TestInABrowser:
         assert ran.document == {
             "file": str(path),
             "opened": False,
-            "titles": ["allreduce on dgx1"],
+            "titles": ["allreduce on dgx1, trees"],
         }
         from arborcast import read_schedule
 
@@ -125,11 +125,11 @@ class TestInABrowser:
         for step in range(1, schedule.steps):
             page.keyboard.press(".")
             words = said(page)
-            assert f"step {step + 1} of {schedule.steps}" in words
+            assert f"{step + 1} of {schedule.steps} steps begun" in words
             assert before < float(words.split()[0]) or step == 1
             before = float(words.split()[0])
         page.keyboard.press(",")
-        assert f"step {schedule.steps - 1} of" in said(page)
+        assert f", {schedule.steps - 1} of {schedule.steps} steps begun" in said(page)
         page.keyboard.press("]")
         page.keyboard.press("]")
         assert "with chunk 1" in said(page)
@@ -204,3 +204,11 @@ def test_text_of_a_schedule_cannot_end_the_script(tmp_path: Path, monkeypatch: p
     data = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
     assert data is not None
     assert json.loads(data[1]) == {"scenes": [{"title": "</script><script>alert(1)</script>"}]}
+
+
+def test_a_trace_takes_no_fabric(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text("[]")
+    told = command(
+        "view", str(tmp_path / "0.json"), "--topology", "dgx1", "--html", str(tmp_path / "page.html")
+    )
+    refused(told, "--topology dgx1: is for programs of other runtimes", "0.json is a trace")

@@ -71,7 +71,7 @@ class View {
     const busy = playback.at(time, shown.chunk).length;
     const place = playback.stepAt(time), steps = playback.steps.length;
     const of = shown.chunk === null ? "" : ` with chunk ${shown.chunk}`;
-    return `${busy} of ${playback.used.length} used links busy${of}, step ${place + 1} of ${steps}`;
+    return `${busy} of ${playback.used.length} used links busy${of}, ${place + 1} of ${steps} steps begun`;
   }
 
   describe(time: number): void {

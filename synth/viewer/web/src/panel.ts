@@ -110,7 +110,7 @@ export class Panel {
       const what = bound.sets === null ? "the link lengths that prove it: a wide link is a long one"
         : bound.sets.length === 1 ? "the cut that proves it: what is inside, and the links that leave it" : "the partition that proves it: its sets, and the links between them";
       this.check("Show the bound", this.shown.bound, (on) => this.wishes.bound(on));
-      body.append("p").attr("class", "note").text(`Bound: ${bound.rate.toFixed(2)} GB/s over ${bound.scope}. Shown is ${what}.`);
+      body.append("p").attr("class", "note").text(`Bound: ${bound.rate.toFixed(2)} GB/s over ${bound.scope}. The box marks ${what}.`);
     }
     body.append("p").attr("class", "note").text("A ring around a rank is the part that has come of all that it is sent. Drag and wheel move the map; a click on a rank shows its program.");
     if (this.scene.note) body.append("p").attr("class", "note").text(this.scene.note);
