@@ -43,7 +43,7 @@ def line() -> Schedule:
 
 def test_a_drawn_line() -> None:
     shown = scene_of(line(), [3000], ["a fact"])
-    assert shown["title"] == "broadcast on line, trees"
+    assert shown["title"] == "broadcast on line, drawn"
     assert shown["facts"] == ["a fact"]
     assert [vertex["label"] for vertex in shown["vertices"]] == ["0", "1", "2"]
     assert shown["bound"] == {"rate": 1.0, "scope": "every schedule", "sets": [[0]], "lengths": None}
