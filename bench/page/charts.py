@@ -248,7 +248,7 @@ def _lines(chart: LineChart) -> alt.LayerChart | None:
     low, high = min(values) / 1.12, max(values) * 1.12
     wide = (sizes[0], sizes[-1]) if len(sizes) > 1 else (sizes[0] / 2, sizes[0] * 2)
     below = sizes[::-1][:: max(1, math.ceil((len(sizes) - 1) / 4))][::-1]
-    x = _X.scale(_scale(*wide)).axis(_axis(below, chart.across, grid=False))
+    x = _X.scale(_scale(*wide)).axis(_axis(below, chart.across, grid=False, labelOverlap=True))
     ticks = log_ticks(low, high)
     y = _Y.scale(_scale(low, high)).axis(_axis(ticks, name))
     rows = pd.DataFrame(

@@ -188,6 +188,8 @@ def _files(rows: pd.DataFrame) -> Iterator[Part]:
 def _short(path: str) -> str:
     """Repository and file, without the digest before its name."""
     folder, _, name = path.partition("/")
+    if not name:
+        return path.replace("__", "/")
     return f"{folder.replace('+', '/')}: {name.partition('__')[2] or name}".replace("__", "/")
 
 
