@@ -135,6 +135,7 @@ FLOATING = {
 WHOLE = {
     "synth/alltoallv/cuts.py",
     "synth/bounds/routing_trees.py",
+    "synth/chunks/sums/meeting.py",
     "synth/chunks/sums/pair_bound.py",
     "synth/lp/exact_system.py",
     "synth/packing/mwu.py",

@@ -203,7 +203,7 @@ class _Rounding:
 
     def rounds(self, counts: Ints) -> tuple[int, ...]:
         """As long as the loads of each step need."""
-        load = np.tensordot(counts, self._loads, 1)
+        load = self._load(counts)
         return tuple(max(1, int(need)) for need in (-(-load // self._capacities)).max(axis=1))
 
     def _shared(self, turns: int) -> Ints:
@@ -213,8 +213,13 @@ class _Rounding:
         counts[last[: turns - int(counts.sum())]] += 1
         return np.asarray(counts)
 
+    def _load(self, counts: Ints) -> Ints:
+        """Of each orbit of links in each step."""
+        ways, *shape = self._loads.shape
+        return (counts @ self._loads.reshape(ways, -1)).reshape(shape)
+
     def _cost(self, counts: Ints) -> float:
-        return float(self._costs(np.tensordot(counts, self._loads, 1)))
+        return float(self._costs(self._load(counts)))
 
     def _costs(self, loads: Ints) -> Prices:
         """Rounds of loads, and, which counts little, how full they are."""
@@ -224,7 +229,7 @@ class _Rounding:
     def _improved(self, counts: Ints) -> Ints:
         """The same with one after the other taken from a way and given to another, while that costs less."""
         counts = counts.copy()
-        load = np.tensordot(counts, self._loads, 1)
+        load = self._load(counts)
         cost = float(self._costs(load))
         for _ in range(MOST_MOVES):
             (given,) = np.nonzero(counts)
