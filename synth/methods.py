@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
-from arborcast.synth.chunks.encodings.registry import ENCODINGS
+from arborcast.synth.chunks.encodings.registry import EncodingName
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.request import Request
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import ImplicitSchedule
     from arborcast.synth.symmetry.translations import Translations
 
-NEED_SIZE = tuple(ENCODINGS)
-"""The methods that search for a schedule of given chunks, steps and rounds."""
-
-PATTERNS = (
+PatternName: TypeAlias = Literal[
     "ring",
     "multiring",
     "binary-tree",
@@ -36,11 +33,18 @@ PATTERNS = (
     "bruck",
     "pat",
     "bine",
-)
+]
 """The methods of libraries, whatever the graph is."""
 
-METHODS = ("trees", "mwu", "routes", *NEED_SIZE, *PATTERNS)
-"""Every method by the name that the command line uses."""
+MethodName: TypeAlias = Literal["auto", "trees", "mwu", "routes", EncodingName, PatternName]
+"""Every method by the name that the command line uses; `auto` leaves the choice to `synth.api`."""
+
+NEED_SIZE: tuple[str, ...] = get_args(EncodingName)
+"""The methods that search for a schedule of given chunks, steps and rounds."""
+
+PATTERNS: tuple[str, ...] = get_args(PatternName)
+
+METHODS: tuple[str, ...] = tuple(name for name in get_args(MethodName) if name != "auto")
 
 IMPLICIT_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
 """The kinds that name no rank, so that a translation of the fabric is one of the collective."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from arborcast.synth.api import Form, approach
 from arborcast.synth.cli.console import Json, Stopwatch, print_json, print_lines, progress
@@ -40,31 +40,10 @@ from arborcast.synth.cli.options import (
     writable,
 )
 from arborcast.synth.errors import InfeasibleError, SolverDiedError, TimedOutError
+from arborcast.synth.methods import MethodName
 
 if TYPE_CHECKING:
     from arborcast.synth.selection import Choice
-
-
-MethodName = Literal[
-    "auto",
-    "trees",
-    "mwu",
-    "routes",
-    "smt",
-    "ilp",
-    "sat",
-    "ring",
-    "multiring",
-    "binary-tree",
-    "levels",
-    "halving-doubling",
-    "multiport",
-    "swing",
-    "recursive-doubling",
-    "bruck",
-    "pat",
-    "bine",
-]
 
 
 @about_a_fabric()

@@ -220,7 +220,6 @@ def test_wrong_input_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("option", "table"),
     [
-        ("solve.MethodName", "arborcast.synth.methods.METHODS"),
         ("plan.OrderName", "arborcast.pipeline.order.ORDERS"),
         ("plan.MethodName", "arborcast.pipeline.planning.comparison.EVERY"),
         ("options.RatesName", "arborcast.topologies.rates.Rates"),

@@ -12,6 +12,7 @@ import pytest
 
 from arborcast import synth, topologies
 from arborcast.synth.api import approach
+from arborcast.synth.chunks.encodings.registry import ENCODINGS
 from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.methods import METHODS, NEED_SIZE, PATTERNS
@@ -46,6 +47,10 @@ def test_auto_serves_every_kind_at_its_bound(kind: str) -> None:
     assert synth.verify(schedule).correct
     assert schedule.is_optimal
     assert schedule.method.name == ("trees" if kind in TREE_KINDS else "routes")
+
+
+def test_methods_that_are_given_chunks_are_the_encodings() -> None:
+    assert set(NEED_SIZE) == set(ENCODINGS)
 
 
 def test_an_unknown_method_is_named_with_the_known_ones() -> None:

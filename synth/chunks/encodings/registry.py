@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from arborcast.synth.chunks.problem.outcome import Instance, Outcome, Search
+
+EncodingName: TypeAlias = Literal["smt", "ilp", "sat"]
 
 _HERE = "arborcast.synth.chunks.encodings"
 
