@@ -20,7 +20,7 @@ $(VIEWER): $(addprefix synth/viewer/web/,package.json package-lock.json tsconfig
 	@if command -v npm >/dev/null && (cd synth/viewer/web && npm ci --silent && npm run --silent build); then :; \
 	else echo "synth view will not work here: npm (of Node.js 20 or newer) could not build its script" >&2; fi
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard backends/native/*.[ch])
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard backends/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Arborcast needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
