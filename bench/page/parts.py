@@ -18,9 +18,12 @@ from arborcast.bench.page.charts import Chart
 from arborcast.bench.page.results import FIGURES, Document, Row, is_ours, records
 from arborcast.bench.page.words import (
     Format,
+    billions,
     count,
     digits,
     duration,
+    gigabytes,
+    megabytes,
     percent,
     plural,
     scaled,
@@ -234,12 +237,12 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
         "times_gloo"
     ),
     in_gigabytes: "peak_MB",
-    scaled("GB", 1e9): "limit_bytes memory_bytes",
-    scaled("MB", 1e6): (
+    gigabytes: "limit_bytes memory_bytes",
+    megabytes: (
         "predicted_bytes live_bytes resident_bytes parameters_bytes gradients_bytes optimizer_bytes "
         "activations_bytes boundary_bytes working_bytes"
     ),
-    scaled("billion", 1e9): "parameters",
+    billions: "parameters",
 }
 """How figures are shown, by the names of their columns."""
 

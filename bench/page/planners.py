@@ -26,7 +26,18 @@ from arborcast.bench.page.parts import (
 )
 from arborcast.bench.page.results import Document, Row, first, groups, number
 from arborcast.bench.page.training import COMMAND, named, points
-from arborcast.bench.page.words import DASH, count, digits, duration, listed, percent, plural, scaled, times
+from arborcast.bench.page.words import (
+    DASH,
+    billions,
+    count,
+    digits,
+    duration,
+    listed,
+    percent,
+    plural,
+    scaled,
+    times,
+)
 
 # ------------------------------------------------------------------------------------- where SPP gains
 
@@ -231,7 +242,7 @@ def largest_table(rows: pd.DataFrame) -> Table:
             (
                 _way(row),
                 cell(count, row.layers),
-                cell(scaled("billion", 1e9), row.parameters),
+                cell(billions, row.parameters),
                 cell(digits, row.samples_per_second),
             )
             for _, alike in groups(rows, "method", "parts", "asked")

@@ -36,7 +36,6 @@ from arborcast.bench.page.words import (
     listed,
     percent,
     plural,
-    scaled,
     seconds,
     times,
 )
@@ -152,8 +151,6 @@ def _ratio(row: Row) -> Cell:
         return Cell("tie", row.speed_up, "quiet")
     return missed(times, row.speed_up, True, mark="lost") if row.speed_up < 1 else cell(times, row.speed_up)
 
-
-_gigabytes = scaled("GB", 1e9)
 
 _PLANS: dict[str, Column] = {
     **columns("testbed | network: model"),

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from arborcast.bench.harness.provenance import doubts
-from arborcast.bench.page.charts import svg
+from arborcast.bench.page.drawing import svg
 from arborcast.bench.page.parts import Part, Sentence, Strong, Table
 from arborcast.bench.page.results import Document, number, span
 from arborcast.bench.page.words import count, percent, plural, two_digits

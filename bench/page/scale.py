@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from arborcast.bench.page.charts import Line, LineChart, unit_time
+from arborcast.bench.page.charts import Line, LineChart
 from arborcast.bench.page.parts import (
     Cell,
     Column,
@@ -36,6 +36,7 @@ from arborcast.bench.page.words import (
     seconds,
     times,
     two_digits,
+    unit_time,
 )
 
 COMMAND = "python bench/scale.py --only "

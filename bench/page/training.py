@@ -11,7 +11,7 @@ from functools import partial
 
 import pandas as pd
 
-from arborcast.bench.page.charts import Line, LineChart, unit_time
+from arborcast.bench.page.charts import Line, LineChart
 from arborcast.bench.page.parts import (
     Cell,
     Column,
@@ -30,7 +30,17 @@ from arborcast.bench.page.parts import (
     text,
 )
 from arborcast.bench.page.results import Document, first, groups, number, records
-from arborcast.bench.page.words import DASH, count, duration, percent, plural, scaled, times, tiny
+from arborcast.bench.page.words import (
+    DASH,
+    count,
+    duration,
+    megabytes,
+    percent,
+    plural,
+    times,
+    tiny,
+    unit_time,
+)
 
 COMMAND = "python bench/pipeline.py --only "
 ORDERS = {
@@ -298,7 +308,7 @@ def steps_table(document: Document) -> Table:
             (
                 topology,
                 shape,
-                cell(scaled("MB", 1e6), first(alike).gradient_bytes),
+                cell(megabytes, first(alike).gradient_bytes),
                 cell(duration, ours.time_us, "ours"),
                 cell(duration, gloo.time_us),
                 missed(times, ratio, True, mark="slower") if ratio < 1 else cell(times, ratio),
@@ -416,7 +426,6 @@ def memory_table(document: Document) -> Table:
     )
 
 
-megabytes = scaled("MB", 1e6)
 _MEMORY = columns(
     "model | order | >stage | >layers | >ratio | >predicted: predicted_bytes | >held: live_bytes | "
     ">resident: resident_bytes | >parameters: parameters_bytes | >gradients: gradients_bytes | "

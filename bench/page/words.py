@@ -33,6 +33,11 @@ def scaled(unit: str, factor: float = 1.0, significant: int = 3) -> Format:
     return lambda value: DASH if math.isnan(value) else f"{digits(value / factor, significant)} {unit}"
 
 
+megabytes = scaled("MB", 1e6)
+gigabytes = scaled("GB", 1e9)
+billions = scaled("billion", 1e9)
+
+
 def tiny(value: float) -> str:
     """A difference far below 1, with two significant digits and its power of ten."""
     if math.isnan(value):
@@ -81,3 +86,11 @@ def plural(number: float, thing: str) -> str:
 def listed(items: Sequence[str]) -> str:
     """Items with commas and an "and"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else DASH
+
+
+def unit_time(value: float) -> str:
+    """A round number of seconds for an axis."""
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if value < 0.999 * limit:
+            return f"{value * factor:g} {unit}"
+    return f"{value:g} s"

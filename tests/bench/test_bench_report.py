@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.bench.page.charts import Line, LineChart, log_ticks, svg
+from arborcast.bench.page.charts import Line, LineChart
+from arborcast.bench.page.drawing import log_ticks, svg
 from arborcast.bench.page.headline import headline
 from arborcast.bench.page.parts import Cell, Strong, Table, text
 from arborcast.bench.page.render import (

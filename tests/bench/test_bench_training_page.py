@@ -14,7 +14,8 @@ import pytest
 
 from arborcast.bench.compare import compare
 from arborcast.bench.page import planners, plans, sharded, steps, training
-from arborcast.bench.page.charts import Line, LineChart, svg
+from arborcast.bench.page.charts import Line, LineChart
+from arborcast.bench.page.drawing import svg
 from arborcast.bench.page.parts import Table
 from arborcast.bench.page.render import part_html, table_markdown
 from arborcast.bench.page.results import Document, first, frame, read_results
