@@ -38,7 +38,7 @@ def view(
         Path | None, option("--html", "write the page here and open nothing", metavar="FILE")
     ] = None,
     topology: Annotated[
-        str | None, option("--topology", "the fabric of a program of another runtime")
+        str | None, option("--topology", "the fabric of a program of another runtime, or of a run")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -48,6 +48,7 @@ def view(
 
     The page is one HTML file that asks the network for nothing.
     """
+    from arborcast import topologies
     from arborcast.synth.formats.sizes import size_range
     from arborcast.synth.viewer import scene_of_traces, write_page
     from arborcast.synth.viewer.trace_scene import is_trace
@@ -60,12 +61,13 @@ def view(
     if traces and len(traces) < len(files):
         other = next(file for file in files if file not in traces)
         raise InputError(f"{other}: is no trace, as {traces[0]} is; traces are shown by themselves")
-    if traces and topology is not None:
-        raise InputError(f"--topology {topology}: is for programs of other runtimes; {traces[0]} is a trace")
     if not traces and len(files) > 2:
         raise InputError(f"{files[2]}: at most 2 schedules are shown side by side, got {len(files)}")
     with progress("simulating", quiet=as_json):
-        scenes = [scene_of_traces(traces)] if traces else [_scene(file, asked, topology) for file in files]
+        if traces:
+            scenes = [scene_of_traces(traces, None if topology is None else topologies.load(topology))]
+        else:
+            scenes = [_scene(file, asked, topology) for file in files]
         if html is None:
             made = tempfile.NamedTemporaryFile(prefix="arborcast-", suffix=".html", delete=False)  # noqa: SIM115
             made.close()
@@ -88,7 +90,9 @@ def _scene(file: Path, sizes: tuple[int, ...], topology: str | None) -> Json:
         schedule = read_schedule_of_program(file, topology)
     else:
         if topology is not None:
-            raise InputError(f"--topology {topology}: is for programs of other runtimes; {file} is none")
+            raise InputError(
+                f"--topology {topology}: is for traces and programs of other runtimes; {file} is none"
+            )
         schedule = read_correct(file)
     solution = solution_document(schedule, 0, None)
     facts = [line.strip() for line in describe_solution(schedule, solution)[1:]]

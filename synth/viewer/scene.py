@@ -51,7 +51,7 @@ def scene_of(schedule: AnySchedule, sizes: Sequence[int], facts: Iterable[str] =
     """
     if isinstance(schedule, ImplicitSchedule) and schedule.transfer_count <= MOST_EXPANDED:
         schedule = schedule.expand()
-    fabric = _fabric(schedule.topology)
+    fabric = scene_of_fabric(schedule.topology)
     runs, joined = [], False
     for size in sizes:
         timing = simulate(schedule, size)
@@ -101,7 +101,8 @@ def columns_of(transfers: Iterable[Transfer]) -> Json:
     }
 
 
-def _fabric(topology: Topology) -> Json:
+def scene_of_fabric(topology: Topology) -> Json:
+    """Vertices in their places, and links."""
     placement = place(topology)
     kinds = ["rank"] * topology.ranks + ["able"] * (topology.holders - topology.ranks)
     kinds += ["switch"] * (topology.size - topology.holders)

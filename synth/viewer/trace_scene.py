@@ -1,8 +1,8 @@
 """Traces of a real run, as `group.trace()` writes them on each rank, as a scene of the viewer.
 
 A trace has a line for each peer and direction, "to rank 1". What a rank sends is drawn on the link to that
-peer, from when it began to when it was handed over; a chunk is a call. Ranks stand on a circle: a trace
-does not know its fabric.
+peer, from when it began to when it was handed over; a chunk is a call. A trace does not know its fabric:
+where none is named, ranks stand on a circle. What goes through switches is drawn from rank to rank.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.synth.errors import InputError
-from arborcast.synth.viewer.scene import Json
+from arborcast.synth.topology import Topology
+from arborcast.synth.viewer.scene import Json, scene_of_fabric
 
 _TO_RANK = re.compile(r"to rank (\d+)")
 
 
-def scene_of_traces(paths: Sequence[Path]) -> Json:
-    """The scene of one run, from the files of its ranks.
+def scene_of_traces(paths: Sequence[Path], topology: Topology | None = None) -> Json:
+    """The scene of one run.
+
+    Args:
+        paths: the files of its ranks.
+        topology: on which they are drawn; its ranks are those of the group.
 
     Raises:
-        InputError: a file that cannot be read or is no such trace, two files of one rank, or no message.
+        InputError: a file that cannot be read or is no such trace, two files of one rank, no message, or a
+            rank that the topology has not.
     """
     ranks: dict[int, Path] = {}
     events: list[tuple[int, int, float, float, str]] = []
@@ -42,25 +48,23 @@ def scene_of_traces(paths: Sequence[Path]) -> Json:
     end = max(start + long for _, _, start, long, _ in events)
     calls.sort()
     count = 1 + max(max(src, dst) for src, dst, *_ in events)
-    links = sorted({(src, dst) for src, dst, *_ in events})
+    if topology is not None and count > topology.ranks:
+        raise InputError(
+            f"topology {topology.name}: must have rank {count - 1}, which the traces name, got "
+            f"{topology.ranks} ranks"
+        )
+    fabric = _circle(count) if topology is None else scene_of_fabric(topology)
+    links = [(link["src"], link["dst"]) for link in fabric["links"]]
+    others = sorted({(src, dst) for src, dst, *_ in events} - set(links))
+    fabric["links"] += [{"src": src, "dst": dst, "bandwidth": None} for src, dst in others]
+    links += others
     number = {link: index for index, link in enumerate(links)}
     events.sort(key=lambda event: event[2])
     chunk = [_call_at(calls, start) for _, _, start, _, _ in events]
-    radius = max(1.0, count / (2 * math.pi))
     return {
         "title": f"trace of {len(ranks)} of {count} ranks",
         "facts": [f"{len(calls)} calls, {len(events)} messages"],
-        "vertices": [
-            {
-                "label": str(rank),
-                "x": round(radius * math.sin(2 * math.pi * rank / count), 4),
-                "y": round(radius * math.cos(2 * math.pi * rank / count), 4),
-                "kind": "rank",
-            }
-            for rank in range(count)
-        ],
-        "links": [{"src": src, "dst": dst, "bandwidth": None} for src, dst in links],
-        "is_grid": False,
+        **fabric,
         "bound": None,
         "chunks": [title for _, _, title in calls] or ["messages outside calls"],
         "transfers": {
@@ -90,6 +94,23 @@ def scene_of_traces(paths: Sequence[Path]) -> Json:
         ],
         "note": "A bar lasts from the end of the message before, or the begin of the call, until the message "
         "was handed over: a long bar is a wait.",
+    }
+
+
+def _circle(count: int) -> Json:
+    radius = max(1.0, count / (2 * math.pi))
+    return {
+        "vertices": [
+            {
+                "label": str(rank),
+                "x": round(radius * math.sin(2 * math.pi * rank / count), 4),
+                "y": round(radius * math.cos(2 * math.pi * rank / count), 4),
+                "kind": "rank",
+            }
+            for rank in range(count)
+        ],
+        "links": [],
+        "is_grid": False,
     }
 
 

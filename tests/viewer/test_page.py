@@ -204,11 +204,3 @@ def test_text_of_a_schedule_cannot_end_the_script(tmp_path: Path, monkeypatch: p
     data = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
     assert data is not None
     assert json.loads(data[1]) == {"scenes": [{"title": "</script><script>alert(1)</script>"}]}
-
-
-def test_a_trace_takes_no_fabric(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text("[]")
-    told = command(
-        "view", str(tmp_path / "0.json"), "--topology", "dgx1", "--html", str(tmp_path / "page.html")
-    )
-    refused(told, "--topology dgx1: is for programs of other runtimes", "0.json is a trace")

@@ -152,6 +152,19 @@ def test_a_drawn_trace_of_two_ranks(tmp_path: Path) -> None:
     ]
 
 
+def test_a_run_is_drawn_on_the_fabric_that_is_named(tmp_path: Path) -> None:
+    """A ring of four; what rank 0 sent to rank 2, which no link joins, is drawn all the same."""
+    sent = trace(0, ("to rank 1", "send 4 KiB", 1, 4), ("to rank 2", "send 4 KiB", 5, 1))
+    fabric = load("ring:4")
+    shown = scene_of_traces(written(tmp_path, sent), fabric)
+    assert len(shown["vertices"]) == 4
+    drawn = [(link["src"], link["dst"]) for link in shown["links"]]
+    assert drawn == [*((link.src, link.dst) for link in fabric.links), (0, 2)]
+    assert [drawn[row["link"]] for row in rows(shown["runs"][0])] == [(0, 1), (0, 2)]
+    with pytest.raises(InputError, match="ring:2: must have rank 2, which the traces name, got 2 ranks"):
+        scene_of_traces(written(tmp_path, sent), load("ring:2"))
+
+
 @pytest.mark.parametrize(
     ("documents", "facts"),
     [
