@@ -15,6 +15,7 @@ import ctypes
 import fcntl
 import os
 import socket
+import weakref
 
 import numpy as np
 import torch
@@ -102,6 +103,7 @@ class Shelf:
         except BaseException:
             self.close()
             raise
+        _shelves.add(self)
         first = int(np.frombuffer(self._memory, np.uint8).ctypes.data)
         self.state = ShelfState(readers=first, place_bytes=place_bytes, least_bytes=least_bytes)
 
@@ -110,6 +112,25 @@ class Shelf:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+    def let_go(self) -> None:
+        """Hold the memory no longer; no channel may have it any more."""
+        self.close()
+        self.state.readers = None
+        self._memory = memoryview(b"")
+
+
+_shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()
+"""Those of this process."""
+
+
+def _close_in_child() -> None:
+    """After a fork, when the child's channels are closed: it keeps no memory of its parent."""
+    for shelf in list(_shelves):
+        shelf.let_go()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class SharedMemoryChannel(SocketChannel):
