@@ -58,6 +58,7 @@ def order_of(spec: str, kind: str, size_bytes: int, *contenders: str, runs: int 
 # ------------------------------------------------------------------------------------- the contenders
 
 
+@pytest.mark.long
 def test_the_line_up_has_every_method_and_says_which_have_no_schedule() -> None:
     fabric = topologies.load("dgx1", ranks=(0, 1, 2, 3, 4))
     line = line_up(fabric, Collective.on(fabric, "allgather"))
