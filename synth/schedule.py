@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
@@ -252,6 +252,36 @@ class Schedule(Playable):
     def is_optimal(self) -> bool:
         """Whether the rate equals the bound."""
         return self.rate == self.bound.rate
+
+    def relabelled(self, topology: Topology, images: Sequence[Vertex], collective: Collective) -> Schedule:
+        """The schedule with every vertex called by its image; transfers stay in their order.
+
+        Args:
+            topology: what this one's is by renumbering.
+            images: the vertex of `topology` that each vertex of this one's becomes.
+            collective: what the images of its ranks do then.
+
+        Raises:
+            ScheduleError: `images` takes a link that is used to where there is none.
+        """
+        return replace(
+            self,
+            topology=topology,
+            collective=collective,
+            bound=self.bound.relabelled(self.topology, topology, images),
+            chunks=tuple(
+                replace(
+                    chunk,
+                    owner=images[chunk.owner],
+                    target=None if chunk.target is None else images[chunk.target],
+                )
+                for chunk in self.chunks
+            ),
+            transfers=tuple(
+                replace(it, src=images[it.src], dst=images[it.dst], via=tuple(images[via] for via in it.via))
+                for it in self.transfers
+            ),
+        )
 
     def _rate_of_loads(self) -> Fraction:
         """1 / (longest time a link or adder is busy per GB of buffer); of steps: see DESIGN, `rounds`."""

@@ -45,24 +45,8 @@ class GroupSchedule:
         images, written = self.images, self.written
         if images is None:
             return written
-        fabric = written.topology
-        return replace(
-            written,
-            collective=self.collective,
-            bound=written.bound.relabelled(fabric, fabric, images),
-            chunks=tuple(
-                replace(
-                    chunk,
-                    owner=images[chunk.owner],
-                    target=None if chunk.target is None else images[chunk.target],
-                )
-                for chunk in written.chunks
-            ),
-            transfers=in_order(
-                replace(it, src=images[it.src], dst=images[it.dst], via=tuple(images[via] for via in it.via))
-                for it in written.transfers
-            ),
-        )
+        moved = written.relabelled(written.topology, images, self.collective)
+        return replace(moved, transfers=in_order(moved.transfers))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_from_document
 from arborcast.synth.formats.any_schedule import read_schedule
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
-from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.schedule import Schedule
 from arborcast.synth.sweeps.answering import SOLVED
 from arborcast.synth.sweeps.questions import Question
 from arborcast.synth.sweeps.sweep import ANSWERS, HEAD, SCHEDULES, SWEEP_FORMAT, read_json
@@ -184,27 +184,4 @@ def renumbered(schedule: Schedule, topology: Topology, images: Permutation) -> S
         ranks=tuple(sorted(images[rank] for rank in schedule.collective.ranks)),
         root=None if root is None else images[root],
     )
-    return Schedule(
-        topology,
-        collective,
-        schedule.method,
-        schedule.bound.relabelled(schedule.topology, topology, images),
-        tuple(
-            Chunk(chunk.share, images[chunk.owner], None if chunk.target is None else images[chunk.target])
-            for chunk in schedule.chunks
-        ),
-        tuple(
-            Transfer(
-                transfer.chunk,
-                images[transfer.src],
-                images[transfer.dst],
-                transfer.step,
-                transfer.reduce,
-                tuple(images[vertex] for vertex in transfer.via),
-            )
-            for transfer in schedule.transfers
-        ),
-        schedule.rate,
-        schedule.rounds,
-        schedule.unit,
-    )
+    return schedule.relabelled(topology, images, collective)
