@@ -216,17 +216,17 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     ),
     digits: "algbw busbw descriptors optimum rate ratio samples_per_second threads",
     duration: (
-        "collectives_us computing_us cpu_us data_parallel_us each_us equation_us floor_us planned_us "
-        "predicted_us simulated_us spread time_us "
-        "time_us_64KiB time_us_64MiB torch_us"
+        "collectives_us computing_us cpu_us data_parallel_us each_us equation_us floor_us latency_us "
+        "least_us planned_us predicted_us simulated_us spread time_us time_us_64KiB "
+        "time_us_64MiB torch_us"
     ),
     seconds: (
         "call_seconds cpu_seconds first_seconds load_seconds program_seconds read_seconds seconds "
         "simulate_seconds solve_seconds spread_s target_seconds trace_seconds verify_seconds"
     ),
     percent: (
-        "bubble burst_share equation_error error predicted_bubble rate_kept share_of_bound share_of_nominal "
-        "share_of_optimum"
+        "bubble burst_share equation_error error predicted_bubble rate_kept share_of_bound share_of_least "
+        "share_of_nominal share_of_optimum"
     ),
     tiny: "evaluation_difference gradient_difference loss_difference weight_difference",
     times: "copies_over_link gain paper_speed_up speed_up",
