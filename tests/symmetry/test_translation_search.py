@@ -215,7 +215,14 @@ def test_the_same_on_every_run() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("spec", "order"),
-    [("torus:32x32", 1024), ("dgx-a100:boxes=128", 1024), ("mi250:boxes=64", 256), ("hypercube:10", 1024)],
+    [
+        ("torus:32x32", 1024),
+        ("dgx-a100:boxes=128", 1024),
+        ("mi250:boxes=64", 256),
+        ("hypercube:10", 1024),
+        ("torus:64x64", 4096),
+        ("dgx-a100:boxes=512", 4096),
+    ],
 )
-def test_a_thousand_ranks_undeclared(spec: str, order: int) -> None:
+def test_a_thousand_ranks_and_more_undeclared(spec: str, order: int) -> None:
     assert translations_of(renumbered(topologies.load(spec), 3)).order == order
