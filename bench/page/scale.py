@@ -62,7 +62,9 @@ def targets_table(document: Document) -> Table:
     return table(
         {
             **columns("fabric: title | collective | method | >ranks"),
-            ">time": lambda row: missed(_over if row.timed_out else seconds, row.seconds, row.kept is False),
+            ">CPU time": lambda row: missed(
+                _over if row.timed_out else seconds, row.seconds, row.kept is False
+            ),
             **columns(
                 ">promised: target_seconds | >memory: peak_MB | >of the bound: share_of_bound | >height"
             ),
@@ -258,13 +260,13 @@ SECTIONS = (
         "How large may a fabric be?",
         "measured",
         COMMAND + "targets",
-        "Load, solve and verify in one process on one core, kernels compiled before. Symmetric: solved "
+        "CPU time to load, solve and verify in one process, kernels compiled before. Symmetric: solved "
         "by orbits, kept as representatives and translations; verified on the representatives, or "
         "translate by translate. Written out: no use of symmetry. Repair: from the symmetric schedule "
         "of the fabric before the fault, and promised without verification. Partly symmetric: the same "
         "with the making of that schedule.",
         _targets,
-        ("Large fabrics: load, solve and verify on one core", targets_table),
+        ("Large fabrics: CPU time to load, solve and verify", targets_table),
     ),
     Section(
         "scale_growth",
