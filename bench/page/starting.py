@@ -56,7 +56,9 @@ SECTION = Section(
     "Descriptors and threads that a process holds beyond what it held before: of the first group all, "
     "of more groups those of each once it has done an allreduce. The first step is the time from "
     "init_process_group to the end of an allreduce of 1 MiB; where nothing is kept, it goes by a simple "
-    "schedule, and all ranks change to others when they are found.",
+    "schedule, and all ranks change to others when they are found. Of synth it is imports for the most part, "
+    "which ranks of a host make at the same time. In 20 more groups lies one full run of Python's garbage "
+    "collector, which importing torch leaves all but due and which looks through all of torch's objects.",
     _answer,
     ("What groups cost", summary),
 )
