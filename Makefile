@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 VIEWER := synth/viewer/web/viewer.js
 
-.PHONY: install viewer demo test test-all coverage mutants map lint docs package lowest pictures format bench torch-suite clean
+.PHONY: install viewer demo test test-all coverage mutants map lint docs package lowest pages format bench torch-suite clean
 
 install: $(STAMP) $(VIEWER)
 
@@ -52,6 +52,8 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+	$(BIN)/python bench/report.py --check
+	$(BIN)/python docs/draw.py --check
 	$(MAKE) docs
 
 # Strict: a link or a reference that leads nowhere fails. The site is a folder that asks no other host.
@@ -77,7 +79,9 @@ lowest:
 	out/lowest/bin/pip install --quiet -c tests/lowest.txt -e '.[torch,viz]' dratify hypothesis jsonschema pytest pytest-timeout
 	out/lowest/bin/python -m pytest $(CORE)
 
-pictures: install
+# What `make lint` compares: README's figures, docs/figures.md and the pictures, from bench/results and the code.
+pages: install
+	$(BIN)/python bench/report.py
 	$(BIN)/python docs/draw.py
 
 format: install
@@ -109,8 +113,7 @@ bench: install
 	# Other synthesizers are asked where their checkouts are named: make bench PEERS="--forestcoll PATH --tacos PATH".
 	# Without, the results of the last time stay.
 	$(if $(PEERS),$(BIN)/python bench/peers.py $(PEERS))
-	$(BIN)/python bench/history.py
-	$(BIN)/python bench/report.py -o out/bench.html --headline README.md --tables docs/figures.md --csv out/figures
+	$(BIN)/python bench/report.py --csv out/figures
 
 # Torch's own tests over our groups and over gloo: an hour.
 torch-suite: install

@@ -1,8 +1,9 @@
 """Should I believe it? One HTML page, its tables as Markdown, and a headline, made from bench/results alone.
 
-`python bench/report.py` writes out/bench.html; `--headline README.md --tables docs/figures.md` also replace
-what stands there between the markers `<!-- bench:begin -->` and `<!-- bench:end -->`; `--csv FOLDER` writes
-the rows of every bench as a table. What was not measured is said; nothing is typed.
+`python bench/report.py` writes out/bench.html, and README.md and docs/figures.md between their markers
+`<!-- bench:begin -->` and `<!-- bench:end -->`; `--check` writes nothing and ends with 1 where these two hold
+anything else; `--csv FOLDER` writes the rows of every bench as a table. What was not measured is said, what
+cannot be repeated is refused; nothing is typed.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from arborcast.bench.harness.provenance import doubts
+from arborcast.bench.harness.standing import history, standing
 from arborcast.bench.page import (
     aggregation,
     alltoallv,
     degraded,
     faults,
     fragments,
-    history,
     in_network,
     latency_bandwidth,
     loopback,
@@ -42,16 +44,19 @@ from arborcast.bench.page import (
     training,
 )
 from arborcast.bench.page.headline import headline
-from arborcast.bench.page.parts import Cell, Column, Section, Text, table, text
+from arborcast.bench.page.parts import Cell, Column, Section, Sentence, Text, table, text
 from arborcast.bench.page.render import (
+    between_markers,
     escape_markdown,
     page_html,
-    replace_between_markers,
+    prose_markdown,
     sentence_markdown,
     table_markdown,
+    words_of,
 )
 from arborcast.bench.page.results import Document, read_results
 from arborcast.bench.page.targets import tally
+from arborcast.bench.page.words import listed
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 
@@ -84,83 +89,171 @@ SECTIONS: tuple[Section, ...] = (
     *plans.SECTIONS,
     *planners.SECTIONS,
     *sharded.SECTIONS,
-    history.SECTION,
 )
 """In the order of the page and of its tables in Markdown."""
 
 
+def judged(results: Path) -> dict[str, Document]:
+    """Every results file of a folder, with what speaks against it.
+
+    Raises:
+        InputError: no such folder, or a file that is no results file.
+    """
+    found = read_results(results)
+    return {name: replace(one, standing=standing(one.content)) for name, one in found.items()}
+
+
 def write_report(
-    results: Path, page_path: Path, readme: Path | None = None, figures: Path | None = None
+    documents: Mapping[str, Document],
+    page_path: Path,
+    readme: Path | None = None,
+    figures: Path | None = None,
 ) -> None:
     """Write the page, and its headline and tables as Markdown where they are wanted.
 
     Args:
-        results: the folder of results files.
+        documents: the results by their files' names.
         page_path: the HTML file.
         readme: a Markdown file with the markers for the headline; None for none.
         figures: one for the tables; None for none.
 
     Raises:
-        InputError: a results file is none, a Markdown file lacks the markers, or a file cannot be written.
+        InputError: a Markdown file lacks the markers, or a file cannot be written.
     """
-    documents = read_results(results)
-    drawn = page_html(headline(documents), _sections(documents))
-    if readme is not None:
-        replace_between_markers(readme, headline_markdown(documents))
-    if figures is not None:
-        replace_between_markers(figures, summary(documents))
+    drawn = page_html(said_first(documents), _sections(documents))
+    for path, (_, wanted) in _regenerated(documents, readme, figures).items():
+        write_atomically(path, wanted)
     write_atomically(page_path, drawn)
 
 
-def write_tables(results: Path, folder: Path) -> list[Path]:
+def differences(documents: Mapping[str, Document], readme: Path, figures: Path) -> list[str]:
+    """The first line of each file that is not what the results give, as `FILE:LINE: ...`."""
+    found = []
+    for path, (whole, wanted) in _regenerated(documents, readme, figures).items():
+        pairs = enumerate(zip_longest(whole.splitlines(), wanted.splitlines(), fillvalue="nothing"), 1)
+        first = next(
+            (f"{path}:{at}: has {has!r}, the results {want!r}" for at, (has, want) in pairs if has != want),
+            "",
+        )
+        found += [first] if first else []
+    return found
+
+
+def _regenerated(
+    documents: Mapping[str, Document], readme: Path | None, figures: Path | None
+) -> dict[Path, tuple[str, str]]:
+    """Files as they are and as they are to be."""
+    wanted = ((readme, headline_markdown), (figures, summary))
+    return {path: between_markers(path, made(documents)) for path, made in wanted if path is not None}
+
+
+def write_tables(documents: Mapping[str, Document], folder: Path) -> list[Path]:
     """Write the rows of each results file as CSV, a column per key; what is nested has dots in its name.
 
     Args:
-        results: the folder of results files.
+        documents: the results by their files' names; those that are refused are left out.
         folder: where `NAME.csv` goes for each of them; made where it is not there.
 
     Raises:
-        InputError: a results file is none, or a file cannot be written.
+        InputError: a file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from error
     written = []
-    for name, document in read_results(results).items():
+    for name, document in _shown(documents).items():
         path = folder / f"{name}.csv"
         write_atomically(path, pd.json_normalize(document.content["rows"]).to_csv(index=False))
         written.append(path)
     return written
 
 
-def questionable(results: Path) -> list[str]:
-    """A line for each results file whose figures may not be those of today's code."""
-    found = ((name, doubts(document.content)) for name, document in read_results(results).items())
-    return [f"{name}.json: {doubt}" for name, doubt in found if doubt]
+def questionable(documents: Mapping[str, Document]) -> list[str]:
+    """A line for each results file that something speaks against."""
+    found = []
+    for name, document in documents.items():
+        refused, changed = document.standing.refused, document.standing.changed
+        if refused or changed:
+            found.append(f"{name}.json: {refused or f'code changed since: {changed}'}")
+    return found
+
+
+def _shown(documents: Mapping[str, Document]) -> dict[str, Document]:
+    """Those whose figures can be repeated."""
+    return {name: one for name, one in documents.items() if not one.standing.refused}
+
+
+class _Read(dict[str, Document]):
+    """Results that know which of them were asked for, in order."""
+
+    def __init__(self, documents: Mapping[str, Document]) -> None:
+        super().__init__(documents)
+        self.read: dict[str, Document] = {}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name in self:
+            self.read[name] = self[name]
+        return super().get(name, default)
+
+
+def said_first(documents: Mapping[str, Document]) -> tuple[Sentence, ...]:
+    """The headline from results of one kind of processor, that of the first; and what speaks against them."""
+    headline(everything := _Read(documents))
+    sources = _shown(everything.read)
+    of = {name: _processor(one) for name, one in sources.items()}
+    processor = next(iter(of.values()), "")
+    odd = [name for name in sources if of[name] != processor]
+    kept = {name: one for name, one in _shown(documents).items() if name not in odd}
+    notes = [
+        (", refused as they cannot be repeated: ", [name for name in everything.read if name not in sources]),
+        (", left out as measured on other processors: ", odd),
+        (
+            ", code changed since: ",
+            [name for name in sources if name not in odd and sources[name].standing.changed],
+        ),
+    ]
+    told = "".join(f";{what[1:]}{listed(names)}" for what, names in notes if names)
+    on = f"Measured on {processor or 'a processor that was not recorded'}{told}."
+    return (*headline(kept), (on,)) if everything.read else headline(kept)
+
+
+def _processor(document: Document) -> str:
+    machine = document.get("machine")
+    return str(machine.get("processor") or "") if isinstance(machine, Mapping) else ""
 
 
 def headline_markdown(documents: Mapping[str, Document]) -> str:
     """The headline, one item a sentence."""
-    return "\n".join(f"- {sentence_markdown(sentence)}" for sentence in headline(documents))
+    return "\n".join(f"- {sentence_markdown(sentence)}" for sentence in said_first(documents))
 
 
 def summary(documents: Mapping[str, Document]) -> str:
     """The headline and the compact tables, as Markdown."""
     blocks = [headline_markdown(documents)]
     for section in SECTIONS:
-        document = documents.get(section.file)
-        if document is not None and section.summary is not None:
+        if section.summary is not None:
             title, of = section.summary
-            measured = f"`bench/results/{section.file}.json`, by `{section.command}`"
-            code = document.get("code")
-            commit = code.get("commit") if isinstance(code, dict) else None
-            said = [
-                f" {word} {known}" for word, known in (("on", document.get("date")), ("at", commit)) if known
-            ]
-            source = f"{measured}{escape_markdown(''.join(said))}."
-            blocks += [f"## {escape_markdown(title)}", source, table_markdown(of(document))]
+            document = documents.get(section.file)
+            blocks += [f"## {escape_markdown(title)}", prose_markdown(_source(section, document))]
+            if document is not None and not document.standing.refused:
+                blocks.append(table_markdown(of(document)))
     return "\n\n".join(blocks)
+
+
+def _source(section: Section, document: Document | None) -> str:
+    """Where a section's figures come from, and what speaks against them."""
+    file = f"`bench/results/{section.file}.json`"
+    if document is None:
+        return f"Not measured yet: run `{section.command}`."
+    if document.standing.refused:
+        return f"Refused: {file} was {document.standing.refused}. Measure it anew: `{section.command}`."
+    code = document.get("code")
+    commit = str(code.get("commit") or "")[:9] if isinstance(code, Mapping) else ""
+    said = [f" {word} {known}" for word, known in (("on", document.get("date")), ("at", commit)) if known]
+    beside = words_of(document)
+    command = str(document.get("command")).replace("`", "'")
+    return f"{file}, by `{command}`{''.join(said)}{f'; {beside}' if beside else ''}."
 
 
 def _sections(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
@@ -180,16 +273,16 @@ _UNANSWERED = {"kind": "", "answer": None, "targets": "", "missed": False}
 
 def _section(section: Section, document: Document | None) -> dict[str, Any]:
     found = {"anchor": section.anchor, "title": section.title}
-    if document is None:
-        ask = text(f"Not measured yet: run `{section.command}`.", tone="quiet")
-        return found | _UNANSWERED | {"parts": [ask], "sources": []}
+    if document is None or document.standing.refused:
+        why = text(_source(section, document), tone="quiet" if document is None else "bad")
+        return found | _UNANSWERED | {"parts": [why], "sources": []}
     counted = tally(document)
     parts = list(section.answer(document))
     first = next((part for part in parts if isinstance(part, Text) and part.tone != "quiet"), None)
     is_said = first is not None and counted.words in sentence_markdown(first.sentence)
     targets = f"{counted.words}." if counted.all and not is_said else ""
     return found | {
-        "kind": section.kind,
+        "kind": " · ".join(filter(None, (section.kind, words_of(document)))),
         "answer": None if first is None else first.sentence,
         "targets": targets,
         "missed": counted.missed + counted.unknown > 0,
@@ -202,23 +295,44 @@ def main() -> None:
     """Write what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--results", type=Path, default=HOME / "bench" / "results", help="folder of results")
-    parser.add_argument("-o", "--output", type=Path, default=Path("out/bench.html"), help="the page")
-    parser.add_argument("--headline", type=Path, metavar="FILE", help="Markdown file for the headline")
-    parser.add_argument("--tables", type=Path, metavar="FILE", help="Markdown file for the tables")
+    parser.add_argument("-o", "--output", type=Path, default=HOME / "out" / "bench.html", help="the page")
+    parser.add_argument("--headline", type=Path, default=HOME / "README.md", help="Markdown for the headline")
+    parser.add_argument(
+        "--tables", type=Path, default=HOME / "docs" / "figures.md", help="and for the tables"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only say where these two are not what they give"
+    )
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every row of every bench, a table each")
     arguments = parser.parse_args()
+    markdown = arguments.headline, arguments.tables
     try:
+        documents = judged(arguments.results)
+        if arguments.check:
+            raise SystemExit(_checked(documents, *markdown))
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        write_report(arguments.results, arguments.output, arguments.headline, arguments.tables)
+        write_report(documents, arguments.output, *markdown)
         if arguments.csv is not None:
-            write_tables(arguments.results, arguments.csv)
+            write_tables(documents, arguments.csv)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    written = (arguments.output, arguments.headline, arguments.tables, arguments.csv)
-    print("written:", *filter(None, written))
-    for line in questionable(arguments.results):
+    print("written:", *filter(None, (arguments.output, *markdown, arguments.csv)))
+    for line in questionable(documents):
         print(line)
+
+
+def _checked(documents: Mapping[str, Document], readme: Path, figures: Path) -> int:
+    """The exit status of `--check`."""
+    if history() is None:
+        print("history unknown here: figures are not compared with bench/results")
+        return 0
+    found = differences(documents, readme, figures)
+    for line in found:
+        print(line, file=sys.stderr)
+    if found:
+        print("figures are not those of bench/results: run make pages", file=sys.stderr)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

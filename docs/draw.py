@@ -1,8 +1,14 @@
-"""Draws the pictures of this folder's pages: `python docs/draw.py` replaces those in docs/pictures."""
+"""Draws the pictures of this folder's pages: `python docs/draw.py` replaces those in docs/pictures.
+
+`--check` draws them elsewhere and ends with 1 where docs/pictures has others.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
+import tempfile
+from itertools import zip_longest
 from pathlib import Path
 
 from arborcast import synth, topologies
@@ -23,5 +29,38 @@ def draw(folder: Path = HERE) -> None:
     draw_steps(frontier.points[0].schedule, folder / "steps.svg")
 
 
+def differences(folder: Path, drawn: Path) -> list[str]:
+    """Where pictures are not as drawn now: the first line of each, and those that nothing draws."""
+    found = []
+    for name in sorted({path.name for path in (*folder.iterdir(), *drawn.iterdir())}):
+        pair = [path.read_text("utf-8") if path.exists() else None for path in (folder / name, drawn / name)]
+        if None in pair:
+            found.append(f"{folder / name}: {'is missing' if pair[0] is None else 'nothing draws it'}")
+        elif pair[0] != pair[1]:
+            lines = enumerate(zip_longest(*(str(text).splitlines() for text in pair)), 1)
+            at = next((number for number, (has, wanted) in lines if has != wanted), 1)
+            found.append(f"{folder / name}:{at}: is drawn otherwise today")
+    return found
+
+
+def main() -> int:
+    """Draw, or compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path, nargs="?", default=HERE)
+    parser.add_argument("--check", action="store_true", help="only say what differs")
+    asked = parser.parse_args()
+    if not asked.check:
+        draw(asked.folder)
+        return 0
+    with tempfile.TemporaryDirectory() as elsewhere:
+        draw(Path(elsewhere))
+        found = differences(asked.folder, Path(elsewhere))
+    for line in found:
+        print(line, file=sys.stderr)
+    if found:
+        print("pictures are not those of today: run make pages", file=sys.stderr)
+    return 1 if found else 0
+
+
 if __name__ == "__main__":
-    draw(*map(Path, sys.argv[1:]))
+    raise SystemExit(main())

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.provenance import doubts, provenance
+from arborcast.bench.harness.provenance import provenance
+from arborcast.bench.harness.standing import Standing, standing
 
 
 def kept(
@@ -38,7 +39,7 @@ def kept(
     path = folder / f"{name}.json".translate(str.maketrans(":,= /", "_____"))
     if path.exists():
         part: dict[str, Any] = json.loads(path.read_text())
-        if older or not doubts(part):
+        if older or standing(part) == Standing():
             return part
     found = {**make(), "code": origin}
     if is_whole(found):

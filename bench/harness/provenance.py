@@ -1,17 +1,17 @@
-"""Which code and machine gave the figures of a results file, and whether that code has changed since.
+"""Which code and machine gave the figures of a results file, as `document` in `document.py` writes it down.
 
-A results file names the commit that it was measured at, whether files differed from that commit, and the
-folders of code that its figures depend on (`document` in `document.py`). Whether these folders have changed
-since then decides whether the figures are older than the code.
+The file names the commit that it was measured at, whether files differed from that commit, the folders of
+code that its figures depend on, and the command. `standing.py` says what that is worth today.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,50 +34,23 @@ def provenance(folders: Sequence[str], home: Path = HOME) -> dict[str, Any]:
     """The entry `code` of a results file.
 
     Args:
-        folders: of code that the figures depend on, relative to `home`.
+        folders: of code that the figures depend on beside the bench's own, relative to `home`.
         home: the root of the checkout.
 
     Returns:
         `folders`, `commit` when this process began (None outside a git checkout) and `dirty`: whether
-        tracked files below the folders differ from it, or another commit came meanwhile (None where there
-        is none).
+        files of these folders or of bench/ differ from it or are not in it, or another commit came meanwhile
+        (None where there is none).
     """
     now = _git(home, "rev-parse", "HEAD")
     commit = AT_THE_START if home == HOME else now
-    changed = None if now is None else _git(home, "status", "--porcelain", "-uno", "--", *folders)
+    code = ("--", *folders, "bench", ":(exclude)bench/results")
+    changed = None if now is None else _git(home, "status", "--porcelain", *code)
     return {
         "folders": list(folders),
         "commit": commit,
         "dirty": None if changed is None else bool(changed) or now != commit,
     }
-
-
-def doubts(content: Mapping[str, Any], home: Path = HOME) -> str:
-    """Why the figures of a results file may not be those of today's code; empty where nothing speaks for it.
-
-    Args:
-        content: of the file.
-        home: the root of the checkout that is today's code. Outside a git checkout nothing is known of
-            today's code, and only what the file says against itself is told.
-    """
-    code = content.get("code")
-    if not isinstance(code, Mapping) or not code.get("commit"):
-        return "measured at a commit that was not recorded"
-    commit, folders = str(code["commit"]), [str(folder) for folder in code.get("folders") or []]
-    said = []
-    if code.get("dirty"):
-        said.append(f"measured with uncommitted changes on {commit[:9]}")
-    if _git(home, "rev-parse", "HEAD") is not None:
-        later = _git(home, "rev-list", f"{commit}..HEAD", "--", *folders)
-        if later is None:
-            said.append(f"measured at {commit[:9]}, which this history does not have")
-        elif later:
-            count = len(later.splitlines())
-            said.append(
-                f"older than the code: {count} commit{'' if count == 1 else 's'} to "
-                f"{', '.join(folders)} since {commit[:9]}"
-            )
-    return "; ".join(said)
 
 
 def _git(home: Path, *arguments: str) -> str | None:
@@ -101,7 +74,7 @@ def circumstances(*packages: str) -> dict[str, Any]:
     name = _name(script)
     by = ["python", f"bench/{name}"] if name.endswith(".py") and name != "__main__.py" else ["synth"]
     return {
-        "command": " ".join([*by, *map(_name, arguments)]),
+        "command": shlex.join([*by, *map(_name, arguments)]),
         "machine": {
             "processor": _processor(),
             "cores": os.cpu_count(),

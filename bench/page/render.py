@@ -11,13 +11,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from arborcast.bench.harness.provenance import doubts
 from arborcast.bench.page.drawing import svg
 from arborcast.bench.page.parts import Part, Sentence, Strong, Table
 from arborcast.bench.page.results import Document, number, span
 from arborcast.bench.page.words import count, percent, plural, two_digits
 from arborcast.synth.errors import InputError
-from arborcast.synth.formats.atomic import write_atomically
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
@@ -94,7 +92,7 @@ def circumstances(document: Document) -> tuple[Sentence, list[tuple[str, str]]]:
         ),
         _runs(document),
         _busy(machine),
-        doubts(document.content),
+        words_of(document),
     ]
     versions = ", ".join(f"{name} {value}" for name, value in _mapping(document.get("versions")).items())
     changed = " with uncommitted changes" if code.get("dirty") else ""
@@ -114,6 +112,13 @@ def circumstances(document: Document) -> tuple[Sentence, list[tuple[str, str]]]:
         *((name, str(value)) for name, value in _mapping(document.get("units")).items()),
     ]
     return (" · ".join(filter(None, short)),), [(name, value) for name, value in entries if value]
+
+
+def words_of(document: Document) -> str:
+    """What speaks against figures that are shown, in the words that stand beside them."""
+    if document.standing.changed:
+        return "code changed since"
+    return "" if document.standing.known else "history unknown here"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -179,11 +184,17 @@ def escape_markdown(words: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def replace_between_markers(readme: Path, summary: str) -> None:
-    """Put the summary between the markers of a file; all else in it stays as it is.
+def prose_markdown(words: str) -> str:
+    """A line of which what stands between backquotes stays code."""
+    pieces = enumerate(words.split("`"))
+    return "".join(f"`{escape(piece)}`" if odd % 2 else escape_markdown(piece) for odd, piece in pieces)
+
+
+def between_markers(readme: Path, summary: str) -> tuple[str, str]:
+    """A file as it is, and with the summary between its markers; all else in it stays.
 
     Raises:
-        InputError: the file cannot be read or written, or has not exactly one marker of each, in order.
+        InputError: the file cannot be read, or has not exactly one marker of each, in order.
     """
     try:
         whole = readme.read_bytes().decode("utf-8")
@@ -201,4 +212,4 @@ def replace_between_markers(readme: Path, summary: str) -> None:
         raise InputError(f"{readme}: {BEGIN} must come before {END}")
     if BEGIN in summary or END in summary:
         raise InputError(f"{readme}: the summary must not hold the markers {BEGIN} and {END}")
-    write_atomically(readme, f"{before}{BEGIN}\n{summary.strip()}\n{END}{rest.split(END)[1]}")
+    return whole, f"{before}{BEGIN}\n{summary.strip()}\n{END}{rest.split(END)[1]}"

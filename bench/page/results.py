@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from arborcast.bench.harness.document import read_document
+from arborcast.bench.harness.standing import Standing
 from arborcast.bench.page.words import DASH
 from arborcast.synth.errors import InputError
 
@@ -78,10 +79,12 @@ class Document:
     Attributes:
         name: of the file, without its suffix.
         content: what it holds.
+        standing: what speaks against it.
     """
 
     name: str
     content: Mapping[str, Any]
+    standing: Standing = field(default_factory=Standing)
 
     @cached_property
     def rows(self) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arborcast.bench import report
+from arborcast.bench.harness.standing import Standing
 from arborcast.bench.page.charts import Line, LineChart
 from arborcast.bench.page.drawing import log_ticks, svg
 from arborcast.bench.page.headline import headline
@@ -26,13 +29,13 @@ from arborcast.bench.page.parts import Cell, Strong, Table, text
 from arborcast.bench.page.render import (
     BEGIN,
     END,
+    between_markers,
     escape_markdown,
     part_html,
-    replace_between_markers,
     sentence_html,
     table_markdown,
 )
-from arborcast.bench.page.results import number, read_results, records
+from arborcast.bench.page.results import Document, number, read_results, records
 from arborcast.bench.page.testbed import LEAST_DELIVERED, graph, links_of
 from arborcast.bench.page.words import count, digits, duration, percent, size, times
 from arborcast.bench.report import main, summary, write_report, write_tables
@@ -84,7 +87,6 @@ HEADINGS = [
     "What does the partitioner of RaNNC give in its experiments?",
     "Which layout is best inside a stage, and by how much?",
     "How long does planning inside a stage take?",
-    "How have these figures changed?",
 ]
 PIPELINE = [
     f"pipeline_{part}"
@@ -149,7 +151,7 @@ def _drawn(files: tuple[tuple[str, str], ...]) -> str:
 def freshly_drawn(results: Path) -> str:
     with TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        write_report(results, page)
+        write_report(read_results(results), page)
         return page.read_text(encoding="utf-8")
 
 
@@ -318,7 +320,7 @@ def test_the_headline_is_of_the_choice_and_not_of_the_best_afterwards(results: P
 
 
 def test_every_row_stands_in_a_table(results: Path, tmp_path: Path) -> None:
-    written = write_tables(results, tmp_path / "tables")
+    written = write_tables(read_results(results), tmp_path / "tables")
     assert [path.stem for path in written] == sorted(path.stem for path in results.glob("*.json"))
     for path in written:
         rows = json.loads((results / f"{path.stem}.json").read_text())["rows"]
@@ -575,9 +577,9 @@ def test_headline_and_tables_are_replaced_between_the_markers(results: Path, tmp
     readme, figures = tmp_path / "README.md", tmp_path / "figures.md"
     for file in (readme, figures):
         file.write_bytes(MARKED.encode())
-    write_report(results, tmp_path / "page.html", readme, figures)
+    write_report(read_results(results), tmp_path / "page.html", readme, figures)
     once = readme.read_bytes(), figures.read_bytes()
-    write_report(results, tmp_path / "page.html", readme, figures)
+    write_report(read_results(results), tmp_path / "page.html", readme, figures)
     assert (readme.read_bytes(), figures.read_bytes()) == once
     insides = []
     for written in once:
@@ -588,7 +590,7 @@ def test_headline_and_tables_are_replaced_between_the_markers(results: Path, tmp
         insides.append(inside.strip())
     said, inside = insides
     assert inside.startswith(f"{said}\n\n## ")
-    assert [line[:2] for line in said.split("\n")] == ["- "] * 5
+    assert [line[:2] for line in said.split("\n")] == ["- "] * 6
     for name in (*NAMED, *SCALE, *PIPELINE):
         assert f"bench/results/{name}.json" in inside
     assert "| full:4 | allreduce | 16 MiB | trees | 342 ms | 98.1 % | 1.50× (multiring) | 3.74× |" in inside
@@ -627,7 +629,7 @@ def test_a_readme_without_its_markers_is_refused(tmp_path: Path, content: str, w
     readme = tmp_path / "README.md"
     readme.write_text(content)
     with pytest.raises(InputError, match=re.escape(f"{readme}: {why}")):
-        replace_between_markers(readme, "new")
+        between_markers(readme, "new")
     assert readme.read_text() == content
 
 
@@ -644,6 +646,98 @@ def test_the_command_ends_with_2_and_one_line(
     assert stopped.value.code == 2
     assert re.fullmatch(r"error: .*must hold the line <!-- bench:begin --> once.*\n", capsys.readouterr().err)
     assert not page.exists()
+
+
+# ------------------------------------------------------------------------ what speaks against results
+
+
+def against(results: Path, **standings: Standing) -> dict[str, Document]:
+    return {
+        name: replace(one, standing=standings.get(name, Standing()))
+        for name, one in read_results(results).items()
+    }
+
+
+LOST = Standing("measured at 0123abcd0, a commit that this history lacks")
+
+
+def test_no_figure_of_refused_results_is_shown(results: Path, tmp_path: Path) -> None:
+    names = [path.stem for path in results.glob("*.json")]
+    documents = against(results, **dict.fromkeys(names, LOST))
+    without = summary({})
+    written = summary(documents)
+    figure = r"\d[\d.,]* ?(?:×|%|ms|us|s\b|GB/s|Mbit)"
+    assert re.findall(figure, written) == [] == re.findall(figure, without)
+    assert (
+        f"Refused: `bench/results/ddp.json` was {LOST.refused}. Measure it anew: `python bench/ddp.py`."
+        in written
+    )
+    write_report(documents, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("Refused: <code>bench/results/") == len(HEADINGS)
+    assert write_tables(documents, tmp_path / "tables") == []
+
+
+def test_results_of_changed_code_say_so_in_words(results: Path, tmp_path: Path) -> None:
+    documents = against(
+        results, ddp=Standing(changed="synth/api.py"), sweeps=Standing(changed="synth/api.py")
+    )
+    written = summary(documents)
+    lines = [line for line in written.splitlines() if "code changed since" in line]
+    assert [line.partition("`")[2].partition("`")[0] for line in lines] == [
+        "",
+        "bench/results/sweeps.json",
+        "bench/results/ddp.json",
+    ]
+    assert lines[0] == "- Measured on Canned CPU; code changed since: sweeps and ddp."
+    write_report(documents, tmp_path / "page.html")
+    assert (
+        "ours simulated, NCCL by its planning model · code changed since"
+        in (tmp_path / "page.html").read_text()
+    )
+
+
+def test_one_headline_has_results_of_one_processor(results: Path) -> None:
+    alone = summary(read_results(results)).partition("## ")[0]
+    for name in ("synthesis", "peers"):
+        change(results, name, lambda document: document["machine"].update(processor="Another CPU"))
+    mixed = summary(read_results(results)).partition("## ")[0]
+    assert "Synthesis of trees that are exactly optimal took" in alone
+    assert "How long synthesis takes is not measured yet." in mixed
+    assert "- Measured on Canned CPU; left out as measured on other processors: synthesis and peers." in mixed
+
+
+def test_the_check_names_file_and_line_that_differ(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme, figures = tmp_path / "README.md", tmp_path / "figures.md"
+    for file in (readme, figures):
+        file.write_text(MARKED)
+    arguments = ["--results", str(results), "--headline", str(readme), "--tables", str(figures)]
+    arguments += ["-o", str(tmp_path / "page.html")]
+
+    def status(*more: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["report.py", *arguments, *more])
+        try:
+            main()
+        except SystemExit as stopped:
+            return int(stopped.code or 0)
+        return 0
+
+    before = readme.read_bytes()
+    assert status("--check") == 1 and readme.read_bytes() == before
+    assert capsys.readouterr().err.endswith("run make pages\n")
+    assert status() == 0 and status("--check") == 0
+    lines = figures.read_text().split("\n")
+    at = next(number for number, line in enumerate(lines) if line.startswith("## "))
+    lines[at] += " "
+    figures.write_text("\n".join(lines))
+    capsys.readouterr()
+    assert status("--check") == 1
+    assert capsys.readouterr().err.startswith(f"{figures}:{at + 1}: has '## ")
+    monkeypatch.setattr(report, "history", lambda: None)
+    assert status("--check") == 0
+    assert "history unknown here" in capsys.readouterr().out
 
 
 def test_what_is_no_results_file_is_refused(results: Path) -> None:
