@@ -94,7 +94,6 @@ bench: install
 	$(BIN)/python bench/fragments.py
 	$(BIN)/python bench/degraded.py
 	$(BIN)/python bench/sweeps.py
-	$(BIN)/python bench/latency_bandwidth.py
 	$(BIN)/python bench/aggregation.py
 	$(BIN)/python bench/programs.py
 	$(BIN)/python bench/scale.py

@@ -22,6 +22,7 @@ from typing import Any
 from arborcast import synth, topologies
 from arborcast.bench.allocations.nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
 from arborcast.bench.harness.document import Measure, document, write_document
+from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.cli.console import progress, table
 from arborcast.synth.collective import Collective, Kind, bandwidths
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
@@ -251,7 +252,7 @@ def format_table(rows: Iterable[Row]) -> list[str]:
     notes = (
         "rates   GB/s of algbw; no.: how many trees; x ...: rate of the trees over that of the method named",
         "of      so many allocations have these links; a broadcast is from the first rank",
-        "*       figures of NCCL's planning model, not measured; p: over PCIe, because there is no ring",
+        f"*       {NOT_RUN}; p: over PCIe, because there is no ring",
         "relays  rings may pass through another GPU (r), as NCCL's since 2.8.3",
     )
     return [*lines, "", *notes]

@@ -1,14 +1,13 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Eighteen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+Seventeen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
 models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside the
 others (plans), where they gain (gains), RaNNC's experiments planned (rannc), the sweeps of the Divisible
 paper (divisible), the planner's own time (planner), a training step on emulated links (testbed), divided
 models on them (sharded), what orders leave of the bubble (bubbles), our steps beside those of torch's own
 schedules and DDP (runtimes), accuracy over time with and without waiting for updates (convergence), what
 limits of memory cost by what becomes of results (activations), what ranks hold of a model made on "meta"
-(memory), two sizes of a BERT (pair), layouts of operators on meshes (sharding) and how long they take to find
-(intra).
+(memory), layouts of operators on meshes (sharding) and how long they take to find (intra).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -407,24 +406,6 @@ def memory(quick: bool) -> dict[str, Any]:
     )
 
 
-def pair(quick: bool) -> dict[str, Any]:
-    """A small and a larger BERT, trained from meta on four ranks."""
-    from arborcast.bench.training.bert_pair import pair_rows
-
-    return document(
-        "Does a BERT of five times the size learn more?",
-        pair_rows(steps=20) if quick else pair_rows(),
-        keys=("model", "ranks", "steps"),
-        measures={"evaluation_loss": Measure("less")},
-        units={
-            "evaluation_loss": "mean over hidden characters of the part of the text that is not trained with",
-            "losses": "of the steps, means of 20",
-        },
-        packages=TORCH,
-        code=TRAINING,
-    )
-
-
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "curves": curves,
     "models": models,
@@ -441,7 +422,6 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "bubbles": bubbles,
     "runtimes": runtimes,
     "convergence": convergence,
-    "pair": pair,
     "activations": activations,
     "memory": memory,
 }

@@ -26,7 +26,6 @@ from arborcast.bench.page import (
     faults,
     fragments,
     in_network,
-    latency_bandwidth,
     loopback,
     planners,
     plans,
@@ -57,6 +56,7 @@ from arborcast.bench.page.render import (
 from arborcast.bench.page.results import Document, read_results
 from arborcast.bench.page.targets import tally
 from arborcast.bench.page.words import listed
+from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 
@@ -67,7 +67,6 @@ SECTIONS: tuple[Section, ...] = (
     fragments.SECTION,
     degraded.SECTION,
     sweeps.SECTION,
-    latency_bandwidth.SECTION,
     aggregation.SECTION,
     in_network.SECTION,
     alltoallv.SECTION,
@@ -215,7 +214,9 @@ def said_first(documents: Mapping[str, Document]) -> tuple[Sentence, ...]:
     ]
     told = "".join(f";{what[1:]}{listed(names)}" for what, names in notes if names)
     on = f"Measured on {processor or 'a processor that was not recorded'}{told}."
-    return (*headline(kept), (on,)) if everything.read else headline(kept)
+    sentences = headline(kept)
+    nccl = "NCCL" in str(sentences) and NOT_RUN not in str(sentences)
+    return (*sentences, *([(f"{NOT_RUN}.",)] if nccl else []), *([(on,)] if everything.read else []))
 
 
 def _processor(document: Document) -> str:

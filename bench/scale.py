@@ -1,9 +1,8 @@
 """How large may a fabric be? Times and memory of what is promised at 1,024 ranks and more, and their growth.
 
 Parts, each a results file `bench/results/scale_<part>.json`: the promises (targets), the same questions on
-larger and larger fabrics (growth), what is done with a large schedule (uses), the height of trees against
-their rate (heights), and TACOS on the same tori (tacos, needs `--tacos PATH`). One core, a process for each
-run, kernels compiled before.
+larger and larger fabrics (growth), what is done with a large schedule (uses), and the height of trees against
+their rate (heights). One core, a process for each run, kernels compiled before.
 
     python bench/scale.py --only targets --only growth
 """
@@ -27,7 +26,6 @@ from arborcast.bench.scaling.cases import Case
 
 RESULTS = HOME / "bench" / "results"
 LIMIT_S = 300.0
-TACOS_RUNS = 3
 KEYS = ("topology", "collective", "method", "faults")
 MEASURES = {
     "seconds": Measure("less", "spread"),
@@ -117,80 +115,6 @@ def heights(arguments: argparse.Namespace) -> dict[str, Any]:
         measures={"share_of_bound": Measure("more"), "time_us_64KiB": Measure("less")},
         units={"trees": "of each root", "time_us_64KiB": "simulated", "time_us_64MiB": "simulated"},
     )
-
-
-def tacos(arguments: argparse.Namespace) -> dict[str, Any]:
-    """TACOS and ours on the same tori, in turns."""
-    from arborcast import topologies
-    from arborcast.bench.adapters.answer import Question
-    from arborcast.bench.adapters.tacos import Tacos
-    from arborcast.synth.bounds import bound
-    from arborcast.synth.collective import Collective
-
-    peer = Tacos(arguments.tacos)
-    peer.check()
-    rows: list[dict[str, Any]] = []
-    for side in (16,) if arguments.quick else (16, 32):
-        spec = f"torus:{side}x{side}"
-        topology = topologies.load(spec)
-        collective = Collective.on(topology, "allgather")
-        question = Question(spec, topology, collective, bound(topology, collective))
-        ours: list[dict[str, Any]] = []
-        theirs: list[dict[str, Any]] = []
-        for turn in range(1 if arguments.quick else TACOS_RUNS):
-            print(f"{spec}: TACOS and ours, turn {turn + 1} ...", file=sys.stderr)
-            theirs.append(_tacos_run(peer.ask(question, LIMIT_S), question.bound.rate))
-            found = _answer_case(Case(spec, spec, "allgather"))
-            ours.append(
-                {**found, "call_seconds": found["solve_seconds"], "seconds": found["process_seconds"]}
-            )
-        for method, runs in ((peer.name, theirs), ("ours", ours)):
-            rows.append({"topology": spec, "method": method, **_over_runs(runs)})
-    return document(
-        "Is the allgather of large tori found faster than by TACOS?",
-        rows,
-        keys=("topology", "method"),
-        measures={"call_seconds": Measure("less", "spread"), "share_of_bound": Measure("more")},
-        units={
-            "call_seconds": "of the synthesis alone, as each counts it; median over the runs, in turns",
-            "spread": "s, largest minus smallest",
-            "seconds": "of the whole process, ours with start-up, warm-up and verification; median",
-            "share_of_bound": "the least of the runs",
-        },
-    )
-
-
-def _tacos_run(answer: Any, limit: Any) -> dict[str, Any]:
-    from arborcast.synth.verification.verifier import verify
-
-    found = {"verdict": answer.verdict, "seconds": answer.finished.seconds}
-    if answer.verdict == "found":
-        verdict = verify(answer.algorithms[0].schedule)
-        found |= {
-            "call_seconds": answer.call_seconds,
-            "share_of_bound": float(verdict.rate / limit),
-            "correct": verdict.correct,
-        }
-    return found
-
-
-def _over_runs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians of a contender's runs; what it found counts only where every run found something."""
-    verdicts = [run.get("verdict", "found") for run in runs]
-    row: dict[str, Any] = {
-        "verdict": next((verdict for verdict in verdicts if verdict != "found"), "found"),
-        "seconds": statistics.median(run["seconds"] for run in runs),
-        "runs": len(runs),
-    }
-    if row["verdict"] == "found":
-        calls = [run["call_seconds"] for run in runs]
-        row |= {
-            "call_seconds": statistics.median(calls),
-            "spread": max(calls) - min(calls),
-            "share_of_bound": min(run["share_of_bound"] for run in runs),
-            "correct": all(run["correct"] for run in runs),
-        }
-    return row
 
 
 def _rows(chosen: Iterable[Case], quick: bool) -> list[dict[str, Any]]:
@@ -297,7 +221,6 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "growth": growth,
     "uses": uses,
     "heights": heights,
-    "tacos": tacos,
 }
 
 
@@ -306,14 +229,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", action="append", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="fewer cases, one run of each")
-    parser.add_argument("--tacos", type=Path, metavar="PATH", help="a checkout, see bench/adapters/tacos.py")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where files go")
     chosen = parser.parse_args(arguments)
-    parts = chosen.only or [name for name in PARTS if name != "tacos" or chosen.tacos is not None]
-    if "tacos" in parts and chosen.tacos is None:
-        print("scale: the part tacos needs --tacos PATH", file=sys.stderr)
-        return 2
-    for name in parts:
+    for name in chosen.only or PARTS:
         found = PARTS[name](chosen)
         for row in found["rows"]:
             print(_in_words(row))

@@ -13,6 +13,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.allocations.nccl import NCCL, NCCL_RELAYS, Over
+from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.errors import InputError
 from arborcast.synth.pictures.canvas import FAINT, INK, LETTERS_PER_INCH, PALETTE, QUIET, headline, picture
 
@@ -29,8 +30,8 @@ _DIRECT, _PCIE = "NCCL's rings (model)", "over PCIe: no ring of direct links (mo
 _RELAYED = "through another GPU, since NCCL 2.8.3 (model)"
 _LEGEND = (_OPTIMUM, _TREES, _DIRECT, _PCIE, _RELAYED)
 _NOTE = (
-    "algbw of large messages at NCCL's own link rates. Trees and optimum are exact; NCCL's rings are its "
-    "planning model, not measured. Below each pair: the GPUs, one of the sets with these links; cut off: "
+    "algbw of large messages at NCCL's own link rates. Trees and optimum are exact; rings are "
+    f"{NOT_RUN}. Below each pair: the GPUs, one of the sets with these links; cut off: "
     "NVLinks do not join them."
 )
 

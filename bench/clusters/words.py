@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arborcast.bench.harness.document import Measure, document
+from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.formats.sizes import format_size
 
 EVEN = 0.005
@@ -91,6 +92,7 @@ def format_table(swept: Sweep) -> str:
             + "".join(f"{'-' if cell is None else format(cell, '.1f'):>18}" for cell in cells)
             + f"{'-' if ratio is None else format(ratio, '.2f'):>10}  {row.get('served_by', '-')}"
         )
+    lines += [f"  nccl: {NOT_RUN}"] if any(name.startswith("nccl-") for name in methods) or charged else []
     lines.append("  speed-up: the fastest of the others over ours; below 1 ours is slower")
     return "\n".join([*lines, *(f"  skipped: {_of_skipped(entry)}" for entry in swept.skipped)])
 

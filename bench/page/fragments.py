@@ -23,6 +23,7 @@ from arborcast.bench.page.parts import (
 )
 from arborcast.bench.page.results import Document, frame, groups, records
 from arborcast.bench.page.words import DASH, count, digits, plural, times
+from arborcast.synth.baselines.nccl_model import NOT_RUN
 
 MODEL = "nccl-ring-model"
 
@@ -109,11 +110,11 @@ SECTION = Section(
     "fragments",
     "allocations",
     "What does each allocation of a DGX-1 give?",
-    "computed exactly; NCCL by its planning model",
+    f"computed exactly; {NOT_RUN}",
     "python bench/fragments.py",
     "A scheduler hands out any of a box's GPUs, and most sets of them are irregular. Every set that "
     "differs in its links is listed once. Rates of our trees, of rings and of the optimum are exact; "
-    "NCCL's are figures of its planning model, and nothing here ran on a GPU. A set that NVLinks do "
+    f"those of NCCL are of {NOT_RUN}. A set that NVLinks do "
     "not join has no optimum over them.",
     _answer,
 )

@@ -1,4 +1,4 @@
-"""Large fabrics: promises, growth, TACOS beside it, heights, what a schedule costs to use."""
+"""Large fabrics: promises, growth, heights, what a schedule costs to use."""
 
 from __future__ import annotations
 
@@ -223,36 +223,6 @@ _HEIGHTS: dict[str, Column] = {
 }
 
 
-def _tacos(document: Document) -> Iterator[Part]:
-    are_ours = document.rows["method"] == "ours"
-    calls = [
-        rows.groupby("topology")["call_seconds"].min()
-        for rows in (document.rows[~are_ours], document.rows[are_ours])
-    ]
-    ratios = (calls[0] / calls[1]).dropna()
-    if len(ratios):
-        yield text(
-            "A call of TACOS takes ",
-            Strong(f"{times(ratios.min())} to {times(ratios.max())}"),
-            f" as long as ours, on {plural(len(ratios), 'size')} of torus.",
-        )
-    yield tacos_table(document)
-
-
-def tacos_table(document: Document) -> Table:
-    """A line per torus and contender."""
-    return table(
-        {
-            **columns("fabric: topology"),
-            "by": lambda row: Cell(row.method, tone="ours" if row.method == "ours" else ""),
-            **columns(
-                ">synthesis: call_seconds | >of the bound: share_of_bound | >whole process: seconds | >runs"
-            ),
-        },
-        document.rows,
-    )
-
-
 SECTIONS = (
     Section(
         "scale_targets",
@@ -279,16 +249,6 @@ SECTIONS = (
         "edges as ranks, and there is one for each rank: written out, a schedule itself grows by 2.",
         _growth,
         ("Growth over the ranks", growth_table),
-    ),
-    Section(
-        "scale_tacos",
-        "tacos",
-        "Is the allgather of large tori found faster than by TACOS?",
-        "measured",
-        COMMAND + "tacos --tacos PATH",
-        "In turns on one core; every schedule is verified by the same checker.",
-        _tacos,
-        ("Large tori beside TACOS", tacos_table),
     ),
     Section(
         "scale_heights",

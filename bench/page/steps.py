@@ -17,7 +17,6 @@ from arborcast.bench.page.parts import (
     Table,
     all_rows,
     cell,
-    column,
     columns,
     grid,
     lines,
@@ -26,7 +25,7 @@ from arborcast.bench.page.parts import (
 )
 from arborcast.bench.page.results import Document, Row, first, groups, number, records
 from arborcast.bench.page.training import COMMAND, ORDERS
-from arborcast.bench.page.words import DASH, count, digits, duration, percent, plural, scaled
+from arborcast.bench.page.words import DASH, count, digits, duration, percent, plural
 
 ASYNCHRONOUS = "PipeDream, asynchronous"
 SYNCHRONOUS = "1F1B"
@@ -194,43 +193,6 @@ def _curves(name: str, rows: pd.DataFrame) -> Picture:
     return Picture(chart, name)
 
 
-# ------------------------------------------------------------------------------------- two sizes of a BERT
-
-
-def _pair(document: Document) -> Iterator[Part]:
-    rows = document.rows.sort_values("parameters", kind="stable")
-    if len(rows) > 1:
-        small, large = records(rows)[0], records(rows)[-1]
-        is_better = large.evaluation_loss < small.evaluation_loss
-        yield text(
-            "The larger model's loss on text that was not trained with is ",
-            Strong(digits(large.evaluation_loss)),
-            f", the smaller one's {digits(small.evaluation_loss)}.",
-            tone="" if is_better else "bad",
-        )
-    yield all_rows(_PAIR, rows)
-    curves = [
-        Line(
-            row.model,
-            tuple((20.0 * (at + 1), it) for at, it in enumerate(row.losses or ())),
-            tone,
-            drawn="curve",
-        )
-        for row, tone in zip(records(rows), ("base", "ours"), strict=False)
-    ]
-    chart = LineChart("loss over steps", tuple(curves), equal=None, across=count, upright=digits)
-    yield grid([[Picture(chart, "Loss over steps")]])
-
-
-_PAIR = {
-    "model": column("model"),
-    ">parameters": column("parameters", unit=scaled("million", 1e6)),
-    **columns(">blocks: layers | >width | >ranks | >steps"),
-    ">first loss": column("first_loss", unit=digits),
-    ">last 20 steps": column("last_loss", unit=digits),
-    ">not trained with": column("evaluation_loss", unit=digits),
-}
-
 SECTIONS = (
     Section(
         "pipeline_bubbles",
@@ -266,15 +228,5 @@ SECTIONS = (
         "batch through the whole model, for stages of equal times and free links. Pictures show the share of "
         "test images that are classified wrongly over that time.",
         _convergence,
-    ),
-    Section(
-        "pipeline_pair",
-        "pair",
-        "Does a BERT of five times the size learn more?",
-        "trained on local processes",
-        COMMAND + "pair",
-        "Masked characters of the help pages that Python ships. Both models are built without memory, and "
-        "each of four ranks makes its own stage; 1F1B, the same batches for both.",
-        _pair,
     ),
 )

@@ -25,6 +25,7 @@ from arborcast.bench.page.parts import (
 )
 from arborcast.bench.page.results import Document, groups, ours_among
 from arborcast.bench.page.words import count, duration, percent, plural, size, times
+from arborcast.synth.baselines.nccl_model import NOT_RUN
 
 MODELS = {"nccl-ring-model": "NCCL ring", "nccl-tree-model": "NCCL tree"}
 CHARGED = "time_us_with_nccl_overhead"
@@ -164,7 +165,7 @@ def summary(document: Document) -> Table:
             "our time at the ends",
         ),
         rows,
-        "Simulated speed-up over the fastest of NCCL's models and the baselines, of all sizes; and our time "
+        f"Simulated speed-up over the fastest of the baselines and {NOT_RUN}; of all sizes; and our time "
         "on the links alone over the least that latencies and bandwidths allow any schedule",
     )
 
@@ -191,12 +192,12 @@ SECTION = Section(
     "sweeps",
     "sizes",
     "At which sizes, on larger clusters?",
-    "ours simulated, NCCL by its planning model",
+    f"simulated; {NOT_RUN}",
     "python bench/sweeps.py",
-    "Our schedules in our simulator, which counts every piece on every link, beside the formulas by "
-    "which NCCL itself plans its rings and trees, and beside simulated baselines. Nothing here ran "
+    "Our schedules in our simulator, which counts every piece on every link, beside simulated baselines and "
+    f"{NOT_RUN}. Nothing here ran "
     "on a GPU. Blue is the speed-up over whichever of them is fastest at that size; below 1× we "
     "lose.",
     _answer,
-    ("Simulated clusters beside NCCL's planning models", summary),
+    (f"Simulated clusters beside {NOT_RUN}", summary),
 )

@@ -22,6 +22,8 @@ from arborcast.synth.topology import Topology
 
 ByHosts: TypeAlias = tuple[Fraction, Fraction, Fraction]
 RING, TREE = "nccl-ring-model", "nccl-tree-model"
+NOT_RUN = "NCCL's planning model, re-implemented here; NCCL itself was not run"
+"""What stands wherever a figure of these formulas is shown."""
 MODELLED = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
 
 

@@ -329,6 +329,8 @@ def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> lis
 
 def describe_comparison(comparison: BaselineTimings) -> list[str]:
     """Two tables over the sizes, a column per method: times and what none is below, then bus bandwidths."""
+    from arborcast.synth.baselines.nccl_model import NOT_RUN
+
     methods = list(comparison.by_method)
     sizes = [timing.bytes for timing in comparison.by_method[methods[0]]]
     times = [
@@ -351,7 +353,8 @@ def describe_comparison(comparison: BaselineTimings) -> list[str]:
         *table(("busbw (GB/s)", *methods), busbws),
         "",
     ]
-    return [*asked, *tables]
+    note = [f"nccl: {NOT_RUN}", ""] if any(method.startswith("nccl-") for method in methods) else []
+    return [*asked, *tables, *note]
 
 
 def describe_topology(topology: Topology) -> list[str]:

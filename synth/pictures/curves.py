@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.certificate import Bound
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
@@ -65,7 +66,8 @@ def draw_sweep(
         for axes in (time_axes, rate_axes):
             _scale_sizes(axes, sorted({row.bytes for rows in drawn.values() for row in rows}))
         figure.legend(*time_axes.get_legend_handles_labels(), loc="outside right center", fontsize=8)
-        headline(figure, title)
+        nccl = any(method.startswith("nccl-") for method in drawn)
+        headline(figure, title, f"nccl: {NOT_RUN}" if nccl else "")
 
 
 def _draw_bound(time_axes: Axes, rate_axes: Axes, bound: Bound, rows: Sequence[Timing]) -> None:

@@ -37,7 +37,6 @@ PARTS = (
     "activations",
     "gains",
     "rannc",
-    "pair",
     "sharding",
     "intra",
 )
@@ -151,14 +150,6 @@ def test_methods_that_never_reach_the_accuracy_are_told(documents: dict[str, Doc
         "| 0.05 | 40 (2 epochs) | 16 (2 epochs) | – (best 50.0 %) |",
         "| 0.01 | 60 (3 epochs) | 24 (3 epochs) | 20 (4 epochs) |",
     ]
-
-
-def test_a_larger_model_that_learns_less_is_told(documents: dict[str, Document]) -> None:
-    words = said(documents["pair"])
-    assert (
-        "The larger model's loss on text that was not trained with is 2.75 , the smaller one's 2.50." in words
-    )
-    assert "small 0.246 million 4 64 4 40 4.90 2.60 2.50" in words
 
 
 def test_a_step_slower_than_gloo_is_told(documents: dict[str, Document]) -> None:
