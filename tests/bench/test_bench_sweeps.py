@@ -26,10 +26,11 @@ from arborcast.bench.clusters.words import (
 )
 from arborcast.bench.harness import parts
 from arborcast.bench.harness.document import document
+from arborcast.bench.harness.standing import Standing
 from arborcast.bench.sweeps import sweep
 from arborcast.synth.api import solve
 from arborcast.synth.baselines import solve_baseline
-from arborcast.synth.baselines.nccl_model import NcclSetup, Protocol, nccl_times
+from arborcast.synth.baselines.nccl_model import NOT_RUN, NcclSetup, Protocol, nccl_times
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -186,6 +187,7 @@ def test_rows_of_a_small_machine() -> None:
         assert rows[SELECTION, size]["time_us"] <= ours["time_us"] < ours[charged]
         assert rows["nccl-ring-model", size]["model"].startswith("model, without NVLS")
     assert "served by" in format_table(swept)
+    assert NOT_RUN in format_table(swept)
 
 
 def test_runs_that_are_left_out_change_no_choice_and_no_speed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +206,7 @@ def test_where_nccl_has_no_plan_the_table_shows_times_of_links_alone() -> None:
     titles, row = (line.split() for line in format_table(swept).splitlines()[1:3])
     ours = times(swept)[SELECTION, SIZES[0]]
     assert titles[1] == "ours" and "without overhead" in format_table(swept)
+    assert NOT_RUN not in format_table(swept)
     assert row[2] == f"{ours['time_us']:.1f}" and row[2 + titles.index("ring") - 1] != "-"
     assert f"{ours['speed_up_over_baselines_links_only']:.2f}" in row
 
@@ -280,7 +283,7 @@ def test_parts_of_the_same_code_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
         return Sweep([{"topology": spec, "collective": str(kind), "bytes": deadline_s}], late)
 
     monkeypatch.setattr(sweeps, "in_own_process", noted)
-    monkeypatch.setattr(parts, "doubts", lambda part: "" if part["code"] else "no code")
+    monkeypatch.setattr(parts, "standing", lambda part: Standing("" if part["code"] else "no code"))
     for code in ({"commit": "1"}, {}):
         monkeypatch.setattr(parts, "provenance", lambda _, code=code: code)
         for spec in ("ring:3", "ring:3", "late", "late"):

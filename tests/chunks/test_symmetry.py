@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.problem.instance import ChunkProblem, demands_of
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import (
     LARGEST_GROUP,
@@ -255,5 +255,4 @@ def test_orbits_of_roots() -> None:
 def test_latencies_do_not_matter_to_chunks() -> None:
     topology = Topology.build("pair", 2, [Link(0, 1, 1, 5), Link(1, 0, 1)])
     assert orbits_of_roots(topology) == ((0, 1),)
-    assert demands_of(Collective.on(topology, "allgather"))
     assert len(problem_group(ChunkProblem.of(topology, Collective.on(topology, "allgather")))) == 2

@@ -433,6 +433,11 @@ def test_simulate_prints_a_column_per_method(command: Command, tmp_path: Path) -
     assert (first.split()[:2], second.split()[:2]) == (["1", "MiB"], ["2", "MiB"])
     assert "busbw (GB/s)" in out
     assert "ring: " in out  # there is none, and the line says why
+    assert "NCCL itself" not in out
+    command("solve", "ring:3", "allreduce", "-o", str(file))
+    out = command("simulate", str(file), "--sizes", "1MiB:2MiB").out
+    assert "nccl-ring-model" in out
+    assert "\nnccl: NCCL's planning model, re-implemented here; NCCL itself was not run\n" in out
 
 
 def test_the_same_seed_gives_the_same_file(command: Command, tmp_path: Path) -> None:

@@ -84,9 +84,8 @@ def test_real_files_fit_their_schemas(command: Command, tmp_path: Path) -> None:
         file = tmp_path / f"{name}.json"
         assert command(*words, "-o", str(file)).status == 0
         found[name] = json.loads(file.read_text())
-    assert command(
-        "groups", "torus:2x2", "--mesh", "2x2", "--along", "0:allreduce", "-o", str(tmp_path / "g")
-    )
+    along = ("--mesh", "2x2", "--along", "0:allreduce")
+    assert command("groups", "torus:2x2", *along, "-o", str(tmp_path / "g")).status == 0
     found["groups"] = json.loads((tmp_path / "g" / "groups.json").read_text())
     collective = ROOT / "examples" / "collectives" / "neighbour-exchange.yaml"
     found["collective"] = yaml.safe_load(collective.read_text())

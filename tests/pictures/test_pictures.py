@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from arborcast import topologies
+from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
@@ -213,6 +214,9 @@ def test_a_sweep_names_its_methods_sizes_and_the_bound(tmp_path: Path) -> None:
     draw_sweep(rows, tmp_path / "picture.svg", bound=BOUND)
     said = set(words(tmp_path / "picture.svg"))
     assert {"trees", "nccl-ring-model", "bound", "64 KiB", "1 MiB", "Time (us)", "busbw (GB/s)"} <= said
+    assert f"nccl: {NOT_RUN}" in said
+    draw_sweep({"trees": rows["trees"]}, tmp_path / "alone.svg")
+    assert not any("NCCL" in word for word in words(tmp_path / "alone.svg"))
 
 
 def test_a_timeline_has_a_row_per_used_link(tmp_path: Path) -> None:
