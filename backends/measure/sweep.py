@@ -123,7 +123,7 @@ def _runner(
     try:
         yield runner
     except BaseException as error:
-        runner.give_up(f"rank {runner.rank}: {error or type(error).__name__}")
+        runner.give_up(f"rank {runner.rank}: {str(error) or type(error).__name__}")
         raise
     finally:
         runner.close()

@@ -225,14 +225,14 @@ def report(
 ) -> None:
     """Make one self-contained page of all results."""
     try:
-        from arborcast.bench.report import write_report
+        from arborcast.bench.report import judged, write_report
     except ModuleNotFoundError as missing:
         raise InputError(
             f"report: needs {missing.name}; install it with: pip install 'arborcast[bench]'"
         ) from None
 
     writable(output)
-    write_report(results, output, markdown)
+    write_report(judged(results), output, markdown)
     if as_json:
         print_json({"page": str(output), "markdown": text_of(markdown)})
         return

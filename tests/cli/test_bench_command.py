@@ -33,3 +33,11 @@ def test_a_report_without_its_packages_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pandas", None)
     ran = command("bench", "report", str(RESULTS.parent), "-o", str(tmp_path / "page.html"))
     refused(ran, "report: needs pandas; install it with: pip install 'arborcast[bench]'")
+
+
+def test_a_report_refuses_results_without_their_commit(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "ddp.json").write_text('{"question": "?", "rows": []}')
+    page = tmp_path / "page.html"
+    assert command("bench", "report", str(tmp_path / "results"), "-o", str(page)).status == 0
+    assert "ddp.json</code> was measured at a commit that was not recorded" in page.read_text()

@@ -125,10 +125,8 @@ def _step(
     numbers: list[list[int]],
 ) -> str:
     # The parser wants both ends of every step; it looks at those that the step has.
-    source, target = (
-        source or target or Span(Memory.INPUT, 0, 0),
-        target or source or Span(Memory.INPUT, 0, 0),
-    )
+    ends = [end for end in (source, target) if end is not None] or [Span(Memory.INPUT, 0, 0)]
+    source, target = ends[0], ends[-1]
     return (
         _open(
             "step",
