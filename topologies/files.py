@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,8 @@ from typing import Protocol
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import read_text, shorten_path
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import PLANNED, Topology
+from arborcast.topologies.builders import assumed
 from arborcast.topologies.catalog import catalog, entry_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
@@ -191,6 +193,8 @@ def load_machine(
             _log.warning("%s: %s", shorten_path(spec), note)
     else:
         raise TopologyError(_unknown(spec, name))
+    if chosen is Rates.NCCL:
+        machine = replace(machine, topology=assumed(machine.topology, rate=PLANNED))
     if ranks is None:
         if relays:
             raise TopologyError(f"{shorten(spec)}: relays need ranks that take part, got none")
