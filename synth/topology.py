@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -38,6 +38,7 @@ class Link:
         bandwidth: GB/s, 1 GB = 1e9 bytes.
         latency_us: how long the first byte takes.
         rate_assumed: why its bandwidth is assumed; empty where it is stated, measured or from a data sheet.
+            Links of the same numbers are equal, wherever these come from.
         latency_assumed: the same of its latency.
 
     Raises:
@@ -48,8 +49,8 @@ class Link:
     dst: Vertex
     bandwidth: Fraction
     latency_us: Fraction = Fraction(0)
-    rate_assumed: str = ""
-    latency_assumed: str = ""
+    rate_assumed: str = field(default="", compare=False)
+    latency_assumed: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """See that numbers are exact: all that follows takes their numerators."""
@@ -328,14 +329,14 @@ class Topology:
                 continue
             links = tuple(replace(link, dst=sum(ends) - link.src) for link in into[vertex])
             halves = {half for link in links for half in _through(link, vertex)}
-            name = _parallel_name(*map(self.label, ends), links[0].latency_us)
+            name = _parallel_name(self.label(ends[0]), self.label(ends[1]), links[0].latency_us)
             if halves == {*into[vertex], *out[vertex]} and name == self.label(vertex):
                 found[vertex] = links
         return found
 
     @cached_property
     def cables(self) -> tuple[Link, ...]:
-        """The links as they were given to `build`, parallel ones side by side; those of one latency are one."""
+        """The links as given to `build`, parallel ones side by side; those of one latency are one."""
         if not self.parallels:
             return self.links
         whole = [

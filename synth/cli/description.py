@@ -313,6 +313,7 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
         *at_least,
         *describe_grid(frontier.grid, *frontier.limits_of_rate),
         f"  limit    R/C {frontier.static_ratio} for any number of steps",
+        *_assumed("rate", frontier.topology),
         f"  ended    {frontier.why_stopped}",
         f"  complete {'yes' if frontier.complete else 'no'}{'' if frontier.grid is None else ', of the grid'}"
         + (f"; left to prove at {open_steps} steps" if open_steps else ""),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.formats.documents import switch_to_document
@@ -92,11 +91,15 @@ def _cables(topology: Topology) -> Iterator[tuple[Link, str]]:
         src, dst, wait = place
         back = links.get((dst, src, wait))
         first, second = _label(topology, src), _label(topology, dst)
-        if back is not None and back == replace(link, src=dst, dst=src):
+        if back is not None and _said(back) == _said(link):
             done.add((dst, src, wait))
             yield link, f"between: [{first}, {second}]"
         else:
             yield link, f"from: {first}, to: {second}"
+
+
+def _said(link: Link) -> tuple[Fraction, str, str]:
+    return link.bandwidth, link.rate_assumed, link.latency_assumed
 
 
 def _comments(lines: Iterable[str]) -> list[str]:

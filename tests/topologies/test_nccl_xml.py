@@ -287,7 +287,8 @@ def test_pcie_is_a_tree_of_what_is_shared() -> None:
         "shows no NVLinks or xGMI, which v100 can have: its PCIe paths are the links; --pcie says so",
         "pci '0000:f1:00.0' hides its speed or width, as virtual machines do: 16 lanes of its GPU's "
         "generation, or what is below, are assumed; link_speed and link_width say otherwise",
-        "between its CPUs 10 GB/s each way are assumed: NCCL's planning rates; --between-sockets says otherwise",
+        "between its CPUs 10 GB/s each way are assumed: NCCL's planning rates; --between-sockets says "
+        "otherwise",
     )
     assert cables(machine.topology) == {
         (0, "pcie0"): "12",

@@ -99,7 +99,7 @@ def _machine(
             hub = count + len(switches)
             links += _switched_links(matrix, domain, cards, hub)
             switches.append(switch_that(f"nvswitch{len(switches)}", _in_network(domain, cards, notes)))
-    links = assuming(links, rate=cards.assumed)
+    links = assuming(links, rate=cards.links_assumed)
     if len(switches) == 1:
         switches = [replace(switches[0], name="nvswitch")]
     if pcie or not links:
@@ -113,7 +113,7 @@ def _machine(
             [slot_of(kind, rates) for kind in cards.kinds],
             between=between,
             across=crossing_of(lines_of(text), rates),
-            hidden=HIDDEN_SLOT if None in cards.kinds else "",
+            hidden=HIDDEN_SLOT if None in cards.kinds else cards.assumed,
             together=matrix.together,
             first=count + len(switches),
         )
@@ -154,7 +154,8 @@ class _Cards:
         rates: GB/s each way per NVLink.
         guessed: whether nothing but counts and rates of NVLinks told what they are.
         notes: what was assumed of them.
-        assumed: why the rates are; empty where the text says them or which GPUs these are.
+        assumed: why they are taken for these; empty where the text or somebody says it.
+        links_assumed: why the rates are; empty where the text says them, too.
     """
 
     kinds: tuple[Gpu | None, ...]
@@ -163,6 +164,7 @@ class _Cards:
     guessed: bool
     notes: tuple[str, ...] = ()
     assumed: str = ""
+    links_assumed: str = ""
 
 
 def _identified(
@@ -189,7 +191,7 @@ def _identified(
             rate = "" if not domains else f" ({float(kind.rate(rates)):g} GB/s each way per NVLink)"
             notes = (unnamed(f"{kind.name}{rate}", why),)
             assumed = taken_for(kind, why)
-    assumed = assumed or next((kind.assumed for kind in kinds if kind is not None and kind.assumed), "")
+    published = next((kind.assumed for kind in kinds if kind is not None and kind.assumed), "")
     known = [GPUS["v100"] if kind is None else kind for kind in kinds]
     speeds = [kind.rate(rates) if seen is None else seen for kind, seen in zip(known, shown, strict=True)]
     if domains and any(speed != kind.rate(rates) for speed, kind in zip(speeds, known, strict=True)):
@@ -203,7 +205,8 @@ def _identified(
         tuple(speeds),
         guessed,
         notes,
-        assumed if None in shown else "",
+        assumed,
+        (assumed or published) if None in shown else "",
     )
 
 

@@ -80,12 +80,12 @@ def _machine(
     kinds = _kinds(tables)
     megabytes = _bandwidths(tables)
     own = _own_pairs(tables, kinds, megabytes)
-    known, notes, assumed = stated, list[str](), ""
+    known, notes, assumed, rates_assumed = stated, list[str](), "", ""
     if known is None:
         known, note, assumed = _assumed(tables, own, kinds, text, place, bool(megabytes), rates)
         notes += [note] if note else []
     if megabytes and stated is None and rates is Rates.DATASHEET:
-        assumed = ""
+        rates_assumed = ""
         speed = {pair: Fraction(most, 1000) for pair, (_, most) in megabytes.items() if pair in own}
         each = ", ".join(sorted({f"{least / 1000:g}" for least, most in megabytes.values() if most}))
         notes.append(f"xGMI rates are those of its bandwidth table, {each} GB/s a link; --gpu says otherwise")
@@ -93,12 +93,12 @@ def _machine(
         if known is None:
             raise TopologyError("does not say which GPUs these are; --gpu must")
         counts = _links_of_pairs(tables, own, megabytes, known)
-        assumed = assumed or known.assumed
+        rates_assumed = assumed or known.assumed
         speed = {pair: links * known.rate(rates) for pair, links in counts.items()}
     links: list[Link] = []
     for pair in own:
         links += cable(*pair, speed[pair], NVLINK_LATENCY_US)
-    links = assuming(links, rate=assumed, latency=NOT_NVLINK)
+    links = assuming(links, rate=rates_assumed, latency=NOT_NVLINK)
     switches: list[str] = []
     if pcie or not links:
         if not pcie:
@@ -112,7 +112,7 @@ def _machine(
             [slot_of(known, rates)] * count,
             between=between,
             across=crossing_of(lines_of(text), rates),
-            hidden=HIDDEN_SLOT if known is None else "",
+            hidden=HIDDEN_SLOT if known is None else assumed,
             together=lambda one, other: _together(tables, one, other),
             first=count,
         )
