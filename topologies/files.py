@@ -161,7 +161,7 @@ def load_machine(
         relays: keep the other ranks, behind those that take part, instead of leaving them out.
         gpu: what the GPUs are where a tool's text does not say it, or says otherwise (see `GPUS`).
         pcie: take the PCIe paths of a tool's text or NCCL XML as links too, where it shows other links.
-        between_sockets: GB/s each way between two CPU sockets; see `topologies.rates` for the default.
+        between_sockets: GB/s each way between two CPU sockets; see `topologies.processors` for the default.
         rates: "datasheet", or "nccl" for NCCL's planning constants.
 
     Raises:

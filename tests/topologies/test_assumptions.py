@@ -134,10 +134,13 @@ def test_joined_hosts_keep_what_is_assumed_inside() -> None:
 
 
 def test_schedules_carry_it(tmp_path: Path) -> None:
-    for form, spec in (("explicit", "rtx5090:gpus=4"), ("implicit", "rtx5090:gpus=4")):
-        schedule = synth.solve(load(spec), "allgather", form=form)
+    box = load("rtx5090:gpus=4")
+    for schedule in (
+        synth.solve(box, "allgather", form="explicit"),
+        synth.solve(box, "allgather", form="implicit"),
+    ):
         synth.write_schedule(schedule, tmp_path / "s.json")
-        assert synth.read_schedule(tmp_path / "s.json").topology.assumptions == load(spec).assumptions
+        assert synth.read_schedule(tmp_path / "s.json").topology.assumptions == box.assumptions
 
 
 def test_commands_say_for_which_rates_a_limit_is_proved(command: Command) -> None:
