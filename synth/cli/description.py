@@ -215,7 +215,7 @@ def model_of(topology: Topology) -> str | None:
     """What every bound takes for granted; None without switches."""
     if topology.holders > topology.ranks:
         return "switches reduce and multicast as they can"
-    return "switches only forward" if topology.switches else None
+    return "switches only forward" if len(topology.switches) > len(topology.parallels) else None
 
 
 def describe_forwarding(topology: Topology) -> list[str]:

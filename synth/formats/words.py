@@ -58,7 +58,8 @@ def proof(bound: Bound, topology: Topology | None = None) -> str:
 def vertices(some: frozenset[Vertex], topology: Topology | None = None) -> str:
     """Vertices in braces: all of them where they are few, else those that are missing, else some of them."""
     if topology is not None:
-        missing = frozenset(range(topology.size)) - some
+        some -= topology.parallels.keys()
+        missing = frozenset(range(topology.size)) - some - topology.parallels.keys()
         if len(some) > MOST_NAMED >= len(missing):
             return f"all but {vertices(missing, topology)}"
     shown = sorted(some)[:MOST_NAMED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import networkx
 import pytest
@@ -25,6 +26,8 @@ from arborcast.synth.formats.yaml_text import parse_yaml
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
+from arborcast.topologies import load
+from tests.support.commands import Command
 
 KINDS = ("broadcast", "reduce", "allgather", "reduce-scatter", "allreduce", "alltoall")
 
@@ -98,6 +101,22 @@ def test_nothing_is_simulated_below_the_limit(links: list[Link], kind: str, size
         except InfeasibleError:  # no ring passes all ranks
             continue
         assert simulate(schedule, size).time_us >= float(least) * (1 - 1e-9)
+
+
+def test_commands_show_the_links_alone(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "pair.yaml"
+    beside = [
+        f"{{between: [0, 1], bandwidth: {rate}, latency_us: {us}}}" for rate, us in ((100, 1), (1, 100))
+    ]
+    file.write_text(f"ranks: 2\nlinks: [{', '.join(beside)}]")
+    shown = command("show", str(file), "--picture", str(tmp_path / "pair.svg")).out
+    assert "2 ranks, 0 switches, 4 directed links" in shown
+    assert "100+1" in shown
+    said = command("bound", str(file), "broadcast").out
+    assert "101 GB/s leave {0}" in said
+    assert "forward" not in said
+    (tmp_path / "again.json").write_text(command("show", str(file), "--json").out)
+    assert load(str(tmp_path / "again.json")) == load(str(file))
 
 
 def test_a_quick_link_beside_a_slow_one() -> None:
