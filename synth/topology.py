@@ -193,15 +193,20 @@ class Topology:
             symmetries: images of the ranks and the given switches.
             message_us: see the class.
         """
-        by_pair: dict[Hop, dict[Fraction, Link]] = {}
+        kept: dict[Hop, Link] = {}
+        parallel: dict[Hop, dict[Fraction, Link]] = {}  # by their latencies
         for link in links:
             _check_link(link)
-            alike = by_pair.setdefault((link.src, link.dst), {})
+            pair = (link.src, link.dst)
+            if pair not in kept:
+                kept[pair] = link
+                continue
+            alike = parallel.setdefault(pair, {kept[pair].latency_us: kept[pair]})
             twin = alike.get(link.latency_us)
             alike[link.latency_us] = link if twin is None else _merge(twin, link)
+        kept |= {pair: alike[min(alike)] for pair, alike in parallel.items()}
         named = [Switch(switch) if isinstance(switch, str) else switch for switch in switches]
-        kept = [by_pair[pair][min(by_pair[pair])] for pair in by_pair]
-        slower = [by_pair[pair][wait] for pair in sorted(by_pair) for wait in sorted(by_pair[pair])[1:]]
+        slower = [alike[wait] for alike in parallel.values() for wait in sorted(alike)[1:]]
         moves = [tuple(images) for images in symmetries]
         if slower:
             places = sorted({_place(link.src, link.dst, link.latency_us) for link in slower})
@@ -210,11 +215,12 @@ class Topology:
             labels = [*range(ranks), *(switch.name for switch in named)]
             named += [Switch(_parallel_name(labels[one], labels[other], wait)) for one, other, wait in places]
             for link in slower:
-                kept += _through(link, own[_place(link.src, link.dst, link.latency_us)])
+                for half in _through(link, own[_place(link.src, link.dst, link.latency_us)]):
+                    kept[half.src, half.dst] = half
         return cls(
             name=name,
             ranks=ranks,
-            links=tuple(sorted(kept, key=lambda link: (link.src, link.dst))),
+            links=tuple(kept[pair] for pair in sorted(kept)),
             switches=tuple(named),
             symmetries=tuple(moves),
             message_us=message_us,
