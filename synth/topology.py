@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -22,10 +22,24 @@ Vertex: TypeAlias = int
 Hop: TypeAlias = tuple[Vertex, Vertex]  # the ends of a link
 Permutation: TypeAlias = tuple[Vertex, ...]
 
+PLANNED = "NCCL's planning rates"
+"""Why links are assumed that have NCCL's or RCCL's planning constants."""
+
+_BESIDE = " of "
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """A directed link; a full-duplex cable is two of them. Whole numbers become fractions.
+
+    Attributes:
+        src: where it begins.
+        dst: where it ends.
+        bandwidth: GB/s, 1 GB = 1e9 bytes.
+        latency_us: how long the first byte takes.
+        rate_assumed: why its bandwidth is assumed; empty where it is stated, measured or from a data sheet.
+            Links of the same numbers are equal, wherever these come from.
+        latency_assumed: the same of its latency.
 
     Raises:
         TopologyError: a bandwidth or latency that is not exact, such as a float.
@@ -33,8 +47,10 @@ class Link:
 
     src: Vertex
     dst: Vertex
-    bandwidth: Fraction  # GB/s, 1 GB = 1e9 bytes
+    bandwidth: Fraction
     latency_us: Fraction = Fraction(0)
+    rate_assumed: str = field(default="", compare=False)
+    latency_assumed: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """See that numbers are exact: all that follows takes their numerators."""
@@ -134,7 +150,7 @@ class Topology:
     Attributes:
         name: what reports call it.
         ranks: number of ranks, at least 1.
-        links: at most one per ordered pair of vertices, sorted by (src, dst); `Topology.build` merges.
+        links: at most one per ordered pair of vertices, sorted by (src, dst); `Topology.build` sees to it.
         switches: the vertices after the ranks; those that reduce or multicast come before those that only
             forward.
         symmetries: generators of a group of automorphisms, each the images of all vertices in order.
@@ -162,21 +178,51 @@ class Topology:
         symmetries: Iterable[Sequence[Vertex]] = (),
         message_us: Fraction = Fraction(0),
     ) -> Topology:
-        """Make a topology from links in any order; parallel links merge by adding their bandwidths.
+        """Make a topology from links in any order.
 
-        The latency of merged links is the largest among them.
+        Parallel links of one latency are one link with the sum of their bandwidths. Of those that differ, the
+        quickest is the link of its pair, and a slower one passes a switch that it shares with its reverse
+        alone (`parallels`): the way in has its latency, and both halves have its bandwidth. So whatever is
+        planned, proved or simulated uses each at its own rate and latency.
+
+        Args:
+            name: of the topology.
+            ranks: their number.
+            links: the ends of each are ranks and the given switches.
+            switches: what stands after the ranks.
+            symmetries: images of the ranks and the given switches.
+            message_us: see the class.
         """
-        merged: dict[Hop, Link] = {}
+        kept: dict[Hop, Link] = {}
+        parallel: dict[Hop, dict[Fraction, Link]] = {}  # by their latencies
         for link in links:
             _check_link(link)
-            twin = merged.get((link.src, link.dst))
-            merged[link.src, link.dst] = link if twin is None else _merge(twin, link)
+            pair = (link.src, link.dst)
+            if pair not in kept:
+                kept[pair] = link
+                continue
+            alike = parallel.setdefault(pair, {kept[pair].latency_us: kept[pair]})
+            twin = alike.get(link.latency_us)
+            alike[link.latency_us] = link if twin is None else _merge(twin, link)
+        kept |= {pair: alike[min(alike)] for pair, alike in parallel.items()}
+        named = [Switch(switch) if isinstance(switch, str) else switch for switch in switches]
+        slower = [alike[wait] for alike in parallel.values() for wait in sorted(alike)[1:]]
+        moves = [tuple(images) for images in symmetries]
+        if slower:
+            places = sorted({_place(link.src, link.dst, link.latency_us) for link in slower})
+            own = {place: vertex for vertex, place in enumerate(places, ranks + len(named))}
+            moves = [_with_parallels(images, own) for images in moves]
+            labels = [*range(ranks), *(switch.name for switch in named)]
+            named += [Switch(_parallel_name(labels[one], labels[other], wait)) for one, other, wait in places]
+            for link in slower:
+                for half in _through(link, own[_place(link.src, link.dst, link.latency_us)]):
+                    kept[half.src, half.dst] = half
         return cls(
             name=name,
             ranks=ranks,
-            links=tuple(merged[pair] for pair in sorted(merged)),
-            switches=tuple(Switch(switch) if isinstance(switch, str) else switch for switch in switches),
-            symmetries=tuple(tuple(images) for images in symmetries),
+            links=tuple(kept[pair] for pair in sorted(kept)),
+            switches=tuple(named),
+            symmetries=tuple(moves),
             message_us=message_us,
         )
 
@@ -273,6 +319,53 @@ class Topology:
         """Whether each link has a reverse of the same bandwidth."""
         return all(self.bandwidth.get((dst, src)) == rate for (src, dst), rate in self.bandwidth.items())
 
+    @cached_property
+    def parallels(self) -> dict[Vertex, tuple[Link, ...]]:
+        """The switches that stand for slower ones of parallel links (see `build`), each with these links."""
+        likely = {vertex for vertex in range(self.ranks, self.size) if _BESIDE in str(self.label(vertex))}
+        into: dict[Vertex, list[Link]] = {vertex: [] for vertex in likely}
+        out: dict[Vertex, list[Link]] = {vertex: [] for vertex in likely}
+        for link in self.links if likely else ():
+            into.get(link.dst, []).append(link)
+            out.get(link.src, []).append(link)
+        found: dict[Vertex, tuple[Link, ...]] = {}
+        for vertex in sorted(likely):
+            ends = sorted({link.src for link in into[vertex]} | {link.dst for link in out[vertex]})
+            if len(ends) != 2 or len({link.latency_us for link in into[vertex]}) != 1:
+                continue
+            links = tuple(replace(link, dst=sum(ends) - link.src) for link in into[vertex])
+            halves = {half for link in links for half in _through(link, vertex)}
+            name = _parallel_name(self.label(ends[0]), self.label(ends[1]), links[0].latency_us)
+            if halves == {*into[vertex], *out[vertex]} and name == self.label(vertex):
+                found[vertex] = links
+        return found
+
+    @cached_property
+    def cables(self) -> tuple[Link, ...]:
+        """The links as given to `build`, parallel ones side by side; those of one latency are one."""
+        if not self.parallels:
+            return self.links
+        whole = [
+            link for link in self.links if link.src not in self.parallels and link.dst not in self.parallels
+        ]
+        beside = (link for links in self.parallels.values() for link in links)
+        return tuple(sorted([*whole, *beside], key=lambda link: (link.src, link.dst, link.latency_us)))
+
+    @property
+    def assumptions(self) -> dict[tuple[str, str], int]:
+        """How many of `cables` have an assumed "rate" or "latency", by why."""
+        return Counter(
+            (what, why)
+            for link in self.cables
+            for what, why in (("rate", link.rate_assumed), ("latency", link.latency_assumed))
+            if why
+        )
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether its rates are NCCL's planning constants, which are no capacities."""
+        return any(link.rate_assumed == PLANNED for link in self.links)
+
     def is_switch(self, vertex: Vertex) -> bool:
         """Whether the vertex is no rank."""
         return vertex >= self.ranks
@@ -296,7 +389,7 @@ class Topology:
         return Topology.build(
             self.name,
             self.ranks,
-            (Link(link.dst, link.src, link.bandwidth, link.latency_us) for link in self.links),
+            (replace(link, src=link.dst, dst=link.src) for link in self.links),
             self.switches,
             self.symmetries,
             self.message_us,
@@ -344,7 +437,7 @@ class Topology:
             len(ranks),
             (
                 replace(link, src=renumbered[link.src], dst=renumbered[link.dst])
-                for link in self.links
+                for link in self.cables
                 if link.src in kept and link.dst in kept
             ),
             (self.switches[vertex - self.ranks] for vertex in order[len(ranks) :]),
@@ -358,11 +451,11 @@ class Topology:
 
     def _useful_switches(self, ranks: set[int]) -> set[Vertex]:
         """Switches that lie on some way between two different vertices that are left."""
-        kept = ranks | set(range(self.ranks, self.size))
+        kept = ranks | set(range(self.ranks, self.size)) - self.parallels.keys()
         while True:
             senders: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in kept}
             receivers: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in kept}
-            for link in self.links:
+            for link in self.cables:
                 if link.src in kept and link.dst in kept:
                     senders[link.dst].add(link.src)
                     receivers[link.src].add(link.dst)
@@ -379,7 +472,7 @@ class Topology:
 
     def check_symmetry(self, images: Permutation) -> None:
         """Raise TopologyError unless a permutation of the vertices maps every link to one like it."""
-        shown = f"[{', '.join(map(str, images[:16]))}{', ...' if len(images) > 16 else ''}]"
+        shown = _shown(images)
         if sorted(images) != list(range(self.size)):
             raise TopologyError(f"symmetry {shown}: must name each of the {self.size} vertices exactly once")
         for vertex, image in enumerate(images):
@@ -423,11 +516,43 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _merge(first: Link, second: Link) -> Link:
+    def both(one: str, other: str) -> str:
+        return "; ".join(dict.fromkeys(why for why in (one, other) if why))
+
     return replace(
         first,
         bandwidth=first.bandwidth + second.bandwidth,
-        latency_us=max(first.latency_us, second.latency_us),
+        rate_assumed=both(first.rate_assumed, second.rate_assumed),
+        latency_assumed=both(first.latency_assumed, second.latency_assumed),
     )
+
+
+def _parallel_name(one: int | str, other: int | str, latency_us: Fraction) -> str:
+    return f"{one}-{other}{_BESIDE}{latency_us} us"
+
+
+def _place(src: Vertex, dst: Vertex, latency_us: Fraction) -> tuple[Vertex, Vertex, Fraction]:
+    """What a link has in common with its reverse."""
+    return min(src, dst), max(src, dst), latency_us
+
+
+def _through(link: Link, vertex: Vertex) -> tuple[Link, Link]:
+    """The two halves of a link that passes a vertex."""
+    return replace(link, dst=vertex), replace(link, src=vertex, latency_us=Fraction(0), latency_assumed="")
+
+
+def _with_parallels(
+    images: tuple[Vertex, ...], own: Mapping[tuple[Vertex, Vertex, Fraction], Vertex]
+) -> tuple[Vertex, ...]:
+    """The images of the vertices that stand for parallel links after those of all others."""
+    ends = [_place(images[one], images[other], wait) for one, other, wait in own if other < len(images)]
+    if len(ends) < len(own) or not own.keys() >= set(ends):
+        raise TopologyError(f"symmetry {_shown(images)}: must map parallel links to parallel links like them")
+    return (*images, *(own[place] for place in ends))
+
+
+def _shown(images: Sequence[Vertex]) -> str:
+    return f"[{', '.join(map(str, images[:16]))}{', ...' if len(images) > 16 else ''}]"
 
 
 def _check_link(link: Link) -> None:

@@ -39,6 +39,23 @@ def cable(
     return Link(first, second, rate, latency), Link(second, first, rate, latency)
 
 
+def assuming(links: Iterable[Link], *, rate: str = "", latency: str = "") -> list[Link]:
+    """The links with why their rates or latencies are assumed; where nothing is said, as they were."""
+    return [
+        replace(
+            link,
+            rate_assumed=rate or link.rate_assumed,
+            latency_assumed=latency or link.latency_assumed,
+        )
+        for link in links
+    ]
+
+
+def assumed(topology: Topology, *, rate: str = "", latency: str = "") -> Topology:
+    """The topology with `assuming` of all its links."""
+    return replace(topology, links=tuple(assuming(topology.links, rate=rate, latency=latency)))
+
+
 def check_size(name: str, vertices: int, links: int) -> None:
     """Raise TopologyError when a builder is asked for more than fits into memory.
 

@@ -16,11 +16,11 @@ from itertools import pairwise
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Permutation, Switch, Topology, Vertex
-from arborcast.topologies.builders import cable, check_size, with_obvious_symmetries
+from arborcast.topologies.builders import assuming, cable, check_size, with_obvious_symmetries
 from arborcast.topologies.fabrics import SWITCH_HOP_US, Fabric, Wiring
 from arborcast.topologies.gpus import GPUS, slot_rate
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.rates import FABRIC_HOP_US, Rates
+from arborcast.topologies.rates import FABRIC_HOP_US, Rates, not_infiniband
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def with_nics(machine: Machine, rate: Fraction | None = None, *, option: str = "
         )
         return replace(
             machine,
-            nics=tuple(replace(nic, rate=rate) for nic in machine.nics),
+            nics=tuple(replace(nic, rate=rate, assumed="") for nic in machine.nics),
             notes=(*machine.notes, note) if len(shown) > 1 else machine.notes,
         )
     known: list[Fraction] = []
@@ -212,6 +212,7 @@ def join(
     *,
     word: str = "host",
     rates: Rates = Rates.DATASHEET,
+    network: str = "an unknown network",
 ) -> Cluster:
     """Hosts cabled to a fabric by all of their NICs.
 
@@ -227,6 +228,7 @@ def join(
         word: what the names of a host's switches begin with.
         rates: whose figure the PCIe slot of a GPU has that shares a NIC; one of its own counts up to the data
             sheet's figure of the slot, as its rate is a data sheet's.
+        network: what the fabric is; latencies are those of InfiniBand, assumed for any other.
 
     Raises:
         TopologyError: too large, a fabric that does not fit, or fewer than 2 hosts.
@@ -241,9 +243,10 @@ def join(
     first = placed[-1].first_switch + placed[-1].size - placed[-1].machine.topology.ranks
     ranks, size = placed[0].first_switch, first + len(wiring.switches)
     check_size(name, size, sum(len(host.topology.links) + 4 * len(host.nics) for host in hosts))
-    links = [link for host in placed for link in _links(host, wiring, first, rates)]
+    why = not_infiniband(network)
+    links = [link for host in placed for link in _links(host, wiring, first, rates, why)]
     for one, other, rate in wiring.cables:
-        links += cable(first + one, first + other, rate, SWITCH_HOP_US)
+        links += assuming(cable(first + one, first + other, rate, SWITCH_HOP_US), latency=why)
     switches = [
         replace(own, name=f"{word}{number}.{own.name}")
         for number, host in enumerate(placed)
@@ -301,8 +304,11 @@ def _numbered(hosts: Sequence[Machine]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _links(host: _Placed, wiring: Wiring, first: Vertex, rates: Rates) -> Iterator[Link]:
-    """The links inside a host, and from it to the fabric, whose switches begin at `first`."""
+def _links(host: _Placed, wiring: Wiring, first: Vertex, rates: Rates, why: str) -> Iterator[Link]:
+    """The links inside a host, and from it to the fabric, whose switches begin at `first`.
+
+    `why` the latencies of the latter are assumed, where they are.
+    """
     machine = host.machine
     for link in machine.topology.links:
         yield replace(link, src=host.vertex(link.src), dst=host.vertex(link.dst))
@@ -311,12 +317,14 @@ def _links(host: _Placed, wiring: Wiring, first: Vertex, rates: Rates) -> Iterat
         figures = rates if len(port.near) > 1 else Rates.DATASHEET
         slots = [_through_slot(machine, near, port.rate, figures) for near in port.near]
         if port.vertex is not None:
+            whys = "; ".join(dict.fromkeys(filter(None, (machine.nics[nic].assumed for nic in port.nics))))
             for near, slot in zip(port.near, slots, strict=True):
-                yield from cable(host.vertex(near), end, slot)
+                yield from assuming(cable(host.vertex(near), end, slot), rate=whys)
         for nic in port.nics:
             rate = machine.nics[nic].rate or Fraction(0)
             rate = min(rate, *slots) if port.vertex is None else rate
-            yield from cable(end, first + host.fabric_switch(nic, wiring), rate, FABRIC_HOP_US)
+            both = cable(end, first + host.fabric_switch(nic, wiring), rate, FABRIC_HOP_US)
+            yield from assuming(both, rate=machine.nics[nic].assumed, latency=why)
 
 
 def _through_slot(machine: Machine, near: Vertex, rate: Fraction, rates: Rates = Rates.DATASHEET) -> Fraction:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,8 @@ from typing import Protocol
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import read_text, shorten_path
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import PLANNED, Topology
+from arborcast.topologies.builders import assumed
 from arborcast.topologies.catalog import catalog, entry_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
@@ -159,7 +161,7 @@ def load_machine(
         relays: keep the other ranks, behind those that take part, instead of leaving them out.
         gpu: what the GPUs are where a tool's text does not say it, or says otherwise (see `GPUS`).
         pcie: take the PCIe paths of a tool's text or NCCL XML as links too, where it shows other links.
-        between_sockets: GB/s each way between two CPU sockets; see `topologies.rates` for the default.
+        between_sockets: GB/s each way between two CPU sockets; see `topologies.processors` for the default.
         rates: "datasheet", or "nccl" for NCCL's planning constants.
 
     Raises:
@@ -191,6 +193,8 @@ def load_machine(
             _log.warning("%s: %s", shorten_path(spec), note)
     else:
         raise TopologyError(_unknown(spec, name))
+    if chosen is Rates.NCCL:
+        machine = replace(machine, topology=assumed(machine.topology, rate=PLANNED))
     if ranks is None:
         if relays:
             raise TopologyError(f"{shorten(spec)}: relays need ranks that take part, got none")

@@ -44,6 +44,7 @@ class Gpu:
         board: what joins the GPUs of the boards that it is sold on: "nvswitch", "mesh" (one link to each
             other GPU), "wired" where that differs from box to box, or "" where nothing or a bridge does.
         devices: PCI device ids.
+        assumed: why the number or rate of its links is assumed; empty where its maker published it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Gpu:
     source: str
     board: str = ""
     devices: frozenset[int] = frozenset()
+    assumed: str = ""
 
     @property
     def in_network(self) -> str:
@@ -74,8 +76,12 @@ class Gpu:
 
 
 def _gpu(name: str, kind: str, links: str, pcie: int, board: str, devices: str, source: str) -> Gpu:
-    """A row of the table: `kind` is a compute capability or an architecture, `links` their number x GB/s."""
-    count, _, rate = links.partition(" x ")
+    """A row of the table.
+
+    `kind` is a compute capability or an architecture, `links` their number x GB/s, with a question mark
+    behind where they are assumed, as `source` says.
+    """
+    count, _, rate = links.removesuffix("?").partition(" x ")
     capability = None if kind.startswith("gfx") else int(kind.replace(".", ""))
     return Gpu(
         name,
@@ -89,6 +95,7 @@ def _gpu(name: str, kind: str, links: str, pcie: int, board: str, devices: str, 
         source=source,
         board=board,
         devices=frozenset(int(device, 16) for device in devices.split()),
+        assumed=f"{name}: {source}" if links.endswith("?") else "",
     )
 
 
@@ -120,8 +127,8 @@ _KNOWN = (
     _gpu("rtx2080ti", "7.5", "2 x 25", 3, "", "1e04 1e07 1e30 1e78", "Turing white paper: NVLink 100 GB/s"),
     _gpu("a100", "8.0", "12 x 25", 4, SXM, "20b0 20b2 20b3", "A100 data sheet: NVLink 600 GB/s"),
     _gpu("a100-pcie", "8.0", "12 x 25", 4, "", "20b1 20b5 20f1", "A100 data sheet (PCIe): bridges 600 GB/s"),
-    _gpu("a800", "8.0", "8 x 25", 4, SXM, "20bd 20f3", "Reuters (Nov. 2022): 400 GB/s"),
-    _gpu("a800-pcie", "8.0", "8 x 25", 4, "", "20f5 20f6", "as A800 on boards; not found published"),
+    _gpu("a800", "8.0", "8 x 25?", 4, SXM, "20bd 20f3", "Reuters (Nov. 2022): 400 GB/s"),
+    _gpu("a800-pcie", "8.0", "8 x 25?", 4, "", "20f5 20f6", "as A800 on boards; not found published"),
     _gpu("a30", "8.0", "4 x 25", 4, "", "20b7", "A30 data sheet: bridge 200 GB/s"),
     _gpu(
         "a6000", "8.6", "4 x 14.0625", 4, "", "2230 2231", "GA102 white paper: NVLink 112.5 GB/s; A5000 alike"
@@ -135,7 +142,7 @@ _KNOWN = (
     _gpu("rtx4090", "8.9", "", 4, "", "2684 2685", "Ada GPU white paper: PCIe 4.0, no NVLink"),
     _gpu("h100", "9.0", "18 x 25", 5, SXM, "2330 2337 2338 2339", "H100 data sheet (SXM): NVLink 900 GB/s"),
     _gpu("h200", "9.0", "18 x 25", 5, SXM, "2335", "H200 data sheet (SXM): NVLink 900 GB/s"),
-    _gpu("h20", "9.0", "18 x 25", 5, SXM, "2328 2329 232c", "press of 2024: NVLink 900 GB/s"),
+    _gpu("h20", "9.0", "18 x 25?", 5, SXM, "2328 2329 232c", "press of 2024: NVLink 900 GB/s"),
     _gpu("h800", "9.0", "8 x 25", 5, SXM, "2324", "DeepSeek-V3 (ISCA 2025): NVLink 400 GB/s"),
     _gpu("h100-pcie", "9.0", "12 x 25", 5, "", "2331", "H100 PCIe product brief: bridges 600 GB/s"),
     _gpu("h100-nvl", "9.0", "12 x 25", 5, "", "2321", "H100 data sheet (NVL): bridges 600 GB/s"),
@@ -158,7 +165,7 @@ _KNOWN = (
     _gpu("pro6000", "12.0", "", 5, "", "2bb1 2bb4 2bb5", "RTX PRO 6000 Blackwell data sheet: PCIe Gen5 x16"),
     _gpu("rtx5090", "12.0", "", 5, "", "2b85 2b87", "RTX Blackwell white paper: PCIe Gen5"),
     _gpu("gb10", "12.1", "", 5, "", "2e12", "DGX Spark data sheet: one GPU a box"),
-    _gpu("mi50", "gfx906", "2 x 46", 4, "", "66a0 66a1", "AMD (2018): 2 links; rate assumed as MI100's"),
+    _gpu("mi50", "gfx906", "2 x 46?", 4, "", "66a0 66a1", "AMD (2018): 2 links; rate assumed as MI100's"),
     _gpu("mi100", "gfx908", "3 x 46", 4, "", "738c 738e", "ROCm documentation: 3 links of 23 GT/s"),
     _gpu("mi250x", "gfx90a", "8 x 50", 4, BOX, "7408", "ROCm documentation, MI250: 8 links of 25 GT/s a die"),
     _gpu("mi250", "gfx90a", "8 x 50", 4, BOX, "740c", "ROCm documentation, MI250: 8 links of 25 GT/s a die"),
@@ -167,7 +174,7 @@ _KNOWN = (
         "mi300x", "gfx942", "7 x 64", 5, OAM, "74a1 74a9 74b5 74bd", "CDNA 3 white paper: 7 links, 896 GB/s"
     ),
     _gpu("mi325x", "gfx942", "7 x 64", 5, OAM, "74a5 74b9", "CDNA 3 white paper: 7 links, 896 GB/s"),
-    _gpu("mi300a", "gfx942", "8 x 64", 5, BOX, "74a0", "arXiv 2508.11298: 64 GB/s; 8 links assumed"),
+    _gpu("mi300a", "gfx942", "8 x 64?", 5, BOX, "74a0", "arXiv 2508.11298: 64 GB/s; 8 links assumed"),
     _gpu("mi350x", "gfx950", "7 x 76.8", 5, OAM, "75a0 75b0", "CDNA 4 white paper: 7 links, 1075.2 GB/s"),
     _gpu("mi350p", "gfx950", "", 5, "", "75a8 75b8", "RCCL's model of 8 MI350P: PCIe Gen5, no xGMI"),
     _gpu("mi355x", "gfx950", "7 x 76.8", 5, OAM, "75a3 75b3", "CDNA 4 white paper: 7 links, 1075.2 GB/s"),

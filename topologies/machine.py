@@ -22,11 +22,13 @@ class Nic:
         rate: GB/s each way; None where the file does not say it.
         near: the vertices of the topology that it hangs on: one switch of a PCIe tree, or, where PCIe is
             left out, the ranks that are nearest to it.
+        assumed: why its rate is assumed; empty where it is not.
     """
 
     name: str
     rate: Fraction | None
     near: tuple[Vertex, ...]
+    assumed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Link rates: data sheets' or NCCL's, PCIe, the way between sockets, latencies. GPUs stand in `gpus`."""
+"""Link rates: data sheets' or NCCL's, PCIe, latencies. GPUs stand in `gpus`, sockets in `processors`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class Rates(StrEnum):
 NVLINK_LATENCY_US = Fraction(7, 10)
 """One NVLink hop: the 0.7 us that TACCL (NSDI 2023) measured on NDv2 and DGX-2."""
 
+NOT_NVLINK = "of NVLink, for want of a published one"
+"""Why that latency is assumed of other links: xGMI, ICI, NeuronLink, Ethernet between accelerators."""
+
 NVSWITCH_HOP_US = NVLINK_LATENCY_US / 2
 """From a GPU to an NVSwitch, or on to the next GPU: together one NVLink hop (TACCL, DGX-2)."""
 
@@ -52,38 +55,20 @@ def pcie_rate(gigatransfers: Fraction, lanes: int, rates: Rates) -> Fraction:
     return gigatransfers * lanes / 8 * code
 
 
-BETWEEN_SOCKETS = Fraction(10)
-"""GB/s each way between the sockets of a host for traffic of its GPUs: NCCL's figure for Intel Skylake.
-
-Data sheets give the raw link only (UPI: 20.8 GB/s), far above what peer traffic through it reaches, so this
-figure stands in both sets of rates.
-"""
-
-
 NO_SOCKETS = "PCIe paths are no links here, so that --between-sockets changes nothing; --pcie takes them"
 """The note on a rate between sockets that was stated in vain."""
 
 
-def crossing_sockets(architecture: str, vendor: str, family: int, model: int) -> Fraction:
-    """GB/s each way between two CPUs of one model, as NCCL plans (`ncclTopoGetInterCpuBw`, topo.h 2.30).
-
-    Args:
-        architecture: x86_64, arm64 or ppc64.
-        vendor: as CPUID says it.
-        family: of x86.
-        model: of x86; Intel's count up from Skylake (0x55) over Sapphire Rapids (0x8F) to Emerald (0xCF).
-    """
-    if architecture in {"arm64", "ppc64"}:
-        return Fraction(6 if architecture == "arm64" else 32)
-    if vendor == "AuthenticAMD":
-        return Fraction(16)
-    if vendor == "GenuineIntel":
-        newest = ((0xCF, 40), (0x8F, 22), (0x55, 10))
-        return Fraction(next((rate for least, rate in newest if family == 6 and model >= least), 6))
-    if vendor.strip() in {"CentaurHauls", "Shanghai"}:
-        return Fraction(9 if (family, model) == (7, 0x5B) else 6)
-    return BETWEEN_SOCKETS
-
-
 PCIE_HOP_US = Fraction(1)
 """One PCIe link: assumed; public figures for a whole path between two GPUs are 2 to 10 us."""
+
+PCIE_HOP = "1 us for a PCIe link"
+"""Why that latency is assumed."""
+
+
+def not_infiniband(network: str) -> str:
+    """Why the latency of a fabric is assumed: TACCL's is that of InfiniBand. Empty for that itself."""
+    return "" if network == INFINIBAND else f"of InfiniBand, for {network}"
+
+
+INFINIBAND = "InfiniBand"

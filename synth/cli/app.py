@@ -19,6 +19,7 @@ from arborcast.synth.cli.bench import bench
 from arborcast.synth.cli.cluster import cluster
 from arborcast.synth.cli.console import fail, print_json, print_lines, progress, show_warnings, table
 from arborcast.synth.cli.description import (
+    assumptions_document,
     describe_abilities,
     describe_bound,
     describe_machine,
@@ -58,7 +59,7 @@ from arborcast.synth.cli.solve import solve
 from arborcast.synth.cli.sweep import sweep
 from arborcast.synth.cli.view import view
 from arborcast.synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
-from arborcast.synth.formats.words import gigabytes
+from arborcast.synth.formats.words import at_most, gigabytes
 
 app = typer.Typer(
     name="synth",
@@ -140,7 +141,11 @@ def show(
 
         draw_topology(topology, picture)
     if as_json:
-        more = {"picture": text_of(picture), **parts_document(parts, helps)}
+        more = {
+            "picture": text_of(picture),
+            "assumed": assumptions_document(topology),
+            **parts_document(parts, helps),
+        }
         print_json({**topology_to_document(topology), **more, **machine_document(on.machine_left)})
         return
     told = [*describe_topology(topology), *describe_abilities(topology), *describe_machine(on.machine_left)]
@@ -176,11 +181,16 @@ def bound(
         rates = bound_to_document(found, topology)
         if forwarding is not None:
             rates = {"rate": rates["rate"], "rate_forwarding": str(forwarding), **rates}
-        document = {**document, **rates, "model": model_of(topology)}
+        document = {
+            **document,
+            **rates,
+            "model": model_of(topology),
+            "assumed": assumptions_document(topology),
+        }
         if none is None:
             print_json(document)
     else:
-        head = f"{topology.name} {collective}: at most {gigabytes(found.rate)}"
+        head = f"{topology.name} {collective}: {at_most(found.rate, topology)}"
         plain = [] if forwarding is None else [f"  forward  {gigabytes(forwarding)} if switches only forward"]
         print_lines([head, *describe_bound(found, topology), *plain])
     if none is not None:

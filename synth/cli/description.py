@@ -15,7 +15,7 @@ from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.formats.words import MOST_NAMED, gigabytes, proof, share
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.service import EARLIEST
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import PLANNED, Hop, Topology
 
 if TYPE_CHECKING:
     from arborcast.synth.baselines.comparison import BaselineTimings
@@ -61,6 +61,7 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
         "optimal": schedule.is_optimal,
         "scope": schedule.bound.scope.value,
         "model": model_of(schedule.topology),
+        "assumed": assumptions_document(schedule.topology),
         "form": "explicit" if isinstance(schedule, Schedule) else "implicit",
         "trees": schedule.chunk_count if is_of_trees else None,
         "height": schedule.height,
@@ -88,10 +89,12 @@ def at_size(schedule: AnySchedule, size_bytes: int | None) -> Json:
 def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
     """What `solve` says of a schedule and its `solution_document`, with `at_size` if there is a size."""
     rate, limit = schedule.rate, schedule.bound.rate
+    bound = f"limit by {PLANNED}" if schedule.topology.is_planned else "bound"
     if schedule.is_optimal:
-        quality = f"optimal: equal to the bound over {_scope(schedule.bound, schedule.topology)}"
+        optimal = "" if schedule.topology.is_planned else "optimal: "
+        quality = f"{optimal}equal to the {bound} over {_scope(schedule.bound, schedule.topology)}"
     else:
-        quality = f"{share(rate, limit)} of the bound, {gigabytes(limit)}"
+        quality = f"{share(rate, limit)} of the {bound}, {gigabytes(limit)}"
     what = f"{solution['trees']} trees" if solution["trees"] is not None else f"{solution['chunks']} chunks"
     settings = "".join(f", {key} {value}" for key, value in schedule.method.settings if key in SHOWN_SETTINGS)
     lines = [
@@ -102,17 +105,20 @@ def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
         f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
         *_describe_form(schedule),
         *describe_grid(*(_grid_behind(schedule) or (None, rate, rate))),
-        *_describe_at_size(solution),
+        *_describe_at_size(solution, schedule.topology),
         f"  time     {solution['seconds']} s, verified",
     ]
     return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
 
 
-def _describe_at_size(solution: Json) -> list[str]:
+def _describe_at_size(solution: Json, topology: Topology) -> list[str]:
     if "size" not in solution:
         return []
     size, time_us, least_us = format_size(solution["size"]), solution["time_us"], solution["least_us"]
-    return [f"  at       {size}: {time_us:.1f} us simulated; every schedule takes at least {least_us:.1f} us"]
+    least = f"every schedule takes at least {least_us:.1f} us"
+    if topology.is_planned:
+        least = f"{least_us:.1f} us by {PLANNED}"
+    return [f"  at       {size}: {time_us:.1f} us simulated; {least}", *_assumed("latency", topology)]
 
 
 def _grid_behind(schedule: AnySchedule) -> tuple[Grid, Fraction, Fraction] | None:
@@ -172,15 +178,44 @@ def _shape(schedule: AnySchedule) -> str:
 
 
 def describe_bound(found: Bound, topology: Topology) -> list[str]:
-    """The certificate in words."""
-    return [f"  proof    {proof(found, topology)}", f"  scope    {_scope(found, topology)}"]
+    """The certificate in words, and for which rates it holds."""
+    head = "limit" if topology.is_planned else "proof"
+    return [
+        f"  {head}    {proof(found, topology)}",
+        f"  scope    {_scope(found, topology)}",
+        *_assumed("rate", topology, "" if topology.is_planned else "proved for these rates, of which "),
+    ]
+
+
+def describe_assumptions(topology: Topology) -> list[str]:
+    """Which rates and latencies are assumed, and why; nothing where all are stated or published."""
+    return [*_assumed("rate", topology), *_assumed("latency", topology)]
+
+
+def assumptions_document(topology: Topology) -> list[Json]:
+    """The same for `--json`: how many links have an assumed "rate" or "latency", by why."""
+    found = topology.assumptions.items()
+    return [{"of": what, "links": count, "why": why} for (what, why), count in found]
+
+
+def _assumed(what: str, topology: Topology, holds: str = "") -> list[str]:
+    whys = {why: count for (of, why), count in topology.assumptions.items() if of == what}
+    if not whys:
+        return []
+    head = {"rate": "rates", "latency": "waits"}[what]
+    if what == "rate" and topology.is_planned:
+        return [f"  {head}    {PLANNED}: what it counts on, no capacities"]
+    count, links = sum(whys.values()), len(topology.cables)
+    how_many = f"all {links}" if count == links else f"{count} of {links}"
+    are = "latencies are" if what == "latency" else "are"
+    return [f"  {head}    {holds}{how_many} {are} assumed: {'; '.join(whys)}"]
 
 
 def model_of(topology: Topology) -> str | None:
     """What every bound takes for granted; None without switches."""
     if topology.holders > topology.ranks:
         return "switches reduce and multicast as they can"
-    return "switches only forward" if topology.switches else None
+    return "switches only forward" if len(topology.switches) > len(topology.parallels) else None
 
 
 def describe_forwarding(topology: Topology) -> list[str]:
@@ -278,6 +313,7 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
         *at_least,
         *describe_grid(frontier.grid, *frontier.limits_of_rate),
         f"  limit    R/C {frontier.static_ratio} for any number of steps",
+        *_assumed("rate", frontier.topology),
         f"  ended    {frontier.why_stopped}",
         f"  complete {'yes' if frontier.complete else 'no'}{'' if frontier.grid is None else ', of the grid'}"
         + (f"; left to prove at {open_steps} steps" if open_steps else ""),
@@ -316,7 +352,7 @@ def describe_grid(grid: Grid | None, real: Fraction, rounded: Fraction) -> list[
     """The same in words."""
     if grid is None:
         return []
-    costs = f"then at most {gigabytes(rounded)}, not {gigabytes(real)}"
+    costs = f"then no more than {gigabytes(rounded)}, not {gigabytes(real)}"
     costs = costs if rounded < real else "the limit stays as it is"
     return [f"  grid     {grid}; {costs}; --rate-tolerance 0 takes them as they are"]
 
@@ -327,7 +363,7 @@ def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> lis
     return [line.rstrip() for line in lines]
 
 
-def describe_comparison(comparison: BaselineTimings) -> list[str]:
+def describe_comparison(comparison: BaselineTimings, topology: Topology) -> list[str]:
     """Two tables over the sizes, a column per method: times and what none is below, then bus bandwidths."""
     from arborcast.synth.baselines.nccl_model import NOT_RUN
 
@@ -346,7 +382,8 @@ def describe_comparison(comparison: BaselineTimings) -> list[str]:
         for row, size in enumerate(sizes)
     ]
     asked = [] if comparison.service == EARLIEST else [f"order of service: {comparison.service}", ""]
-    limit = ["no less than"] if comparison.least_us else []
+    least = f"by {PLANNED}" if topology.is_planned else "no less than"
+    limit = [least] if comparison.least_us else []
     tables = [
         *table(("time (us)", *methods, *limit), times),
         "",
@@ -361,10 +398,11 @@ def describe_topology(topology: Topology) -> list[str]:
     """The matrix of bandwidths where it fits a screen, otherwise how many vertices have which bandwidth."""
     headline = (
         f"{topology.name}: {_counted(topology.ranks, 'rank')}, "
-        f"{_counted(len(topology.switches), 'switch', 'switches')}, "
-        f"{_counted(len(topology.links), 'directed link')}"
+        f"{_counted(len(topology.switches) - len(topology.parallels), 'switch', 'switches')}, "
+        f"{_counted(len(topology.cables), 'directed link')}"
     )
-    return [headline, *(_matrix(topology) if topology.size <= 20 else _summary(topology))]
+    small = topology.size - len(topology.parallels) <= 20
+    return [headline, *(_matrix(topology) if small else _summary(topology)), *describe_assumptions(topology)]
 
 
 def describe_abilities(topology: Topology) -> list[str]:
@@ -433,10 +471,14 @@ def _counted(number: int, one: str, many: str = "") -> str:
 
 
 def _matrix(topology: Topology) -> list[str]:
-    labels = [str(topology.label(vertex)) for vertex in range(topology.size)]
+    shown = [vertex for vertex in range(topology.size) if vertex not in topology.parallels]
+    rates: dict[Hop, list[str]] = {}
+    for link in topology.cables:
+        rates.setdefault((link.src, link.dst), []).append(str(link.bandwidth))
+    labels = [str(topology.label(vertex)) for vertex in shown]
     rows = [
-        (labels[src], *(str(topology.bandwidth.get((src, dst), ".")) for dst in range(topology.size)))
-        for src in range(topology.size)
+        (label, *("+".join(rates.get((src, dst), ".")) for dst in shown))
+        for label, src in zip(labels, shown, strict=True)
     ]
     return ["", "GB/s from row to column", *table(("", *labels), rows)]
 
@@ -444,11 +486,13 @@ def _matrix(topology: Topology) -> list[str]:
 def _summary(topology: Topology) -> list[str]:
     out = [Fraction(0)] * topology.size
     into = [Fraction(0)] * topology.size
-    for link in topology.links:
+    for link in topology.cables:
         out[link.src] += link.bandwidth
         into[link.dst] += link.bandwidth
     kinds = Counter(
-        (topology.is_switch(vertex), out[vertex], into[vertex]) for vertex in range(topology.size)
+        (topology.is_switch(vertex), out[vertex], into[vertex])
+        for vertex in range(topology.size)
+        if vertex not in topology.parallels
     )
     lines = []
     for (is_switch, sent, received), count in kinds.items():

@@ -12,7 +12,11 @@ from typing import Annotated, Literal
 import typer
 
 from arborcast.synth.cli.console import print_json, print_lines, progress
-from arborcast.synth.cli.description import describe_comparison
+from arborcast.synth.cli.description import (
+    assumptions_document,
+    describe_assumptions,
+    describe_comparison,
+)
 from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
 from arborcast.synth.cli.options import (
     AsJson,
@@ -27,7 +31,7 @@ from arborcast.synth.cli.options import (
 from arborcast.synth.cli.programs import is_program, run_program, verify_program
 from arborcast.synth.cli.repair import verify_spares
 from arborcast.synth.errors import InputError
-from arborcast.synth.formats.words import gigabytes, share
+from arborcast.synth.formats.words import gigabytes, of_bound
 
 MOST_EXPANDED = 8_000_000
 """Transfers that `expand` writes out: more would make a file too large to be read again."""
@@ -93,15 +97,17 @@ def verify(
                 "rate": str(verdict.rate),
                 "max_link_load": str(verdict.max_link_load),
                 "errors": list(verdict.errors),
+                "assumed": assumptions_document(schedule.topology),
             }
         )
     elif verdict.correct:
         print_lines(
             [
                 f"{file}: correct",
-                f"  rate           {gigabytes(verdict.rate)}, {share(verdict.rate, schedule.bound.rate)} "
-                "of the proven bound",
+                f"  rate           {gigabytes(verdict.rate)}, "
+                f"{of_bound(verdict.rate, schedule.bound.rate, schedule.topology)}",
                 f"  max link load  {verdict.max_link_load}",
+                *describe_assumptions(schedule.topology),
             ]
         )
     if not verdict.correct:
@@ -154,9 +160,12 @@ def simulate(
             title += f", {order}"
         draw_sweep(comparison.by_method, picture, bound=schedule.bound, title=title)
     if as_json:
-        print_json({**comparison.to_document(), "picture": text_of(picture)})
+        assumed = assumptions_document(schedule.topology)
+        print_json({**comparison.to_document(), "picture": text_of(picture), "assumed": assumed})
         return
-    print_lines(describe_comparison(comparison))
+    print_lines(
+        [*describe_comparison(comparison, schedule.topology), *describe_assumptions(schedule.topology)]
+    )
     print_lines(f"{method}: {why}" for method, why in comparison.unavailable.items())
     if picture is not None:
         print_lines([f"drawn {picture}"])

@@ -26,7 +26,8 @@ from arborcast.synth.cli.options import (
     rank_list,
 )
 from arborcast.synth.errors import InputError
-from arborcast.synth.formats.words import gigabytes, share
+from arborcast.synth.formats.words import at_most, gigabytes, share
+from arborcast.synth.topology import PLANNED
 
 if TYPE_CHECKING:
     from arborcast.synth.collective import Collective
@@ -248,9 +249,9 @@ def describe_groups(found: GroupSchedules, document: dict[str, Any]) -> list[str
         "",
         f"  worst    {gigabytes(found.worst)} per unit of weight, "
         + (
-            "proved to be the best"
+            (f"the best by {PLANNED}" if found.topology.is_planned else "proved to be the best")
             if document["optimal"]
-            else f"at most {document['bound']} GB/s is possible"
+            else f"{at_most(Fraction(document['bound']), found.topology)} is possible"
         ),
         *describe_forwarding(found.topology),
         f"  levels   {len(found.certificate.levels)}",

@@ -101,7 +101,7 @@ BetweenSockets = Annotated[
     str | None,
     option(
         "--between-sockets",
-        "GB/s each way between two CPU sockets; by default what NCCL plans with",
+        "GB/s each way between two CPU sockets; by default of all links that they can have",
         metavar="GB/S",
     ),
 ]

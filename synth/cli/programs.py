@@ -23,7 +23,7 @@ from arborcast.synth.cli.options import (
     writable,
 )
 from arborcast.synth.errors import InputError, TimedOutError
-from arborcast.synth.formats.words import gigabytes, share
+from arborcast.synth.formats.words import gigabytes, of_bound
 
 if TYPE_CHECKING:
     from arborcast.backends.programs.checking.verdict import ProgramVerdict
@@ -157,7 +157,9 @@ def _export_schedule(source: Path, to: Target, wishes: Wishes, output: Path, as_
     if as_json:
         print_json({"file": text_of(output), **_facts(program), "rate": str(found.rate)})
         return
-    print_lines([f"{output}: {_words(program)}", f"  {_served(program)}", _rate_line(found)])
+    print_lines(
+        [f"{output}: {_words(program)}", f"  {_served(program)}", _rate_line(found, schedule.topology)]
+    )
     if found.rate < schedule.rate:
         print_lines(
             [
@@ -184,14 +186,13 @@ def import_(
     with progress(f"reading {file}", quiet=as_json):
         schedule = read_schedule_of_program(file, topology, collective, root)
         synth.write_schedule(schedule, output)
-    of_bound = share(schedule.rate, schedule.bound.rate)
     if as_json:
         print_json({"file": text_of(output), "rate": str(schedule.rate), "bound": str(schedule.bound.rate)})
         return
     print_lines(
         [
             f"{output}: {schedule.chunk_count} chunks, {gigabytes(schedule.rate)}, "
-            f"{of_bound} of the proven bound"
+            + of_bound(schedule.rate, schedule.bound.rate, schedule.topology)
         ]
     )
 
@@ -256,7 +257,7 @@ def verify_program(
             [
                 f"{file}: correct",
                 f"  {_words(program)}",
-                *([] if found is None else [_rate_line(found)]),
+                *([] if found is None or fabric is None else [_rate_line(found, fabric)]),
                 *(f"  note  {note}" for note in verdict.notes),
             ]
         )
@@ -281,9 +282,8 @@ def _verify_schedule(
         facts = {"collective": str(kind), "rate": str(schedule.rate), "bound": str(schedule.bound.rate)}
         print_json({"correct": verdict.correct, "errors": list(verdict.errors), **facts})
     elif verdict.correct:
-        of_bound = share(schedule.rate, schedule.bound.rate)
-        rate = gigabytes(schedule.rate)
-        print_lines([f"{file}: correct", f"  {kind}  {rate}, {of_bound} of the proven bound"])
+        part = of_bound(schedule.rate, schedule.bound.rate, schedule.topology)
+        print_lines([f"{file}: correct", f"  {kind}  {gigabytes(schedule.rate)}, {part}"])
     if not verdict.correct:
         raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
 
@@ -446,9 +446,9 @@ def _served(program: GlobalProgram) -> str:
     )
 
 
-def _rate_line(found: Traffic) -> str:
-    of_bound = share(found.rate, found.bound.rate)
-    return f"  rate  {gigabytes(found.rate)} by the fullest link, {of_bound} of the proven bound"
+def _rate_line(found: Traffic, topology: Topology) -> str:
+    part = of_bound(found.rate, found.bound.rate, topology)
+    return f"  rate  {gigabytes(found.rate)} by the fullest link, {part}"
 
 
 def _verdict_document(

@@ -73,6 +73,9 @@ def without(
     faults = [_text(topology, hop) for hop in gone] + [f"rank {rank}" for rank in lost]
     faults += [f"full {_text(topology, hop, '->')}" for hop in slower]
     closed = {*gone, *((dst, src) for src, dst in gone)}
+    for vertex, (link, *_) in topology.parallels.items():  # slower links beside one that is gone go with it
+        if (link.src, link.dst) in closed:
+            closed |= {way for end in (link.src, link.dst) for way in ((vertex, end), (end, vertex))}
     left = replace(
         topology,
         links=tuple(
@@ -91,12 +94,21 @@ def without(
     if not kept:
         raise TopologyError(f"topology {topology.name}: no rank is left without all {topology.ranks}")
     left = left.subset(kept)
-    numbers = {switch.name: topology.ranks + place for place, switch in enumerate(topology.switches)}
-    return Faulty(
-        topology,
-        replace(left, name=_name(topology, faults)),
-        (*kept, *(numbers[switch.name] for switch in left.switches)),
-    )
+    return Faulty(topology, replace(left, name=_name(topology, faults)), _origins(topology, left, kept))
+
+
+def _origins(topology: Topology, left: Topology, kept: Sequence[int]) -> tuple[Vertex, ...]:
+    """The vertex of the whole topology that each vertex of what is left was."""
+    numbers = {switch.name: vertex for vertex, switch in enumerate(topology.switches, topology.ranks)}
+    named = range(left.ranks, left.size - len(left.parallels))
+    found = [*kept, *(numbers[str(left.label(vertex))] for vertex in named)]
+    beside = {
+        (frozenset((link.src, link.dst)), link.latency_us): vertex
+        for vertex, (link, *_) in topology.parallels.items()
+    }
+    for link, *_ in left.parallels.values():  # they are called by the new numbers of their ends
+        found.append(beside[frozenset((found[link.src], found[link.dst])), link.latency_us])
+    return tuple(found)
 
 
 def parse_link(topology: Topology, text: str) -> Hop:

@@ -22,30 +22,38 @@ Document: TypeAlias = dict[str, Any]
 
 
 def topology_to_document(topology: Topology) -> Document:
-    """The keys of a topology file; every link is written in its one direction."""
-    label = topology.label
+    """The keys of a topology file; every link is written in its one direction, parallel ones each."""
+    label, parallels = topology.label, topology.parallels
     document: Document = {
         "name": topology.name,
         "ranks": topology.ranks,
         "switches": [
             {"name": switch.name, **said} if (said := switch_to_document(switch)) else switch.name
-            for switch in topology.switches
+            for vertex, switch in enumerate(topology.switches, topology.ranks)
+            if vertex not in parallels
         ],
-        "links": [
-            {
-                "from": label(link.src),
-                "to": label(link.dst),
-                "bandwidth": str(link.bandwidth),
-                "latency_us": str(link.latency_us),
-            }
-            for link in topology.links
-        ],
+        "links": [link_to_document(link, topology) for link in topology.cables],
     }
     if topology.message_us:
         document["message_us"] = str(topology.message_us)
     if topology.symmetries:
-        document["symmetries"] = [[label(image) for image in images] for images in topology.symmetries]
+        document["symmetries"] = [
+            [label(image) for vertex, image in enumerate(images) if vertex not in parallels]
+            for images in topology.symmetries
+        ]
     return document
+
+
+def link_to_document(link: Link, topology: Topology) -> Document:
+    """A link by what its ends are called, with what is assumed of it."""
+    document = {
+        "from": topology.label(link.src),
+        "to": topology.label(link.dst),
+        "bandwidth": str(link.bandwidth),
+        "latency_us": str(link.latency_us),
+    }
+    assumed = {"rate_assumed": link.rate_assumed, "latency_assumed": link.latency_assumed}
+    return {**document, **{key: why for key, why in assumed.items() if why}}
 
 
 def switch_to_document(switch: Switch) -> Document:
@@ -126,10 +134,10 @@ def _links(entry: Mapping[str, Any], vertex: Callable[[object, str], Vertex], pl
     if first == second:
         label = entry["between"][0] if "between" in entry else entry["from"]
         raise InputError(f"{place}: must join two different vertices, got {shorten(label)} twice")
-    latency_us = entry.get("latency_us", Fraction(0))
-    yield Link(first, second, entry["bandwidth"], latency_us)
+    said = {key: value for key, value in entry.items() if key not in ("between", "from", "to")}
+    yield Link(first, second, **said)
     if "between" in entry:
-        yield Link(second, first, entry["bandwidth"], latency_us)
+        yield Link(second, first, **said)
 
 
 def _images(

@@ -24,11 +24,13 @@ from arborcast.synth.formats.atomic import replacing
 from arborcast.synth.formats.documents import (
     Document,
     bound_to_document,
+    link_to_document,
     prefixed,
     raising,
     read_adders,
     read_bound,
     read_topology,
+    switch_to_document,
     topology_to_document,
 )
 from arborcast.synth.formats.numerals import shorten
@@ -150,6 +152,12 @@ def _part_to_document(schedule: ImplicitSchedule) -> Document:
         message_us=topology.message_us,
     )
     document = topology_to_document(part)
+    # Of parallel links a part may hold one half only, so that they stand here as the switches that they pass.
+    document["switches"] = [
+        {"name": switch.name, **switch_to_document(switch)} if switch.is_able else switch.name
+        for switch in part.switches
+    ]
+    document["links"] = [link_to_document(link, part) for link in part.links]
     if topology.symmetries:
         document["symmetries"] = [to_runs(images) for images in topology.symmetries]
     return document
@@ -224,10 +232,7 @@ def _expanded(
             f"{_shown(part, first)} of one"
         )
     ends = zip((keys // part.size).tolist(), (keys % part.size).tolist(), numbers.tolist(), strict=True)
-    links = tuple(
-        Link(src, dst, part.links[number].bandwidth, part.links[number].latency_us)
-        for src, dst, number in ends
-    )
+    links = tuple(replace(part.links[number], src=src, dst=dst) for src, dst, number in ends)
     with prefixed(f"{place}: topology"):
         return Topology(part.name, part.ranks, links, part.switches, tuple(symmetries), part.message_us)
 

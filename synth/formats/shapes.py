@@ -119,6 +119,7 @@ Latency: TypeAlias = Annotated[Fraction, number_with(_latency_rule), NUMBER]
 Amount: TypeAlias = Annotated[Fraction, number_with(_amount_rule), NUMBER]
 AnyNumber: TypeAlias = Annotated[Fraction, number_with(lambda number: None), NUMBER]
 Name: TypeAlias = Annotated[str, PlainValidator(_name), TEXT]
+Line: TypeAlias = Annotated[str, PlainValidator(_line), TEXT]
 VertexLabel: TypeAlias = Annotated[
     int | str, _number_or("the number of a rank or the name of a switch"), LABEL
 ]
@@ -149,6 +150,8 @@ LinkShape = TypedDict(
         "to": NotRequired[VertexLabel],
         "bandwidth": Bandwidth,
         "latency_us": NotRequired[Latency],
+        "rate_assumed": NotRequired[Line],
+        "latency_assumed": NotRequired[Line],
     },
 )
 MAPPING(LinkShape)
@@ -183,7 +186,7 @@ class MachineShape(TypedDict):
     hosts: NotRequired[list[Annotated[int, Field(ge=0, le=MAX_RANKS)]]]
     devices: NotRequired[list[str]]
     nics: NotRequired[list[NicShape]]
-    notes: NotRequired[list[Annotated[str, PlainValidator(_line), TEXT]]]
+    notes: NotRequired[list[Line]]
 
 
 @MAPPING

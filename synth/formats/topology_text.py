@@ -40,7 +40,11 @@ def topology_to_yaml(
         names = ["null" if name is None else _text(name) for name in gpu]
         lines.append(f"gpu: {names[0] if len(set(names)) == 1 else _flow(names)}")
     if topology.switches:
-        names = [_switch(switch) for switch in topology.switches]
+        names = [
+            _switch(switch)
+            for vertex, switch in enumerate(topology.switches, topology.ranks)
+            if vertex not in topology.parallels
+        ]
         lines.append(f"switches: {_flow(names)}")
     if notes:
         lines += ["notes:", *(f"  - {json.dumps(note, ensure_ascii=False)}" for note in notes)]
@@ -50,13 +54,17 @@ def topology_to_yaml(
     groups: dict[str, list[str]] = {}
     for link, ends in _cables(topology):
         numbers = f"bandwidth: {_decimal(link.bandwidth)}, latency_us: {_decimal(link.latency_us)}"
+        for key in ("rate_assumed", "latency_assumed"):
+            why = getattr(link, key)
+            numbers += f", {key}: {json.dumps(why, ensure_ascii=False)}" if why else ""
         groups.setdefault(group(link) if group else "", []).append(f"  - {{{ends}, {numbers}}}")
     for heading, entries in groups.items():
         lines += [*([f"  # {heading}"] if heading else []), *entries]
     if topology.symmetries:
         lines += ["# Where each symmetry takes rank 0, 1, 2, ... and then the switches.", "symmetries:"]
         lines += [
-            f"  - {_flow([_label(topology, image) for image in images])}" for images in topology.symmetries
+            f"  - {_flow([_label(topology, image) for image in images if image not in topology.parallels])}"
+            for images in topology.symmetries
         ]
     lines += ["", *after] if after else []
     return "\n".join(lines) + "\n"
@@ -75,18 +83,23 @@ def _switch(switch: Switch) -> str:
 
 
 def _cables(topology: Topology) -> Iterator[tuple[Link, str]]:
-    links = {(link.src, link.dst): link for link in topology.links}
-    done: set[tuple[Vertex, Vertex]] = set()
-    for (src, dst), link in links.items():
-        if (src, dst) in done:
+    links = {(link.src, link.dst, link.latency_us): link for link in topology.cables}
+    done: set[tuple[Vertex, Vertex, Fraction]] = set()
+    for place, link in links.items():
+        if place in done:
             continue
-        back = links.get((dst, src))
+        src, dst, wait = place
+        back = links.get((dst, src, wait))
         first, second = _label(topology, src), _label(topology, dst)
-        if back is not None and (back.bandwidth, back.latency_us) == (link.bandwidth, link.latency_us):
-            done.add((dst, src))
+        if back is not None and _said(back) == _said(link):
+            done.add((dst, src, wait))
             yield link, f"between: [{first}, {second}]"
         else:
             yield link, f"from: {first}, to: {second}"
+
+
+def _said(link: Link) -> tuple[Fraction, str, str]:
+    return link.bandwidth, link.rate_assumed, link.latency_assumed
 
 
 def _comments(lines: Iterable[str]) -> list[str]:

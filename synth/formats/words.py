@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from arborcast.synth.certificate import Bound, Cut, Partition
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import PLANNED, Topology, Vertex
 
 MOST_NAMED = 24
 """Vertices of a set, and sets of a partition, that are named one by one."""
@@ -22,6 +22,17 @@ def share(part: Fraction, whole: Fraction) -> str:
     if whole == 0:
         return "0 %"
     return f"{int(part / whole * 100_000) / 1000:g} %"
+
+
+def of_bound(part: Fraction, whole: Fraction, topology: Topology) -> str:
+    """A rate as a percentage of what is proved, or of what NCCL's planning rates give: they prove nothing."""
+    limit = f"limit by {PLANNED}" if topology.is_planned else "proven bound"
+    return f"{share(part, whole)} of the {limit}"
+
+
+def at_most(rate: Fraction, topology: Topology) -> str:
+    """A limit of a rate for people: what is proved, or what NCCL's planning rates give."""
+    return f"by {PLANNED} {gigabytes(rate)}" if topology.is_planned else f"at most {gigabytes(rate)}"
 
 
 def proof(bound: Bound, topology: Topology | None = None) -> str:
@@ -47,7 +58,8 @@ def proof(bound: Bound, topology: Topology | None = None) -> str:
 def vertices(some: frozenset[Vertex], topology: Topology | None = None) -> str:
     """Vertices in braces: all of them where they are few, else those that are missing, else some of them."""
     if topology is not None:
-        missing = frozenset(range(topology.size)) - some
+        some -= topology.parallels.keys()
+        missing = frozenset(range(topology.size)) - some - topology.parallels.keys()
         if len(some) > MOST_NAMED >= len(missing):
             return f"all but {vertices(missing, topology)}"
     shown = sorted(some)[:MOST_NAMED]

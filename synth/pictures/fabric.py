@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,10 @@ def draw_topology(topology: Topology, path: Path | str) -> None:
     Raises:
         InputError: an unknown suffix, no matplotlib, or a file that cannot be written.
     """
+    if topology.parallels:  # a line for each pair, with what its links have together
+        switches = topology.switches[: len(topology.switches) - len(topology.parallels)]
+        together = (replace(link, latency_us=Fraction(0)) for link in topology.cables)
+        topology = Topology.build(topology.name, topology.ranks, together, switches)
     placement = place(topology)
     xs, ys = zip(*placement.points.values(), strict=True)
     width, height = max(xs) - min(xs) + 2, max(ys) - min(ys) + 2

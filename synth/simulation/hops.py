@@ -121,8 +121,11 @@ class Hops:
             _array([*map(attrgetter(end), schedule.transfers), *(switch for _, switch in inside)])
             for end in ("src", "dst")
         )
-        # What a byte takes on each link; copies pass a switch at once.
-        paces = [1 / one.bandwidth for one in topology.links]
+        # What a byte takes on each link; copies pass a switch at once. What came over one of parallel links
+        # leaves the vertex that stands for it at once, as the way in and the way out are one link.
+        paces = [
+            Fraction(0) if one.src in topology.parallels else 1 / one.bandwidth for one in topology.links
+        ]
         paces += [pace for one in able for pace in (1 / one.adder if one.adder else Fraction(0), Fraction(0))]
         # Hops of chunks of one share over links of one bandwidth cost the same.
         shares, share = _distinct([one.share for one in schedule.chunks])

@@ -43,7 +43,8 @@ def test_the_file_of_a_pod_is_written_read_and_edited(command: Command, host: Pa
         f"# host0 to host3: ranks 0-7, {host}",
     ]
     assert "  # host3 to the fabric" in lines
-    assert "  - {between: [7, fabric1], bandwidth: 25, latency_us: 0.85}" in lines
+    assumed = 'latency_assumed: "of InfiniBand, for an unknown network"'
+    assert f"  - {{between: [7, fabric1], bandwidth: 25, latency_us: 0.85, {assumed}}}" in lines
     assert len(load(str(pod)).symmetries) == 2
     # six eighths of the buffer enter each host through two NICs
     assert command("bound", str(pod), "allgather", "--json").document["rate"] == "200/3"

@@ -279,7 +279,7 @@ def test_between_is_both_directions_and_numbers_are_exact() -> None:
         "ranks": 2,
         "links": [
             {"between": [0, 1], "bandwidth": 0.7, "latency_us": "1e-3"},
-            {"from": 1, "to": 0, "bandwidth": "25/2"},
+            {"from": 1, "to": 0, "bandwidth": "25/2", "latency_us": 0.001},
         ],
     }
     topology = topology_from_document(document, "some/where.yaml")

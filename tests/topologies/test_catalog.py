@@ -298,7 +298,8 @@ BOUNDS = [
     ("tpu-v5e:2x2", "allgather", Fraction(4 * 2 * 50, 3)),
     ("trn2", "allreduce", Fraction(16 * 4 * 128, 2 * 15)),
     ("trn2-ultra", "allgather", Fraction(64 * (4 * 128 + 2 * 64), 63)),
-    ("rtx4090", "allreduce", Fraction(16)),  # each socket's half both in and out at 16
+    ("rtx4090:between=16", "allreduce", Fraction(16)),  # each socket's half both in and out at 16
+    ("rtx4090", "allreduce", Fraction(8 * 2048, 65 * 2 * 7)),  # its slots alone
     ("boxes:1,gpus=8,inside=900", "allreduce", Fraction(8 * 900, 2 * 7)),
 ]
 

@@ -15,7 +15,8 @@ from arborcast import synth
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.topology import Switch, Topology
 from arborcast.topologies import Machine, load
-from arborcast.topologies.rates import Rates, crossing_sockets
+from arborcast.topologies.processors import crossing
+from arborcast.topologies.rates import Rates
 from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
 from tests.support.nccl_files import (
     EPYC,
@@ -286,7 +287,7 @@ def test_pcie_is_a_tree_of_what_is_shared() -> None:
         "shows no NVLinks or xGMI, which v100 can have: its PCIe paths are the links; --pcie says so",
         "pci '0000:f1:00.0' hides its speed or width, as virtual machines do: 16 lanes of its GPU's "
         "generation, or what is below, are assumed; link_speed and link_width say otherwise",
-        "between its CPUs 10 GB/s each way are assumed, as NCCL does for their model; --between-sockets says "
+        "between its CPUs 10 GB/s each way are assumed: NCCL's planning rates; --between-sockets says "
         "otherwise",
     )
     assert cables(machine.topology) == {
@@ -318,29 +319,45 @@ def test_pcie_beside_nvlinks_only_when_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "rate"),
+    ("cpu", "planned", "raw", "is_known"),
     [
-        (EPYC, 16),
-        (INTEL, 10),
-        (SAPPHIRE, 22),
-        (SAPPHIRE.replace("143", "207"), 40),  # Emerald Rapids
-        (SAPPHIRE.replace("143", "79"), 6),  # Broadwell
-        ('arch="x86_64" vendor="CentaurHauls" familyid="7" modelid="91"', 9),
-        (GRACE, 6),
-        ('arch="ppc64"', 32),
-        ("", 10),
-        ('vendor="GenuineIntel" familyid="x" modelid="y"', 6),
+        (EPYC, 16, 4 * 16 * 18 / 8, True),  # Zen 2; the family as NCCL's files had it
+        (EPYC.replace("143", "23"), 16, 4 * 16 * 18 / 8, True),
+        (EPYC.replace("143", "23").replace("49", "1"), 16, 4 * 16 * 10.7 / 8, True),  # Zen 1
+        (EPYC.replace("143", "25").replace("49", "1"), 24, 4 * 16 * 18 / 8, True),  # Zen 3
+        (EPYC.replace("143", "175").replace("49", "17"), 24, 4 * 16 * 32 / 8, True),  # Zen 4
+        (EPYC.replace("143", "26").replace("49", "2"), 32, 4 * 16 * 32 / 8, True),  # Zen 5
+        (EPYC.replace("143", "99"), 16, 256, False),  # the largest of AMD's
+        (INTEL, 10, 3 * 20 * 10.4 / 8, True),
+        (SAPPHIRE, 22, 4 * 24 * 16 / 8, True),
+        (SAPPHIRE.replace("143", "106"), 10, 3 * 20 * 11.2 / 8, True),  # Ice Lake
+        (SAPPHIRE.replace("143", "207"), 40, 4 * 24 * 20 / 8, True),  # Emerald Rapids
+        (SAPPHIRE.replace("143", "173"), 22, 6 * 24 * 24 / 8, True),  # Granite Rapids
+        (SAPPHIRE.replace("143", "79"), 6, 3 * 20 * 9.6 / 8, True),  # Broadwell
+        ('arch="x86_64" vendor="CentaurHauls" familyid="7" modelid="91"', 9, 432, False),  # of all x86
+        (GRACE, 6, 450, False),
+        ('arch="ppc64"', 32, 64, False),
+        ("", 10, 450, False),  # of all
+        ('vendor="GenuineIntel" familyid="x" modelid="y"', 6, 432, False),
     ],
 )
-def test_two_sockets_by_their_model(cpu: str, rate: int) -> None:
-    topology = parsed(system([gpu(0)], [gpu(1)], cpu=cpu)).topology
-    assert cables(topology)["cpu0", "cpu1"] == str(rate)
+def test_two_sockets_by_their_model(cpu: str, planned: int, raw: float, is_known: bool) -> None:
+    text = system([gpu(0)], [gpu(1)], cpu=cpu)
+    assert cables(parsed(text, rates=Rates.NCCL).topology)["cpu0", "cpu1"] == str(planned)
+    machine = parsed(text)
+    (way,) = {link for link in machine.topology.links if {link.src, link.dst} == {2, 3} and link.src == 2}
+    assert way.bandwidth == Fraction(str(raw))
+    assert (way.rate_assumed == "") is is_known
+    said = "GB/s each way count, the raw rate of" if is_known else "the largest of its kind as the processor"
+    assert said in machine.notes[-1]
+    stated = parsed(text, between_sockets=Fraction(50), pcie=True).topology
+    assert all(not link.rate_assumed for link in stated.links)
 
 
 def test_unlike_sockets_are_joined_as_the_slower_allows() -> None:
     text = system([gpu(0)], [gpu(1)], cpu=SAPPHIRE).replace('modelid="143"', 'modelid="79"', 1)
-    assert cables(parsed(text).topology)["cpu0", "cpu1"] == "6"
-    assert crossing_sockets("x86_64", "GenuineIntel", 6, 79) == 6
+    assert cables(parsed(text).topology)["cpu0", "cpu1"] == "72"
+    assert crossing("x86_64", "GenuineIntel", 6, 79, Rates.DATASHEET).rate == 72
 
 
 def test_a_virtual_machine_hides_its_bridges() -> None:

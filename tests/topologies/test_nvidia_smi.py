@@ -84,7 +84,8 @@ def test_what_was_assumed_is_noted_and_logged(tmp_path: Path, caplog: pytest.Log
         "shows no NVLinks: its PCIe paths are the links; --pcie says so",
         "does not say which GPUs these are: PCIe 3.0 with 16 lanes assumed (15.75 GB/s each way); "
         "--gpu says otherwise",
-        "between its CPUs 10 GB/s each way are assumed, a figure of NCCL's; --between-sockets says otherwise",
+        "between its CPUs 450 GB/s each way are assumed: the raw rate of NVLink-C2C (Grace), the largest of "
+        "its kind as the processor is unknown; --between-sockets says otherwise",
     )
     assert "shows no NVLinks, as topo -mp never" in parse_nvidia_smi("topo -mp" + PCIE_ONLY, "f").notes[0]
     assert parse_nvidia_smi(PCIE_ONLY, "f", pcie=True, gpu="t4", between_sockets=Fraction(9)).notes == ()
@@ -279,7 +280,7 @@ def test_nics_and_affinities_tell_which_gpus_are_near_each_other() -> None:
         (2, "cpu0"): slot,
         (3, "cpu0"): slot,
         **{(gpu, "cpu1"): slot for gpu in range(4, 8)},
-        ("cpu0", "cpu1"): "10",
+        ("cpu0", "cpu1"): "450",
     }
     assert {ends: rate for ends, rate in cables(topology).items() if ends not in tree} == cables(load("dgx1"))
     # without affinities the NIC still tells 0 to 3 together, and no cell tells 4 to 7 apart

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -21,9 +22,37 @@ def chain(*rates: int, switches: tuple[str, ...] = ()) -> Topology:
     return Topology.build("chain", len(rates) + 1 - len(switches), links, switches)
 
 
-def test_parallel_links_add_up_and_keep_the_longest_latency() -> None:
-    links = [Link(0, 1, Fraction(3), Fraction(2)), Link(0, 1, Fraction(1, 2), Fraction(5))]
-    assert Topology.build("t", 2, links).links == (Link(0, 1, Fraction(7, 2), Fraction(5)),)
+def test_parallel_links_add_up_where_their_latencies_are_equal() -> None:
+    links = [Link(0, 1, Fraction(3), Fraction(2), "a"), Link(0, 1, Fraction(1, 2), Fraction(2), "b", "c")]
+    (link,) = Topology.build("t", 2, links).links
+    assert link == Link(0, 1, Fraction(7, 2), Fraction(2))
+    assert (link.rate_assumed, link.latency_assumed) == ("a; b", "c")
+
+
+def test_slower_parallel_links_pass_a_switch_of_their_own() -> None:
+    rates = {(0, 1): ((100, 1), (1, 100), (2, 50)), (1, 0): ((100, 1), (1, 100))}
+    links = [Link(*pair, Fraction(rate), Fraction(us)) for pair, each in rates.items() for rate, us in each]
+    topology = Topology.build("t", 2, links)
+    assert [switch.name for switch in topology.switches] == ["0-1 of 50 us", "0-1 of 100 us"]
+    assert {(link.src, link.dst): (link.bandwidth, link.latency_us) for link in topology.links} == {
+        (0, 1): (100, 1),
+        (1, 0): (100, 1),
+        **{(0, 2): (2, 50), (2, 1): (2, 0)},
+        **{(0, 3): (1, 100), (3, 1): (1, 0), (1, 3): (1, 100), (3, 0): (1, 0)},
+    }
+    assert set(topology.cables) == set(links)
+    assert set(topology.subset([1, 0]).cables) == {replace(x, src=x.dst, dst=x.src) for x in links}
+    assert topology.reversed().reversed() == topology
+
+
+def test_parallel_links_and_symmetries() -> None:
+    ends = [(0, 1), (1, 2), (2, 0)]
+    links = [Link(*pair, Fraction(rate), Fraction(us)) for pair in ends for rate, us in ((4, 1), (1, 9))]
+    topology = Topology.build("ring", 3, links, symmetries=[[1, 2, 0]])
+    # the links beside 0-1, 0-2 and 1-2 are vertices 3, 4 and 5, and go to those beside 1-2, 0-1 and 0-2
+    assert topology.symmetries == ((1, 2, 0, 5, 3, 4),)
+    with pytest.raises(TopologyError, match="must map parallel links to parallel links like them"):
+        Topology.build("ring", 3, links[:-1], symmetries=[[1, 2, 0]])
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.topology import Link, Topology
-from arborcast.topologies.builders import cable, check_size, rotation
+from arborcast.topologies.builders import assuming, cable, check_size, rotation
 from arborcast.topologies.cluster import own_nics
 from arborcast.topologies.entries import BOTH, Entry
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import BOXES, box_entry, several
-from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
+from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, Rates
 
 # Infinity Fabric links per pair of dies of an MI250 box (16 dies in 8 packages).
 MI250_LINKS = (
@@ -32,8 +32,12 @@ def _mi250(*, name: str, boxes: int, rates: Rates) -> Machine:
     links: list[Link] = []
     for first, second, count in MI250_LINKS:
         links += cable(first, second, rate * count, NVLINK_LATENCY_US)
+    links = assuming(links, latency=NOT_NVLINK)
     topology = Topology.build(name, 16, links, symmetries=(rotation(16, 8), MI250_MIRROR))
-    machine = several(name, topology, own_nics(16, Fraction(16)), gpu="mi250", boxes=boxes, rails=1)
+    nics = own_nics(16, Fraction(16))
+    machine = several(
+        name, topology, nics, gpu="mi250", boxes=boxes, rails=1, rates=rates, network="its fabric"
+    )
     if boxes == 1:
         return machine
     # Which of equally good trees solvers take depends on the order: it stays, with the boxes' rotation first.
@@ -41,7 +45,7 @@ def _mi250(*, name: str, boxes: int, rates: Rates) -> Machine:
     return replace(machine, topology=replace(machine.topology, symmetries=(among, *within)))
 
 
-def _mesh(gpu: str, source: str) -> Entry:
+def _mesh(gpu: str, source: str, nics_assumed: str = "") -> Entry:
     return box_entry(
         gpu,
         f"boxes of 8 {gpu.upper()}, each joined to each by Infinity Fabric, NICs to a fabric",
@@ -50,6 +54,8 @@ def _mesh(gpu: str, source: str) -> Entry:
         vendor="AMD",
         source=source,
         shape="mesh",
+        network="Ethernet",
+        nics_assumed=nics_assumed,
     )
 
 
@@ -66,6 +72,6 @@ ENTRIES: Sequence[Entry] = (
     ),
     _mesh("mi300x", "8 NICs of 400 Gb/s as in Azure's ND MI300X v5 and OCI's BM.GPU.MI300X.8"),
     _mesh("mi325x", "ROCm documentation, vLLM with MoRI: 8 ConnectX-7, one for each GPU"),
-    _mesh("mi350x", "NICs not found published, assumed as for MI355X"),
+    _mesh("mi350x", "NICs not found published, assumed as for MI355X", "of NICs: as for MI355X"),
     _mesh("mi355x", "ROCm documentation, SGLang with MoRI: 8 Pollara 400, one for each GPU"),
 )

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 
+from arborcast.topologies.builders import assumed
 from arborcast.topologies.cluster import own_nics
 from arborcast.topologies.entries import DATASHEET, Entry
 from arborcast.topologies.grids import lattice
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import BOXES, nic, rails, several
-from arborcast.topologies.rates import NVLINK_LATENCY_US
+from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US
 
 _INSIDE, _ACROSS = Fraction(128), Fraction(64)
+_BOTH_WAYS = "of NeuronLink: the published sums taken as both ways, shared evenly by neighbours"
 
 
 def _trn2(*, name: str, boxes: int, nic: Fraction, rails: int, instances: int) -> Machine:
@@ -21,8 +23,9 @@ def _trn2(*, name: str, boxes: int, nic: Fraction, rails: int, instances: int) -
     sides = [4, 4] if instances == 1 else [instances, 4, 4]
     rates = [_INSIDE] * 2 if instances == 1 else [_ACROSS, _INSIDE, _INSIDE]
     torus = lattice(name, sides, rates, NVLINK_LATENCY_US, [True] * len(sides))
+    torus = assumed(torus, rate=_BOTH_WAYS, latency=NOT_NVLINK)
     chips = own_nics(torus.ranks, nic)
-    return several(name, torus, chips, gpu=None, boxes=boxes, rails=rails, host=16)
+    return several(name, torus, chips, gpu=None, boxes=boxes, rails=rails, host=16, network="EFA")
 
 
 def _entry(name: str, description: str, instances: int) -> Entry:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Topology
 from arborcast.topologies import cluster
 from arborcast.topologies.builders import (
+    assumed,
     cable,
     check_size,
     rotation,
@@ -20,7 +22,7 @@ from arborcast.topologies.fabrics import Rails
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.grids import full
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.rates import NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+from arborcast.topologies.rates import INFINIBAND, NOT_NVLINK, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 
 BOXES = Parameter("boxes", "N", count, 1)
 FABRIC = Parameter("fabric", "plain|sharp", one_of("plain", "sharp"), "plain", needs="boxes")
@@ -65,10 +67,12 @@ def several(
     rates: Rates = Rates.DATASHEET,
     host: int | None = None,
     fabric: str = "plain",
+    network: str = INFINIBAND,
 ) -> Machine:
     """One box with its NICs, or as many as are asked for on a fabric of `rails` switches.
 
-    `host` is the number of ranks of one host, where a box is several; `fabric` as `FABRIC` reads it.
+    `host` is the number of ranks of one host, where a box is several; `fabric` as `FABRIC` reads it;
+    `network` is what the fabric is (see `cluster.join`).
     """
     switches = Rails(rails, "turn" if fabric == "sharp" else "none")
     box = Machine.of(topology, gpu=gpu)
@@ -79,7 +83,7 @@ def several(
     if boxes == 1:
         return box
     check_size(name, boxes * topology.size, boxes * len(topology.links))
-    return cluster.join(name, [box] * boxes, switches, word="box", rates=rates).machine
+    return cluster.join(name, [box] * boxes, switches, word="box", rates=rates, network=network).machine
 
 
 def box_entry(
@@ -94,6 +98,8 @@ def box_entry(
     shape: str = "switch",
     deal: int = 1,
     infiniband: bool = False,
+    network: str = INFINIBAND,
+    nics_assumed: str = "",
 ) -> Entry:
     """An entry for boxes in which all links of a GPU go to one switch, or an equal share to each other GPU.
 
@@ -108,6 +114,8 @@ def box_entry(
         shape: "switch" or "mesh".
         deal: number of fabric switches that NICs are dealt to, unless told.
         infiniband: whether that fabric can have SHARP.
+        network: what that fabric is.
+        nics_assumed: why NICs are assumed to be so fast, unless told.
     """
     ports, _, speed = nics.partition(" x ")
 
@@ -118,9 +126,22 @@ def box_entry(
         if shape == "switch":
             topology = switched(name, gpus, rate, GPUS[gpu].in_network)
         else:
-            topology = meshed(name, gpus, rate / (gpus - 1))
+            topology = assumed(meshed(name, gpus, rate / (gpus - 1)), latency=NOT_NVLINK)
+        topology = assumed(topology, rate=GPUS[gpu].assumed)
         hung = nics_of(gpus, nic, int(ports))
-        return several(name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates, fabric=fabric)
+        if nic == Fraction(speed):
+            hung = tuple(replace(each, assumed=nics_assumed) for each in hung)
+        return several(
+            name,
+            topology,
+            hung,
+            gpu=gpu,
+            boxes=boxes,
+            rails=rails,
+            rates=rates,
+            fabric=fabric,
+            network=network,
+        )
 
     return Entry(
         name,
@@ -173,10 +194,12 @@ def _boxes(
         topology = switched(name, gpus, inside, in_network)
     else:
         topology = meshed(name, gpus, inside / (gpus - 1))
+    topology = assumed(topology, latency=NOT_NVLINK)
     hung = () if nic is None else nics_of(gpus, nic, ports)
     if boxes == 1:
         return Machine(topology, (None,) * gpus, ("",) * gpus, (0,) * gpus, hung)
-    return several(name, topology, hung, gpu=None, boxes=boxes, rails=rails, fabric=fabric)
+    network = "a fabric of no product"
+    return several(name, topology, hung, gpu=None, boxes=boxes, rails=rails, fabric=fabric, network=network)
 
 
 GENERIC = Entry(

@@ -10,7 +10,7 @@ from arborcast.topologies.entries import BOTH, Entry
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import BOXES, box_entry, nic, several
 from arborcast.topologies.machines.nvidia import cube_mesh
-from arborcast.topologies.rates import Rates
+from arborcast.topologies.rates import INFINIBAND, Rates
 
 # Name, instance, GPU, GPUs, NICs x GB/s each way, what the cloud's document says of the NICs.
 _AWS = (
@@ -43,6 +43,9 @@ _ORACLE = (
 )
 
 
+_NETWORKS = {"AWS": "EFA", "Google Cloud": "Ethernet", "Oracle Cloud": "Ethernet"}
+
+
 def _instance(vendor: str, document: str, line: tuple[str, str, str, int, str, str]) -> Entry:
     name, instance, gpu, gpus, nics, said = line
     mesh = gpu.startswith("mi")
@@ -58,6 +61,7 @@ def _instance(vendor: str, document: str, line: tuple[str, str, str, int, str, s
         source=f"{document}: {said}",
         gpus=gpus,
         shape="mesh" if mesh else "switch",
+        network=_NETWORKS.get(vendor, INFINIBAND),
     )
 
 

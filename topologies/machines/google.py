@@ -14,9 +14,10 @@ from functools import partial
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Topology
+from arborcast.topologies.builders import assumed
 from arborcast.topologies.entries import DATASHEET, Entry, Parameter, extents
 from arborcast.topologies.grids import lattice
-from arborcast.topologies.rates import NVLINK_LATENCY_US
+from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US
 
 _CUBE = 4
 _POD_SIDE = 16
@@ -52,7 +53,8 @@ def _cubes(*, name: str, shape: Slice, rate: Fraction, pod: int) -> Topology:
     if math.prod(sides) > pod:
         raise TopologyError(f"{name}: must have at most {pod} chips, got {math.prod(sides)}")
     twists = _twists(name, sides) if shape.twisted else None
-    return lattice(name, sides, [rate] * 3, NVLINK_LATENCY_US, [whole] * 3, twists)
+    slices = lattice(name, sides, [rate] * 3, NVLINK_LATENCY_US, [whole] * 3, twists)
+    return assumed(slices, latency=NOT_NVLINK)
 
 
 def _twists(name: str, sides: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -72,7 +74,8 @@ def _flat(*, name: str, shape: tuple[int, ...], rate: Fraction) -> Topology:
     """A slice of v5e or v6e: part of a pod of 16x16."""
     if len(shape) != 2 or max(shape) > _POD_SIDE:
         raise TopologyError(f"{name}: must be AxB with sides of at most {_POD_SIDE}")
-    return lattice(name, shape, [rate] * 2, NVLINK_LATENCY_US, [side == _POD_SIDE for side in shape])
+    wraps = [side == _POD_SIDE for side in shape]
+    return assumed(lattice(name, shape, [rate] * 2, NVLINK_LATENCY_US, wraps), latency=NOT_NVLINK)
 
 
 def _solid(name: str, rate: int, pod: int, source: str) -> Entry:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 
+from arborcast.topologies.builders import assumed
 from arborcast.topologies.cluster import own_nics
 from arborcast.topologies.entries import DATASHEET, Entry
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import BOXES, meshed, nic, rails, several
+from arborcast.topologies.rates import NOT_NVLINK
 
 _SOURCE = (
     "Gaudi documentation, Network Configuration: 3 ports to each of the 7 others of a box, 3 to the fabric"
@@ -18,7 +20,8 @@ _SOURCE = (
 
 def _gaudi(*, name: str, boxes: int, nic: Fraction, rails: int, port: Fraction) -> Machine:
     """Boxes in which three ports lead to each other accelerator; the NIC is the three that are left."""
-    return several(name, meshed(name, 8, 3 * port), own_nics(8, nic), gpu=None, boxes=boxes, rails=rails)
+    box = assumed(meshed(name, 8, 3 * port), latency=NOT_NVLINK)
+    return several(name, box, own_nics(8, nic), gpu=None, boxes=boxes, rails=rails, network="Ethernet")
 
 
 def _entry(name: str, description: str, port: Fraction) -> Entry:

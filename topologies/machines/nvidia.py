@@ -136,6 +136,7 @@ def _dgx(name: str, gpu: str, port: str, source: str) -> Entry:
         source=source,
         deal=2,
         infiniband=True,
+        nics_assumed=f"of NICs: {source}" if name.startswith("hgx") else "",
     )
 
 

@@ -11,6 +11,7 @@ from itertools import combinations
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import (
+    assuming,
     cable,
     check_size,
     grid_images,
@@ -21,18 +22,28 @@ from arborcast.topologies.builders import (
 from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, count
 from arborcast.topologies.gpus import GPUS, slot_rate
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.rates import PCIE_HOP_US, Rates
+from arborcast.topologies.processors import Crossing, crossing
+from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates
 
 _MOST_SOCKETS = 8
 
 
 def _pcie(
-    *, name: str, gpus: int, sockets: int, switch: int, between: Fraction, rates: Rates, gpu: str
+    *,
+    name: str,
+    gpus: int,
+    sockets: int,
+    switch: int,
+    between: Fraction | None,
+    rates: Rates,
+    gpu: str,
+    planned: Fraction,
 ) -> Machine:
     """GPUs in equal parts under each socket; with `switch` above 1 so many on each PCIe switch.
 
-    A switch reaches its socket at the rate of one slot. Sockets are joined pairwise at `between`. Each
-    switch, or socket where there is none, has a NIC, whose rate whoever joins several boxes must say.
+    A switch reaches its socket at the rate of one slot. Sockets are joined pairwise at `between`, without it
+    at what an unknown processor can have (in NCCL's rates at `planned`). Each switch, or socket where there
+    is none, has a NIC, whose rate whoever joins several boxes must say.
     """
     if gpus % (sockets * switch) or sockets > _MOST_SOCKETS:
         raise TopologyError(
@@ -50,8 +61,13 @@ def _pcie(
     for index in range(under):
         child = gpus + index if switches else index
         links += cable(child, gpus + switches + index // (under // sockets), rate, PCIE_HOP_US)
+    way = crossing("", "", 0, 0, rates)
+    if between is not None or rates is Rates.NCCL:
+        way = Crossing(between or planned, "")
     for one, other in combinations(range(sockets), 2):
-        links += cable(gpus + switches + one, gpus + switches + other, between, PCIE_HOP_US)
+        both = cable(gpus + switches + one, gpus + switches + other, way.rate, PCIE_HOP_US)
+        links += assuming(both, rate=way.assumed)
+    links = assuming(links, latency=PCIE_HOP)
     names = [*(f"pcie{index}" for index in range(switches)), *(f"cpu{index}" for index in range(sockets))]
     shape = (sockets, under // sockets, switch)
     turns = [rotation(extent).__getitem__ for extent in shape]
@@ -68,29 +84,30 @@ def _pcie(
     return replace(box, nics=nics)
 
 
-def _entry(name: str, between: int, why: str) -> Entry:
+def _entry(name: str, planned: int, why: str) -> Entry:
     gpu = GPUS[name]
     return Entry(
         name,
         f"a box of {name.upper()} on PCIe {gpu.pcie_generation}, switch= of them on each PCIe switch",
-        partial(_pcie, gpu=name),
+        partial(_pcie, gpu=name, planned=Fraction(planned)),
         (
             Parameter("gpus", "N", count, 8),
             Parameter("sockets", "N", count, 2),
             Parameter("switch", "N", count, 1),
-            Parameter("between", "GB/s", bandwidth, Fraction(between)),
+            Parameter("between", "GB/s", bandwidth),
         ),
         BOTH,
         gpu=name,
         vendor="PCIe",
-        source=f"{gpu.source}; {between} GB/s between sockets: NCCL's constant for {why}",
+        source=f"{gpu.source}; between sockets what the largest processors have, assumed; in NCCL's rates "
+        f"{planned} GB/s, its constant for {why}",
     )
 
 
 # Peer access over PCIe is switched off by NVIDIA's driver for GeForce cards; traffic then passes host memory
 # behind the same links.
 ENTRIES: Sequence[Entry] = (
-    _entry("rtx4090", 16, "AMD"),
+    _entry("rtx4090", 24, "AMD's Zen 3 and 4"),
     _entry("rtx5090", 22, "Xeon of Sapphire Rapids"),
     _entry("l4", 22, "Xeon of Sapphire Rapids"),
     _entry("l40s", 22, "Xeon of Sapphire Rapids"),

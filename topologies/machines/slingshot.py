@@ -7,7 +7,7 @@ switches of a group are joined pairwise, groups by bundles of links.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import combinations
@@ -15,16 +15,18 @@ from itertools import combinations
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Topology
 from arborcast.topologies import cluster
-from arborcast.topologies.builders import cable, check_size
+from arborcast.topologies.builders import assuming, cable, check_size
 from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, count
 from arborcast.topologies.fabrics import Wiring
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.machines.boxes import meshed, several
-from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
+from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, Rates
 
 _CHASSIS, _NICS, _GROUP = 16, 4, 128
 _PORT = Fraction(25)  # GB/s each way of every link: 200 Gb/s
+
+_AS_FRONTIER = "between switches of Slingshot: as on Frontier"
 
 # Infinity Fabric links per pair of dies of a Frontier node; dies 2i and 2i + 1 are one MI250X.
 _FRONTIER_LINKS = (
@@ -76,7 +78,16 @@ def _cray(*, name: str, nodes: int, groups: int, bundle: Fraction, rates: Rates,
     node = (_perlmutter if gpu == "a100" else _frontier)(name, rates)
     if nodes * groups == 1:
         return node
-    return cluster.join(name, [node] * nodes * groups, Dragonfly(nodes, bundle), word="node").machine
+    wires = Dragonfly(nodes, bundle)
+    machine = cluster.join(name, [node] * nodes * groups, wires, word="node", network="Slingshot").machine
+    if gpu != "a100":
+        return machine
+    ends = range(machine.topology.ranks, machine.topology.size)
+    links = (
+        replace(link, rate_assumed=_AS_FRONTIER) if link.src in ends and link.dst in ends else link
+        for link in machine.topology.links
+    )
+    return replace(machine, topology=replace(machine.topology, links=tuple(links)))
 
 
 def _perlmutter(name: str, rates: Rates) -> Machine:
@@ -91,7 +102,7 @@ def _frontier(name: str, rates: Rates) -> Machine:
     links = [
         link
         for first, second, number in _FRONTIER_LINKS
-        for link in cable(first, second, number * rate, NVLINK_LATENCY_US)
+        for link in assuming(cable(first, second, number * rate, NVLINK_LATENCY_US), latency=NOT_NVLINK)
     ]
     turns = [tuple(die ^ bits for die in range(8)) for bits in (2, 6)]
     nics = tuple(Nic(f"nic{index}", _PORT, (2 * index + 1,)) for index in range(_NICS))

@@ -16,7 +16,7 @@ from itertools import combinations
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.topology import Link, Switch, Topology, Vertex
-from arborcast.topologies.builders import cable, switch_that, with_obvious_symmetries
+from arborcast.topologies.builders import assuming, cable, switch_that, with_obvious_symmetries
 from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, nvswitch_for
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import NO_SOCKETS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
@@ -27,9 +27,16 @@ from arborcast.topologies.readers.text.pasted import (
     named_gpus,
     nvlink_status,
     stated_gpu,
+    taken_for,
     unnamed,
 )
-from arborcast.topologies.readers.text.pcie_paths import LEVELS, assumed_slot, pcie_tree, slot_of
+from arborcast.topologies.readers.text.pcie_paths import (
+    HIDDEN_SLOT,
+    LEVELS,
+    assumed_slot,
+    pcie_tree,
+    slot_of,
+)
 from arborcast.topologies.readers.text.topo_matrix import Matrix, read_matrix
 
 MOST_LINKS = 18
@@ -92,6 +99,7 @@ def _machine(
             hub = count + len(switches)
             links += _switched_links(matrix, domain, cards, hub)
             switches.append(switch_that(f"nvswitch{len(switches)}", _in_network(domain, cards, notes)))
+    links = assuming(links, rate=cards.links_assumed)
     if len(switches) == 1:
         switches = [replace(switches[0], name="nvswitch")]
     if pcie or not links:
@@ -104,7 +112,8 @@ def _machine(
             matrix.cells,
             [slot_of(kind, rates) for kind in cards.kinds],
             between=between,
-            assumed=crossing_of(lines_of(text)),
+            across=crossing_of(lines_of(text), rates),
+            hidden=HIDDEN_SLOT if None in cards.kinds else cards.assumed,
             together=matrix.together,
             first=count + len(switches),
         )
@@ -145,6 +154,8 @@ class _Cards:
         rates: GB/s each way per NVLink.
         guessed: whether nothing but counts and rates of NVLinks told what they are.
         notes: what was assumed of them.
+        assumed: why they are taken for these; empty where the text or somebody says it.
+        links_assumed: why the rates are; empty where the text says them, too.
     """
 
     kinds: tuple[Gpu | None, ...]
@@ -152,6 +163,8 @@ class _Cards:
     rates: tuple[Fraction, ...]
     guessed: bool
     notes: tuple[str, ...] = ()
+    assumed: str = ""
+    links_assumed: str = ""
 
 
 def _identified(
@@ -164,7 +177,7 @@ def _identified(
     named = named_gpus(lines, NVIDIA)
     notes: tuple[str, ...] = ()
     kinds: tuple[Gpu | None, ...]
-    guessed = False
+    guessed, assumed = False, ""
     if gpu is not None:
         kinds = (gpu,) * len(numbers)
     elif all(number in named.by_index for number in numbers):
@@ -177,6 +190,8 @@ def _identified(
         if kind is not None:
             rate = "" if not domains else f" ({float(kind.rate(rates)):g} GB/s each way per NVLink)"
             notes = (unnamed(f"{kind.name}{rate}", why),)
+            assumed = taken_for(kind, why)
+    published = next((kind.assumed for kind in kinds if kind is not None and kind.assumed), "")
     known = [GPUS["v100"] if kind is None else kind for kind in kinds]
     speeds = [kind.rate(rates) if seen is None else seen for kind, seen in zip(known, shown, strict=True)]
     if domains and any(speed != kind.rate(rates) for speed, kind in zip(speeds, known, strict=True)):
@@ -190,6 +205,8 @@ def _identified(
         tuple(speeds),
         guessed,
         notes,
+        assumed,
+        (assumed or published) if None in shown else "",
     )
 
 

@@ -18,19 +18,20 @@ from itertools import combinations
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology
-from arborcast.topologies.builders import cable, with_obvious_symmetries
+from arborcast.topologies.builders import assuming, cable, with_obvious_symmetries
 from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_of_architecture
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.rates import NO_SOCKETS, NVLINK_LATENCY_US, Rates
+from arborcast.topologies.rates import NO_SOCKETS, NOT_NVLINK, NVLINK_LATENCY_US, Rates
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
     crossing_of,
     lines_of,
     named_gpus,
     stated_gpu,
+    taken_for,
     unnamed,
 )
-from arborcast.topologies.readers.text.pcie_paths import assumed_slot, pcie_tree, slot_of
+from arborcast.topologies.readers.text.pcie_paths import HIDDEN_SLOT, assumed_slot, pcie_tree, slot_of
 from arborcast.topologies.readers.text.rocm_tables import MAX_GPUS, Table, Tables, read_tables
 
 
@@ -79,11 +80,12 @@ def _machine(
     kinds = _kinds(tables)
     megabytes = _bandwidths(tables)
     own = _own_pairs(tables, kinds, megabytes)
-    known, notes = stated, list[str]()
+    known, notes, assumed, rates_assumed = stated, list[str](), "", ""
     if known is None:
-        known, note = _assumed(tables, own, kinds, text, place, bool(megabytes), rates)
+        known, note, assumed = _assumed(tables, own, kinds, text, place, bool(megabytes), rates)
         notes += [note] if note else []
     if megabytes and stated is None and rates is Rates.DATASHEET:
+        rates_assumed = ""
         speed = {pair: Fraction(most, 1000) for pair, (_, most) in megabytes.items() if pair in own}
         each = ", ".join(sorted({f"{least / 1000:g}" for least, most in megabytes.values() if most}))
         notes.append(f"xGMI rates are those of its bandwidth table, {each} GB/s a link; --gpu says otherwise")
@@ -91,10 +93,12 @@ def _machine(
         if known is None:
             raise TopologyError("does not say which GPUs these are; --gpu must")
         counts = _links_of_pairs(tables, own, megabytes, known)
+        rates_assumed = assumed or known.assumed
         speed = {pair: links * known.rate(rates) for pair, links in counts.items()}
     links: list[Link] = []
     for pair in own:
         links += cable(*pair, speed[pair], NVLINK_LATENCY_US)
+    links = assuming(links, rate=rates_assumed, latency=NOT_NVLINK)
     switches: list[str] = []
     if pcie or not links:
         if not pcie:
@@ -107,7 +111,8 @@ def _machine(
             _ways(tables, kinds),
             [slot_of(known, rates)] * count,
             between=between,
-            assumed=crossing_of(lines_of(text)),
+            across=crossing_of(lines_of(text), rates),
+            hidden=HIDDEN_SLOT if known is None else assumed,
             together=lambda one, other: _together(tables, one, other),
             first=count,
         )
@@ -190,22 +195,22 @@ def _assumed(
     place: str,
     has_rates: bool,
     rates: Rates,
-) -> tuple[Gpu | None, str]:
-    """What the GPUs are taken for, and the note that says so ("" where the text names them)."""
+) -> tuple[Gpu | None, str, str]:
+    """What the GPUs are taken for, the note that says so and why ("" where the text names them)."""
     lines = lines_of(text)
     named = named_gpus(lines, AMD)
     most = max(_neighbours(tables, own))
     stated = {kind.name: kind for kind in named.by_index.values()}
     if len(stated) == 1 and GPUS[min(stated)].links >= most:
-        return GPUS[min(stated)], ""
+        return GPUS[min(stated)], "", ""
     found = assumed_from_names(named, place, AMD, lambda kind: kind.links >= most)
     if found is None:
         found = _by_architecture(lines, most)
     if found is None and (has_rates or not own):
-        return None, ""
+        return None, "", ""
     kind, why = found or _guess(tables, own, kinds)
     rate = f" ({float(kind.rate(rates)):g} GB/s each way per xGMI link)" if own else ""
-    return kind, unnamed(f"{kind.name}{rate}", why)
+    return kind, unnamed(f"{kind.name}{rate}", why), taken_for(kind, why)
 
 
 def _by_architecture(lines: Sequence[str], links: int) -> tuple[Gpu, str] | None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Switch, Vertex
-from arborcast.topologies.builders import cable, switch_that
+from arborcast.topologies.builders import assuming, cable, switch_that
 from arborcast.topologies.gpus import AMD, Gpu, nvswitch_for, others_like
-from arborcast.topologies.rates import NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 from arborcast.topologies.readers.nccl.gpus import Device
 from arborcast.topologies.readers.nccl.tree import bus_address, whole
 
@@ -45,11 +45,13 @@ class Wiring:
         switched: links from a GPU to a switch, by its rank and the switch's key: the host, or None for the
             one of all hosts.
         to_cpu: links from a GPU to its CPU.
+        assumed: why there are links; empty where the file shows them.
     """
 
     pairs: Counter[tuple[Vertex, Vertex]] = field(default_factory=Counter)
     switched: Counter[tuple[Vertex, int | None]] = field(default_factory=Counter)
     to_cpu: Counter[Vertex] = field(default_factory=Counter)
+    assumed: str = ""
 
 
 def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, notes: list[str]) -> Wiring:
@@ -228,6 +230,7 @@ def _boards(devices: Sequence[Device], notes: list[str]) -> Wiring:
                 said[one.kind.name] = "1 from each to each"
     for name, how in said.items():
         notes.append(f"leaves links to be detected: those of {name} are assumed, {how}; --gpu says otherwise")
+        wiring.assumed = f"those of the board of {name}"
     return wiring
 
 
@@ -236,20 +239,26 @@ def links_of(devices: Sequence[Device], wiring: Wiring, rates: Rates) -> tuple[l
 
     A switch can do what it can for each of its GPUs: NVLink SHARP takes all of them.
     """
-    links = [
-        Link(src, dst, count * _rate(devices[src], rates), NVLINK_LATENCY_US)
-        for (src, dst), count in wiring.pairs.items()
-    ]
+    links: list[Link] = []
+    for (src, dst), count in wiring.pairs.items():
+        link = Link(src, dst, count * _rate(devices[src], rates), NVLINK_LATENCY_US)
+        links += assuming([link], latency=NOT_NVLINK if _is_amd(devices[src]) else "")
     keys = list(dict.fromkeys(switch for _, switch in wiring.switched))
     hubs = {key: len(devices) + index for index, key in enumerate(keys)}
     for (vertex, switch), count in wiring.switched.items():
         links += cable(vertex, hubs[switch], count * _rate(devices[vertex], rates), NVSWITCH_HOP_US)
+    why = wiring.assumed or next((each.kind.assumed for each in devices if each.kind is not None), "")
+    links = assuming(links, rate=why)
     names = ["nvswitch"] if len(keys) == 1 else [f"nvswitch{index}" for index in range(len(keys))]
     switches = []
     for key, name in zip(keys, names, strict=True):
         kinds = [devices[vertex].kind for vertex, switch in wiring.switched if switch == key]
         switches.append(switch_that(name, nvswitch_for(kinds)))
     return links, switches
+
+
+def _is_amd(device: Device) -> bool:
+    return device.kind is not None and device.kind.vendor == AMD
 
 
 def _rate(device: Device, rates: Rates) -> Fraction:

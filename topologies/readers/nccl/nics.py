@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_NIC_ENDS = 1 << 20
 
 _UNKNOWN_MBITS = 10_000  # as in NCCL, where a port does not say
+ASSUMED_SLOT = "of NICs that do not say their speed: that of the slot"
 _MOST_MBITS = 10_000_000  # 10 Tbit/s: some drivers count in kbit/s
 
 
@@ -47,6 +48,7 @@ def find_nics(
     silent: list[str] = []
     too_fast: list[str] = []
     bare: list[str] = []
+    assumed: dict[str, str] = {}
     ends = 0
     for element in tree.order:
         if element.tag == "net":
@@ -55,9 +57,11 @@ def find_nics(
             if speed <= 0:
                 silent.append(name)
                 speed = _UNKNOWN_MBITS
+                assumed[name] = "10 Gbit/s for NICs that do not say their speed, as in NCCL"
             elif speed > _MOST_MBITS:
                 too_fast.append(name)
                 speed //= 1000
+                assumed[name] = "of NICs whose speed must mean kbit/s"
             rate = Fraction(speed, 8000)
         elif _is_bare_nic(element):
             name = bus_address(element.get("busid") or "?")
@@ -65,7 +69,8 @@ def find_nics(
             rate = pcie_rate(link_speed(element) or GIGATRANSFERS[3], link_width(element) or 16, rates)
         else:
             continue
-        nic = Nic(name, rate, near.of(element))
+        why = assumed.get(name, "") if element.tag == "net" else ASSUMED_SLOT
+        nic = Nic(name, rate, near.of(element), why)
         if not nic.near:
             continue
         ends += len(nic.near)
@@ -74,9 +79,8 @@ def find_nics(
         key = (tree.host(element), name)
         twin = found.get(key)
         if twin is not None:
-            nic = replace(
-                twin, rate=max(twin.rate or rate, rate), near=tuple(sorted({*twin.near, *nic.near}))
-            )
+            faster = max(twin, nic, key=lambda each: each.rate or rate)
+            nic = replace(faster, near=tuple(sorted({*twin.near, *nic.near})))
         found[key] = nic
     for names, what in (
         (silent, "does not say the speed of {}: 10 Gbit/s, as in NCCL"),

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Vertex
-from arborcast.topologies.builders import cable
+from arborcast.topologies.builders import assuming, cable
 from arborcast.topologies.gpus import GIGATRANSFERS
-from arborcast.topologies.rates import PCIE_HOP_US, Rates, crossing_sockets, pcie_rate
+from arborcast.topologies.processors import Crossing, crossing
+from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
 from arborcast.topologies.readers.nccl.gpus import Device
 from arborcast.topologies.readers.nccl.tree import Tree
 
@@ -57,7 +58,7 @@ def pcie_links(
         devices: its GPUs.
         rates: how much of a slot's bits counts.
         first: the number of the first switch.
-        between_sockets: GB/s each way between two CPUs; None for NCCL's figure for their model.
+        between_sockets: GB/s each way between two CPUs; None for what `processors` says of their model.
         coherent: GB/s each way from GPUs to their CPU beside PCIe.
         notes: gets what had to be assumed.
 
@@ -103,9 +104,11 @@ def pcie_links(
     found.over = {key: vertices[id(top)] for key, top in stands_for.items()}
     for one, other, rate in cables:
         found.links += cable(vertices[id(one)], vertices[id(other)], rate, PCIE_HOP_US)
+    found.links = assuming(found.links, rate=speeds.assumed)
     found.links += _coherent(tree, devices, vertices, coherent)
     sockets = [element for element in switches if element.tag == "cpu"]
-    found.links += _between(tree, sockets, vertices, between_sockets, notes)
+    found.links += _between(tree, sockets, vertices, between_sockets, rates, notes)
+    found.links = assuming(found.links, latency=PCIE_HOP)
     return found
 
 
@@ -146,35 +149,34 @@ def _between(
     sockets: Sequence[Element],
     vertices: Mapping[int, Vertex],
     stated: Fraction | None,
+    rates: Rates,
     notes: list[str],
 ) -> list[Link]:
     by_host: dict[int, list[Element]] = {}
     for socket in sockets:
         by_host.setdefault(tree.host(socket), []).append(socket)
     links: list[Link] = []
-    assumed: set[Fraction] = set()
+    taken: dict[str, None] = {}
     for here in by_host.values():
         if len(here) > MAX_SOCKETS:
             raise TopologyError(f"must have at most {MAX_SOCKETS} cpus with gpus on a host, got {len(here)}")
         for one, other in combinations(here, 2):
-            rate = stated or min(_crossing(one), _crossing(other))
-            links += cable(vertices[id(one)], vertices[id(other)], rate, PCIE_HOP_US)
-            assumed.add(rate)
-    if assumed and stated is None:
-        figures = ", ".join(f"{float(rate):g}" for rate in sorted(assumed))
-        notes.append(
-            f"between its CPUs {figures} GB/s each way are assumed, as NCCL does for their model; "
-            "--between-sockets says otherwise"
-        )
+            way = min(_crossing(one, rates), _crossing(other, rates), key=lambda way: way.rate)
+            way = way if stated is None else Crossing(stated, "")
+            both = cable(vertices[id(one)], vertices[id(other)], way.rate, PCIE_HOP_US)
+            links += assuming(both, rate=way.assumed)
+            taken[way.note] = None
+    if stated is None:
+        notes += taken
     return links
 
 
-def _crossing(cpu: Element) -> Fraction:
+def _crossing(cpu: Element, rates: Rates) -> Crossing:
     family, model = (
         int(value) if re.fullmatch(r"[0-9]{1,6}", value) else 0
         for value in (cpu.get("familyid") or "", cpu.get("modelid") or "")
     )
-    return crossing_sockets(cpu.get("arch") or "", cpu.get("vendor") or "", family, model)
+    return crossing(cpu.get("arch") or "", cpu.get("vendor") or "", family, model, rates)
 
 
 # --- slots --------------------------------------------------------------------------------------------
@@ -206,6 +208,11 @@ class _Speeds:
             kind = None if device is None or self._rates is Rates.NCCL else device.kind
             speed = GIGATRANSFERS[3 if kind is None else kind.pcie_generation]
         return pcie_rate(speed, width or 16, self._rates)
+
+    @property
+    def assumed(self) -> str:
+        """Why the rates of slots are assumed; empty where all are said."""
+        return "of PCIe slots that hide their speed or width" if self._hidden else ""
 
     def tell(self) -> None:
         """Note what was assumed."""

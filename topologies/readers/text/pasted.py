@@ -14,7 +14,8 @@ from itertools import islice
 
 from arborcast.synth.errors import TopologyError
 from arborcast.topologies.gpus import GPUS, Gpu, gpu_named
-from arborcast.topologies.rates import crossing_sockets
+from arborcast.topologies.processors import Crossing, crossing
+from arborcast.topologies.rates import Rates
 
 _INVISIBLE = re.compile(
     "\x1b\\[[0-9;?]*[A-Za-z]|\x1b\\][^\x07\x1b]*\x07?|[\u200b-\u200f\u2060\ufeff\x00-\x08\x0b-\x1f]"
@@ -132,8 +133,8 @@ def assumed_from_names(
     return None
 
 
-def crossing_of(lines: Iterable[str]) -> Fraction:
-    """GB/s each way between two CPUs of the model that `lscpu` printed among the lines; NCCL's figure."""
+def crossing_of(lines: Iterable[str], rates: Rates) -> Crossing:
+    """The way between two CPUs of the model that `lscpu` printed among the lines."""
     said: dict[str, str] = {}
     for line in lines:
         key, colon, value = line.partition(":")
@@ -143,7 +144,7 @@ def crossing_of(lines: Iterable[str]) -> Fraction:
     family, model = (int(number) if re.fullmatch("[0-9]{1,6}", number) else 0 for number in numbers)
     architecture = said.get("Architecture", "")
     known = {"aarch64": "arm64", "ppc64le": "ppc64"}.get(architecture, architecture)
-    return crossing_sockets(known, said.get("Vendor ID", ""), family, model)
+    return crossing(known, said.get("Vendor ID", ""), family, model, rates)
 
 
 _LSCPU = {"Architecture", "Vendor ID", "CPU family", "Model"}
@@ -161,6 +162,11 @@ def stated_gpu(name: str, vendor: str) -> Gpu:
             f"gpu {gpu.name}: must be {vendor}'s, whose tool printed this, got {gpu.vendor}'s"
         )
     return gpu
+
+
+def taken_for(kind: Gpu, why: str) -> str:
+    """Why the rates of links are assumed where a text does not name its GPUs."""
+    return f"those of {kind.name}, from {why}"
 
 
 def unnamed(assumed: str, why: str) -> str:

@@ -14,9 +14,10 @@ from itertools import combinations, product, starmap
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Vertex
-from arborcast.topologies.builders import cable
+from arborcast.topologies.builders import assuming, cable
 from arborcast.topologies.gpus import Gpu, slot_rate
-from arborcast.topologies.rates import PCIE_HOP_US, Rates, pcie_rate
+from arborcast.topologies.processors import Crossing
+from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """The ways over PCIe from near to far."""
@@ -27,6 +28,10 @@ MAX_SOCKETS = 64
 def slot_of(gpu: Gpu | None, rates: Rates) -> Fraction:
     """GB/s each way of a GPU's PCIe slot; generation 3 with 16 lanes where it is unknown, as in NCCL."""
     return pcie_rate(Fraction(8), 16, rates) if gpu is None else slot_rate(gpu, rates)
+
+
+HIDDEN_SLOT = "PCIe 3.0 with 16 lanes, as the GPUs are unknown"
+"""Why the rates of slots are assumed where `slot_of` knows no better."""
 
 
 def assumed_slot(rates: Rates) -> str:
@@ -62,7 +67,8 @@ def pcie_tree(
     slots: Sequence[Fraction],
     *,
     between: Fraction | None,
-    assumed: Fraction,
+    across: Crossing,
+    hidden: str,
     together: Callable[[str, str], bool | None],
     first: Vertex,
 ) -> Tree:
@@ -79,7 +85,8 @@ def pcie_tree(
         cells: the word of each ordered pair of devices; anything else than a level is hidden.
         slots: GB/s each way of the PCIe slot of each GPU; a switch has one like its fastest GPU.
         between: GB/s each way between two CPUs, where it is stated.
-        assumed: the same where it is not.
+        across: the same where it is not.
+        hidden: why the rates of slots are assumed; empty where they are known.
         together: whether two GPUs are at one NUMA node; None where that is not known.
         first: the number of the first vertex of the tree.
 
@@ -101,16 +108,12 @@ def pcie_tree(
             growing.add(group, "cpu")
     growing.place_nics()
     tops = [group.tops[0] for group in sockets]
-    rate = assumed if between is None else between
-    joined = [link for pair in combinations(tops, 2) for link in cable(*pair, rate, PCIE_HOP_US)]
+    way = across if between is None else Crossing(between, "")
+    joined = [link for pair in combinations(tops, 2) for link in cable(*pair, way.rate, PCIE_HOP_US)]
     near = {nic: growing.near.get(nic, tuple(tops)) for nic in nics}
-    notes = []
-    if joined and between is None:
-        notes.append(
-            f"between its CPUs {float(rate):g} GB/s each way are assumed, a figure of NCCL's; "
-            "--between-sockets says otherwise"
-        )
-    return Tree(growing.links + joined, growing.names, near, notes)
+    notes = [way.note] if joined and between is None else []
+    links = [*assuming(growing.links, rate=hidden), *assuming(joined, rate=way.assumed)]
+    return Tree(assuming(links, latency=PCIE_HOP), growing.names, near, notes)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,131 @@
+"""What joins the processors of a host: raw capacities by data sheets, and what NCCL plans with.
+
+The capacity between two sockets is that of all links which a processor can have to another one: links x lanes
+x gigatransfers a second / 8, each way. Protocols take some of it and boards may leave links out, so that
+nothing passes more. Where the processor is unknown, the largest of its kind counts, which is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from arborcast.synth.topology import PLANNED
+from arborcast.topologies.rates import Rates
+
+X86, ARM, POWER = "x86_64", "arm64", "ppc64"
+AMD, INTEL = "AuthenticAMD", "GenuineIntel"
+_ZHAOXIN = {"CentaurHauls", "Shanghai"}
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The way between two sockets.
+
+    Attributes:
+        rate: GB/s each way.
+        what: whose it is, such as "4 xGMI links of 32 GT/s (Zen 4)".
+        assumed: why it is assumed; empty where the processor is known.
+    """
+
+    rate: Fraction
+    what: str
+    assumed: str = ""
+
+    @property
+    def note(self) -> str:
+        """What was taken, for those who read the file of a machine."""
+        taken = f"are assumed: {self.assumed}" if self.assumed else f"count, the raw rate of {self.what}"
+        return (
+            f"between its CPUs {float(self.rate):g} GB/s each way {taken}; --between-sockets says otherwise"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Processor:
+    """Processors of one vendor whose sockets are joined alike; models of a family count up."""
+
+    architecture: str
+    vendor: str
+    family: int
+    models: Collection[int]
+    crossing: Crossing
+
+
+def _x86(
+    name: str,
+    vendor: str,
+    family: int,
+    models: Collection[int],
+    links: int,
+    kind: str,
+    lanes: int,
+    speed: str,
+) -> _Processor:
+    what = f"{links} {kind} links of {speed} GT/s ({name})"
+    return _Processor(X86, vendor, family, models, Crossing(links * lanes * Fraction(speed) / 8, what))
+
+
+# AMD: architecture overviews of EPYC 7001 to 9005, at most 4 xGMI links of 16 lanes. Intel: briefs of Xeon
+# Scalable, UPI of 20 lanes, UPI 2.0 of 24; Cooper Lake has Skylake's number, and at most 2 links to each
+# other socket. Grace: white paper, 900 GB/s both ways. POWER9: AC922 redbook.
+_PROCESSORS = (
+    _x86("Zen 1", AMD, 23, range(0x30), 4, "xGMI", 16, "10.7"),
+    _x86("Zen 2", AMD, 23, range(0x30, 0x100), 4, "xGMI", 16, "18"),
+    _x86("Zen 3", AMD, 25, range(0x10), 4, "xGMI", 16, "18"),
+    _x86("Zen 4", AMD, 25, range(0x10, 0x100), 4, "xGMI", 16, "32"),
+    _x86("Zen 5", AMD, 26, range(0x100), 4, "xGMI", 16, "32"),
+    _x86("Broadwell and before", INTEL, 6, {0x2D, 0x3E, 0x3F, 0x4F}, 3, "QPI", 20, "9.6"),
+    _x86("Skylake to Cooper Lake", INTEL, 6, {0x55}, 3, "UPI", 20, "10.4"),
+    _x86("Ice Lake", INTEL, 6, {0x6A, 0x6C}, 3, "UPI", 20, "11.2"),
+    _x86("Sapphire Rapids", INTEL, 6, {0x8F}, 4, "UPI", 24, "16"),
+    _x86("Emerald Rapids", INTEL, 6, {0xCF}, 4, "UPI", 24, "20"),
+    _x86("Xeon 6", INTEL, 6, {0xAD, 0xAE, 0xAF, 0xDD}, 6, "UPI", 24, "24"),
+    _Processor(ARM, "", -1, (), Crossing(Fraction(450), "NVLink-C2C (Grace)")),
+    _Processor(POWER, "", -1, (), Crossing(Fraction(64), "an X bus (POWER9)")),
+)
+
+_FAMILIES = {0x8F: 23, 0xAF: 25, 0xBF: 26}
+"""AMD's families as NCCL's files had them until 2.30, which took the extended family for upper digits."""
+
+
+def crossing(architecture: str, vendor: str, family: int, model: int, rates: Rates) -> Crossing:
+    """The way between two sockets with processors of one model.
+
+    Args:
+        architecture: x86_64, arm64 or ppc64; empty where it is unknown.
+        vendor: as CPUID says it.
+        family: of x86, as lscpu or NCCL's file says it.
+        model: of x86.
+        rates: raw capacities, or NCCL's constants (`ncclTopoGetInterCpuBw`, topo.h of 2.31).
+    """
+    vendor = vendor.strip()
+    family = _FAMILIES.get(family, family) if vendor == AMD else family
+    if rates is Rates.NCCL:
+        return Crossing(_planned(architecture, vendor, family, model), PLANNED, PLANNED)
+    of_kind = [known for known in _PROCESSORS if known.architecture == architecture] or list(_PROCESSORS)
+    of_vendor = [known for known in of_kind if known.vendor == vendor] or of_kind
+    for known in of_vendor:
+        if (known.vendor, known.family) == (vendor, family) and model in known.models:
+            return known.crossing
+    return _largest(of_vendor)
+
+
+def _largest(known: Iterable[_Processor]) -> Crossing:
+    most = max((each.crossing for each in known), key=lambda way: way.rate)
+    why = f"the raw rate of {most.what}, the largest of its kind as the processor is unknown"
+    return Crossing(most.rate, most.what, why)
+
+
+def _planned(architecture: str, vendor: str, family: int, model: int) -> Fraction:
+    if architecture in {ARM, POWER}:
+        return Fraction(6 if architecture == ARM else 32)
+    if vendor == AMD:
+        return Fraction({25: 24, 26: 32}.get(family, 16))
+    if vendor == INTEL:
+        newest = ((0xCF, 40), (0x8F, 22), (0x55, 10))
+        return Fraction(next((rate for least, rate in newest if family == 6 and model >= least), 6))
+    if vendor in _ZHAOXIN:
+        return Fraction(9 if (family, model) == (7, 0x5B) else 6)
+    return Fraction(10)  # as for Skylake
