@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import count, pairwise, takewhile
+from functools import cached_property
+from itertools import count, takewhile
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.crossings import Prices, crossings
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -26,6 +28,7 @@ from arborcast.synth.methods import (
 )
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.pieces import most_messages
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
@@ -53,7 +56,7 @@ SIZES = tuple(takewhile(lambda size: size <= 1 << 30, (1 << power for power in c
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule and the first of the sizes looked at where it is the fastest; it serves up to the next."""
+    """A schedule and the size from which on it serves, up to the next one."""
 
     from_bytes: int
     schedule: AnySchedule
@@ -73,14 +76,7 @@ class Selection:
 
     def fastest(self, size_bytes: int) -> AnySchedule:
         """The one with the least simulated time; the first of equals."""
-        from arborcast.synth.simulation.simulator import simulate
-
-        best, best_us = self.schedules[0], simulate(self.schedules[0], size_bytes).time_us
-        for schedule in self.schedules[1:]:
-            if _carried_us(schedule, size_bytes) < best_us:
-                time_us = simulate(schedule, size_bytes).time_us
-                best, best_us = (schedule, time_us) if time_us < best_us else (best, best_us)
-        return best
+        return self.schedules[self.prices.best(size_bytes)]
 
     def fastest_in_time(self, size_bytes: int) -> AnySchedule:
         """`fastest`, where the deadline left all candidates their time.
@@ -94,25 +90,47 @@ class Selection:
         return best
 
     def choices(self, sizes: Sequence[int] = SIZES, *, stride: int = 2) -> tuple[Choice, ...]:
-        """Where the fastest changes, over ascending sizes.
+        """Which schedule serves which size, from the first of ascending sizes to the last.
 
-        Every second size is looked at (`stride`: every third, ...), and those between two only where their
-        choices differ, by halving: where they do not, something else may be a little faster there.
+        At every second of them (`stride`: every third, ...) it is the fastest; between two, the table is
+        refined until none is `NEAR` faster than the one that serves (`synth.crossings`).
         """
-        coarse = sorted({*range(0, len(sizes), stride), len(sizes) - 1})
-        fastest = {sizes[at]: self.fastest(sizes[at]) for at in coarse}
-        between = list(pairwise(coarse))
-        while between:
-            before, after = between.pop()
-            middle = (before + after) // 2
-            if middle > before and fastest[sizes[before]] is not fastest[sizes[after]]:
-                fastest[sizes[middle]] = self.fastest(sizes[middle])
-                between += [(before, middle), (middle, after)]
-        choices: list[Choice] = []
-        for size in sorted(fastest):
-            if not choices or choices[-1].schedule is not fastest[size]:
-                choices.append(Choice(size, fastest[size]))
-        return tuple(choices)
+        looked_at = [sizes[place] for place in sorted({*range(0, len(sizes), stride), len(sizes) - 1})]
+        return tuple(Choice(size, self.schedules[at]) for size, at in crossings(self.prices, looked_at))
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What each candidate takes at each size, as far as it was asked."""
+        return Simulated(self.schedules)
+
+
+@dataclass(frozen=True)
+class Simulated(Prices):
+    """Times of schedules by simulation."""
+
+    schedules: tuple[AnySchedule, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.schedules)
+
+    def _time_us(self, at: int, size: int) -> float:
+        from arborcast.synth.simulation.simulator import simulate
+
+        return simulate(self.schedules[at], size).time_us
+
+    def _pieces(self, at: int, size: int) -> int:
+        from arborcast.synth.simulation.simulator import pieces_allowed
+
+        return pieces_allowed(self.schedules[at], size)
+
+    def _work_us(self, at: int, size: int) -> float:
+        schedule = self.schedules[at]
+        each_us = schedule.topology.message_us
+        return float(most_messages(schedule) * each_us) * self.pieces(at, size) if each_us else 0.0
+
+    def _carried_us(self, at: int, size: int) -> float:
+        return _carried_us(self.schedules[at], size)
 
 
 def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:

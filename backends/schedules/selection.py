@@ -20,14 +20,18 @@ timing anomalies", 1969), and about that long where every rank that is woken tak
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import ClassVar
 
+from arborcast.synth.crossings import Prices
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Selection
 from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS, most_messages, shares_of
+from arborcast.synth.simulation.service import EARLIEST, Service
 from arborcast.synth.simulation.simulator import MAX_PASSAGES, simulate
 from arborcast.synth.topology import Topology
 
@@ -35,7 +39,7 @@ MESSAGE_US = Fraction(20)
 """What sending and receiving a message costs the threads at its ends together, whatever its length, where the
 topology does not say it."""
 
-NEAR = 0.02
+SHAKEN = 0.02
 """Of the least time: what schedules may take more to be compared by their slowest random order."""
 
 ORDERS = "engine-worst:4"
@@ -91,58 +95,104 @@ class GroupSelection(Selection):
 
     cores: int | None = None
 
-    def fastest(self, size_bytes: int) -> AnySchedule:
-        """The one with the least time, the first of equals.
-
-        Where switches are passed, and all is written out, `NEAR` as fast is as good: of those the one that
-        random orders of service slow down the least.
-        """
+    @cached_property
+    def prices(self) -> Prices:
+        """What each schedule takes by this module's model."""
         if self.cores is not None:
-            return min(self.schedules, key=lambda schedule: self._on_cores_us(schedule, size_bytes))
-        cuts = [self._pieces(schedule, size_bytes) for schedule in self.schedules]
-        times = [
-            max(simulate(slowed, size_bytes, pieces=pieces).time_us, pieces * work_us)
-            for slowed, pieces, work_us in zip(self._slowed, cuts, self._work_us, strict=True)
-        ]
-        near = [at for at, time_us in enumerate(times) if time_us <= (1 + NEAR) * min(times)]
-        if self.schedules[0].topology.switches and all(
-            isinstance(self.schedules[at], Schedule) for at in near
-        ):
-            for at in near:
-                slowest = simulate(self._slowed[at], size_bytes, pieces=cuts[at], service=ORDERS)
-                times[at] = max(slowest.time_us, times[at])
-        return self.schedules[min(near, key=times.__getitem__)]
+            return _OnCores(self.schedules, self.cores)
+        return _OnHosts(self.schedules)
 
-    def _on_cores_us(self, schedule: AnySchedule, size_bytes: int) -> float:
-        """How long a schedule takes the cores of one host."""
-        assert self.cores is not None, "asked for one host"
-        ends = self._ends[id(schedule)]
-        cores, byte_us = min(self.cores, schedule.topology.ranks), size_bytes / (1000 * END_GBS)
+
+@dataclass(frozen=True)
+class _OnCores(Prices):
+    """How long schedules take the cores of one host."""
+
+    schedules: tuple[AnySchedule, ...]
+    cores: int
+    work_adds: ClassVar[bool] = True
+
+    @property
+    def count(self) -> int:
+        return len(self.schedules)
+
+    def _time_us(self, at: int, size: int) -> float:
+        ends, ranks = self._ends[at], self.schedules[at].topology.ranks
+        cores, byte_us = min(self.cores, ranks), size / (1000 * END_GBS)
         # Pieces of a message go together where they are ready together, and cost their bytes alone.
         whole = ends.messages * END_US + ends.share * byte_us
         busiest = ends.most_messages * END_US + ends.most_share * byte_us
-        pieces = ONE_HOST.pieces(schedule, size_bytes)
-        turns = pieces + schedule.steps - 1  # who works on the last piece has waited for those before it
-        return whole / cores + (1 - 1 / cores) * busiest * turns / pieces + turns * WAKE_US
+        turns = self._turns(at, size)
+        return whole / cores + (1 - 1 / cores) * busiest * turns / self.pieces(at, size) + turns * WAKE_US
+
+    def _pieces(self, at: int, size: int) -> int:
+        return ONE_HOST.pieces(self.schedules[at], size)
+
+    def _work_us(self, at: int, size: int) -> float:
+        return self._turns(at, size) * WAKE_US
+
+    def _turns(self, at: int, size: int) -> int:
+        """Who works on the last piece has waited for those before it."""
+        return self.pieces(at, size) + self.schedules[at].steps - 1
 
     @cached_property
-    def _ends(self) -> dict[int, _Ends]:
-        """Of each schedule, by its identity."""
-        return {id(schedule): _Ends.of(schedule) for schedule in self.schedules}
+    def _ends(self) -> tuple[_Ends, ...]:
+        return tuple(_Ends.of(schedule) for schedule in self.schedules)
+
+
+@dataclass(frozen=True)
+class _OnHosts(Prices):
+    """How long they take links to which messages are added, or the busiest rank.
+
+    Where switches are passed, and all is written out, `SHAKEN` as fast is as good: of those the one that
+    random orders of service slow down the least is the best.
+    """
+
+    schedules: tuple[AnySchedule, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.schedules)
+
+    @property
+    def tolerated(self) -> float:  # type: ignore[override]
+        return SHAKEN if self.schedules[0].topology.switches else 0.0
+
+    def best(self, size: int, candidates: Iterable[int] | None = None) -> int:
+        best = super().best(size, candidates)
+        if not self.tolerated:
+            return best
+        most_us = (1 + SHAKEN) * self.time_us(best, size)
+        near = [
+            at
+            for at in (range(self.count) if candidates is None else candidates)
+            if self.least_us(at, size) <= most_us and self.time_us(at, size) <= most_us
+        ]
+        if not all(isinstance(self.schedules[at], Schedule) for at in near):
+            return best
+        return min(near, key=lambda at: max(self._simulated_us(at, size, ORDERS), self.time_us(at, size)))
+
+    def _time_us(self, at: int, size: int) -> float:
+        return max(self._simulated_us(at, size), self._work_us(at, size))
+
+    def _simulated_us(self, at: int, size: int, service: Service | str = EARLIEST) -> float:
+        return simulate(self._slowed[at], size, pieces=self.pieces(at, size), service=service).time_us
+
+    def _pieces(self, at: int, size: int) -> int:
+        """As the engine cuts, but for what would take the simulator minutes."""
+        schedule = self.schedules[at]
+        passages = MAX_PASSAGES // max(1, sum(len(transfer.via) + 1 for transfer in schedule.transfers))
+        return max(1, min(SEVERAL_HOSTS.pieces(schedule, size), passages))
+
+    def _work_us(self, at: int, size: int) -> float:
+        return self.pieces(at, size) * self._message_us[at]
 
     @cached_property
     def _slowed(self) -> tuple[AnySchedule, ...]:
         topology = with_messages(self.schedules[0].topology)
         return tuple(replace(schedule, topology=topology) for schedule in self.schedules)
 
-    @staticmethod
-    def _pieces(schedule: AnySchedule, size_bytes: int) -> int:
-        """As the engine cuts, but for what would take the simulator minutes."""
-        passages = MAX_PASSAGES // max(1, sum(len(transfer.via) + 1 for transfer in schedule.transfers))
-        return max(1, min(SEVERAL_HOSTS.pieces(schedule, size_bytes), passages))
-
     @cached_property
-    def _work_us(self) -> tuple[float, ...]:
+    def _message_us(self) -> tuple[float, ...]:
         each_us = self.schedules[0].topology.message_us or MESSAGE_US / 2
         return tuple(float(most_messages(schedule) * each_us) for schedule in self.schedules)
 

@@ -27,34 +27,26 @@ def data_parallel(
     microbatches: int = 1,
     memory_bytes: Limit | None = None,
 ) -> Plan:
-    """One stage on all ranks.
-
-    The batch is taken whole; if memory does not hold that, in `microbatches` whose gradients add up, and if
-    it does not hold that either, with recomputation.
+    """One stage on all ranks; gradients of the microbatches add up. It recomputes only where memory asks.
 
     Raises:
-        PlanError: memory holds none of them (by how much), or the ranks are not connected.
-        BatchError: there are fewer samples than ranks.
+        PlanError: memory does not hold it (by how much), or the ranks are not connected.
+        BatchError: a microbatch would have fewer samples than there are ranks.
     """
     ranks = range(network.topology.ranks)
     if not network.allreduce_rate(ranks):
         raise PlanError(
             f"data-parallel: the ranks of {network.topology.name} must be connected for an allreduce"
         )
-    counts = sorted({1, max(1, min(microbatches, batch // len(ranks)))})
-    plans = [
-        Plan(
-            [(0, profile.depth, ranks)],
-            count,
-            "1f1b",
-            topology=network.topology,
-            model=profile.model,
-            method="data-parallel",
-        )
-        for count in counts
-    ]
-    again = [replace(plan, recompute=True) for plan in plans]
-    return fitted([*plans, *again], profile, memory_bytes, batch)
+    plan = Plan(
+        [(0, profile.depth, ranks)],
+        microbatches,
+        "1f1b",
+        topology=network.topology,
+        model=profile.model,
+        method="data-parallel",
+    )
+    return fitted(with_and_without_recompute(plan), profile, memory_bytes, batch)
 
 
 def straight_gpipe(
@@ -135,8 +127,8 @@ def alternatives(
         profile: of the model.
         network: whose ranks are all to be used.
         batch: samples of a step.
-        microbatches: that the pipelines divide it into, data parallelism only if memory asks for it; of
-            several numbers, each alternative takes the one by which it is predicted to be fastest.
+        microbatches: that each divides it into; of several numbers, each alternative takes the one by which
+            it is predicted to be fastest.
         memory_bytes: of every rank, or by rank; None for no limit.
         methods: of `METHODS`.
     """
@@ -146,8 +138,9 @@ def alternatives(
     def best(method: PlanMethod) -> Plan | PlanError:
         tried = [_tried(method, profile, network, batch, count, memory_bytes) for count in counts]
         plans = [plan for plan in tried if isinstance(plan, Plan)]
-        if not plans:
-            return tried[-1]
+        if not plans:  # what the plan of the most microbatches that the batch has samples for lacks
+            refusals = [it for it in reversed(tried) if isinstance(it, PlanError)]
+            return refusals[0] if refusals else PlanError(str(tried[-1]))
         return min(plans, key=lambda plan: simulate(plan, profile, scheduled, batch=batch).time_us)
 
     return {name: best(METHODS[name].plan) for name in methods}
@@ -160,10 +153,8 @@ def _tried(
     batch: int,
     microbatches: int,
     memory_bytes: Limit | None,
-) -> Plan | PlanError:
+) -> Plan | PlanError | BatchError:
     try:
         return method(profile, network, batch=batch, microbatches=microbatches, memory_bytes=memory_bytes)
-    except PlanError as error:
+    except (PlanError, BatchError) as error:
         return error
-    except BatchError as error:
-        return PlanError(str(error))

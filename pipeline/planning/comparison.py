@@ -147,8 +147,8 @@ def compare(
 
     The last arguments are those of `plan`; batch, microbatches and memory hold for all methods, the others
     for ours. Unless `microbatches` is given, the other methods may choose between those of our plan, one,
-    one for each rank, and four for each rank. Plans are compared by `predict`, so with the schedules that
-    will run.
+    one for each rank, four for each rank, and those of one sample on each rank. Plans are compared by
+    `predict`, so with the schedules that will run.
 
     Args:
         model: a profile or its file, a network of `pipeline.zoo` by name, or a module.
@@ -187,7 +187,7 @@ def compare(
     memory_bytes = wishes.get("memory_bytes")
     ours = plan(profile, topology, **wishes) if OURS in names else None
     microbatches = wishes.get("microbatches")
-    several = {1, min(batch, topology.ranks), min(batch, 4 * topology.ranks)}
+    several = {1, min(batch, topology.ranks), min(batch, 4 * topology.ranks), max(1, batch // topology.ranks)}
     several |= {ours.microbatches} if ours else set()
     counts = sorted(several) if microbatches is None else [microbatches]
     others = alternatives(

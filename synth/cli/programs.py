@@ -140,8 +140,8 @@ def export(
 
 def _export_schedule(source: Path, to: Target, wishes: Wishes, output: Path, as_json: bool) -> None:
     from arborcast import backends
+    from arborcast.backends.programs.pacing import expected
     from arborcast.backends.programs.targets import export_files
-    from arborcast.backends.programs.traffic import traffic
 
     writable(output)
     with progress(f"exporting {source}", quiet=as_json):
@@ -153,18 +153,17 @@ def _export_schedule(source: Path, to: Target, wishes: Wishes, output: Path, as_
         else:
             print_lines([f"{output}: {said}"])
         return
-    found = traffic(program, backends.check_program(program).messages, schedule.topology, schedule.bound)
+    found = expected(program, backends.check_program(program).messages, schedule.topology, schedule.bound)
     if as_json:
         print_json({"file": text_of(output), **_facts(program), "rate": str(found.rate)})
         return
-    print_lines(
-        [f"{output}: {_words(program)}", f"  {_served(program)}", _rate_line(found, schedule.topology)]
-    )
+    rate = _rate_line(program, found, schedule.topology)
+    print_lines([f"{output}: {_words(program)}", f"  {_served(program)}", rate])
     if found.rate < schedule.rate:
         print_lines(
             [
-                f"  the schedule reaches {gigabytes(schedule.rate)}; the program's shares are rounded, or it "
-                "cannot say which way messages take"
+                f"  the schedule reaches {gigabytes(schedule.rate)}; the program's shares are rounded or "
+                "not cut into pieces, or it cannot say which way messages take"
             ]
         )
 
@@ -236,8 +235,8 @@ def verify_program(
     """Check a program of another runtime, and say what it puts on a topology."""
     from arborcast import backends, topologies
     from arborcast.backends.programs.files import holds_schedule
+    from arborcast.backends.programs.pacing import expected
     from arborcast.backends.programs.picture import draw_counterexample
-    from arborcast.backends.programs.traffic import traffic
 
     writable(picture)
     fabric = None if topology is None else topologies.load(topology)
@@ -247,7 +246,7 @@ def verify_program(
     with progress(f"verifying {file}", quiet=as_json):
         program = read_program(file, collective, root)
         verdict = backends.check_program(program)
-        found = None if fabric is None or not verdict.correct else traffic(program, verdict.messages, fabric)
+        found = None if fabric is None or not verdict.correct else expected(program, verdict.messages, fabric)
     if picture is not None and verdict.trace:
         draw_counterexample(verdict, picture, name=file.name)
     if as_json:
@@ -257,7 +256,7 @@ def verify_program(
             [
                 f"{file}: correct",
                 f"  {_words(program)}",
-                *([] if found is None or fabric is None else [_rate_line(found, fabric)]),
+                *([] if found is None or fabric is None else [_rate_line(program, found, fabric)]),
                 *(f"  note  {note}" for note in verdict.notes),
             ]
         )
@@ -446,9 +445,10 @@ def _served(program: GlobalProgram) -> str:
     )
 
 
-def _rate_line(found: Traffic, topology: Topology) -> str:
+def _rate_line(program: GlobalProgram, found: Traffic, topology: Topology) -> str:
     part = of_bound(found.rate, found.bound.rate, topology)
-    return f"  rate  {gigabytes(found.rate)} by the fullest link, {part}"
+    how = "as its puts follow each other" if program.one_sided else "by the fullest link"
+    return f"  rate  {gigabytes(found.rate)} {how}, {part}"
 
 
 def _verdict_document(

@@ -217,6 +217,16 @@ def frames_per_piece(hops: Hops, size: int, pieces: int, frame_bytes: int | None
     return max(1, min(int(wanted), MAX_FRAMES // pieces, MAX_PASSAGES // (pieces * hops.layout.link.size)))
 
 
+def pieces_allowed(schedule: AnySchedule, size_bytes: int) -> int:
+    """The most pieces that `simulate` cuts chunks into of its own accord; no fewer for larger buffers."""
+    passages = sum(len(transfer.via) + 1 for transfer in schedule.transfers)
+    affordable = MAX_PASSAGES // max(1, passages)
+    if schedule.topology.message_us:
+        return max(1, min(SEVERAL_HOSTS.pieces(schedule, size_bytes), affordable))
+    fitting = int(_mean_share(schedule) * size_bytes / MIN_PIECE_BYTES)
+    return 1 << max(0, min(MAX_PIECES, fitting, affordable).bit_length() - 1)
+
+
 def _mean_share(schedule: AnySchedule) -> Fraction:
     """The share of a chunk of average size."""
     counts = Counter(chunk.share.as_integer_ratio() for chunk in schedule.chunks)

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
@@ -20,13 +20,14 @@ from arborcast.backends.schedules.table import Entry, Table
 from arborcast.bench.contest.cases import CASES, Case
 from arborcast.bench.emulation.plan import at_rates
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.errors import InputError
+from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, messages_of, shares_of
 from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 
 RING = load("full:4,latency=3")
@@ -265,6 +266,38 @@ def test_of_nearly_equals_the_one_that_random_orders_slow_down_the_least() -> No
         assert times_us(chain, size, ORDERS) < 0.99 * times_us(pair, size, ORDERS)
         assert GroupSelection((pair, chain)).fastest(size) is chosen
         assert GroupSelection((chain, pair)).fastest(size) is chosen
+
+
+@pytest.mark.parametrize("spec", ["torus:2x3,bandwidth=0.2", "star:4,bandwidth=0.05"])
+@pytest.mark.parametrize("cores", [None, 4])
+@settings(max_examples=3)
+@given(data=st.data())
+def test_no_other_is_faster_between_the_sizes_of_a_table(
+    spec: str, cores: int | None, data: st.DataObject
+) -> None:
+    """As the engine cuts, at sizes about those where the table changes and at any others."""
+    fabric = load(spec)
+    methods = ["trees", "ring", "binary-tree", "halving-doubling", "multiport", "swing"]
+    found = candidates_of(fabric, methods[: 3 + data.draw(st.integers(0, 3))])
+    choices = GroupSelection(found, cores=cores).choices()
+    model = GroupSelection(found, cores=cores).prices
+    about = [choice.from_bytes + less for choice in choices[1:] for less in (-1, 0)]
+    anywhere = st.floats(10, 28).map(lambda power: int(2**power))
+    for size in (*about, *data.draw(st.lists(anywhere, min_size=6, max_size=6))):
+        serves = [choice.schedule for choice in choices if choice.from_bytes <= size][-1]
+        times = [model.time_us(at, size) for at in range(len(found))]
+        allowed = 1.01 + model.tolerated  # on shared ports those that random orders slow down less
+        assert times[found.index(serves)] <= allowed * min(times), size
+
+
+def candidates_of(fabric: Topology, methods: list[str]) -> tuple[Schedule, ...]:
+    found = []
+    for method in methods:
+        try:
+            found.append(synth.solve(fabric, "allreduce", method=method))
+        except (InputError, InfeasibleError):
+            continue
+    return tuple(found)
 
 
 SHARED_PORTS = [case for case in CASES if case.topology.switches]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise
@@ -146,16 +147,44 @@ def test_gpipe_recomputes_where_memory_asks_for_it() -> None:
         straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=4 * MB)
 
 
-def test_data_parallel_takes_the_batch_whole_if_it_fits() -> None:
+def test_data_parallel_divides_the_batch_as_asked_and_says_what_memory_lacks() -> None:
     profile, network = model([1, 1, 1, 1]), LinkCosts(load("full:4"))
     # Of 32 samples a rank has 8: 4 layers x 10 MB / 4 saved, 8 MB of weights and gradients.
-    cases = {None: (1, False), 18 * MB + 1: (1, False), 13 * MB: (4, False)}
-    for limit, (microbatches, recompute) in cases.items():
-        plan = data_parallel(profile, network, batch=32, microbatches=4, memory_bytes=limit)
+    for microbatches, limit in ((1, None), (4, None), (8, None), (1, 18 * MB + 1), (4, 13 * MB)):
+        plan = data_parallel(profile, network, batch=32, microbatches=microbatches, memory_bytes=limit)
         assert stages(plan) == [(0, 4, (0, 1, 2, 3))]
-        assert (plan.microbatches, plan.recompute) == (microbatches, recompute)
+        assert (plan.microbatches, plan.recompute) == (microbatches, False)
     with pytest.raises(PlanError, match=r"got 10\.01 MiB, 488.* too many"):
         data_parallel(profile, network, batch=32, microbatches=4, memory_bytes=10 * MB)
+    # Of several numbers, the largest that the batch has samples for comes closest to what memory holds.
+    refusal = alternatives(
+        profile, network, batch=32, microbatches=[1, 4, 32], memory_bytes=9 * MB, methods=["data-parallel"]
+    )
+    assert "1 of 4 microbatches in flight" in str(refusal["data-parallel"])
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.sampled_from(["full:2", "ring:4", "full:3"]),
+    st.integers(1, 24),
+    st.integers(1, 12),
+    st.sampled_from([None, 20 * MB, 60 * MB]),
+)
+def test_so_many_microbatches_as_asked_or_a_refusal(
+    times: list[float], spec: str, batch: int, microbatches: int, memory: int | None
+) -> None:
+    """The number that somebody gives holds for every method, also where fewer would be faster."""
+    wishes: PlanWishes = {"batch": batch, "microbatches": microbatches, "memory_bytes": memory}
+    try:
+        found = compare(model(times), load(spec), **wishes)
+    except (PlanError, BatchError) as error:
+        assert "\n" not in str(error)
+        return
+    for it in found.alternatives:
+        assert it.why_not if it.plan is None else it.plan.microbatches == microbatches
+        if batch < microbatches * load(spec).ranks and it.method == "data-parallel":
+            assert f"must have at least {microbatches * load(spec).ranks}" in str(it.why_not)
 
 
 def test_data_parallel_refuses_what_cannot_be() -> None:
@@ -245,7 +274,7 @@ def test_a_batch_too_small_is_said_for_each() -> None:
     plans = alternatives(model([1] * 4), LinkCosts(load("full:4")), batch=3, microbatches=4)
     for plan in plans.values():
         assert isinstance(plan, PlanError)
-        assert "batch of 3 samples: must have at least 4" in str(plan)
+        assert re.match("batch of 3 samples: must have at least (4|16), one for each of 4", str(plan))
 
 
 def test_hetpipe_leaves_out_workers_that_no_links_join() -> None:

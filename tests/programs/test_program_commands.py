@@ -152,7 +152,7 @@ def test_plans_of_mscclpp_go_out_and_are_judged(tmp_path: Path, command: Command
     write_schedule(solve(load("ring:4"), "allreduce", method="multiring"), schedule)
     said = command("export", str(schedule), "--to", "mscclpp", "--ranks-per-host", "2", "-o", str(plan))
     assert (said.status, said.err) == (0, "")
-    assert "4/3 GB/s (1.333) by the fullest link, 100 % of the proven bound" in said.out
+    assert "4/3 GB/s (1.333) as its puts follow each other, 100 % of the proven bound" in said.out
     assert command("verify", str(plan), "--json").document["format"] == "mscclpp"
     assert command("run", str(plan), "--sizes", "1KiB", "--json").document["correct"] is True
     back = tmp_path / "back.json"
