@@ -164,6 +164,15 @@ def test_zb_v_goes_there_and_back():
     )
 
 
+def test_zb_v_of_few_microbatches_leaves_out_what_there_is_not():
+    """Of fewer than fill it, the order of 2W-1 without the others, and no other one."""
+    for workers in range(1, 7):
+        full = zb_v(2 * workers, 2 * workers - 1)
+        for microbatches in range(1, 2 * workers - 1):
+            kept = tuple(tuple(it for it in actions if it.microbatch < microbatches) for actions in full)
+            assert zb_v(2 * workers, microbatches) == kept
+
+
 def test_split_and_interleaved_orders_do_every_pass_once_and_never_wait_for_ever():
     for workers, microbatches in SIZES:
         for each, order in [
