@@ -16,7 +16,7 @@ from arborcast.synth import api
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.faults.finishing import disjoint_cover, plan_finish, without_pairs
-from arborcast.synth.schedule import Schedule
+from arborcast.synth.schedule import Schedule, Transfer
 from arborcast.synth.unfinished import Finish, Part, Unfinished
 from arborcast.synth.verification.finish import verify_finish
 
@@ -202,6 +202,12 @@ def test_the_check_says_as_much_as_it_is_asked_for() -> None:
     assert len(everything) > 2
     assert verify_finish(finish, max_errors=2)[:2] == everything[:2]
     assert len(verify_finish(finish, max_errors=2)) < len(everything)
+    without = replace(finish_of_a_chain(), closed=(), transfers=(Transfer(0, 0, 1, 0),) * 30)
+    assert (
+        verify_finish(without)
+        == verify_finish(without, max_errors=20)
+        != verify_finish(without, max_errors=21)
+    )
 
 
 def test_sums_that_overlap_are_not_counted_twice() -> None:
