@@ -60,6 +60,48 @@ def test_a_large_denominator_is_solved_for():
     assert sum(tree.weight for tree in trees) == Fraction(101, 7) + Fraction(103, 11)
 
 
+def test_a_rate_is_reached_or_missed_exactly():
+    """3 of 2000 GB/s: near it floating point does not tell, and equal it must."""
+    topology = graph(2, {(0, 1): 3})
+    choice = Choice(topology, ((carrier(topology, path(0, 1)),),), LIMIT)
+    rate, little = Fraction(3, 2000), Fraction(1, 10**9)
+    for less in (Fraction(0), rate / 2, rate * (1 - little), rate):
+        assert choice.reaches(less)
+        assert not choice.falls_short(less)
+    for more in (rate * (1 + little), rate * 2):
+        assert not choice.reaches(more)
+        assert choice.falls_short(more)
+
+
+def test_a_group_without_carriers_reaches_nothing():
+    topology = graph(2, {(0, 1): 3, (1, 0): 2})
+    choice = Choice(topology, ((carrier(topology, path(0, 1)),), ()), LIMIT)
+    for rate in (Fraction(0), Fraction(1)):
+        assert not choice.reaches(rate)
+        assert choice.falls_short(rate)
+
+
+def test_a_part_of_a_choice_is_the_choice_of_a_part():
+    """Of two groups the second tree of one and both of the other, whatever the order they are named in."""
+    topology = graph(3, {(0, 1): 2, (1, 2): 2, (0, 2): 5, (2, 1): 3, (1, 0): 4, (2, 0): 6})
+    one = tuple(carrier(topology, tree) for tree in (path(0, 1, 2), path(0, 2, 1)))
+    other = tuple(carrier(topology, tree) for tree in (path(1, 0, 2), path(1, 2, 0)))
+    choice = Choice(topology, (one, other), LIMIT)
+    assert choice.uses  # counted once, for the part, too
+    part, anew = choice.only([3, 1, 2]), Choice(topology, (one[1:], other), LIMIT)
+    assert part.groups == anew.groups
+    assert part.uses == anew.uses == part.known
+    assert part.weights == anew.weights
+
+
+def test_what_is_left_of_rounding_goes_to_the_largest_remainders():
+    """The vertex has 3, 2 and 1 GB/s; in thirds 3/2, 1 and 1/2 become 2, 1 and 0, which reach 6, too."""
+    ends = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2))
+    rates = dict(zip(ends, (6, 2, 4, 5, 6, 5, 2, 3, 5), strict=True))
+    trees = weighed(graph(4, rates), ((path(0, 3, 2, 1), path(0, 2, 3, 1), path(0, 3, 1, 2)),))
+    assert [tree.weight for tree in trees] == [4, 2]
+
+
 @given(st.data())
 @settings(max_examples=40)
 def test_two_trees_get_what_a_search_of_all_corners_finds(data):
