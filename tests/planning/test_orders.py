@@ -168,8 +168,8 @@ def test_zb_v_goes_there_and_back():
 def test_orders_that_split_backward_passes_say_so_and_where_their_stages_are():
     assert {name for name, order in ORDERS.items() if order.splits} == {"zb-h1", "zb-v"}
     layout = ORDERS["zb-v"].layout
-    assert layout(4, 2) == ((0, 3), (1, 2))
-    assert layout(2, 2) is layout(3, 2) is layout(6, 2) is None
+    assert layout(6, 3) == ((0, 5), (1, 4), (2, 3))
+    assert layout(3, 3) is layout(5, 3) is layout(9, 3) is None
 
 
 def test_zb_v_of_few_microbatches_leaves_out_what_there_is_not():
