@@ -286,7 +286,6 @@ class _Loop:
         if measured is None:
             return True
         units = _units(compile(_path(self.mutants[0].module).read_text(encoding="utf-8"), file, "exec"))
-        gc.freeze()
 
         def start(mutant: Mutant) -> tuple[int, float]:
             changed = _changed(units, _units(compile(mutant.source, file, "exec")))
