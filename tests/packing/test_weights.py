@@ -25,10 +25,10 @@ def graph(ranks, rates):
     return Topology.build("graph", ranks, [Link(u, v, Fraction(rate)) for (u, v), rate in rates.items()])
 
 
-def weighed(topology, groups):
+def weighed(topology, groups, limit=LIMIT):
     """The trees of some groups with their best weights."""
     carriers = tuple(tuple(carrier(topology, tree) for tree in trees) for trees in groups)
-    return Choice(topology, carriers, LIMIT).weighed()
+    return Choice(topology, carriers, limit).weighed()
 
 
 def test_trees_that_share_nothing_get_their_narrowest_link():
@@ -58,6 +58,14 @@ def test_a_large_denominator_is_solved_for():
     topology = graph(3, rates)
     trees = weighed(topology, ((path(0, 1, 2), path(0, 2, 1)),))
     assert sum(tree.weight for tree in trees) == Fraction(101, 7) + Fraction(103, 11)
+
+
+def test_simple_weights_that_come_near_are_not_taken_for_the_best():
+    """Halves miss what two links carry by one part in 10^12, which floating point does not see."""
+    large = 10**12
+    topology = graph(3, {(0, 1): large, (1, 2): 2 * large, (0, 2): large + 1, (2, 1): 2 * large})
+    trees = weighed(topology, ((path(0, 1, 2), path(0, 2, 1)),), limit=Fraction(3 * large))
+    assert [tree.weight for tree in trees] == [large, large + 1]
 
 
 def test_a_rate_is_reached_or_missed_exactly():
