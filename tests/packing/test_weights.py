@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,12 +103,19 @@ def test_a_part_of_a_choice_is_the_choice_of_a_part():
     assert part.weights == anew.weights
 
 
-def test_what_is_left_of_rounding_goes_to_the_largest_remainders():
-    """The vertex has 3, 2 and 1 GB/s; in thirds 3/2, 1 and 1/2 become 2, 1 and 0, which reach 6, too."""
+@pytest.mark.parametrize(
+    ("rates", "trees", "weights"),
+    [
+        # The vertex has 3, 2 and 1 GB/s; in thirds 3/2, 1 and 1/2 become 2, 1 and 0, which reach 6, too.
+        ((6, 2, 4, 5, 6, 5, 2, 3, 5), ((0, 3, 2, 1), (0, 2, 3, 1), (0, 3, 1, 2)), [4, 2]),
+        # The vertex has 1 and 1; as a whole 1/2 and 1/2 become 1 and 0, which reach 2, too.
+        ((1, 4, 5, 6, 1, 2, 6, 6, 3), ((0, 3, 2, 1), (0, 2, 1, 3)), [2]),
+    ],
+)
+def test_what_is_left_of_rounding_goes_to_the_largest_remainders(rates, trees, weights):
     ends = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2))
-    rates = dict(zip(ends, (6, 2, 4, 5, 6, 5, 2, 3, 5), strict=True))
-    trees = weighed(graph(4, rates), ((path(0, 3, 2, 1), path(0, 2, 3, 1), path(0, 3, 1, 2)),))
-    assert [tree.weight for tree in trees] == [4, 2]
+    found = weighed(graph(4, dict(zip(ends, rates, strict=True))), (tuple(path(*ranks) for ranks in trees),))
+    assert [tree.weight for tree in found] == weights
 
 
 @given(st.data())
