@@ -43,12 +43,13 @@ def test_the_cheapest_tree_is_that_of_all_distances(data: st.DataObject) -> None
 
 
 def test_what_may_be_passed() -> None:
-    #  0 --1-- 3 --1-- 1,  0 --5-- 2 --5-- 1
-    ends = {(0, 3): 1, (1, 3): 1, (0, 2): 5, (1, 2): 5}
+    #  0 --1-- 3 --1-- 1,  0 --5-- 2 --5-- 1,  4 --1-- 5, which nobody reaches
+    ends = {(0, 3): 1, (1, 3): 1, (0, 2): 5, (1, 2): 5, (4, 5): 1}
     both = {**ends, **{(v, u): length for (u, v), length in ends.items()}}
-    topology = Topology.build("chain", 4, [Link(*pair, Fraction(1)) for pair in both])
+    topology = Topology.build("chain", 6, [Link(*pair, Fraction(1)) for pair in both])
     lengths = [both[link.src, link.dst] for link in topology.links]
     assert metric_mst_cost(topology, lengths, [0, 1], [2, 3]) == 2
+    assert metric_mst_cost(topology, lengths, [0, 1], range(2, 6)) == 2
     assert metric_mst_cost(topology, lengths, [0, 1], [2]) == 10
     assert metric_mst_cost(topology, lengths, range(4), []) == 7
     with pytest.raises(InputError, match="some rank cannot be reached, a cut shows that"):
