@@ -54,3 +54,15 @@ def test_what_may_be_passed() -> None:
     assert metric_mst_cost(topology, lengths, range(4), []) == 7
     with pytest.raises(InputError, match="some rank cannot be reached, a cut shows that"):
         metric_mst_cost(topology, lengths, [0, 1], [])
+
+
+def test_ways_pass_as_many_as_there_are_and_one_end_apart_is_one_too_many() -> None:
+    #  0 --1-- 3 --2-- 4 --3-- 5 --4-- 1,  2 stands alone
+    chain = {(0, 3): 1, (3, 4): 2, (4, 5): 3, (5, 1): 4}
+    both = {**chain, **{(v, u): length for (u, v), length in chain.items()}}
+    topology = Topology.build("row", 6, [Link(*pair, Fraction(1)) for pair in both])
+    lengths = [both[link.src, link.dst] for link in topology.links]
+    assert metric_mst_cost(topology, lengths, [0, 1], [3, 4, 5]) == 10
+    assert metric_mst_cost(topology, lengths, [0, 1, 4], [3, 5]) == 10
+    with pytest.raises(InputError, match="some rank cannot be reached, a cut shows that"):
+        metric_mst_cost(topology, lengths, [0, 1, 2], [3, 4, 5])
