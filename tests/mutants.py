@@ -1,12 +1,17 @@
 """Mutation testing: a module is changed in one place at a time, and its tests must notice.
 
-    python tests/mutants.py [MODULE ...] [--jobs N] [--list]
+    python tests/mutants.py [MODULE ...] [--within S] [--report FILE] [--jobs N] [--list]
 
-A mutant is a module with one expression or statement changed (`changes_of`). Each one runs in a forked
-process that loads it in place of the module and runs the tests named in `TARGETS`; no file is touched.
+A mutant is a module with one expression or statement changed (`changes_of`). The tests that `TARGETS` names
+run once on the module itself, which says how long each takes and what of the module it calls. A mutant then
+is a forked process in which the changed function stands in place of the other one, and which runs the tests
+that call it, short ones first. What passes them, and what is changed outside of functions, runs all tests in
+a process that imports the changed module. No file is touched.
+
 Survivors are printed with their line. A mutant that no test can tell from the module is named, with the
 reason, in `mutants_equivalent.txt`; a name there that no mutant has any more is an error, so that the list
-stays true. Exit status 1 where others survive.
+stays true. Mutants run in an order of their own (`drawn`), so that those that `--within` leaves time for are
+a fixed sample. Exit status 1 where others survive.
 
 Kernels of numba run as plain Python, because their cache on disk does not see every change of a constant.
 """
@@ -16,21 +21,28 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import gc
+import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import math
 import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
 
 HOME = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).resolve().parent / "mutants_equivalent.txt"
@@ -38,21 +50,55 @@ SLOWER = 3
 """How many times as much processor time as the module itself a mutant may take until it is killed."""
 WAITS_S = 120.0
 """Seconds that it may take besides, where it waits for what does not come, or others have the processor."""
-UNCHANGED_S = 3600
-"""Processor time within which the tests of a module itself must pass."""
+
+CERTIFICATION = ("verification/test_certification.py",)
+PIPELINE = ("planning/test_pipeline_simulator.py",)
+SIMULATION = ("simulation/test_simulator.py", "simulation/test_switches.py")
+STEPS = ("chunks/test_step_certification.py", "chunks/test_tree_bounds.py", "chunks/test_allreduce_search.py")
+SYMMETRIC = ("verification/test_implicit_verifier.py", "verification/test_machine_replay.py")
+VERIFIER = ("verification/test_verifier.py",)
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "synth.verification.verifier": ("verification/test_verifier.py",),
-    "synth.verification.verdict": ("verification/test_verifier.py",),
-    "synth.verification.replay": ("verification/test_verifier.py",),
+    "synth.verification.verifier": VERIFIER,
+    "synth.verification.verdict": VERIFIER,
+    "synth.verification.replay": VERIFIER,
+    "synth.verification.replay_kernels": SYMMETRIC,
     "synth.verification.switch_use": ("verification/test_switch_use.py",),
-    "synth.certification.rates": ("verification/test_certification.py",),
-    "synth.certification.metric": ("verification/test_certification.py",),
-    "synth.certification.trees": ("verification/test_certification.py",),
-    "synth.certification.ways": ("verification/test_certification.py",),
-    "synth.simulation.events": ("simulation/test_simulator.py",),
+    "synth.verification.finish": ("faults/test_finishing.py",),
+    "synth.verification.implicit": SYMMETRIC,
+    "synth.verification.group_check": SYMMETRIC,
+    "synth.verification.every_translate": SYMMETRIC,
+    "synth.certification.rates": CERTIFICATION,
+    "synth.certification.metric": CERTIFICATION,
+    "synth.certification.trees": CERTIFICATION,
+    "synth.certification.ways": CERTIFICATION,
+    "synth.certification.spanning": ("kernels/test_spanning.py",),
+    "synth.certification.steiner": CERTIFICATION,
+    "synth.chunks.bounds.check": STEPS,
+    "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_trees.py",),
+    "synth.chunks.bounds.allreduce_check": STEPS,
+    "synth.simulation.events": SIMULATION,
+    "synth.simulation.hops": SIMULATION,
+    "synth.simulation.implicit": ("implicit/test_implicit_simulator.py",),
+    "synth.simulation.pieces": ("simulation/test_message_costs.py", "group/test_pieces.py"),
+    "synth.simulation.service": SIMULATION,
+    "synth.simulation.simulator": (*SIMULATION, "simulation/test_message_costs.py"),
+    "synth.simulation.timing": SIMULATION,
+    "synth.packing.weights": ("packing/test_weights.py",),
+    "synth.packing.ruling_out": ("verification/test_scaled_labels.py",),
+    "synth.bounds.time_limits": ("bounds/test_time_limits.py",),
+    "synth.selection": ("values/test_selection.py",),
     "backends.lowering.lower": ("executors/test_interpreter.py", "lowering/test_program.py"),
+    "backends.lowering.additions": ("lowering/test_additions.py",),
+    "pipeline.costs.links": ("planning/test_allreduce_cost.py", *PIPELINE),
+    "pipeline.order.zero_bubble": ("planning/test_orders.py",),
     "pipeline.run.gradients": ("training/test_gradient_buffer.py",),
+    "pipeline.simulation.deliveries": PIPELINE,
+    "pipeline.simulation.link_sharing": PIPELINE,
+    "pipeline.simulation.lower_bound": ("planning/test_pipeline_bound.py",),
+    "pipeline.simulation.simulator": PIPELINE,
+    "pipeline.simulation.synchronisation": PIPELINE,
+    "pipeline.simulation.timeline": ("planning/test_pipeline_pictures.py",),
 }
 LEFT_OUT = (
     "simulation/test_simulator.py::test_the_choice_of_pieces_keeps_large_schedules_within_a_second",
@@ -214,61 +260,261 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.mutant.source, module.__file__, "exec"), module.__dict__)
 
 
-def _start(tests: Sequence[str], mutant: Mutant | None, processor_s: int) -> int:
-    """A forked process that runs the tests; it ends with 0 where all pass within that processor time."""
-    child = os.fork()
-    if child:
-        return child
+class _Loop:
+    """Runs what pytest collected: once as it is, and once, in a forked process, for every mutant."""
+
+    def __init__(self, mutants: Sequence[Mutant], jobs: int, end: float, pipe: Connection) -> None:
+        self.mutants, self.jobs, self.end, self.pipe = mutants, jobs, end, pipe
+        self.items: list[Any] = []
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """In place of pytest's own loop."""
+        file = str(importlib.import_module(f"arborcast.{self.mutants[0].module}").__file__)
+        self.items = session.items
+        ours, theirs = multiprocessing.Pipe()
+        child = os.fork()
+        if not child:
+            theirs.send(self._measured(session, file))
+            os._exit(0)
+        theirs.close()
+        try:
+            measured: list[tuple[float, set[_Place]]] | None = ours.recv()
+        except EOFError:
+            measured = None
+        os.waitpid(child, 0)
+        self.pipe.send(measured and sum(seconds for seconds, _ in measured))
+        if measured is None:
+            return True
+        units = _units(compile(_path(self.mutants[0].module).read_text(encoding="utf-8"), file, "exec"))
+
+        def start(mutant: Mutant) -> tuple[int, float]:
+            changed = _changed(units, _units(compile(mutant.source, file, "exec")))
+            calls = [at for at, (_, places) in enumerate(measured) if changed and places & set(changed)]
+            order = sorted(calls or range(len(self.items)), key=lambda at: measured[at][0])
+            processor_s = 2 + SLOWER * sum(measured[at][0] for at in order)
+            child = os.fork()
+            if not child:
+                _alone(processor_s)
+                if not changed or not _put(changed, file):
+                    os._exit(0)  # passes for now, and is tried again
+                for at in order:
+                    self._run(self.items[at])
+                    if session.testsfailed:
+                        os._exit(1)
+                os._exit(0)
+            return child, processor_s
+
+        for mutant, passes in _verdicts(self.mutants, start, self.jobs, self.end):
+            self.pipe.send((self.mutants.index(mutant), passes))
+        return True
+
+    def _run(self, item: Any) -> None:
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+
+    def _measured(self, session: Any, file: str) -> list[tuple[float, set[_Place]]] | None:
+        """Of every test the processor time and the functions that it calls; None where one fails."""
+        found = []
+        for item in self.items:
+            places: set[_Place] = set()
+
+            def note(frame: FrameType, event: str, _: object, places: set[_Place] = places) -> None:
+                if event == "call" and frame.f_code.co_filename == file:
+                    places.add((frame.f_code.co_qualname, frame.f_code.co_firstlineno))
+
+            begun = time.process_time()
+            threading.setprofile(note)
+            sys.setprofile(note)
+            self._run(item)
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+            found.append((time.process_time() - begun, places))
+            if session.testsfailed:
+                return None
+        return found
+
+
+_Place = tuple[str, int]
+"""A function: its qualified name and its first line."""
+
+
+def _units(code: CodeType) -> dict[_Place, CodeType | tuple[object, ...]]:
+    """The functions of a module that are in no other; of it and its classes what else they hold."""
+    rest = tuple(each for each in code.co_consts if not isinstance(each, CodeType))
+    found: dict[_Place, CodeType | tuple[object, ...]] = {}
+    found[code.co_qualname, code.co_firstlineno] = (code.co_code, repr(rest), code.co_names)
+    for inner in (each for each in code.co_consts if isinstance(each, CodeType)):
+        if inner.co_flags & inspect.CO_OPTIMIZED:
+            found[inner.co_qualname, inner.co_firstlineno] = inner
+        else:
+            found |= _units(inner)
+    return found
+
+
+def _changed(
+    units: dict[_Place, CodeType | tuple[object, ...]], others: dict[_Place, CodeType | tuple[object, ...]]
+) -> dict[_Place, CodeType]:
+    """The functions that differ; none where more than functions does."""
+    differ = {place: code for place, code in others.items() if units.get(place) != code}
+    return (
+        {place: code for place, code in differ.items() if isinstance(code, CodeType)}
+        if all(isinstance(code, CodeType) for code in differ.values())
+        else {}
+    )
+
+
+def _put(changed: dict[_Place, CodeType], file: str) -> bool:
+    """Give functions their changed code, whoever holds them; whether each was found."""
+    found = set()
+    for held in gc.get_objects():
+        if not isinstance(held, FunctionType) or held.__code__.co_filename != file:
+            continue
+        code = held.__code__
+        if (place := (code.co_qualname, code.co_firstlineno)) in changed:
+            held.__code__ = changed[place]
+            found.add(place)
+        elif any(code.co_qualname.startswith(f"{name}.<locals>") for name, _ in changed):
+            return False  # made by a call when the module was imported
+    return found == set(changed)
+
+
+def _alone(processor_s: float) -> None:
+    """Of a forked process: a group of its own, silent, with so much processor time."""
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s))
-    if mutant is not None:
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        sys.meta_path.insert(0, _Instead(mutant))
+    limit = math.ceil(processor_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+
+
+def _pytest(tests: Sequence[str], *options: str, plugin: object = None) -> int:
     import pytest
 
     from tests.support import ranks
 
     # What starts anew would load the module from disk; what is forked from here has the mutant.
     ranks.PROCESSES = ranks.FORKS  # type: ignore[assignment]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=mutants"]
-    options += [f"--deselect=tests/{test}" for test in LEFT_OUT]
+    given = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=mutants", *options]
+    given += [f"--deselect=tests/{test}" for test in LEFT_OUT]
+    files = [str(HOME / "tests" / test) for test in tests]
+    return int(pytest.main([*given, *files], plugins=[plugin] if plugin else None))
+
+
+def _anew(mutant: Mutant, tests: Sequence[str], processor_s: float) -> int:
+    """A forked process that imports the mutant and runs all tests; it ends with 0 where they pass."""
+    child = os.fork()
+    if child:
+        return child
+    _alone(processor_s)
+    sys.meta_path.insert(0, _Instead(mutant))
     try:
-        status = pytest.main([*options, *(str(HOME / "tests" / test) for test in tests)])
+        status = _pytest(tests, "-x")
     except BaseException:
-        status = pytest.ExitCode.INTERNAL_ERROR
+        status = 1
     for process in multiprocessing.active_children():
         process.kill()
-    os._exit(0 if status == pytest.ExitCode.OK else 1)
+    os._exit(1 if status else 0)
 
 
-def survivors(mutants: Sequence[Mutant], tests: Sequence[str], jobs: int) -> Iterator[Mutant]:
-    """Those whose tests pass, as they end.
+def _verdicts(
+    mutants: Sequence[Mutant], start: Callable[[Mutant], tuple[int, float]], jobs: int, end: float
+) -> Iterator[tuple[Mutant, bool]]:
+    """Mutants with whether their processes end with 0, as they end; none is started after `end`.
+
+    Args:
+        start: gives the process of a mutant and the processor time it has.
+    """
+    running: dict[int, tuple[Mutant, float]] = {}
+    waiting = list(reversed(mutants))
+    while waiting or running:
+        while waiting and len(running) < jobs and time.monotonic() < end:
+            mutant = waiting.pop()
+            child, processor_s = start(mutant)
+            running[child] = mutant, time.monotonic() + WAITS_S + processor_s
+        if not running:
+            return
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child in running:
+            mutant, _ = running.pop(child)
+            yield mutant, os.waitstatus_to_exitcode(status) == 0
+            continue
+        for late in [process for process, (_, last) in running.items() if time.monotonic() > last]:
+            os.killpg(late, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def verdicts(
+    mutants: Sequence[Mutant], tests: Sequence[str], jobs: int, within_s: float
+) -> Iterator[tuple[Mutant, bool]]:
+    """Mutants with whether their tests pass all the same, as far as the time goes.
 
     Raises:
         SystemExit: the tests fail without any change.
     """
-    _, status, usage = os.wait4(_start(tests, None, UNCHANGED_S), 0)
-    if os.waitstatus_to_exitcode(status):
+    end = time.monotonic() + within_s
+    ours, theirs = multiprocessing.Pipe()
+    child = os.fork()
+    if not child:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        try:
+            _pytest(tests, "-s", plugin=_Loop(mutants, jobs, end, theirs))
+        finally:
+            os._exit(0)
+    theirs.close()
+    again: list[Mutant] = []
+    try:
+        unchanged_s = ours.recv()
+        while unchanged_s is not None:
+            number, passes = ours.recv()
+            if passes:
+                again.append(mutants[number])
+            else:
+                yield mutants[number], False
+    except EOFError:
+        pass
+    os.waitpid(child, 0)
+    if not unchanged_s:
         raise SystemExit(f"{', '.join(tests)}: must pass before anything is changed")
-    processor_s = math.ceil(1 + SLOWER * (usage.ru_utime + usage.ru_stime))
-    running: dict[int, tuple[Mutant, float]] = {}
-    waiting = list(reversed(mutants))
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            mutant = waiting.pop()
-            end = time.monotonic() + WAITS_S + processor_s
-            running[_start(tests, mutant, processor_s)] = mutant, end
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if child in running:
-            mutant, _ = running.pop(child)
-            if os.waitstatus_to_exitcode(status) == 0:
-                yield mutant
-            continue
-        for late in [process for process, (_, end) in running.items() if time.monotonic() > end]:
-            os.killpg(late, signal.SIGKILL)
-        time.sleep(0.01)
+    processor_s = 10 + SLOWER * unchanged_s  # and what importing takes
+
+    def start(mutant: Mutant) -> tuple[int, float]:
+        return _anew(mutant, tests, processor_s), processor_s
+
+    yield from _verdicts(again, start, jobs, math.inf)
+
+
+def drawn(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """In an order that has nothing to do with where they are, and that changes elsewhere leave as it is."""
+    return sorted(mutants, key=lambda mutant: hashlib.sha256(mutant.name.encode()).digest())
+
+
+# ---------------------------------------------------------------------------------------------- reporting
+
+_COLUMNS = "| module | mutants | tried | killed | equivalent | surviving | at |"
+NOT_RUN = "not run"
+
+
+def reported(page: str, rows: dict[str, str], known: dict[str, str]) -> str:
+    """The page with these rows of the table in place of the former ones, and all that is named equivalent.
+
+    Rows are by module; a target without a row is said not to have been run.
+    """
+    before, _, former = page.partition(_COLUMNS)
+    lines = {line.split("`")[1]: line for line in former.splitlines() if line.startswith("| `")} | rows
+    table = [_COLUMNS, "|---|---:|---:|---:|---:|---:|---|"]
+    table += [lines.get(module, f"| `{module}` | | {NOT_RUN} | | | | |") for module in TARGETS]
+    named = [f"- `{name.replace('`', '')}`: {reason}" for name, reason in sorted(known.items())]
+    return "\n".join([before.rstrip(), "", *table, "", "## Equivalent", "", *named, ""])
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=HOME, check=True, capture_output=True, text=True).stdout
+
+    changed = git("status", "--porcelain", "--untracked-files=no").strip()
+    return git("rev-parse", "--short=9", "HEAD").strip() + (" and changes" if changed else "")
 
 
 def equivalents() -> dict[str, str]:
@@ -285,6 +531,10 @@ def main() -> int:
     """Run what the command line names; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"some of {', '.join(TARGETS)}")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="S", help="seconds for each module")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="page whose table is to say what was found"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     parser.add_argument("--list", action="store_true", help="name the mutants and run nothing")
     chosen = parser.parse_args()
@@ -303,16 +553,26 @@ def main() -> int:
         if chosen.list:
             print("\n".join(mutant.name for mutant in mutants))
             continue
-        asked = [mutant for mutant in mutants if mutant.name not in known]
-        found = 0
-        for mutant in survivors(asked, TARGETS[module], chosen.jobs):
-            found += 1
-            print(f"{_path(module).relative_to(HOME)}:{mutant.line}: survives: {mutant.name}", flush=True)
+        asked = drawn([mutant for mutant in mutants if mutant.name not in known])
+        tried = found = 0
+        for mutant, passes in verdicts(asked, TARGETS[module], chosen.jobs, chosen.within):
+            tried += 1
+            found += passes
+            if passes:
+                where = f"{_path(module).relative_to(HOME)}:{mutant.line}"
+                print(f"{where}: survives: {mutant.name}", flush=True)
+        equivalent = len(mutants) - len(asked)
+        how_many = "all" if tried == len(asked) else f"{tried} of {len(asked)} drawn"
         print(
-            f"{module}: {len(mutants)} mutants, {len(asked) - found} killed, "
-            f"{len(mutants) - len(asked)} equivalent, {found} survive",
+            f"{module}: {len(mutants)} mutants, {equivalent} equivalent; {how_many} tried: "
+            f"{tried - found} killed, {found} survive",
             flush=True,
         )
+        if chosen.report:
+            row = f"| `{module}` | {len(mutants)} | {how_many} | {tried - found} | {equivalent} | {found} |"
+            page = chosen.report.read_text(encoding="utf-8") if chosen.report.exists() else ""
+            text = reported(page, {module: f"{row} {_commit()} |"}, known)
+            chosen.report.write_text(text, encoding="utf-8")
         failed |= found > 0
     return int(failed)
 

@@ -22,6 +22,7 @@ enum {
     TURN_BYTES = 256 << 10,    /* written to a ring, or read, before something else has its turn */
     LOW_WATER_BYTES = 128 << 10,
     LAID_BYTES = 24,           /* header, place, trailer */
+    SPOILT = -1,               /* instead of what is left of a trailer: the part before has ended with a bad one */
 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -60,13 +61,20 @@ static void tell(struct channel *c, _Atomic uint32_t *sleeps) {
         (void)!send(c->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
+/* Bytes between two counters of a ring. The peer may write anything there: BROKEN where it cannot be. */
+static inline int64_t between(const struct channel *c, uint64_t head, uint64_t tail) {
+    return head - tail <= (uint64_t)c->ring_bytes ? (int64_t)(head - tail) : BROKEN;
+}
+
 static int64_t ring_write(struct channel *c, const uint8_t *data, int64_t size) {
     struct ring *ring = c->out;
     uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
     int64_t done = 0;
     while (done < size) {
-        int64_t room =
-            c->ring_bytes - (int64_t)(head - atomic_load_explicit(&ring->tail, memory_order_acquire));
+        int64_t held = between(c, head, atomic_load_explicit(&ring->tail, memory_order_acquire));
+        if (held < 0)
+            return held;
+        int64_t room = c->ring_bytes - held;
         int64_t at = (int64_t)(head % (uint64_t)c->ring_bytes);
         int64_t count = least(least(size - done, room), least(c->ring_bytes - at, SHARE_BYTES));
         if (count < size - done)
@@ -96,6 +104,8 @@ static int64_t write_some(struct channel *c, struct iovec *parts, int count) {
     if (c->out != NULL) {
         for (int i = 0; i < count && total < TURN_BYTES; i++) {
             int64_t written = ring_write(c, parts[i].iov_base, (int64_t)parts[i].iov_len);
+            if (written < 0)
+                return written;
             total += written;
             if (written < (int64_t)parts[i].iov_len)
                 break;
@@ -156,9 +166,9 @@ static int64_t read_landing(struct channel *c) {
 static int64_t peek(struct channel *c, const uint8_t **at, int64_t have) {
     if (c->in != NULL) {
         uint64_t tail = atomic_load_explicit(&c->in->tail, memory_order_relaxed);
-        int64_t there = (int64_t)(atomic_load_explicit(&c->in->head, memory_order_acquire) - tail);
-        if (there < 0 || there > c->ring_bytes)
-            return BROKEN;
+        int64_t there = between(c, atomic_load_explicit(&c->in->head, memory_order_acquire), tail);
+        if (there < 0)
+            return there;
         int64_t place = (int64_t)(tail % (uint64_t)c->ring_bytes);
         *at = ring_bytes_of(c->in) + place;
         there = least(there, c->ring_bytes - place);
@@ -345,9 +355,9 @@ int64_t channel_send_all(struct channel *c, const struct message *messages, int3
     return done;
 }
 
-/* Bytes that the peer has not read; of rings alone. */
+/* Bytes that the peer has not read, or BROKEN; of rings alone. */
 static int64_t held(const struct channel *c) {
-    return (int64_t)(atomic_load_explicit(&c->out->head, memory_order_relaxed) - atomic_load(&c->out->tail));
+    return between(c, atomic_load_explicit(&c->out->head, memory_order_relaxed), atomic_load(&c->out->tail));
 }
 
 /* The same of one message that others are sent, too, from `at` on: its parts are laid on the shelf.
@@ -426,10 +436,27 @@ static int32_t length_in(const uint8_t *header) {
     return (int32_t)length;
 }
 
-/* Whether a frame ends the channel. */
-static bool is_last(int32_t code, int32_t length) {
-    return (code == BYE || code == ABORT) && length >= 0 && length <= REASON_BYTES;
+/* Whether a header is one. The peer may send anything: what is longer than it can be is refused here. */
+static bool is_header(const struct channel *c, const uint8_t *header) {
+    int32_t length = length_in(header); /* negative from 2 GiB on */
+    if (header[1] | header[2] | header[3])
+        return false;
+    switch (header[0]) {
+    case PART:
+        return length > 0 && length <= c->part_bytes;
+    case LAID:
+        return c->their_shelf != NULL && length > 0 && length <= c->place_bytes;
+    case OPENING:
+        return length == OPENING_BYTES;
+    case ABORT:
+    case BYE:
+        return length >= 0 && length <= REASON_BYTES;
+    default:
+        return false;
+    }
 }
+
+static bool is_last(int32_t code) { return code == ABORT || code == BYE; }
 
 static int32_t end(struct channel *c, int32_t code) {
     c->gone = code == BYE ? LEFT : GAVE_UP;
@@ -445,12 +472,11 @@ static int32_t see_header(struct channel *c) {
         c->code = c->header[0];
         c->length = length_in(c->header);
     }
-    if (c->code == PART || (c->code == OPENING && c->length == OPENING_BYTES))
-        return 1;
-    if (c->code == LAID && c->their_shelf != NULL && c->length > 0 && c->length <= c->place_bytes)
-        return 1;
-    if (c->in != NULL || !is_last(c->code, c->length))
+    /* Last words never come through a ring, and nothing else comes after a part that was given up. */
+    if (!is_header(c, c->header) || (is_last(c->code) ? c->in != NULL : c->trailer_left == SPOILT))
         return STRANGE;
+    if (!is_last(c->code))
+        return 1;
     int32_t is_here = gather(c, c->reason, &c->reason_have, c->length);
     return is_here <= 0 ? is_here : end(c, c->code);
 }
@@ -460,6 +486,8 @@ static int32_t hear(struct channel *c) {
     uint8_t heard[256];
     struct iovec room = {heard, sizeof heard};
     int64_t got;
+    if (c->words_have == HEADER_BYTES && !(is_header(c, c->words) && is_last(c->words[0])))
+        return STRANGE; /* as before */
     while ((got = read_socket(c, &room, 1)) > 0) {
         for (int64_t i = 0; i < got; i++) {
             if (c->words_have == 0 && heard[i] == 0)
@@ -470,7 +498,7 @@ static int32_t hear(struct channel *c) {
                 c->reason[c->reason_have++] = heard[i];
             if (c->words_have < HEADER_BYTES)
                 continue;
-            if (!is_last(c->words[0], length_in(c->words))) {
+            if (!is_header(c, c->words) || !is_last(c->words[0])) {
                 memcpy(c->header, c->words, HEADER_BYTES);
                 return STRANGE;
             }
@@ -491,7 +519,9 @@ static int32_t begin_part(struct channel *c, int64_t length) {
         c->missing += length + trailer_of(length);
         return is_here;
     }
-    if (c->code == LAID ? c->length > length : c->code != PART || c->length != length) {
+    /* All of it, or as much of it as a place holds: the elements of what is due never lie in two parts. */
+    if (c->code == LAID ? c->length != least(length, c->place_bytes)
+                        : c->code != PART || c->length != length) {
         c->due = (int32_t)length;
         return DISAGREES;
     }
@@ -499,10 +529,11 @@ static int32_t begin_part(struct channel *c, int64_t length) {
         is_here = gather(c, c->opening, &c->opening_have, HEADER_BYTES);
         if (is_here <= 0)
             return is_here;
+        int32_t place = length_in(c->opening);
+        if (place < 0 || place >= SHELF_PLACES)
+            return STRANGE; /* again whenever it is asked: all of it stays here */
         c->opening_have = 0;
-        c->place = length_in(c->opening);
-        if (c->place < 0 || c->place >= SHELF_PLACES)
-            return STRANGE;
+        c->place = place;
     }
     c->header_have = 0;
     c->part_left = c->length;
@@ -527,8 +558,10 @@ static int32_t end_part(struct channel *c) {
         bool is_good = there < c->trailer_left || at[there - 1] == 1;
         drop(c, there);
         c->trailer_left -= (int32_t)there;
-        if (!is_good) /* why comes next */
-            return see_header(c) == 0 ? 0 : (c->gone ? CLOSED : STRANGE);
+        if (!is_good) { /* why comes next */
+            c->trailer_left = SPOILT;
+            return see_header(c);
+        }
     }
     return 1;
 }
@@ -660,7 +693,7 @@ int32_t channel_look(struct channel *c) {
         if (flushed < 0)
             return (int32_t)flushed;
     }
-    if (c->in == NULL && c->trailer_left == 0) {
+    if (c->in == NULL && c->trailer_left <= 0) {
         int32_t seen = see_header(c);
         if (seen < 0)
             return seen;
@@ -731,7 +764,7 @@ int32_t channel_wanted(struct channel *c, int32_t reads, int32_t sends) {
     if (reads && is_readable(c))
         return -1;
     if (waits_for_room && c->awaits_shelf && c->outbox_bytes == 0) {
-        if (held(c) == 0 || shelf_has_room(c->shelf))
+        if (held(c) <= 0 || shelf_has_room(c->shelf))
             return -1;
     } else if (waits_for_room && c->ring_bytes - held(c) >= 8) {
         return -1;

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-SOURCES = 0x9B2D566
+SOURCES = 0x4C863C2
 """The digest in `native.h`."""
 
 LANDING_BYTES = 256 << 10
@@ -226,6 +226,9 @@ OPERATORS = {
 }
 """What it combines them by, as `tensors.torch_reduction` names it."""
 
+_STRUCTURES = (ChannelState, RunState, PeerState, ActionState, GraphState, ShelfState, Moment)
+"""In the order in which the library knows their sizes."""
+
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "channel_open": (c_int32, (c_void_p, ctypes.c_char_p, c_int32)),
     "channel_send": (c_int64, (c_void_p, c_void_p, c_int64)),
@@ -243,7 +246,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "run_begin": (c_int32, (c_void_p,)),
     "run_advance": (c_int32, (c_void_p, c_int32, c_int32)),
     "run_complete": (None, (c_void_p, c_int32)),
-    "native_layout": (c_int64, ()),
+    "native_layout": (c_int64, (c_int32,)),
     "native_sources": (c_int64, ()),
 }
 
@@ -265,9 +268,7 @@ def _load(kind: type[ctypes.CDLL]) -> ctypes.CDLL:
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
-    sizes = (ctypes.sizeof(each) for each in (ChannelState, RunState, PeerState, ActionState))
-    meant = sum(size << shift for size, shift in zip(sizes, (40, 20, 10, 0), strict=True))
-    if found.native_layout() != meant:
+    if any(found.native_layout(at) != ctypes.sizeof(each) for at, each in enumerate(_STRUCTURES)):
         raise other
     return found
 

@@ -310,11 +310,14 @@ int32_t run_advance(struct run *r, int32_t patience_ms, int32_t lingers) {
     }
 }
 
-/* What `library.py` must have, too: the sources, and the sizes. */
+/* What `library.py` must have, too: the sources, and the sizes in its order. */
 int64_t native_sources(void) { return SOURCES; }
 
-int64_t native_layout(void) {
+int64_t native_layout(int32_t which) {
     _Static_assert(SHELF_PLACES * sizeof(struct readers) <= SHELF_AT, "the counts lie before the places");
-    return (int64_t)sizeof(struct channel) << 40 | (int64_t)sizeof(struct run) << 20 |
-           (int64_t)(sizeof(struct peer) << 10) | (int64_t)sizeof(struct action);
+    static const int64_t sizes[] = {
+        sizeof(struct channel), sizeof(struct run),   sizeof(struct peer),   sizeof(struct action),
+        sizeof(struct graph),   sizeof(struct shelf), sizeof(struct moment),
+    };
+    return sizes[which];
 }

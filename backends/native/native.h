@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* A digest of the sources without this line: who runs knows whether the library was built of them. A test says it. */
-#define SOURCES 0x9b2d566
+#define SOURCES 0x4c863c2
 
 /* ---------------------------------------------------------------- channels: bytes in order to one other rank
 
@@ -29,7 +29,10 @@
    byte of a part counts as received only with a good trailer, so that no such message is ever complete.
 
    Through memory, what goes to several ranks may lie on the sender's shelf, which all of them see: it is copied
-   there once, and each is sent its place. Such a part may be shorter than the one that is due. */
+   there once, and each is sent its place. Such a part is as long as the one that is due, or as a place.
+
+   Whatever a peer sends, and writes where both can, nothing is read or written beyond what belongs to the
+   channel: a header that is none is refused before its length is used (`frames.c` among the tests tries). */
 
 enum frame_code { PART = 1, LAID = 2, OPENING = 5, ABORT = 6, BYE = 7 };
 enum { HEADER_BYTES = 8, OPENING_BYTES = 64, REASON_BYTES = 2048, LANDING_BYTES = 256 << 10 };
@@ -104,7 +107,7 @@ struct channel {
     /* receiving */
     int64_t landed_at, landed_end;   /* unread bytes in `landing` */
     int64_t part_left;               /* bytes of the part that has begun, to come */
-    int32_t trailer_left;            /* bytes of its trailer, to come; not 0 within a part */
+    int32_t trailer_left;            /* bytes of its trailer, to come; not 0 within a part, -1 after a bad one */
     int32_t header_have;             /* bytes of the next header */
     int32_t opening_have;            /* bytes of an opening that has begun */
     int32_t is_dry;                  /* nothing more comes until the descriptor is readable */
@@ -213,7 +216,7 @@ struct run {
 int32_t run_begin(struct run *);
 int32_t run_advance(struct run *, int32_t patience_ms, int32_t lingers);
 void run_complete(struct run *, int32_t action);
-int64_t native_layout(void);
+int64_t native_layout(int32_t which);
 int64_t native_sources(void);
 
 #endif

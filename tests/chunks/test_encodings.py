@@ -96,6 +96,21 @@ def test_all_encodings_agree_with_brute_force(instance: Instance) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(instances(most_arrivals=40, max_ranks=5, chunks=4))
+def test_every_chunk_comes_to_a_rank_at_most_once(instance: Instance) -> None:
+    """Of models of Boolean logic, as they are: nothing else would see what is sent for nothing."""
+    found = BooleanSearch(instance).run(None)
+    if isinstance(found, Feasible):
+        problem = instance.orbits.problem
+        arrivals = [
+            (send.demand, send.chunk, problem.routes[send.route].dst)
+            for send in instance.orbits.unfold(found.sends)
+        ]
+        assert len(set(arrivals)) == len(arrivals)
+        assert all(rank not in problem.demands[demand].sources for demand, _, rank in arrivals)
+
+
+@settings(max_examples=60, deadline=None)
+@given(instances(most_arrivals=40, max_ranks=5, chunks=4))
 def test_all_encodings_agree(instance: Instance) -> None:
     assert len(verdicts(instance)) == 1
 

@@ -16,8 +16,8 @@ from arborcast.synth import api
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.faults.finishing import disjoint_cover, plan_finish, without_pairs
-from arborcast.synth.schedule import Schedule
-from arborcast.synth.unfinished import Finish, Unfinished
+from arborcast.synth.schedule import Schedule, Transfer
+from arborcast.synth.unfinished import Finish, Part, Unfinished
 from arborcast.synth.verification.finish import verify_finish
 
 KINDS = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCE_SCATTER)
@@ -134,15 +134,44 @@ def test_a_chain_is_finished_as_drawn() -> None:
     assert finish.elements_sent == 4 + 4 * 4
 
 
+def with_parts(finish: Finish, *spans: tuple[int, int]) -> Finish:
+    """The same with parts of these elements, which nothing is sent of; lot 0 ends at element 4."""
+    parts = (Part(int(start >= 4), start, stop, {}) for start, stop in spans)
+    return replace(finish, parts=tuple(parts), transfers=())
+
+
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
         (lambda it: replace(it, transfers=it.transfers[1:]), "must end with the contribution"),
         (lambda it: replace(it, transfers=(*it.transfers, it.transfers[0])), "twice"),
         (lambda it: replace(it, parts=it.parts[:-1], transfers=()), "must be covered up to element"),
+        *(
+            (
+                lambda it, src=src, dst=dst, pair=pair: replace(
+                    it, closed=[pair], transfers=(replace(it.transfers[0], src=src, dst=dst),)
+                ),
+                f"transfer 0: ranks {src} and {dst} cannot reach each other",
+            )
+            for src, dst in ((0, 1), (1, 0))
+            for pair in ((0, 1), (1, 0))
+        ),
         (
-            lambda it: replace(it, transfers=(replace(it.transfers[0], src=0, dst=1), *it.transfers[1:])),
-            "ranks 0 and 1 cannot reach each other",
+            lambda it: replace(it, closed=(), transfers=(replace(it.transfers[0], src=0, dst=1),)),
+            "transfer 0: there is no link 0->1",
+        ),
+        (
+            lambda it: with_parts(it, (0, 3), (2, 4), (4, 8)),
+            "lot 0: element 3 must begin what comes next, got 2..4",
+        ),
+        (lambda it: with_parts(it, (0, 3), (4, 8)), "lot 0: must be covered up to element 4, is up to 3"),
+        (
+            lambda it: with_parts(it, (0, 0), (0, 4), (4, 8)),
+            "lot 0: element 0 must begin what comes next, got 0..0",
+        ),
+        (
+            lambda it: replace(it, state=replace(it.state, lots=it.state.lots[1:]), parts=(), transfers=()),
+            "chunk 0: element 0 must begin what comes next, got 4..8",
         ),
         (
             lambda it: replace(it, parts=(replace(it.parts[0], used={2: (0b111,)}), *it.parts[1:])),
@@ -153,6 +182,32 @@ def test_a_chain_is_finished_as_drawn() -> None:
 def test_the_check_objects(spoil: object, complaint: str) -> None:
     assert callable(spoil)
     assert any(complaint in line for line in verify_finish(spoil(finish_of_a_chain())))
+
+
+@pytest.mark.parametrize("first", [0b011, 0b111])
+@pytest.mark.parametrize("second", [0b011, 0b110, 0b100])
+def test_the_check_counts_what_a_rank_begins_with_once(first: int, second: int) -> None:
+    """Sums that lie there and have any contribution in common are not added, equal or not."""
+    finish = finish_of_a_chain()
+    lots = (replace(finish.state.lots[0], held={2: (first, second)}), *finish.state.lots[1:])
+    parts = (replace(finish.parts[0], used={2: (first, second)}), *finish.parts[1:])
+    found = verify_finish(replace(finish, state=replace(finish.state, lots=lots), parts=parts))
+    said = f"part 0: rank 2 begins with contributions {first & second:b} twice"
+    assert (said in found) is bool(first & second)
+
+
+def test_the_check_says_as_much_as_it_is_asked_for() -> None:
+    finish = replace(finish_of_a_chain(), transfers=())
+    everything = verify_finish(finish)
+    assert len(everything) > 2
+    assert verify_finish(finish, max_errors=2)[:2] == everything[:2]
+    assert len(verify_finish(finish, max_errors=2)) < len(everything)
+    without = replace(finish_of_a_chain(), closed=(), transfers=(Transfer(0, 0, 1, 0),) * 30)
+    assert (
+        verify_finish(without)
+        == verify_finish(without, max_errors=20)
+        != verify_finish(without, max_errors=21)
+    )
 
 
 def test_sums_that_overlap_are_not_counted_twice() -> None:

@@ -9,8 +9,19 @@ import pytest
 
 from arborcast import synth, topologies
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.simulation.pieces import MESSAGE_US, ONE_HOST, SEVERAL_HOSTS, SHORTEST_BYTES, PieceRule
+from arborcast.synth.simulation.pieces import (
+    MESSAGE_US,
+    ONE_HOST,
+    SEVERAL_HOSTS,
+    SHORTEST_BYTES,
+    PieceRule,
+    messages_of,
+    most_messages,
+    shares_of,
+    switches_in,
+)
 from arborcast.synth.topology import Topology
+from tests.simulation.test_switches import able, allreduce, star, turning
 
 MIB = 1 << 20
 
@@ -56,6 +67,32 @@ def test_rates_may_be_too_small_or_too_large_for_floating_point() -> None:
     slow, fast = full_mesh_of_4("1e-400"), full_mesh_of_4("1e400")
     assert SEVERAL_HOSTS.pieces(slow, 64 * MIB) == 64 * slow.steps == 128
     assert SEVERAL_HOSTS.pieces(fast, 8 * MIB) == 16
+
+
+def test_a_switch_that_adds_counts_half_of_each_message() -> None:
+    """4 sums come to it and 4 go out, so it is as busy as a rank with 4; the ranks themselves have 2."""
+    topology = replace(star(4, able()), message_us=Fraction(10))
+    schedule = allreduce(topology, ["1"], turning(dict.fromkeys(range(4), 4), 4))
+    assert messages_of(schedule) == {0: 2, 1: 2, 2: 2, 3: 2, 4: 8}
+    assert most_messages(schedule) == 8
+    # 16 MB at 1 GB/s take 16 ms, an eighth of which pays for 50 times 4 messages of 10 us.
+    assert SEVERAL_HOSTS.pieces(schedule, 16 * 10**6) == 50
+    stores = replace(topology, switches=(replace(topology.switches[0], stores=True),))
+    assert SEVERAL_HOSTS.pieces(allreduce(stores, ["1"], schedule.transfers), 16 * 10**6) == 1
+
+
+@pytest.mark.parametrize("fabric", ["torus:3x3", "hypercube:3", "dgx-a100"])
+@pytest.mark.parametrize("kind", ["allgather", "reduce-scatter", "alltoall"])
+def test_an_orbit_counts_as_all_its_transfers(fabric: str, kind: str) -> None:
+    """Messages and shares of the first of each orbit are those of the schedule written out."""
+    implicit = synth.solve(topologies.load(fabric), kind, form="implicit")  # type: ignore[call-overload]
+    explicit = implicit.expand()
+    for counted in (messages_of, shares_of, lambda it: shares_of(it, sums=3)):
+        few, all_of_them = counted(implicit), counted(explicit)
+        assert few
+        assert all(all_of_them[end] == count for end, count in few.items())
+        assert max(few.values()) == max(all_of_them.values())
+    assert switches_in(implicit) == switches_in(explicit)
 
 
 @pytest.mark.parametrize("size", [1 << 10, MIB, 64 * MIB])

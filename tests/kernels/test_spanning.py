@@ -43,13 +43,26 @@ def test_the_cheapest_tree_is_that_of_all_distances(data: st.DataObject) -> None
 
 
 def test_what_may_be_passed() -> None:
-    #  0 --1-- 3 --1-- 1,  0 --5-- 2 --5-- 1
-    ends = {(0, 3): 1, (1, 3): 1, (0, 2): 5, (1, 2): 5}
+    #  0 --1-- 3 --1-- 1,  0 --5-- 2 --5-- 1,  4 --1-- 5, which nobody reaches
+    ends = {(0, 3): 1, (1, 3): 1, (0, 2): 5, (1, 2): 5, (4, 5): 1}
     both = {**ends, **{(v, u): length for (u, v), length in ends.items()}}
-    topology = Topology.build("chain", 4, [Link(*pair, Fraction(1)) for pair in both])
+    topology = Topology.build("chain", 6, [Link(*pair, Fraction(1)) for pair in both])
     lengths = [both[link.src, link.dst] for link in topology.links]
     assert metric_mst_cost(topology, lengths, [0, 1], [2, 3]) == 2
+    assert metric_mst_cost(topology, lengths, [0, 1], range(2, 6)) == 2
     assert metric_mst_cost(topology, lengths, [0, 1], [2]) == 10
     assert metric_mst_cost(topology, lengths, range(4), []) == 7
     with pytest.raises(InputError, match="some rank cannot be reached, a cut shows that"):
         metric_mst_cost(topology, lengths, [0, 1], [])
+
+
+def test_ways_pass_as_many_as_there_are_and_one_end_apart_is_one_too_many() -> None:
+    #  0 --1-- 3 --2-- 4 --3-- 5 --4-- 1,  2 stands alone
+    chain = {(0, 3): 1, (3, 4): 2, (4, 5): 3, (5, 1): 4}
+    both = {**chain, **{(v, u): length for (u, v), length in chain.items()}}
+    topology = Topology.build("row", 6, [Link(*pair, Fraction(1)) for pair in both])
+    lengths = [both[link.src, link.dst] for link in topology.links]
+    assert metric_mst_cost(topology, lengths, [0, 1], [3, 4, 5]) == 10
+    assert metric_mst_cost(topology, lengths, [0, 1, 4], [3, 5]) == 10
+    with pytest.raises(InputError, match="some rank cannot be reached, a cut shows that"):
+        metric_mst_cost(topology, lengths, [0, 1, 2], [3, 4, 5])

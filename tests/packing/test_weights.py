@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,10 +26,10 @@ def graph(ranks, rates):
     return Topology.build("graph", ranks, [Link(u, v, Fraction(rate)) for (u, v), rate in rates.items()])
 
 
-def weighed(topology, groups):
+def weighed(topology, groups, limit=LIMIT):
     """The trees of some groups with their best weights."""
     carriers = tuple(tuple(carrier(topology, tree) for tree in trees) for trees in groups)
-    return Choice(topology, carriers, LIMIT).weighed()
+    return Choice(topology, carriers, limit).weighed()
 
 
 def test_trees_that_share_nothing_get_their_narrowest_link():
@@ -58,6 +59,63 @@ def test_a_large_denominator_is_solved_for():
     topology = graph(3, rates)
     trees = weighed(topology, ((path(0, 1, 2), path(0, 2, 1)),))
     assert sum(tree.weight for tree in trees) == Fraction(101, 7) + Fraction(103, 11)
+
+
+def test_simple_weights_that_come_near_are_not_taken_for_the_best():
+    """Halves miss what two links carry by one part in 10^12, which floating point does not see."""
+    large = 10**12
+    topology = graph(3, {(0, 1): large, (1, 2): 2 * large, (0, 2): large + 1, (2, 1): 2 * large})
+    trees = weighed(topology, ((path(0, 1, 2), path(0, 2, 1)),), limit=Fraction(3 * large))
+    assert [tree.weight for tree in trees] == [large, large + 1]
+
+
+def test_a_rate_is_reached_or_missed_exactly():
+    """3 of 2000 GB/s: near it floating point does not tell, and equal it must."""
+    topology = graph(2, {(0, 1): 3})
+    choice = Choice(topology, ((carrier(topology, path(0, 1)),),), LIMIT)
+    rate, little = Fraction(3, 2000), Fraction(1, 10**9)
+    for less in (Fraction(0), rate / 2, rate * (1 - little), rate):
+        assert choice.reaches(less)
+        assert not choice.falls_short(less)
+    for more in (rate * (1 + little), rate * 2):
+        assert not choice.reaches(more)
+        assert choice.falls_short(more)
+
+
+def test_a_group_without_carriers_reaches_nothing():
+    topology = graph(2, {(0, 1): 3, (1, 0): 2})
+    choice = Choice(topology, ((carrier(topology, path(0, 1)),), ()), LIMIT)
+    for rate in (Fraction(0), Fraction(1)):
+        assert not choice.reaches(rate)
+        assert choice.falls_short(rate)
+
+
+def test_a_part_of_a_choice_is_the_choice_of_a_part():
+    """Of two groups the second tree of one and both of the other, whatever the order they are named in."""
+    topology = graph(3, {(0, 1): 2, (1, 2): 2, (0, 2): 5, (2, 1): 3, (1, 0): 4, (2, 0): 6})
+    one = tuple(carrier(topology, tree) for tree in (path(0, 1, 2), path(0, 2, 1)))
+    other = tuple(carrier(topology, tree) for tree in (path(1, 0, 2), path(1, 2, 0)))
+    choice = Choice(topology, (one, other), LIMIT)
+    assert choice.uses  # counted once, for the part, too
+    part, anew = choice.only([3, 1, 2]), Choice(topology, (one[1:], other), LIMIT)
+    assert part.groups == anew.groups
+    assert part.uses == anew.uses == part.known
+    assert part.weights == anew.weights
+
+
+@pytest.mark.parametrize(
+    ("rates", "trees", "weights"),
+    [
+        # The vertex has 3, 2 and 1 GB/s; in thirds 3/2, 1 and 1/2 become 2, 1 and 0, which reach 6, too.
+        ((6, 2, 4, 5, 6, 5, 2, 3, 5), ((0, 3, 2, 1), (0, 2, 3, 1), (0, 3, 1, 2)), [4, 2]),
+        # The vertex has 1 and 1; as a whole 1/2 and 1/2 become 1 and 0, which reach 2, too.
+        ((1, 4, 5, 6, 1, 2, 6, 6, 3), ((0, 3, 2, 1), (0, 2, 1, 3)), [2]),
+    ],
+)
+def test_what_is_left_of_rounding_goes_to_the_largest_remainders(rates, trees, weights):
+    ends = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2))
+    found = weighed(graph(4, dict(zip(ends, rates, strict=True))), (tuple(path(*ranks) for ranks in trees),))
+    assert [tree.weight for tree in found] == weights
 
 
 @given(st.data())

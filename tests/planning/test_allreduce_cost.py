@@ -9,6 +9,7 @@ from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import Plan
+from arborcast.synth.topology import Link, Topology
 
 SIZES = (1 << 16, 1 << 20, 1 << 26, 1 << 30)
 
@@ -32,3 +33,13 @@ def test_by_its_rate_alone_a_large_allreduce_costs_the_same_and_a_small_one_less
     ranks = (0, 1, 2, 3)
     assert schedule.allreduce_us(ranks, 1 << 30) == pytest.approx(rate.allreduce_us(ranks, 1 << 30), rel=0.02)
     assert schedule.allreduce_us(ranks, 1 << 16) > 5 * rate.allreduce_us(ranks, 1 << 16)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_of_paths_of_equal_length_the_narrowest_link_decides(order):
+    """By way of one rank 1 and 10 GB/s, by way of the other 5 and 5: the last link is not what counts."""
+    narrow, even = order
+    links = [Link(0, narrow, 1), Link(narrow, 3, 10), Link(0, even, 5), Link(even, 3, 5)]
+    network = LinkCosts(Topology.build("two ways", 4, links))
+    assert network.path(0, 3) == ((0, even), (even, 3))
+    assert network.transfer_us({(0, 3): 5000}) == pytest.approx(1)

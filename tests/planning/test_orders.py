@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Action, Phase, parse, peak_in_flight
 from arborcast.pipeline.order.cap import capped
 from arborcast.pipeline.order.gpipe import gpipe
@@ -162,6 +163,22 @@ def test_zb_v_goes_there_and_back():
         "F0@0 F1@0 F2@0 F0@3 B0@3 W0@3 F1@3 B1@3 W1@3 B0@0 W0@0 F2@3 B2@3 W2@3 B1@0 W1@0 B2@0 W2@0",
         "F0@1 F0@2 F1@1 F1@2 B0@2 W0@2 F2@1 B0@1 W0@1 F2@2 B1@2 W1@2 B1@1 B2@2 B2@1 W1@1 W2@2 W2@1",
     )
+
+
+def test_orders_that_split_backward_passes_say_so_and_where_their_stages_are():
+    assert {name for name, order in ORDERS.items() if order.splits} == {"zb-h1", "zb-v"}
+    layout = ORDERS["zb-v"].layout
+    assert layout(6, 3) == ((0, 5), (1, 4), (2, 3))
+    assert layout(3, 3) is layout(5, 3) is layout(9, 3) is None
+
+
+def test_zb_v_of_few_microbatches_leaves_out_what_there_is_not():
+    """Of fewer than fill it, the order of 2W-1 without the others, and no other one."""
+    for workers in range(1, 7):
+        full = zb_v(2 * workers, 2 * workers - 1)
+        for microbatches in range(1, 2 * workers - 1):
+            kept = tuple(tuple(it for it in actions if it.microbatch < microbatches) for actions in full)
+            assert zb_v(2 * workers, microbatches) == kept
 
 
 def test_split_and_interleaved_orders_do_every_pass_once_and_never_wait_for_ever():

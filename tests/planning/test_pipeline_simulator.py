@@ -18,6 +18,7 @@ from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.link_sharing import Flow, SharedLinks
 from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.synchronisation import ties_us
 from arborcast.pipeline.stages import Plan, divided
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
@@ -168,6 +169,15 @@ def test_tied_stages_sum_once_more():
     assert sorted(allreduces) == sorted(
         [(1, 50, 50 + own_us), (2, 50, 50 + own_us)] + [(rank, start, start + shared_us) for rank in range(3)]
     )
+
+
+def test_all_that_the_same_workers_share_is_summed_together():
+    """1000 and 3000 bytes of stages 0 and 1; what stages 0 and 2 share stays on worker 0."""
+    ties = [Tie("small", 1000, (0, 1)), Tie("large", 3000, (0, 1)), Tie("own", 7000, (0, 2))]
+    costs = profile([(10, 20)] * 4, ties=ties)
+    network = LinkCosts(load("full:2"))
+    plan = Plan([(0, 1, [0]), (1, 2, [1]), (2, 3, [0]), (3, 4, [1])], 1, order="interleaved")
+    assert ties_us(plan, costs, network) == {(0, 1): network.allreduce_us([0, 1], 4000)}
 
 
 def test_ties_between_ranks_that_no_links_join_go_around_a_ring_of_paths():
