@@ -109,7 +109,7 @@ class TaskGraph:
     scratch_elements: int
 
 
-def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -> TaskGraph:
+def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
     """The graph of a program of `backends.lowering.lower`; linear in the number of its operations.
 
     Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
@@ -118,13 +118,10 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
         program: of one rank.
         ahead: by how much logical time sends may run ahead of what comes in; at least 1. What is waited
             for is earlier in the global order, so that the proof above holds.
-        joins: whether data is reduced as it comes. Where several come for one sum they are then taken in the
-            order of the program, and wait for each other if they are longer than what sockets hold.
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, got {ahead}")
-    joined = _find_joins(program.operations) if joins else {}
-    drafts = _fuse(program.operations, joined, program.ring_elements is not None)
+    drafts = _fuse(program.operations, _find_joins(program.operations), program.ring_elements is not None)
     _pace(drafts, ahead)
     numbers = {draft.index: number for number, draft in enumerate(drafts)}
     waiters: list[list[int]] = [[] for _ in drafts]
