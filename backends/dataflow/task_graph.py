@@ -92,7 +92,6 @@ class TaskGraph:
             consecutive stretches with the number of the slice that each is, -1 for none. A slice that
             overlaps another one in part is not among them.
         waits: of every action, how many others must be complete before.
-        at_once: the local actions that wait for nothing.
         reduces: whether anything is combined here.
         scratch_elements: length of the working space that is still needed; of gaps in it no page is touched.
     """
@@ -104,7 +103,6 @@ class TaskGraph:
     slices: tuple[Slice, ...]
     cuts: Mapping[Buffer, tuple[tuple[int, int], ...]]
     waits: tuple[int, ...]
-    at_once: tuple[int, ...]
     reduces: bool
     scratch_elements: int
 
@@ -156,7 +154,6 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
         tuple(slices),
         _cut(slices),
         tuple(len(draft.after) for draft in drafts),
-        tuple(number for number, draft in enumerate(drafts) if draft.peer < 0 and not draft.after),
         any(draft.act in {Act.COMBINE, Act.REDUCE} for draft in drafts),
         max((part.stop for part in slices if part.buffer is Buffer.SCRATCH), default=0),
     )
