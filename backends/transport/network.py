@@ -316,7 +316,7 @@ class Network:
     def _read_reply(self, peer: int, call: Call, deadline: float) -> None:
         """Wait for the answer to a handshake; an OSError says that there is none."""
         try:
-            refusal = read_reply(call.sock, peer, deadline, self._look, call.came)
+            refusal = read_reply(call, peer, deadline, self._look)
         except TimeoutError as error:
             raise self._late([peer]) from error
         if not refusal and call.memory is not None:
