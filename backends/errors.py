@@ -30,9 +30,5 @@ class PeerLeftError(ChannelClosedError):
         self.reason = None
 
 
-class PeerSilentError(ChannelClosedError):
-    """The kernel of the peer's host, or the way to it, answers nothing any more."""
-
-
 class DisagreementError(ExecutionError):
     """Ranks of one group do not call the same collective; the message holds both calls."""

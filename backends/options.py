@@ -10,11 +10,10 @@ import difflib
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from arborcast.synth.groups.result import GroupSchedules
 
 log = logging.getLogger(__name__)
-
-Address: TypeAlias = tuple[str, int]  # host, port
 
 TRANSPORTS = ("auto", "sockets", "shared memory")
 """How bytes may travel: "auto" is shared memory inside a host and sockets between hosts."""
@@ -73,16 +70,11 @@ class Options:
         without: links of the fabric that are down, as pairs of its ranks; both directions are left out.
         spares: schedules made before links fail (`synth repair --each-link`): files or values, one for each
             collective. One serves at once where a group does without its link, until all have been compared.
-        aggregators: where the processes of the fabric's able switches listen (`synth aggregate`), by the name
-            of the switch, or without names in the order of the switches; empty where switches only forward.
-        aggregator_token: of those processes, in hexadecimal.
         staging: which tensors pass through a ring of host buffers: "off" for none, "cuda" for those on GPUs
             (which NCCL serves otherwise), "emulated:RATE" or "emulated:RATE:LATENCY" for those in host memory
             as if they lay on a device with copies of so many GB/s, which take so many us each besides.
         staging_depth: host buffers of the ring; None for what a model chooses.
         staging_bytes: of a tensor in one of them, a page or more; likewise.
-        resume: whether a collective in which a link fails is finished on what is left of the fabric; calls
-            then end together, for the price of a message up and down a tree of ranks. Not with `groups`.
 
     Raises:
         InputError: a field breaks a rule.
@@ -105,12 +97,9 @@ class Options:
     cache: bool = True
     without: tuple[tuple[int, int], ...] = ()
     spares: tuple[str | os.PathLike[str] | Spares, ...] = ()
-    aggregators: tuple[tuple[str | None, Address], ...] = ()
-    aggregator_token: str | None = None
     staging: str = "off"
     staging_depth: int | None = None
     staging_bytes: int | None = None
-    resume: bool = False
 
     def __post_init__(self) -> None:
         """Check every field; lists become tuples, so that nobody changes them later."""
@@ -121,15 +110,11 @@ class Options:
         object.__setattr__(self, "prepare", tuple(self.prepare))
         object.__setattr__(self, "without", tuple((first, second) for first, second in self.without))
         object.__setattr__(self, "spares", tuple(self.spares))
-        object.__setattr__(self, "aggregators", tuple(self.aggregators))
         for name, rule_of in _RULES.items():
             value = getattr(self, name)
             rule = rule_of(value)
             if rule is not None:
                 raise InputError(f"{name}: {rule}, got {_shown(value)}")
-        if self.resume and self.groups:
-            # What was made for several groups together is of no use to one that has lost a link.
-            raise InputError("resume: must be off with groups (ARBORCAST_RESUME, ARBORCAST_GROUPS), got both")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Options:
@@ -212,30 +197,6 @@ def _parse_paths(text: str) -> tuple[str, ...]:
     return tuple(path for path in text.split(os.pathsep) if path)
 
 
-def _parse_aggregators(text: str) -> tuple[tuple[str | None, Address], ...]:
-    """Processes such as `10.0.0.1:7000,10.0.0.2:7000` or `leaf0=10.0.0.1:7000,leaf1=[::1]:7000`."""
-    found: list[tuple[str | None, Address]] = []
-    for part in text.split(","):
-        name, _, where = part.strip().rpartition("=")
-        found.append((name or None, parse_address(where)))
-    return tuple(found)
-
-
-def parse_address(text: str) -> Address:
-    """Host and port out of `HOST:PORT`; an IPv6 address stands in brackets.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    host, _, port = text.strip().rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or (":" in host and not text.strip().startswith("[")):
-        raise ValueError(f"must be HOST:PORT such as 10.0.0.1:7000, got {shorten(text.strip())}")
-    if not _is_number(port) or int(port) > 65535:
-        raise ValueError(f"port must be in 0..65535, got {shorten(port)}")
-    return host, int(port)
-
-
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 9
 
@@ -258,12 +219,6 @@ def _parse_depth(text: str) -> int:
     if not _is_number(text):
         raise ValueError(f"must be a number of host buffers from 1 to {_MOST_DEPTH}")
     return int(text)
-
-
-def _parse_switch(text: str) -> bool:
-    if text.lower() not in {"on", "off"}:
-        raise ValueError("must be on or off")
-    return text.lower() == "on"
 
 
 def emulated_copies(staging: str) -> tuple[Fraction, Fraction] | None:
@@ -345,26 +300,6 @@ def _spares_rule(spares: Sequence[object]) -> str | None:
     return None if fits else "must be files of spare schedules, or Spares"
 
 
-def _aggregators_rule(aggregators: Sequence[tuple[str | None, Address]]) -> str | None:
-    names = [name for name, _ in aggregators]
-    if None in names and any(name is not None for name in names):
-        return "must name the switch of each process, or of none"
-    if None not in names and len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        return f"must name each switch once, names {twice} twice"
-    addresses = [where for _, where in aggregators]
-    if len(set(addresses)) < len(addresses):
-        host, port = next(where for where in addresses if addresses.count(where) > 1)
-        return f"must name a process of its own for each switch, names {host}:{port} twice"
-    return None if all(0 < port < 1 << 16 for _, port in addresses) else "ports must be in 1..65535"
-
-
-def _token_rule(token: str | None) -> str | None:
-    if token is None or re.fullmatch("[0-9a-f]{32}", token):
-        return None
-    return "must be the 32 hexadecimal digits that synth aggregate prints"
-
-
 def _staging_rule(staging: str) -> str | None:
     if staging in {"off", "cuda"} or emulated_copies(staging) is not None:
         return None
@@ -394,8 +329,6 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "method": _method_rule,
     "without": _without_rule,
     "spares": _spares_rule,
-    "aggregators": _aggregators_rule,
-    "aggregator_token": _token_rule,
     "staging": _staging_rule,
     "staging_depth": _depth_rule,
     "staging_bytes": lambda size: (
@@ -416,12 +349,9 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_METHOD": ("method", str),
     "ARBORCAST_WITHOUT": ("without", _parse_links),
     "ARBORCAST_SPARES": ("spares", _parse_paths),
-    "ARBORCAST_AGGREGATORS": ("aggregators", _parse_aggregators),
-    "ARBORCAST_AGGREGATOR_TOKEN": ("aggregator_token", str),
     "ARBORCAST_STAGING": ("staging", str.lower),
     "ARBORCAST_STAGING_DEPTH": ("staging_depth", _parse_depth),
     "ARBORCAST_STAGING_BYTES": ("staging_bytes", _parse_bytes),
-    "ARBORCAST_RESUME": ("resume", _parse_switch),
 }
 """The field that each variable gives, and how it is read."""
 

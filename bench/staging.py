@@ -16,14 +16,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from arborcast import topologies
-from arborcast.backends.schedules.pieces import ring_for
 from arborcast.backends.staging.device import CopyCosts
-from arborcast.backends.staging.ring import Ring
+from arborcast.backends.staging.ring import Pipeline, Ring
 from arborcast.bench.contest.contenders import Contender, Copies
 from arborcast.bench.contest.ranks import Order, run_order
 from arborcast.bench.contest.rows import Limits, rows_of
@@ -39,7 +37,6 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size, parse_size
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
 
 RESULTS = Path(__file__).resolve().parent / "results" / "staging.json"
 LEAST_RUNS = 5
@@ -85,7 +82,7 @@ def entries(
         copying: what the device's copies take.
         buffer_sizes: to be tried with every depth.
     """
-    find = partial(ring_for, schedule, nbytes, copying, SEVERAL_HOSTS)
+    find = Pipeline.of(schedule, nbytes, copying).choose
     rings: dict[tuple[str, Ring], None] = {(CHOSEN, find()): None}
     for depth in DEPTHS:
         for buffer_bytes in (None, *(it for it in buffer_sizes if it <= nbytes)):

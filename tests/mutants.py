@@ -64,7 +64,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.verification.replay": VERIFIER,
     "synth.verification.replay_kernels": SYMMETRIC,
     "synth.verification.switch_use": ("verification/test_switch_use.py",),
-    "synth.verification.finish": ("faults/test_finishing.py",),
     "synth.verification.implicit": SYMMETRIC,
     "synth.verification.group_check": SYMMETRIC,
     "synth.verification.every_translate": SYMMETRIC,

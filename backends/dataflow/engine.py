@@ -7,10 +7,6 @@ but the root see the opening of one that they get data of, and the root waits fo
 ends the engine. Its reason goes to all peers, which pass it on; everybody fails at once and knows the first
 cause.
 
-Switches that execute programs, too (`backends.aggregation`), are peers with the numbers behind the ranks.
-In a schedule that needs some, every rank sends its opening to each of them, and each waits for those of all
-ranks: so calls come to it in one order.
-
 Calls that something else serves, as gloo does small ones, are accompanied instead: `agree`, then begin it,
 and `wait_external` until it is done, which raises at once where a peer gives up.
 """
@@ -18,7 +14,6 @@ and `wait_external` until it is done, which raises at once where a peer gives up
 from __future__ import annotations
 
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -34,8 +29,6 @@ from arborcast.backends.errors import (
     ChannelClosedError,
     DisagreementError,
     ExecutionError,
-    PeerLeftError,
-    PeerSilentError,
 )
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
@@ -63,13 +56,6 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Those of this process."""
 
 
-def _is_broken(closed: ChannelClosedError) -> bool:
-    """Whether a channel ended though its peer has said nothing."""
-    return isinstance(closed, PeerSilentError) or (
-        closed.reason is None and not isinstance(closed, PeerLeftError)
-    )
-
-
 def _close_in_child() -> None:
     """After a fork: the child has no use for the descriptors of its parent's engines."""
     for engine in list(_engines):
@@ -77,24 +63,6 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-class BrokenOffError(ExecutionError):
-    """A run that may be finished in another way was broken off; the engine has not failed.
-
-    Attributes:
-        run: it.
-        lost: the peer whose channel broke; None where somebody else has called the run off.
-    """
-
-    def __init__(self, run: GraphRun, lost: int | None, why: str) -> None:
-        super().__init__(why)
-        self.run = run
-        self.lost = lost
-
-
-class _CalledOffError(ExecutionError):
-    """Somebody rang, and wants the run to be broken off."""
 
 
 class Connections(Protocol):
@@ -119,12 +87,11 @@ class Engine:
     """Everything that a rank of one group runs; used by one thread at a time, but for `ring` and `give_up`.
 
     Args:
-        rank: of this process in the group; of a switch, its vertex.
+        rank: of this process in the group.
         network: its channels; the engine aborts it at the first failure.
         timeout_s: after how long without any progress a run fails.
         search_s: how long a rank whose peer went without a word asks the others for the cause.
         lost_after_s: how long the kernel of a peer's host may answer nothing; 0 for ever.
-        names: what messages call peers that are no ranks.
 
     Attributes:
         timeout_s: as given; what is set between two calls holds from the next one on.
@@ -140,7 +107,6 @@ class Engine:
         timeout_s: float,
         search_s: float = 0.2,
         lost_after_s: float = LOST_AFTER_S,
-        names: Mapping[int, str] | None = None,
     ) -> None:
         self.rank = rank
         self._network = network
@@ -149,18 +115,14 @@ class Engine:
         self._watch = SilenceWatch(lost_after_s)
         self.while_waiting: Callable[[], None] = lambda: None
         self.when_begun: Callable[[], None] = lambda: None
-        self._names = names or {}
-        self._is_switch = rank >= network.size
-        # A switch has no place in the circle of ranks.
-        self._next = rank if self._is_switch else (rank + 1) % network.size
-        self._before = rank if self._is_switch else (rank - 1) % network.size
+        self._next = (rank + 1) % network.size
+        self._before = (rank - 1) % network.size
         self._runs: dict[tuple[int, bool, int], GraphRun] = {}
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakeup_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._ring = torch.empty(0, dtype=torch.uint8)
         self._running: GraphRun | None = None
-        self._is_called_off: Callable[[], bool] | None = None
         self._begun: CollectiveFingerprint | None = None
         self._has_agreed = False  # the rank before, to what has begun
         self._failure: str | None = None
@@ -177,33 +139,6 @@ class Engine:
         """Go through these from the next run on: the same channels, perhaps watched."""
         self._network = network
 
-    def renew(self, network: Connections, before: int, after: int) -> Tensor:
-        """Go through other channels from the next run on, with other ranks before and after this one.
-
-        Returns:
-            the scratch of earlier runs, in bytes, which the engine does not use any more.
-
-        Raises:
-            ExecutionError: somebody has ended the engine meanwhile; those peers are told, too.
-        """
-        with self._at_work:
-            if self._failure is not None:
-                network.abort(_GAVE_UP + self._failure)
-            self._refuse_after_failure()
-            self._network, self._before, self._next = network, before, after
-        self._runs.clear()
-        scratch, self._scratch = self._scratch, torch.empty(0, dtype=torch.uint8)
-        return scratch
-
-    def fail(self, error: BaseException, opening: CollectiveFingerprint) -> NoReturn:
-        """End the engine for a reason outside of a run: tell the peers why, and raise.
-
-        Raises:
-            ExecutionError: on which rank, in which collective and why.
-        """
-        with self._at_work:
-            self._fail(error, opening)
-
     def run(
         self,
         graph: TaskGraph,
@@ -212,9 +147,7 @@ class Engine:
         operator: Operator | None,
         *,
         dtype: torch.dtype | None = None,
-        seen: int | None = None,
         device: Device | None = None,
-        is_called_off: Callable[[], bool] | None = None,
     ) -> None:
         """Do this rank's part of one collective; return when its own buffers are final.
 
@@ -225,24 +158,16 @@ class Engine:
             opening: the same on all ranks that make the same call.
             operator: how contributions are combined; None where the graph has no reductions.
             dtype: of the elements; needed only where this rank has neither input nor output.
-            seen: the peer whose opening has been read already, and is `opening`.
             device: where input and output lie, for a graph that copies them through a ring; the same in all
                 calls.
-            is_called_off: where given, the run may be finished in another way: it is asked after `ring`, and
-                a channel that breaks without a word fails the run, but not the engine.
 
         Raises:
-            BrokenOffError: that happened.
             DisagreementError: a peer means another call; both are in the message.
             ExecutionError: a peer died or gave up, a copy of the device failed, or nothing happened for
                 `timeout_s`. The engine is of no more use.
         """
         with self._at_work:
-            self._is_called_off = is_called_off
-            try:
-                self._run(graph, memory, opening, operator, dtype, seen, device)
-            finally:
-                self._is_called_off = None
+            self._run(graph, memory, opening, operator, dtype, device)
 
     def _run(
         self,
@@ -251,7 +176,6 @@ class Engine:
         opening: CollectiveFingerprint,
         operator: Operator | None,
         dtype: torch.dtype | None,
-        seen: int | None,
         device: Device | None,
     ) -> None:
         self._refuse_after_failure()
@@ -271,20 +195,12 @@ class Engine:
                 operator,
                 opening,
                 timeout_s=self.timeout_s,
-                seen=seen,
                 copies=copies,
                 look_every_s=self._watch.look_every_s,
                 check=self._look,
-                needs_all=self._is_called_off is not None,
                 when_begun=self.when_begun,
             )
         except BaseException as error:
-            if self._is_called_off is not None and self._running is not None and self._failure is None:
-                match error:
-                    case _CalledOffError():
-                        raise BrokenOffError(self._running, None, str(error)) from error
-                    case PeerGoneError(closed=closed) if _is_broken(closed):
-                        raise BrokenOffError(self._running, closed.peer, str(error)) from error
             try:
                 self._fail(error, opening)
             finally:
@@ -369,8 +285,6 @@ class Engine:
     def _look(self) -> None:
         """Raise where a run is to end for what no descriptor tells of."""
         self._refuse_after_failure()
-        if self._is_called_off is not None and self._is_called_off():
-            raise _CalledOffError("called off")
         self._watch.look(self._network.channels)
         self.while_waiting()
 
@@ -386,7 +300,7 @@ class Engine:
         A call that another thread is in ends, too: only that thread touches the channels meanwhile.
         """
         if self._failure is None:
-            self._failure = self._named(reason.splitlines()[0] if reason else "no reason given")
+            self._failure = reason.splitlines()[0] if reason else "no reason given"
         self.ring()
         if self._at_work.acquire(timeout=GIVE_UP_S):
             try:
@@ -432,13 +346,10 @@ class Engine:
         key = id(graph), is_broadcast, len(channels)
         run = self._runs.get(key)
         if run is None:
-            told = () if self._is_switch else graph.program.switches
-            # A rank tells a switch of every call that it takes part in.
-            ranks = range(self._network.size) if self._is_switch else ()
             before, after = ((), ()) if is_broadcast else ((self._before,), (self._next,))
             parties = Parties(
-                frozenset({*graph.sends, *told, *after}) - {self.rank},
-                frozenset({*graph.receives, *ranks, *before}) & channels.keys(),
+                frozenset({*graph.sends, *after}) - {self.rank},
+                frozenset({*graph.receives, *before}) - {self.rank},
             )
             while len(self._runs) >= RUNS_KEPT:
                 del self._runs[next(iter(self._runs))]
@@ -488,10 +399,6 @@ class Engine:
         if self._failure is not None:
             raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
 
-    def _named(self, message: str) -> str:
-        """A message with the names of peers that are no ranks: who writes one knows them by number."""
-        return re.sub(r"\brank (\d+)\b", lambda found: self._names.get(int(found[1]), found[0]), message)
-
     def _fail(self, error: BaseException, opening: CollectiveFingerprint) -> NoReturn:
         """Tell the peers why, and raise an error that says on which rank and in which collective.
 
@@ -506,7 +413,7 @@ class Engine:
             if not message.startswith(f"rank {self.rank},"):  # a channel's, which does not know the call
                 message = f"rank {self.rank}: {opening}: {message}"
             self.give_up(message)
-            raise DisagreementError(self._named(message)) from error
+            raise DisagreementError(message) from error
         if not isinstance(error, ExecutionError):
             self.give_up(f"rank {self.rank}: {opening}: {type(error).__name__}: {error}")
             raise error
@@ -527,4 +434,4 @@ class Engine:
             if cause not in message:
                 message += f" ({closed})"
         self.give_up(cause or message)
-        raise ExecutionError(self._named(message)) from error
+        raise ExecutionError(message) from error

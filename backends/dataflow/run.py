@@ -7,6 +7,7 @@ what is made of its news: who went, who means another call, what a device copies
 from __future__ import annotations
 
 import ctypes
+import select
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -16,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arborcast.backends.dataflow.poller import LEAVING, Poller
-from arborcast.backends.dataflow.progress import Progress
 from arborcast.backends.dataflow.staged_copies import StagedCopies
 from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
@@ -90,8 +89,6 @@ class GraphRun:
     ) -> None:
         self._graph = graph
         self._rank = rank
-        self._telling = parties.telling
-        self._seen: int | None = None
         self._required = parties.required
         named = sorted({*graph.sends, *graph.receives})
         self._channels = [channels[peer] for peer in [*named, *sorted(channels.keys() - set(named))]]
@@ -126,8 +123,6 @@ class GraphRun:
         self._address = ctypes.addressof(self._state)
         self._opening: CollectiveFingerprint | None = None
         self._lost: PeerGoneError | None = None
-        self._held: dict[int, bool] = {}  # of peers that hung up
-        self._is_open = False  # whether all have been told who must be
         self._copies: StagedCopies | None = None
 
     def _set_peers(self, parties: Parties) -> None:
@@ -152,12 +147,10 @@ class GraphRun:
         opening: CollectiveFingerprint,
         *,
         timeout_s: float,
-        seen: int | None = None,
         copies: StagedCopies | None = None,
         until: Callable[[], bool] | None = None,
         look_every_s: float = LOOK_S,
         check: Callable[[], None] = lambda: None,
-        needs_all: bool = False,
         when_begun: Callable[[], None] = lambda: None,
     ) -> None:
         """Return when everything is complete here and handed over to the channels.
@@ -167,14 +160,12 @@ class GraphRun:
             operator: None where nothing is combined.
             opening: what every peer that awaits one gets, and every peer that tells its own must bring.
             timeout_s: how long nothing may happen while something is to be done here.
-            seen: a peer whose opening has been read already, and is this one.
             copies: to and from the device where the graph has some; they ring the bell.
             until: what else must hold, however long it takes; asked whenever something moves, and as often as
                 `look_every_s` says.
             look_every_s: how long to sleep at most.
             check: called whenever somebody rings, and as often, whatever moves; raises where the run is to
                 end, ChannelClosedError for a peer.
-            needs_all: whether nothing is to begin where somebody who is told of it is gone.
             when_begun: called before this thread leaves the interpreter, to work and to sleep.
 
         Raises:
@@ -184,7 +175,7 @@ class GraphRun:
         """
         self._copies = copies
         state = self._state
-        self._begin(memory, operator, opening, seen, needs_all)
+        self._begin(memory, operator, opening)
         when_begun()
         since, is_over = time.monotonic(), False
         while True:
@@ -212,77 +203,6 @@ class GraphRun:
                     raise self._peer_gone(f"waiting for rank {error.peer}", error) from error
             self._answer(news)
 
-    def drain(self, idle_s: float, most_s: float) -> tuple[bool, set[int]]:
-        """After `run` was broken off: let happen what still can, until nothing has for a while.
-
-        Args:
-            idle_s: that while.
-            most_s: how long this may take.
-
-        Returns:
-            whether all is complete, after all; and the peers whose channels broke meanwhile.
-
-        Raises:
-            PeerGoneError: a peer gave up.
-            DisagreementError: a peer means another collective.
-        """
-        end, lost = time.monotonic() + most_s, set[int]()
-        landed = self._landed()
-        while self._is_open and (left := end - time.monotonic()) > 0:
-            match news := self._advance(min(idle_s, left), lingers=False):
-                case News.OVER:
-                    return True, lost
-                case News.TIMED:  # nobody woke, but of a part on a slow link some may have come
-                    before, landed = landed, self._landed()
-                    if landed == before:
-                        return False, lost
-                case News.ENDED | News.FAILED:
-                    at = self._state.asked_peer
-                    channel = self._channels[at]
-                    self._held.setdefault(channel.peer, _holds_byte(channel))
-                    closed = channel.last_words()
-                    if closed.reason is not None:
-                        raise self._peer_gone(self._awaited(at), closed)
-                    self.lose(channel.peer)
-                    if not isinstance(closed, PeerLeftError):
-                        lost.add(channel.peer)
-                case _:
-                    self._answer(news)
-        return False, lost
-
-    def _landed(self) -> list[int]:
-        """What lies in the kernel from each peer: too little to wake anybody for (SO_RCVLOWAT)."""
-        return [channel.unread_bytes() for channel in self._channels]
-
-    def lose(self, peer: int) -> None:
-        """Have nothing more go to a peer, nor come."""
-        state = self._peers[self._place[peer]]
-        state.is_gone, state.awaits_opening = True, False
-        state.sends, state.receives = state.sent, state.received
-
-    def progress(self) -> Progress:
-        """How far it has come, after it was broken off."""
-        graph, state = self._graph, self._state
-        waiting = {
-            int(self._local[(state.local_first + at) % len(graph.actions)]) for at in range(state.local_count)
-        }
-        done = [
-            action.peer < 0 and not self._left[number] and number not in waiting
-            for number, action in enumerate(graph.actions)
-        ]
-        begun: dict[int, int] = {}
-        sent_bytes = 0
-        for channel, peer in zip(self._channels, self._peers, strict=False):
-            order = self._orders[peer.first_send : peer.first_send + peer.sent]
-            sent_bytes += (
-                peer.outgoing + sum(graph.actions[it].into.length for it in order) * state.item_bytes
-            )
-            for number in (*order, *self._orders[peer.first_receive : peer.first_receive + peer.received]):
-                done[number] = True
-            if come := peer.incoming + self._held.get(channel.peer, _holds_byte(channel)):
-                begun[int(self._orders[peer.first_receive + peer.received])] = int(come)
-        return Progress(done, begun, int(sent_bytes))
-
     def _advance(self, patience_s: float, lingers: bool) -> int:
         """Work and sleep until there is news, without the interpreter's lock."""
         # Rounded up: a sleep that ends too early would be repeated without rest.
@@ -295,8 +215,6 @@ class GraphRun:
         memory: Mapping[Buffer, Tensor],
         operator: Operator | None,
         opening: CollectiveFingerprint,
-        seen: int | None,
-        needs_all: bool,
     ) -> None:
         state = self._state
         for buffer, tensor in memory.items():
@@ -306,23 +224,9 @@ class GraphRun:
             assert operator is not None, "a graph with reductions comes with an operator"
             state.combine = combiner(operator.name, next(iter(memory.values())).dtype)
         self._opening = opening
-        self._held.clear()
         self._opening_bytes.raw = opening.to_bytes()
         self._lost = None
-        if seen != self._seen:
-            self._await_openings_but(seen)
-        news = at_once.run_begin(self._address)
-        if needs_all and news == News.FAILED:  # the others have not been told
-            at = state.asked_peer
-            self._is_open = False
-            raise PeerGoneError(self._awaited(at), self._channels[at].last_words())
-        self._is_open = True
-        self._answer(news)
-
-    def _await_openings_but(self, seen: int | None) -> None:
-        for channel, peer in zip(self._channels, self._peers, strict=False):
-            peer.tells = channel.peer in self._telling and channel.peer != seen
-        self._seen = seen
+        self._answer(at_once.run_begin(self._address))
 
     def _answer(self, news: int) -> None:
         """Do what the library has left to Python."""
@@ -348,7 +252,6 @@ class GraphRun:
     def _note_end(self, at: int) -> None:
         """A peer will send no more than is on its way; what it said last is looked for."""
         peer, channel = self._peers[at], self._channels[at]
-        self._held[channel.peer] = _holds_byte(channel)  # last words are looked for behind what is unread
         if peer.sent < peer.sends:  # whoever leaves in peace has got everything before
             raise self._peer_gone(str(self._next_send(at)), channel.last_words())
         try:
@@ -438,12 +341,12 @@ def find_reason(
     silent: ChannelClosedError | None = None
     others = {channel.fileno(): channel for channel in channels if channel.peer != gone}
     end = time.monotonic() + seconds
-    poller = Poller()
+    poll = select.poll()
     for descriptor in others:
-        poller.want(descriptor, LEAVING)
+        poll.register(descriptor, select.POLLRDHUP)
     while others and (left := end - time.monotonic()) > 0:
-        for descriptor, _ in poller.sleep(left):
-            poller.want(descriptor, 0)
+        for descriptor, _ in poll.poll(int(1000 * left) + 1):
+            poll.unregister(descriptor)
             closed = others.pop(descriptor).last_words()
             if closed.reason is not None:
                 return closed
@@ -472,11 +375,6 @@ def _actions_of(
         )
         waiters += action.waiters
     return found, np.array(waiters, np.int32)
-
-
-def _holds_byte(channel: SocketChannel) -> bool:
-    """Whether the last byte of a part lies there, which is counted when its trailer has come."""
-    return bool(channel.state.trailer_left > 0 and channel.state.part_left == 0)
 
 
 def _start(array: NDArray[Any] | ctypes.Array[Any]) -> int:

@@ -92,7 +92,6 @@ class TaskGraph:
             consecutive stretches with the number of the slice that each is, -1 for none. A slice that
             overlaps another one in part is not among them.
         waits: of every action, how many others must be complete before.
-        at_once: the local actions that wait for nothing.
         reduces: whether anything is combined here.
         scratch_elements: length of the working space that is still needed; of gaps in it no page is touched.
     """
@@ -104,12 +103,11 @@ class TaskGraph:
     slices: tuple[Slice, ...]
     cuts: Mapping[Buffer, tuple[tuple[int, int], ...]]
     waits: tuple[int, ...]
-    at_once: tuple[int, ...]
     reduces: bool
     scratch_elements: int
 
 
-def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -> TaskGraph:
+def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
     """The graph of a program of `backends.lowering.lower`; linear in the number of its operations.
 
     Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
@@ -118,13 +116,10 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
         program: of one rank.
         ahead: by how much logical time sends may run ahead of what comes in; at least 1. What is waited
             for is earlier in the global order, so that the proof above holds.
-        joins: whether data is reduced as it comes. Where several come for one sum they are then taken in the
-            order of the program, and wait for each other if they are longer than what sockets hold.
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, got {ahead}")
-    joined = _find_joins(program.operations) if joins else {}
-    drafts = _fuse(program.operations, joined, program.ring_elements is not None)
+    drafts = _fuse(program.operations, _find_joins(program.operations), program.ring_elements is not None)
     _pace(drafts, ahead)
     numbers = {draft.index: number for number, draft in enumerate(drafts)}
     waiters: list[list[int]] = [[] for _ in drafts]
@@ -159,7 +154,6 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
         tuple(slices),
         _cut(slices),
         tuple(len(draft.after) for draft in drafts),
-        tuple(number for number, draft in enumerate(drafts) if draft.peer < 0 and not draft.after),
         any(draft.act in {Act.COMBINE, Act.REDUCE} for draft in drafts),
         max((part.stop for part in slices if part.buffer is Buffer.SCRATCH), default=0),
     )

@@ -20,18 +20,14 @@ from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import digest_of, partners_of
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.enlistment import Switches
-from arborcast.backends.schedules.fabric import addresses_of
-from arborcast.backends.schedules.rendezvous import are_on_one_host, share_table
-from arborcast.backends.schedules.table import Table
+from arborcast.backends.schedules.rendezvous import are_on_one_host
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.backends.tensors.torch_reduction import served_operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.selection import Choice
-from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS, switches_in
+from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS
 
 GRAPHS_KEPT = 8
 
@@ -40,39 +36,26 @@ class EngineRunner:
     """Runs one schedule; every rank of its topology makes one at the same time.
 
     Args:
-        schedule: a correct one, in either form.
+        schedule: a correct one whose switches only forward, in either form.
         store: that all ranks share.
         rank: of this process in the schedule's topology.
         timeout_s: to connect within, and without any progress in a call.
-        options: transport, address, piece size and aggregators are heeded; from the environment where None,
-            as a process group does.
+
+    Transport, address and piece size are those of the environment, as for a process group.
 
     Raises:
-        InputError: options that break a rule.
-        ExecutionError: a rank did not come in time; a switch has to execute a program and does not.
+        InputError: variables that break a rule.
+        ExecutionError: a rank did not come in time.
     """
 
-    def __init__(
-        self,
-        schedule: AnySchedule,
-        store: Store,
-        rank: int,
-        *,
-        timeout_s: float,
-        options: Options | None = None,
-    ) -> None:
+    def __init__(self, schedule: AnySchedule, store: Store, rank: int, *, timeout_s: float) -> None:
         self.rank = rank
         self.schedule = schedule
-        options = Options.from_environment() if options is None else options
+        options = Options.from_environment()
         size = schedule.topology.ranks
         rule = ONE_HOST if are_on_one_host(PrefixStore("hosts", store), rank, size) else SEVERAL_HOSTS
         self._cut = replace(rule, piece_bytes=options.piece_bytes or rule.piece_bytes)
-        table = Table.of([Choice(0, schedule)])
         self._digest = digest_of(schedule)[:8]
-        needed = switches_in(schedule)
-        addresses = addresses_of(options, schedule.topology) if needed else {}
-        switches = Switches(schedule.topology, addresses, options)
-        used = switches.used_by(table)
         self._network = Network(
             PrefixStore("channels", store),
             rank,
@@ -80,17 +63,9 @@ class EngineRunner:
             timeout_s=timeout_s,
             transport=options.transport,
             address=options.address,
-            names=switches.names,
         )
-        if used:  # what a switch refuses, all ranks are to hear of
-
-            def enlisted() -> Table:
-                switches.enlist(self._network, table, [self._digest], self._cut, timeout_s)
-                return table
-
-            share_table(PrefixStore("enlisted", store), "table", rank, enlisted, timeout_s=timeout_s)
-        self._network.connect(peers_of([schedule], rank, size) | set(used))
-        self._engine = Engine(rank, self._network, timeout_s=timeout_s, names=switches.names)
+        self._network.connect(peers_of([schedule], rank, size))
+        self._engine = Engine(rank, self._network, timeout_s=timeout_s)
         self._graph = lru_cache(GRAPHS_KEPT)(self._compile)
         self._sequence = 0
 

@@ -20,13 +20,13 @@ from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
 from arborcast.backends.lowering.program import Operation, Program, Receive, Reduce, Send
-from arborcast.backends.lowering.rank_view import digest_of
+from arborcast.backends.lowering.rank_view import digest_of, refuse_switches
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_reduction import Operator, served_operator
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.simulation.pieces import pieces_that_fit, switches_in
+from arborcast.synth.simulation.pieces import pieces_that_fit
 
 # Measured on loopback, 4 ranks on 2 cores, in CPU time of all ranks for an allreduce of 16 MiB (ring and
 # full mesh, gloo's own = 1): pieces of 1 MiB 1.2, 512 KiB 1.3 to 1.4, 256 KiB 1.8 to 2.2. On slow links
@@ -54,7 +54,7 @@ class Executor:
 
     Raises:
         InputError: the group is not as large as the topology, or has another backend for CPU tensors; or a
-            switch has to execute a program.
+            switch adds or copies.
         DisagreementError: another rank has another schedule or other knobs.
     """
 
@@ -77,11 +77,7 @@ class Executor:
                 f"executor: the schedule's topology {schedule.topology.name} has {ranks} ranks, "
                 f"the process group has {group.size()}"
             )
-        if switches := sorted(switches_in(schedule)):
-            raise InputError(
-                f"executor: switch {schedule.topology.label(switches[0])} has to execute a program, which "
-                "torch's messages cannot make it; the engine can (ARBORCAST_AGGREGATORS)"
-            )
+        refuse_switches(schedule, "executor")
         backend = group._get_backend(CPU).name()
         if backend != "gloo":
             raise InputError(f"executor: needs gloo for tensors on cpu, the process group has {backend}")

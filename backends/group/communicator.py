@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -28,11 +28,9 @@ from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options
 from arborcast.backends.group.history import History, calls_to_keep
 from arborcast.backends.group.inner_gloo import InnerGloo
-from arborcast.backends.group.resumption import Resumed, Resumption
 from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.options import Options, emulated_copies
-from arborcast.backends.schedules.enlistment import Switches
 from arborcast.backends.schedules.exchange import Exchanges, Sizes
 from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
@@ -52,7 +50,6 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.simulation.pieces import ONE_HOST, SEVERAL_HOSTS
-from arborcast.synth.topology import Hop
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +65,6 @@ GLOO_BELOW = 0
 Measured on loopback (`bench/loopback.py`), gloo is nowhere faster once the ranks have agreed on a call, which
 they must do before gloo begins: it ends the process where lengths differ.
 """
-
-
-RECONNECT_S = 30.0
-"""How long ranks wait for each other when they connect anew in the middle of a call."""
 
 
 class Communicator:
@@ -135,16 +128,19 @@ class Communicator:
         rule = ONE_HOST if is_one_host else SEVERAL_HOSTS
         asked = self.options.piece_bytes
         self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
-        self._switches = Switches(self.fabric.topology, self.fabric.aggregators, self.options)
         self._timeout_s = timeout_s
-        self._network = self._make_network("channels", timeout_s)
+        self._network = Network(
+            PrefixStore("channels", self.own_store),
+            rank,
+            size,
+            timeout_s=timeout_s,
+            transport=self.options.transport,
+            address=self.options.address,
+            lost_after_s=self.options.lost_after_s,
+        )
         self._network.connect({(rank + 1) % size, (rank - 1) % size} - {rank})
         self._engine = Engine(
-            rank,
-            self._network,
-            timeout_s=timeout_s,
-            lost_after_s=self.options.lost_after_s,
-            names=self._switches.names,
+            rank, self._network, timeout_s=timeout_s, lost_after_s=self.options.lost_after_s
         )
         # Not the one of the group: gloo knows calls by their order, and that serves other threads.
         timeout = timedelta(seconds=timeout_s)
@@ -152,18 +148,6 @@ class Communicator:
         self._generation = 0
         self._schedules = self._new_schedules()
         self._exchanges: Exchanges | None = None
-        self._resumption: Resumption | None = None
-        if self.options.resume and size > 1:
-            self._resumption = Resumption(
-                PrefixStore("resume", self.own_store),
-                f"arborcast/{name}/resume",
-                rank,
-                size,
-                self._engine,
-                self._network,
-                lambda epoch: self._make_network(f"channels/{epoch}", min(self._timeout_s, RECONNECT_S)),
-                self.options.lost_after_s,
-            )
         self._history = History(
             rank, self._global_ranks, self._engine.waits_for, lambda: self.failure is not None
         )
@@ -393,7 +377,7 @@ class Communicator:
 
     def begin_trace(self) -> Tracer:
         """Note all messages of the calls from now on, which takes time of its own, until `end_trace`."""
-        self._tracer = Tracer(self.rank, self._global_ranks, self._switches.names)
+        self._tracer = Tracer(self.rank, self._global_ranks)
         self._engine.use(self._tracer.recorder(self._network))
         return self._tracer
 
@@ -411,7 +395,14 @@ class Communicator:
             InputError: there is no such link.
         """
         before = self.fabric
-        self._leave_out([(first, second)])
+        options = replace(self.options, without=(*self.options.without, (first, second)))
+        # Before anything changes: it may be refused.
+        self.fabric = fabric_for(options, self._global_ranks, self._world_size)
+        self.options = options
+        self._generation += 1
+        self._schedules.close()
+        self._schedules = self._new_schedules()
+        self._exchanges = None
         if self.rank == 0 and before.topology.links == self.fabric.topology.links:
             log.warning(
                 "avoid %d-%d: no link among the ranks of this group (%s); nothing changes",
@@ -420,18 +411,6 @@ class Communicator:
                 before.topology.name,
             )
 
-    def _leave_out(self, links: Iterable[Hop], network: Network | None = None) -> None:
-        """Go by other schedules from now on, and through another network where one is given."""
-        options = replace(self.options, without=(*self.options.without, *links))
-        # Before anything changes: it may be refused.
-        self.fabric = fabric_for(options, self._global_ranks, self._world_size)
-        self.options = options
-        self._network = network or self._network
-        self._generation += 1
-        self._schedules.close()
-        self._schedules = self._new_schedules()
-        self._exchanges = None
-
     def while_waiting(self, function: Callable[[], None]) -> None:
         """Call a function, which must be quick, again and again in calls that wait for other ranks."""
         self._engine.while_waiting = function
@@ -439,25 +418,6 @@ class Communicator:
     def when_begun(self, function: Callable[[], None]) -> None:
         """Call a function, which must be quick, before a call by schedules leaves the interpreter."""
         self._engine.when_begun = function
-
-    @property
-    def resumed(self) -> Sequence[Resumed]:
-        """The calls in which a link failed and that were finished without it (`Options.resume`)."""
-        return () if self._resumption is None else tuple(self._resumption.resumed)
-
-    def _go_on_without(self, lost: Collection[Hop], resumption: Resumption) -> None:
-        """From the next call on: other channels, and the schedules of what is left."""
-        # Where ranks are joined by switches alone nobody knows which link it was: they connect once more.
-        joined = [pair for pair in sorted(lost) if {pair, pair[::-1]} & self.fabric.topology.bandwidth.keys()]
-        places = self.fabric.places or self._global_ranks
-        try:
-            self._leave_out([(places[a], places[b]) for a, b in joined], resumption.network)
-        except InputError as error:
-            self.abort(f"rank {self.rank}: nothing is left to go on with: {error}")
-            raise
-        self._network.timeout_s = self._timeout_s
-        if self._tracer is not None:
-            self._engine.use(self._tracer.recorder(self._network))
 
     def transports(self) -> dict[int, str]:
         """How bytes travel to each rank that this one is connected with."""
@@ -497,13 +457,9 @@ class Communicator:
 
     def close(self) -> None:
         """End the connections; others that still work with what this rank sent are not disturbed."""
-        if self._resumption is not None:
-            self._resumption.close()
         self._schedules.close()
         self._engine.close()
         self._network.close()
-        if self._resumption is not None:
-            self._resumption.network.close()  # another one where a call was being finished
         if self.device is not None:
             self.device.close()
 
@@ -543,15 +499,7 @@ class Communicator:
                 )
                 opening = replace(shown or call, sequence=self._next(), schedule=digest)
                 with self._history.begin(opening, nbytes, table.at(nbytes), is_counted) as begun:
-                    if self._resumption is None or device is not None or graph.program.switches:
-                        self._engine.run(graph, memory, opening, operator, device=device)
-                    else:
-                        served = partial(self._schedules.served, call.kind, call.root, nbytes)
-                        lost = self._resumption.run(
-                            graph, memory, opening, operator, served, call.count, self.fabric.topology
-                        )
-                        if lost:
-                            self._go_on_without(lost, self._resumption)
+                    self._engine.run(graph, memory, opening, operator, device=device)
                 if self._tracer is not None:
                     self._tracer.add(begun, graph, dtype.itemsize)
                 return
@@ -618,19 +566,6 @@ class Communicator:
     def _table(self, kind: Kind, root: int, *, waits: bool = False) -> Table | str:
         return self._schedules.table(CollectiveFingerprint(0, 0, root, kind, ""), self._next, waits=waits)
 
-    def _make_network(self, name: str, timeout_s: float) -> Network:
-        """Connections to come, by a name of their own in the store."""
-        return Network(
-            PrefixStore(name, self.own_store),
-            self.rank,
-            self.size,
-            timeout_s=timeout_s,
-            transport=self.options.transport,
-            address=self.options.address,
-            lost_after_s=self.options.lost_after_s,
-            names=self._switches.names,
-        )
-
     def _new_schedules(self) -> Schedules:
         """None yet, for the present fabric."""
         return Schedules(
@@ -640,8 +575,6 @@ class Communicator:
             self._network,
             self._engine,
             self._cut,
-            self._switches,
-            self._timeout_s,
             None if self.device is None else self.device.costs,
             partial(joint_part, self.fabric),
             partial(spare_table, self.fabric.spares, self.fabric.gone, self.fabric.topology),
@@ -661,14 +594,9 @@ class Communicator:
             "method": self.options.method,
             "start": self.options.start,
             "prepare": self.options.prepare,
-            "aggregators": [
-                f"{self.fabric.topology.label(vertex)}={host}:{port}"
-                for vertex, (host, port) in self.fabric.aggregators.items()
-            ],
             "staging": self.options.staging,
             "staging_depth": self.options.staging_depth,
             "staging_bytes": self.options.staging_bytes,
-            "resume": self.options.resume,
         }
 
 

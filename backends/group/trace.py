@@ -34,13 +34,12 @@ class Tracer:
     Args:
         rank: in the group.
         global_ranks: of the group's ranks in the job.
-        names: what peers are called that are no ranks.
     """
 
-    def __init__(self, rank: int, global_ranks: Sequence[int], names: Mapping[int, str]) -> None:
+    def __init__(self, rank: int, global_ranks: Sequence[int]) -> None:
         self.recorder = Recorder()
         self._pid = global_ranks[rank]
-        self._names = {peer: f"rank {number}" for peer, number in enumerate(global_ranks)} | dict(names)
+        self._global_ranks = global_ranks
         self._lines: dict[str, int] = {}
         self._events = [self._about("process_name", f"rank {self._pid}", 0)]
 
@@ -64,7 +63,7 @@ class Tracer:
                 for moment in moments:
                     of_peer[moment.peer].append(moment)
                 for peer, numbers in orders.items():
-                    line = f"{way} {self._names.get(peer, f'peer {peer}')}"
+                    line = f"{way} rank {self._global_ranks[peer]}"
                     self._messages(line, call.begun_ns, graph, numbers, of_peer[peer], item_bytes)
         self.recorder.forget()
 

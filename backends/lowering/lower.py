@@ -29,7 +29,6 @@ from arborcast.backends.lowering.rank_view import transfers_of
 from arborcast.synth.errors import ScheduleError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Transfer
-from arborcast.synth.simulation.pieces import switches_in
 
 
 class Scratch:
@@ -99,10 +98,7 @@ def lower(
     for index, transfer in enumerate(schedule.transfers):
         of_rank[transfer.src].append((index, transfer))
         of_rank[transfer.dst].append((index, transfer))
-    switches = tuple(sorted(switches_in(schedule)))
-    return tuple(
-        _lower(layout, rank, transfers, pieces, window, switches) for rank, transfers in enumerate(of_rank)
-    )
+    return tuple(_lower(layout, rank, transfers, pieces, window) for rank, transfers in enumerate(of_rank))
 
 
 def lower_rank(
@@ -125,38 +121,14 @@ def lower_rank(
     """
     transfers = transfers_of(schedule, rank)
     chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)
-    switches = tuple(sorted(switches_in(schedule)))
     layout = lay_out(schedule, count, chunks)
     if depth is None:
-        return _lower(layout, rank, transfers, pieces, window, switches)
+        return _lower(layout, rank, transfers, pieces, window)
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}")
     ring = _Ring(layout, rank, pieces, depth)
     pace = Fraction(max(schedule.steps, depth), depth) if depth < pieces else Fraction(1)
-    return _lower(layout, rank, transfers, pieces, window, switches, ring, pace)
-
-
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """What a rank does with its own data before it sends any: copy it, or add it to what is there."""
-
-    source: Slice
-    into: Slice
-    adds: bool
-
-
-def lower_laid_out(
-    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], joinings: Sequence[Joining]
-) -> Program:
-    """The program of a rank whose chunks, in one piece, lie where somebody says (`backends.lowering.finish`).
-
-    Args:
-        layout: of the chunks of all transfers.
-        rank: this one.
-        transfers: its own, each with its number among those of all ranks.
-        joinings: what comes first, in this order.
-    """
-    return _lower(layout, rank, transfers, 1, DEFAULT_WINDOW, (), joinings=joinings)
+    return _lower(layout, rank, transfers, pieces, window, ring, pace)
 
 
 def _lower(
@@ -165,10 +137,8 @@ def _lower(
     transfers: Sequence[tuple[int, Transfer]],
     pieces: int,
     window: int,
-    switches: tuple[int, ...],
     ring: _Ring | None = None,
     pace: Fraction = Fraction(1),
-    joinings: Sequence[Joining] = (),
 ) -> Program:
     """The program of a rank whose pieces enter every `pace` steps."""
     if pieces < 1 or window < 1:
@@ -181,8 +151,6 @@ def _lower(
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
         writer.copy(0, *kept)
-    for it in joinings:
-        (writer.add if it.adds else writer.copy)(0, it.source, it.into)
     last_send: dict[tuple[int, int, int], int] = {}
     last: dict[tuple[int, int], int] = {}
     for position, message in enumerate(messages):
@@ -209,7 +177,6 @@ def _lower(
         writer.scratch.elements,
         layout.in_place(rank),
         len(collective.ranks) if collective.kind.reduces else 1,
-        switches,
         None if ring is None else ring.elements,
     )
 

@@ -92,7 +92,6 @@ class Program:
         scratch_elements: length of the working space.
         in_place: whether the output holds the rank's data at the start.
         contributors: how many ranks a reduction combines, 1 for other kinds; what AVG divides by.
-        switches: those that execute a program of the same schedule.
         ring_elements: length of the host memory that input and output, which lie on a device, pass through:
             copies alone touch them. None where they lie in host memory.
     """
@@ -104,7 +103,6 @@ class Program:
     scratch_elements: int
     in_place: bool
     contributors: int
-    switches: tuple[int, ...] = ()
     ring_elements: int | None = None
 
     def elements(self, buffer: Buffer) -> int:

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Transfer
+from arborcast.synth.simulation.pieces import switches_in
 from arborcast.synth.symmetry.translations import Integers
 
 
@@ -92,6 +94,19 @@ def partners_of(schedule: AnySchedule, rank: int) -> frozenset[int]:
     return frozenset(
         end for _, transfer in transfers_of(schedule, rank) for end in (transfer.src, transfer.dst)
     ) - {rank}
+
+
+def refuse_switches(schedule: AnySchedule, who: str) -> None:
+    """Refuse to run what no processes of ranks can: a schedule in which a switch adds or copies.
+
+    Raises:
+        InputError: that it is; it begins with `who`.
+    """
+    if switches := sorted(switches_in(schedule)):
+        raise InputError(
+            f"{who}: must be a schedule whose switches only forward (--no-in-network), since ranks alone run "
+            f"it, got one in which switch {schedule.topology.label(switches[0])} adds or copies"
+        )
 
 
 def digest_of(schedule: AnySchedule) -> bytes:

@@ -27,7 +27,6 @@ from arborcast.backends.measure.nccl_tests import sweep_of
 from arborcast.backends.options import Options
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.simulation.pieces import switches_in
 
 
 class RunError(Exception):
@@ -48,7 +47,6 @@ def run_schedule(
 ) -> tuple[Row, ...]:
     """Run a schedule by torch's messages on one local process per rank of its topology, relays included.
 
-    Where switches execute programs, too, the engine of the process group runs it, with a process for each.
     Sizes are rounded down to whole elements and blocks; where `pieces` is None, chunks are cut into as many
     as leave 1 MiB or more, up to 32. Other arguments as for `sweep_of`, errors as for it and `run_sweeps`.
     """
@@ -60,7 +58,7 @@ def run_schedule(
         iterations=iterations,
         warmup=warmup,
         average="max",
-        via="group" if switches_in(schedule) else "messages",
+        via="messages",
         seed=seed,
         pieces=pieces,
         count=count_for,

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from arborcast.backends.lowering.layout import IN_PLACE_KINDS
+from arborcast.backends.lowering.rank_view import refuse_switches
 from arborcast.backends.measure.job import (
     AVERAGES,
     ITEM_BYTES,
@@ -27,7 +28,6 @@ from arborcast.backends.measure.job import (
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.simulation.pieces import switches_in
 
 NCCL_TYPES = {"float32": "float", "float64": "double"}
 """What nccl-tests calls a type, where that is not our name of it."""
@@ -118,11 +118,7 @@ def sweep_of(
     reduction = Reduction.of(_OUR_OPERATORS.get(op, op))
     if pieces is not None and pieces < 1:
         raise InputError(f"pieces: must be at least 1, got {pieces}")
-    if via == "messages" and (switches := sorted(switches_in(schedule))):
-        raise InputError(
-            f"via messages: switch {schedule.topology.label(switches[0])} has to execute a program, which "
-            "torch's messages cannot make it; via group can"
-        )
+    refuse_switches(schedule, "run")
     counts = tuple(count(schedule, size, dtype) for size in sizes)
     return Sweep(
         schedule,

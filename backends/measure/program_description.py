@@ -72,11 +72,12 @@ def program_document(program: Program) -> Json:
     }
 
 
-def describe_program(program: Program, *, most: int | None = 40) -> list[str]:
+def describe_program(program: Program, *, is_switch: bool = False, most: int | None = 40) -> list[str]:
     """What a rank does, one operation a line.
 
     Args:
         program: of one rank.
+        is_switch: whether it is that of an able switch.
         most: operations that are shown; all of them where None.
     """
     operations = program.operations
@@ -85,8 +86,7 @@ def describe_program(program: Program, *, most: int | None = 40) -> list[str]:
     local = f"{_count(operations, Reduce, 'reduction')}, {_count(operations, Copy, 'copy', 'copies')}"
     place = "in place" if program.in_place else f"input {program.input_elements}"
     lines = [
-        f"{'switch' if program.rank in program.switches else 'rank'} {program.rank}: "
-        f"{len(operations)} operations",
+        f"{'switch' if is_switch else 'rank'} {program.rank}: {len(operations)} operations",
         f"  sends     {_messages(sends, 'to')}",
         f"  receives  {_messages(receives, 'from')}",
         f"  local     {local}",

@@ -17,7 +17,6 @@ from arborcast.backends.executors.torch_p2p import DEFAULT_PIECE_BYTES, Executor
 from arborcast.backends.measure.job import LOOPBACK_PIECE_BYTES, Row, Sweep, row_of
 from arborcast.backends.measure.torchrun import job_group
 from arborcast.backends.measure.trial import Runner, Trial
-from arborcast.backends.options import Options
 from arborcast.backends.schedules.rendezvous import are_on_one_host
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.synth.errors import InputError
@@ -64,7 +63,6 @@ def run_sweep(
     timeout_s: float,
     on_row: Callable[[Row], None] | None,
     groups: dict[tuple[int, ...], dist.ProcessGroup] | None = None,
-    options: Options | None = None,
 ) -> tuple[Row, ...]:
     """The rows of a sweep, on every rank that takes part; `on_row` is called with each as it is there.
 
@@ -74,7 +72,6 @@ def run_sweep(
         timeout_s: to connect within, and without progress.
         on_row: None where this rank says nothing.
         groups: by their ranks, those that earlier sweeps have made; new ones are added.
-        options: of the engine; from the environment where None.
 
     Raises:
         ExecutionError: a rank is gone or does not answer.
@@ -93,7 +90,7 @@ def run_sweep(
     if dist.get_rank() >= sweep.schedule.topology.ranks:
         return ()
     rows = []
-    with _runner(sweep, store, everyone, timeout_s, options) as runner:
+    with _runner(sweep, store, everyone, timeout_s) as runner:
         for asked, count in zip(sweep.asked_bytes, sweep.counts, strict=True):
             seconds, found = Trial(sweep, count, runner, everyone, members).run()
             times = torch.tensor(seconds, dtype=torch.float64)
@@ -108,9 +105,7 @@ def run_sweep(
 
 
 @contextlib.contextmanager
-def _runner(
-    sweep: Sweep, store: Store, everyone: dist.ProcessGroup, timeout_s: float, options: Options | None
-) -> Iterator[Runner]:
+def _runner(sweep: Sweep, store: Store, everyone: dist.ProcessGroup, timeout_s: float) -> Iterator[Runner]:
     """What executes the schedule; where something fails, the other ranks are plan_or_error."""
     schedule = sweep.schedule
     if sweep.via == "messages":
@@ -119,7 +114,7 @@ def _runner(
         yield Executor(schedule, everyone, pieces=sweep.pieces, piece_bytes=piece_bytes)
         return
     own = PrefixStore(_PREFIX, store)
-    runner = EngineRunner(schedule, own, everyone.rank(), timeout_s=timeout_s, options=options)
+    runner = EngineRunner(schedule, own, everyone.rank(), timeout_s=timeout_s)
     try:
         yield runner
     except BaseException as error:

@@ -1,8 +1,7 @@
 """The other side of `launch`: `python -m arborcast.backends.measure.worker FOLDER PIPE` runs its sweeps.
 
-It imports torch once and then forks one process per rank, and one for each switch that executes programs
-where the environment names none. Rank 0 says each row at once; the first to fail leaves its reason in the
-folder, and the others are ended. Nobody outlives the process that launched us.
+It imports torch once and then forks one process per rank. Rank 0 says each row at once; the first to fail
+leaves its reason in the folder, and the others are ended. Nobody outlives the process that launched us.
 """
 
 from __future__ import annotations
@@ -11,27 +10,21 @@ import contextlib
 import json
 import os
 import pickle
-import secrets
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from arborcast.backends.aggregation.aggregator import Aggregator
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.measure.job import Row, Sweep
 from arborcast.backends.measure.sweep import run_sweep
-from arborcast.backends.options import Options
 from arborcast.backends.tensors.torch_compat import FileStore, PrefixStore
-from arborcast.backends.transport.handshake import TOKEN_BYTES
-from arborcast.synth.simulation.pieces import switches_in
 
 SWEEPS_FILE = "sweeps.pickle"
 FAILURE_FILE = "failure.txt"
@@ -46,15 +39,13 @@ def main(folder: Path, mouth: int, *, poll_s: float = 0.02, grace_s: float = 0.2
     # Read before the fork: a broken file is then one error, not one per rank.
     sweeps, timeout_s = pickle.loads((folder / SWEEPS_FILE).read_bytes())
     launcher = os.getppid()
-    switches = _start_switches(sweeps, mouth)
     world = max(sweep.schedule.topology.ranks for sweep in sweeps)
-    served = tuple(switches.values())
-    running = {_fork(folder, sweeps, rank, world, timeout_s, mouth, served): rank for rank in range(world)}
+    running = {_fork(folder, sweeps, rank, world, timeout_s, mouth): rank for rank in range(world)}
     os.close(mouth)  # it ends when rank 0 does
     try:
         while running and os.getppid() == launcher:
             child, status = os.waitpid(-1, os.WNOHANG)
-            if not child or child in switches:  # without one ranks fail, and say so
+            if not child:
                 time.sleep(poll_s)
             elif status:
                 time.sleep(grace_s)
@@ -67,45 +58,10 @@ def main(folder: Path, mouth: int, *, poll_s: float = 0.02, grace_s: float = 0.2
                 del running[child]
         return 1 if running else 0
     finally:
-        for child in (*running, *switches):
+        for child in running:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-
-
-def _start_switches(sweeps: Sequence[Sweep], mouth: int) -> dict[int, Aggregator]:
-    """A process for each able switch of the fabrics whose schedules need some, by its number there."""
-    count = max(
-        (
-            sweep.schedule.topology.holders - sweep.schedule.topology.ranks
-            for sweep in sweeps
-            if switches_in(sweep.schedule)
-        ),
-        default=0,
-    )
-    if not count or Options.from_environment().aggregators:
-        return {}
-    token = secrets.token_bytes(TOKEN_BYTES)
-    started: dict[int, Aggregator] = {}
-    for _ in range(count):
-        aggregator = Aggregator("127.0.0.1", token=token)
-        child = os.fork()
-        if not child:
-            os.close(mouth)
-            torch.set_num_threads(1)
-            aggregator.serve()
-            os._exit(0)
-        started[child] = aggregator
-    return started
-
-
-def _options_with(switches: Sequence[Aggregator]) -> Options:
-    """Those of the environment, with these switches."""
-    options = Options.from_environment()
-    if not switches:
-        return options
-    addresses = tuple((None, (one.host, one.port)) for one in switches)
-    return replace(options, aggregators=addresses, aggregator_token=switches[0].token.hex())
 
 
 def _ended() -> dict[int, int]:
@@ -126,15 +82,7 @@ def _name_the_killed(folder: Path, ended: dict[int, int], rank_of: dict[int, int
             (folder / FAILURE_FILE).write_text(reason, encoding="utf-8")
 
 
-def _fork(
-    folder: Path,
-    sweeps: Sequence[Sweep],
-    rank: int,
-    world: int,
-    timeout_s: float,
-    mouth: int,
-    switches: Sequence[Aggregator],
-) -> int:
+def _fork(folder: Path, sweeps: Sequence[Sweep], rank: int, world: int, timeout_s: float, mouth: int) -> int:
     child = os.fork()
     if child:
         return child
@@ -142,7 +90,7 @@ def _fork(
     try:
         if rank:
             os.close(mouth)
-        _run_rank(folder, sweeps, rank, world, timeout_s, mouth, switches)
+        _run_rank(folder, sweeps, rank, world, timeout_s, mouth)
         status = 0
     except BaseException as error:
         traceback.print_exc()
@@ -160,13 +108,7 @@ def _note_failure(folder: Path, reason: str) -> None:
 
 
 def _run_rank(
-    folder: Path,
-    sweeps: Sequence[Sweep],
-    rank: int,
-    world: int,
-    timeout_s: float,
-    mouth: int,
-    switches: Sequence[Aggregator],
+    folder: Path, sweeps: Sequence[Sweep], rank: int, world: int, timeout_s: float, mouth: int
 ) -> None:
     torch.set_num_threads(1)
     store = FileStore(str(folder / "store"), world)
@@ -181,9 +123,7 @@ def _run_rank(
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for number, sweep in enumerate(sweeps):
         own = PrefixStore(str(number), store)
-        topology = sweep.schedule.topology
-        options = _options_with(switches[: topology.holders - topology.ranks])
-        run_sweep(sweep, own, timeout_s=timeout_s, on_row=on_row, groups=groups, options=options)
+        run_sweep(sweep, own, timeout_s=timeout_s, on_row=on_row, groups=groups)
     dist.barrier()
     dist.destroy_process_group()
 

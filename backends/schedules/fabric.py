@@ -8,18 +8,18 @@ a group of which nobody says anything is a full mesh of sockets, and that is sai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from arborcast import topologies
-from arborcast.backends.options import Address, Options
+from arborcast.backends.options import Options
 from arborcast.backends.schedules.spare import fitting_spares
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.topology import Hop, Topology, Vertex
+from arborcast.synth.topology import Hop, Topology
 from arborcast.topologies.files import load_file
 
 if TYPE_CHECKING:
@@ -38,12 +38,10 @@ class Fabric:
     """The links among the ranks of a group.
 
     Attributes:
-        topology: its rank i is rank i of the group.
+        topology: its rank i is rank i of the group; its switches only forward, whatever they can do.
         source: what it was made from, in words.
         is_assumed: whether nobody described it.
         healthy: the same ranks before links failed; None where none did, or where the group is a fragment.
-        aggregators: where the processes of its able switches listen, by vertex; without them all switches
-            only forward, whatever the fabric's can do.
         places: the rank of the whole fabric that each rank of the group is; empty where that is not known.
         joint: what groups of the job run at once on the whole fabric; nothing where nobody says.
         gone: links between ranks of the group that have failed, as its ranks.
@@ -54,7 +52,6 @@ class Fabric:
     source: str
     is_assumed: bool
     healthy: Topology | None = None
-    aggregators: Mapping[Vertex, Address] = field(default_factory=dict)
     places: tuple[int, ...] = ()
     joint: tuple[GroupSchedules, ...] = ()
     gone: tuple[Hop, ...] = ()
@@ -80,13 +77,13 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     therefore have ranks that cannot reach each other.
 
     Args:
-        options: `topology`, `ranks`, `without`, `spares` and `aggregators` count here.
+        options: `topology`, `ranks`, `without` and `spares` count here.
         global_ranks: of the group's ranks, in the group's order.
         world_size: ranks of the default group.
 
     Raises:
-        InputError: the fabric cannot be read, it does not say which of its ranks the processes are, there is
-            no such rank or link, or its able switches and the processes named for them do not fit.
+        InputError: the fabric cannot be read, it does not say which of its ranks the processes are, or there
+            is no such rank or link.
     """
     assert all(0 <= rank < world_size for rank in global_ranks), "the caller knows the world"
     joint = _joint(options)
@@ -96,9 +93,7 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     whole, source = _described(described)
     for it in joint:
         _check_joint(it, whole, options)
-    of_switch = _aggregators(options, whole)
-    if not of_switch:
-        whole = whole.forwarding
+    whole = whole.forwarding  # no process of the job adds in a switch
     places = _places(options.ranks, whole, world_size)
     topology = without_links(whole, options.without)
     chosen = [places[rank] for rank in global_ranks]
@@ -112,7 +107,6 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
         source + _words_of(options.without),
         is_assumed=False,
         healthy=whole if is_whole and options.without else None,
-        aggregators=_by_vertex(of_switch, topology),
         places=tuple(chosen),
         joint=joint,
         gone=tuple((place[first], place[second]) for first, second in inside),
@@ -146,45 +140,8 @@ def _check_joint(joint: GroupSchedules, whole: Topology, options: Options) -> No
             "groups: must not forward for each other, as their processes do not (synth groups --no-relays), "
             f"got {len(joint.groups)} groups with relays"
         )
-    if options.without or options.aggregators:
-        name = "without" if options.without else "aggregators"
-        raise InputError(f"groups: must be left out with {name}, for which they were not made, got both")
-
-
-def addresses_of(options: Options, topology: Topology) -> dict[Vertex, Address]:
-    """Where the process of each able switch listens, by vertex; empty where options name none.
-
-    Raises:
-        InputError: switches and processes do not fit.
-    """
-    return _by_vertex(_aggregators(options, topology), topology)
-
-
-def _by_vertex(of_switch: Mapping[str, Address], topology: Topology) -> dict[Vertex, Address]:
-    able = range(topology.ranks, topology.holders) if of_switch else ()
-    return {vertex: of_switch[str(topology.label(vertex))] for vertex in able}
-
-
-def _aggregators(options: Options, whole: Topology) -> dict[str, Address]:
-    """Where the process of each able switch listens, by its name; empty where none is named."""
-    if not options.aggregators:
-        return {}
-    able = [str(whole.label(vertex)) for vertex in range(whole.ranks, whole.holders)]
-    named = {name: where for name, where in options.aggregators if name is not None}
-    if not named and len(options.aggregators) == len(able):
-        named = dict(zip(able, (where for _, where in options.aggregators), strict=True))
-    if not able or set(named) != set(able):
-        got = ", ".join(named) if named else f"{len(options.aggregators)} without names"
-        raise InputError(
-            f"aggregators: must be one for each switch of {whole.name} that reduces or multicasts "
-            f"({', '.join(able) or 'there is none'}), got {got}"
-        )
-    if options.aggregator_token is None:
-        raise InputError(
-            "aggregator_token: must be the token that synth aggregate prints (ARBORCAST_AGGREGATOR_TOKEN), "
-            "got none"
-        )
-    return named
+    if options.without:
+        raise InputError("groups: must be left out with without, for which they were not made, got both")
 
 
 def without_links(topology: Topology, pairs: Iterable[Hop]) -> Topology:
@@ -247,11 +204,6 @@ def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> 
         raise InputError(
             "spares: must be for a fabric, and none is given (ARBORCAST_TOPOLOGY or option topology), "
             f"got {len(options.spares)}"
-        )
-    if options.aggregators:
-        raise InputError(
-            "aggregators: must be those of a fabric's switches, and none is given (ARBORCAST_TOPOLOGY or "
-            f"option topology), got {len(options.aggregators)}"
         )
     if options.ranks is not None:
         raise InputError(

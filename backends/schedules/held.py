@@ -24,19 +24,16 @@ from functools import lru_cache, partial
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.lowering.ending import tree_of, with_end
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.behind import Line
-from arborcast.backends.schedules.enlistment import ANSWER_S, Switches
 from arborcast.backends.schedules.joint import JointPart
-from arborcast.backends.schedules.pieces import ring_for
-from arborcast.backends.schedules.rendezvous import share_if_any
+from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.simple import is_simple, simple_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, kept_table, synthesize_table
 from arborcast.backends.schedules.table import Entry, Table
 from arborcast.backends.staging.device import CopyCosts
-from arborcast.backends.staging.ring import Ring
+from arborcast.backends.staging.ring import Pipeline, Ring
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -45,8 +42,7 @@ from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats.documents import topology_to_document
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.schedule import Schedule
-from arborcast.synth.simulation.pieces import PieceRule, switches_in
+from arborcast.synth.simulation.pieces import PieceRule
 from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -95,8 +91,6 @@ class Schedules:
         network: to be connected as they need it.
         engine: over which ranks agree.
         cut: into how many pieces chunks are cut.
-        switches: that execute programs for the group.
-        timeout_s: of the group's calls.
         copying: what copies of tensors on a device cost, where some are staged.
         joint: gives the part in what several groups run at once; None for what this group does by itself.
         spare: gives the table that was made before links failed, alike on all ranks; None where none was.
@@ -111,8 +105,6 @@ class Schedules:
         network: Network,
         engine: Engine,
         cut: PieceRule,
-        switches: Switches,
-        timeout_s: float,
         copying: CopyCosts | None = None,
         joint: Callable[[Kind, int | None], JointPart | None] | None = None,
         spare: Callable[[Kind, int | None], Table | None] | None = None,
@@ -125,8 +117,6 @@ class Schedules:
         self._network = network
         self._engine = engine
         self._cut = cut
-        self._switches = switches
-        self._timeout_s = timeout_s
         self._copying = copying
         self._joint = joint
         self._spare = spare
@@ -178,14 +168,6 @@ class Schedules:
             if change.found is not None:
                 change.found.cancel()
 
-    def served(self, kind: Kind, root: int, nbytes: int) -> tuple[Schedule, int]:
-        """What serves a call in explicit form, and the pieces of its chunks where they lie in host memory."""
-        table = self._tables[kind, root]
-        assert isinstance(table, Table), "the caller has looked"
-        schedule = table.at(nbytes).schedule
-        explicit = schedule if isinstance(schedule, Schedule) else schedule.expand()
-        return explicit, self._cut.pieces(schedule, nbytes)
-
     def _compile(
         self, kind: Kind, root: int, nbytes: int, count: int, is_staged: bool
     ) -> tuple[bytes, TaskGraph]:
@@ -204,27 +186,18 @@ class Schedules:
         schedule, rank, digest = entry.schedule, self._network.rank, _digest(table, entry)
         if not is_staged:
             program = lower_rank(schedule, rank, count, pieces=self._cut.pieces(schedule, nbytes))
-            if self._options.resume and not switches_in(schedule):
-                explicit, pieces = self.served(kind, root, nbytes)
-                last = explicit.steps + pieces, explicit.transfer_count * pieces
-                program = with_end(program, tree_of(explicit), *last)
             return digest, compile_graph(program)
         ring = self._ring(schedule, nbytes)
-        if not switches_in(schedule):  # those know the schedule by its table, and no ring
-            digest = hashlib.sha256(digest + str(ring).encode()).digest()[:8]
+        digest = hashlib.sha256(digest + str(ring).encode()).digest()[:8]
         program = lower_rank(schedule, rank, count, pieces=ring.pieces, window=ring.depth, depth=ring.depth)
         return digest, compile_graph(program)
 
     def _ring(self, schedule: AnySchedule, nbytes: int) -> Ring:
         """How tensors on a device pass through host memory: what the options say, else the fastest way."""
         assert self._copying is not None, "the caller has a device"
-        ring = ring_for(
-            schedule,
-            nbytes,
-            self._copying,
-            self._cut,
-            buffer_bytes=self._options.staging_bytes,
-            depth=self._options.staging_depth,
+        options = self._options
+        ring = Pipeline.of(schedule, nbytes, self._copying).choose(
+            buffer_bytes=options.staging_bytes, depth=options.staging_depth
         )
         log.info("%s of %d bytes from and to a device: %s", schedule.collective.kind, nbytes, ring)
         return ring
@@ -267,7 +240,7 @@ class Schedules:
     def _is_at_once(self) -> bool:
         """Whether another table may serve while one is looked for."""
         options = self._options
-        return not self._switches.addresses and options.method == "auto" and options.start == "at once"
+        return options.method == "auto" and options.start == "at once"
 
     def _changed(self, kind: Kind, root: int, change: _Change, *, waits: bool) -> Table:
         """The table that is to serve from now on: the simple one still, where there is no other yet."""
@@ -288,17 +261,16 @@ class Schedules:
     def _shared(self, key: str, make: Callable[[], Table | None]) -> Table | None:
         """What rank 0 makes, and the connections that it needs."""
         rank = self._network.rank
-        wait_s = self._options.deadline_s + KERNELS_S + 60 + ANSWER_S * len(self._switches.addresses)
+        wait_s = self._options.deadline_s + KERNELS_S + 60
         if rank:
             self._wait_for(key, wait_s)
         try:
-            table = share_if_any(self._store, key, rank, make, timeout_s=wait_s)
+            table = share_table(self._store, key, rank, make, timeout_s=wait_s)
         except ExecutionError as error:
             self._engine.give_up(f"rank {rank}: schedules ({key}): {error}")
             raise
         if table is not None:
-            # All ranks tell a switch of every call that needs it, so that it has them in one order.
-            self._connect(table.peers(rank) | set(self._switches.used_by(table)), key)
+            self._connect(table.peers(rank), key)
         return table
 
     def _connect(self, peers: Collection[int], key: str) -> None:
@@ -314,7 +286,7 @@ class Schedules:
         of = root if root >= 0 else None
         part = None if self._joint is None else self._joint(kind, of)
         if part is not None:
-            return self._enlisted(given_table(part, self._options))
+            return given_table(part, self._options)
         if self._is_at_once and not waits:
             table = kept_table(self._fabric, kind, of, self._options, self._cores)
             if table is not None:
@@ -330,7 +302,7 @@ class Schedules:
                 look = partial(synthesize_table, self._fabric, kind, of, self._options, self._cores)
                 self._changes[kind, root] = _Change(found=_line.add(look))
                 return table
-        return self._enlisted(synthesize_table(self._fabric, kind, of, self._options, self._cores))
+        return synthesize_table(self._fabric, kind, of, self._options, self._cores)
 
     def _later(self, key: tuple[Kind, int], waits: bool) -> Table | None:
         """On rank 0: the table found behind the calls, the simple one where none was; None for not yet."""
@@ -345,12 +317,6 @@ class Schedules:
         except Exception as error:
             log.warning("%s on %s: the simple schedule stays: %s", key[0], self.topology.name, error)
             return table
-
-    def _enlisted(self, table: Table) -> Table:
-        """The table, once the switches that it needs have accepted it."""
-        digests = [_digest(table, entry) for entry in table.entries]
-        self._switches.enlist(self._network, table, digests, self._cut, self._timeout_s)
-        return table
 
     def _wait_for(self, key: str, wait_s: float) -> None:
         """Until rank 0 has said something, or it is too late; a peer that dies meanwhile is noticed."""

@@ -162,9 +162,9 @@ def difference(everybody: Sequence[Mapping[str, object]]) -> str:
 
 
 def share_table(
-    store: Store, key: str, rank: int, make: Callable[[], Table], *, timeout_s: float = 60.0
-) -> Table:
-    """The table that rank 0 makes, on every rank of a group.
+    store: Store, key: str, rank: int, make: Callable[[], Table | None], *, timeout_s: float = 60.0
+) -> Table | None:
+    """The table that rank 0 makes, on every rank of a group; None on all where there is none yet.
 
     Args:
         store: of the group; any of torch's.
@@ -180,15 +180,6 @@ def share_table(
         ExecutionError: `make` raised it or anything else, rank 0 did not answer in time, or what arrived is
             not what it sent.
     """
-    table = share_if_any(store, key, rank, make, timeout_s=timeout_s)
-    assert table is not None, "it was made"
-    return table
-
-
-def share_if_any(
-    store: Store, key: str, rank: int, make: Callable[[], Table | None], *, timeout_s: float
-) -> Table | None:
-    """The same where there may be none yet: None on all ranks then."""
     return _give(store, key, make) if rank == 0 else _take(store, key, rank, timeout_s)
 
 

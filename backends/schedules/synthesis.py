@@ -354,5 +354,5 @@ def _key(
 def _own_sources() -> str:
     """The state of the files here that make tables; the key holds that of `synth` anyway."""
     folder = Path(__file__).parent
-    files = ("joint.py", "pieces.py", "selection.py", "synthesis.py", "table.py", "../lowering/additions.py")
+    files = ("joint.py", "selection.py", "synthesis.py", "table.py", "../lowering/additions.py")
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()

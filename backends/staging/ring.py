@@ -36,7 +36,7 @@ from fractions import Fraction
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
-from arborcast.synth.simulation.pieces import most_messages, pieces_that_fit
+from arborcast.synth.simulation.pieces import MESSAGE_US, SHORTEST_BYTES, most_messages, pieces_that_fit
 
 MOST_PIECES = 256
 MOST_DEPTH = 64
@@ -102,8 +102,8 @@ class Pipeline:
         nbytes: int,
         copying: CopyCosts,
         *,
-        message_us: int,
-        shortest_bytes: int = 1,
+        message_us: int = MESSAGE_US,
+        shortest_bytes: int = SHORTEST_BYTES,
     ) -> Pipeline:
         """That of a schedule.
 

@@ -64,15 +64,6 @@ class SharedStore(c10d.Store):
             pause = min(2 * pause, LATEST_S)
 
 
-def own_connection(store: Store) -> Store:
-    """One more connection to a store without its prefixes, for who waits in it for long."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, SharedStore):
-        store = store.underlying_store
-    return cast(Store, cast(Any, store).clone())
-
-
 _shared: weakref.WeakValueDictionary[tuple[int, str, int], SharedStore] = weakref.WeakValueDictionary()
 """Of this process (a child has none of its parent's), by the server."""
 

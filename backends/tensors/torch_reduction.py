@@ -47,9 +47,6 @@ _TYPES = frozenset(
 )
 """What gloo reduces as well, so that a call does not fail for being small."""
 
-TYPE_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in _TYPES))
-"""The types of elements that schedules reduce."""
-
 
 @dataclass(frozen=True)
 class Operator:
@@ -116,18 +113,6 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
             return None
         factor = state[1]
     return Operator(name.lower(), _COMBINE[name], factor, name == "AVG")
-
-
-def operator_named(name: str, dtype: torch.dtype) -> Operator | None:
-    """How others combine, by the name of their operator: what comes before and after is theirs.
-
-    Returns:
-        None where schedules do not serve it.
-    """
-    known = name.upper() in _COMBINE and dtype in _TYPES
-    if not known or (name.upper() in _BITWISE and dtype.is_floating_point):
-        return None
-    return Operator(name, _COMBINE[name.upper()])
 
 
 def served_operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:

@@ -127,13 +127,11 @@ def _can_be_bound(address: str) -> bool:
     return True
 
 
-def listening_socket(address: str, port: int = 0) -> socket.socket:
-    """A TCP socket that listens at a port of a numeric address, at any free one where it is 0."""
-    family, *_, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+def listening_socket(address: str) -> socket.socket:
+    """A TCP socket that listens at any free port of a numeric address."""
+    family, *_, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if port:  # what a process before this one left there must not keep it from starting again
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(target)
         sock.listen(socket.SOMAXCONN)
     except OSError:

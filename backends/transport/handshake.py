@@ -173,35 +173,24 @@ def dial_tcp(host: str, port: int, handshake: Handshake, deadline: float) -> Cal
     return Call(sock)
 
 
-def _go_on() -> None:
-    """Whatever waits may do so."""
-
-
-def read_reply(
-    sock: socket.socket,
-    peer: int,
-    deadline: float,
-    look: Callable[[], None] = _go_on,
-    came: list[int] | None = None,
-) -> str:
-    """The refusal that a rank answers, empty where this rank is welcome.
+def read_reply(call: Call, peer: int, deadline: float, look: Callable[[], None]) -> str:
+    """What a rank refuses a call with, empty where it welcomes it; descriptors that come are the call's.
 
     Args:
-        sock: connected to it.
+        call: to it.
         peer: the rank.
         deadline: of `time.monotonic`.
         look: called while nothing comes; raises where waiting is of no more use.
-        came: where to put descriptors that come along over a Unix socket; None where none are wanted.
 
     Raises:
         ExecutionError: who answered is not a rank.
         OSError: the connection ended.
         TimeoutError: no answer came until `deadline` (of `time.monotonic`).
     """
-    magic, length = _ANSWER.unpack(_read(sock, _ANSWER.size, deadline, look, came))
+    magic, length = _ANSWER.unpack(_read(call, _ANSWER.size, deadline, look))
     if magic != _MAGIC or length > _LONGEST_REFUSAL:
         raise ExecutionError(f"what listens at the address of rank {peer} is not a rank of this group")
-    return _read(sock, length, deadline, look, came).decode(errors="replace")
+    return _read(call, length, deadline, look).decode(errors="replace")
 
 
 def receive_descriptors(sock: socket.socket, most: int, came: list[int]) -> tuple[bytes, bool]:
@@ -220,17 +209,15 @@ def receive_descriptors(sock: socket.socket, most: int, came: list[int]) -> tupl
     return said, bool(flags & socket.MSG_CTRUNC)
 
 
-def _read(
-    sock: socket.socket, length: int, deadline: float, look: Callable[[], None], came: list[int] | None
-) -> bytes:
+def _read(call: Call, length: int, deadline: float, look: Callable[[], None]) -> bytes:
     data = b""
     while len(data) < length:
-        sock.settimeout(min(_LOOK_S, seconds_until(deadline)))
+        call.sock.settimeout(min(_LOOK_S, seconds_until(deadline)))
         try:
-            if came is not None and sock.family == socket.AF_UNIX:
-                got, _ = receive_descriptors(sock, length - len(data), came)
+            if call.sock.family == socket.AF_UNIX:
+                got, _ = receive_descriptors(call.sock, length - len(data), call.came)
             else:
-                got = sock.recv(length - len(data))
+                got = call.sock.recv(length - len(data))
         except TimeoutError:
             look()
             if time.monotonic() >= deadline:

@@ -26,12 +26,6 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S = 5.0
 """That a connection may be silent before its handshake is here; whoever belongs here sends it at once."""
 
-MOST_SILENT = 64
-"""Connections without a handshake at a time where nobody says otherwise; of more, the oldest is dropped.
-
-Should that be a rank's, it dials again.
-"""
-
 PAUSE_S = 0.05
 """That nobody is accepted where there are no descriptors, so that who waits for some does not spin."""
 
@@ -96,8 +90,8 @@ class Listener:
         address: numeric, of a TCP listener.
         is_local: whether to listen at a Unix socket too, under a name that the kernel forgets with it, to
             processes of the same user.
-        port: of the TCP listener; any free one where 0.
-        most_silent: connections without a handshake at a time; of more, the oldest is dropped.
+        most_silent: connections without a handshake at a time; of more, the oldest is dropped. Should that be
+            a rank's, it dials again.
 
     Attributes:
         host, port: of the TCP listener.
@@ -109,16 +103,14 @@ class Listener:
         OSError: there is no listening at that address.
     """
 
-    def __init__(
-        self, address: str, *, is_local: bool, port: int = 0, most_silent: int = MOST_SILENT
-    ) -> None:
+    def __init__(self, address: str, *, is_local: bool, most_silent: int) -> None:
         self.pending: list[PendingConnection] = []
         self.trouble: str | None = None
         self.most_silent = most_silent
         self._silent: dict[PendingConnection, None] = {}  # without a handshake, the oldest first
         self.name: str | None = None
         self._selector = selectors.PollSelector()
-        tcp = listening_socket(address, port)
+        tcp = listening_socket(address)
         self.host, self.port = tcp.getsockname()[:2]
         self._watch(tcp, None)
         if is_local:

@@ -5,8 +5,6 @@ tries the lower one's Unix socket where both run under one kernel, and its TCP a
 accepts all higher ranks before it awaits replies, so that no circle of waiting ranks can arise.
 
     publish own address -> dial and greet all lower ranks -> answer all higher ranks -> await the replies
-
-Able switches have the numbers behind the ranks: rank 0 publishes their addresses, and all ranks dial them.
 """
 
 from __future__ import annotations
@@ -88,7 +86,6 @@ class Network:
         slot_bytes: of shared memory, the same on all ranks.
         slots: of shared memory in each direction of each pair, the same on all ranks.
         lost_after_s: after how long without an answer of its kernel another host counts as lost; 0 for never.
-        names: what messages call peers that are no ranks.
 
     Raises:
         ExecutionError: no such transport, no such address, or no shared memory where nothing else is wanted.
@@ -109,7 +106,6 @@ class Network:
         slot_bytes: int = SLOT_BYTES,
         slots: int = SLOTS,
         lost_after_s: float = LOST_AFTER_S,
-        names: Mapping[int, str] | None = None,
     ) -> None:
         if transport not in TRANSPORTS:
             raise ExecutionError(f"transport {transport!r}: there are {', '.join(map(repr, TRANSPORTS))}")
@@ -121,7 +117,6 @@ class Network:
         self._slot_bytes = slot_bytes
         self._slots = slots
         self._lost_after_s = lost_after_s
-        self._names = names or {}
         self._boot_id = boot_id()
         self.why_no_shared_memory = self._missing()
         if transport == "shared memory" and self.why_no_shared_memory:
@@ -161,13 +156,8 @@ class Network:
         """The channel to each rank that `connect` has connected."""
         return MappingProxyType(self._channels)
 
-    def publish_switch(self, vertex: int, host: str, port: int, token: bytes) -> None:
-        """Say where a switch is that knows the group by a token; one rank does so before any connects."""
-        entry = _Entry(host=host, port=port, token=token.hex(), boot_id=None, name=None)
-        self._store.set(f"{_PREFIX}/{vertex}", json.dumps(entry))
-
     def connect(self, peers: Iterable[int]) -> None:
-        """Connect to ranks, and to switches that were published; those that are connected stay so.
+        """Connect to ranks; those that are connected stay so.
 
         Every rank calls it at the same point of its program, `b` among the peers of `a` where `a` is among
         those of `b`.
@@ -189,7 +179,7 @@ class Network:
     def _connect(self, missing: list[int], deadline: float) -> None:
         calls: dict[int, Call] = {}
         try:
-            lower = [peer for peer in missing if peer < self.rank or peer >= self.size]
+            lower = [peer for peer in missing if peer < self.rank]
             entries = self._entries(lower, deadline)
             for peer, entry in entries.items():
                 calls[peer] = self._dial(peer, entry, deadline)
@@ -215,14 +205,6 @@ class Network:
     def close(self) -> None:
         """Leave in good order: what was handed over still arrives. May be called twice."""
         self._end(None)
-
-    def drop(self) -> None:
-        """Close at once, without a word: the peers know, and go by other connections."""
-        self._is_closed = True
-        with self._at_work:
-            for channel in self._channels.values():
-                channel.let_go()
-            self._hang_up(None)
 
     def _end(self, reason: str | None) -> None:
         self._reason = self._reason or reason
@@ -276,13 +258,10 @@ class Network:
 
     def _late(self, absent: Iterable[int], because: str = "") -> ExecutionError:
         first, *others = sorted(absent)
-        who = ", ".join([self._name(first), *map(str, others)])
+        who = ", ".join([f"rank {first}", *map(str, others)])
         return ExecutionError(
             f"rank {self.rank} waited {self.timeout_s:g} s to connect with {who}, which did not come{because}"
         )
-
-    def _name(self, peer: int) -> str:
-        return self._names.get(peer, f"rank {peer}")
 
     def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
         """Connect to a rank and greet it; again where it drops the call at once, as one with many guests may.
@@ -303,7 +282,7 @@ class Network:
                 pause = min(2 * pause, longest)
 
     def _dial_once(self, peer: int, entry: _Entry, deadline: float) -> Call:
-        wants_memory = self._transport == "shared memory" and peer < self.size
+        wants_memory = self._transport == "shared memory"
         token = bytes.fromhex(entry["token"])
         handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
         name, host = entry["name"], entry["host"]
@@ -319,8 +298,7 @@ class Network:
         except (ConnectionResetError, BrokenPipeError):
             raise
         except OSError as error:
-            who = self._name(peer)
-            raise ExecutionError(f"rank {self.rank} cannot reach {who} at {host}: {error}") from error
+            raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
 
     def _await_reply(self, peer: int, entry: _Entry, calls: dict[int, Call], deadline: float) -> None:
         """Wait for the answer to a handshake; dial again where the call was dropped by one who is there."""
@@ -338,7 +316,7 @@ class Network:
     def _read_reply(self, peer: int, call: Call, deadline: float) -> None:
         """Wait for the answer to a handshake; an OSError says that there is none."""
         try:
-            refusal = read_reply(call.sock, peer, deadline, self._look, call.came)
+            refusal = read_reply(call, peer, deadline, self._look)
         except TimeoutError as error:
             raise self._late([peer]) from error
         if not refusal and call.memory is not None:
@@ -347,7 +325,7 @@ class Network:
             raise ExecutionError(refusal)
 
     def _lost(self, peer: int) -> ExecutionError:
-        return ExecutionError(f"{self._name(peer)} ended while rank {self.rank} was connecting with it")
+        return ExecutionError(f"rank {peer} ended while rank {self.rank} was connecting with it")
 
     def _welcome(self, expected: set[int], deadline: float) -> None:
         """Seat these ranks as they come; others are kept for their time, strangers are dropped."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from arborcast.backends.errors import PeerSilentError
+from arborcast.backends.errors import ChannelClosedError
 
 if TYPE_CHECKING:
     from arborcast.backends.transport.socket_channel import SocketChannel
@@ -73,7 +73,7 @@ class SilenceWatch:
         silent while it is suspected, too.
 
         Raises:
-            PeerSilentError: a peer is lost.
+            ChannelClosedError: a peer is lost.
         """
         if not self._lost_after_s:
             return
@@ -83,4 +83,4 @@ class SilenceWatch:
                 self._suspected.pop(peer, None)
             elif now - self._suspected.setdefault(peer, now) >= min(1.0, self.look_every_s):
                 silence = f"{self._lost_after_s:g} s: its host or the way to it is gone"
-                raise PeerSilentError(peer, f"has acknowledged nothing for {silence}")
+                raise ChannelClosedError(peer, f"has acknowledged nothing for {silence}")

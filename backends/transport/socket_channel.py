@@ -288,13 +288,6 @@ class SocketChannel:
             self._farewell.clear()
         return bool(self._farewell)
 
-    def unread_bytes(self) -> int:
-        """How much has come from the kernel of the peer that nobody has read yet; 0 once it is closed."""
-        try:
-            return int(struct.unpack("i", fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4)))[0])
-        except (OSError, ValueError):
-            return 0
-
     def _unsent_bytes(self) -> int:
         """Bytes that the peer's kernel has not acknowledged: of TCP; Unix sockets deliver at once."""
         if self._socket.family == socket.AF_UNIX:

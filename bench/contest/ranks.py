@@ -7,7 +7,6 @@ them is done. It is timed by that clock, so that a rank which comes late counts 
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +17,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.contest.contenders import Contender, Copies
-from arborcast.bench.emulation.plan import EmulationPlan
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.selection import Choice
-from arborcast.synth.simulation.pieces import switches_in
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
     from arborcast.backends.lowering.layout import Buffer
     from arborcast.backends.staging.device import Device, Way
     from arborcast.backends.staging.ring import Ring
-    from arborcast.backends.tensors.torch_compat import Store
-    from arborcast.backends.transport.network import Network
 
 LEAD_S = 0.01
 """From the word to begin until the begin: it must have reached every rank by then."""
@@ -42,11 +36,6 @@ LOOK_S = 0.001
 """Before the begin, when the processors' clocks are read: long enough for that, and not long beside a run."""
 
 ITEM_BYTES = 4
-SWITCH_PORT = 7000
-"""Where switches listen that execute programs."""
-
-_TOKEN = "5eed" * 8  # who reaches these addresses is in a namespace of ours
-_LOOK_EVERY_S = 0.05
 _PERIOD = 1021  # of the data; sums of it are exact in float32 whatever the order
 
 
@@ -86,12 +75,6 @@ class Order:
     timeout_s: float
 
     @property
-    def switches(self) -> frozenset[int]:
-        """The vertices of those that execute programs."""
-        schedules = [each.schedule for each in self.contenders if each.schedule is not None]
-        return frozenset[int]().union(*map(switches_in, schedules))
-
-    @property
     def elements(self) -> int:
         """Of the whole buffer: as many as the size holds, rounded up to blocks of one length."""
         unit = len(self.collective.ranks) if self.collective.kind is Kind.ALLGATHER else 1
@@ -101,35 +84,13 @@ class Order:
 def run_order(rank: int, address: str, store_path: str, order: Order) -> list[list[Round]]:
     """Of each contender, the rounds of this rank; for `bench.emulation.processes.run_inside`.
 
-    On the vertex of a switch it executes that one's programs, until all ranks have left; there are no rounds.
-
     Raises:
         RuntimeError: a result is wrong; the message says where.
     """
-    if rank >= len(order.collective.ranks):
-        _play_switch(rank, address, store_path, order)
-        return []
     participant = Participant(rank, address, store_path, order)
     found = participant.rounds()
     participant.close()
     return found
-
-
-def _play_switch(vertex: int, address: str, store_path: str, order: Order) -> None:
-    """Be the process of a switch, where a contender's schedule needs it."""
-    from arborcast.backends.aggregation.aggregator import Aggregator
-    from arborcast.backends.tensors.torch_compat import FileStore
-
-    if vertex not in order.switches:
-        return
-    aggregator = Aggregator(address, SWITCH_PORT, token=bytes.fromhex(_TOKEN))
-    FileStore(store_path, len(order.collective.ranks)).set(f"switch/{vertex}", "listens")
-    serving = threading.Thread(target=aggregator.serve)
-    serving.start()
-    while not aggregator.served:
-        time.sleep(_LOOK_EVERY_S)
-    aggregator.close()
-    serving.join()
 
 
 class Participant:
@@ -178,9 +139,7 @@ class Participant:
             address=address,
         )
         schedules = [each.schedule for each in order.contenders if each.schedule is not None]
-        if rank == 0:
-            self._enlist(network, store)
-        network.connect(peers_of(schedules, rank, size) | order.switches)
+        network.connect(peers_of(schedules, rank, size))
         self._network = network
         connections: Connections = network if watch is None else watch(network)
         self._engine = Engine(rank, connections, timeout_s=order.timeout_s)
@@ -190,29 +149,9 @@ class Participant:
         self.data = Data(order, rank)
 
     def close(self) -> None:
-        """Leave, so that switches end, too."""
+        """Leave in good order."""
         self._network.close()
         self._engine.close()
-
-    def _enlist(self, network: Network, store: Store) -> None:
-        """On rank 0: tell switches of the schedules that need them, once they listen."""
-        from arborcast.backends.options import Options
-        from arborcast.backends.schedules.enlistment import Switches
-        from arborcast.backends.schedules.table import Table
-        from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
-
-        switches: Switches | None = None
-        for vertex in sorted(self.order.switches):
-            store.wait([f"switch/{vertex}"])
-        addresses = {vertex: (EmulationPlan.address(vertex), SWITCH_PORT) for vertex in self.order.switches}
-        for contender in self.order.contenders:
-            if contender.schedule is None or not switches_in(contender.schedule):
-                continue
-            if switches is None:
-                options = Options(aggregator_token=_TOKEN)
-                switches = Switches(contender.schedule.topology, addresses, options)
-            table = Table.of([Choice(0, contender.schedule)])
-            switches.enlist(network, table, [_digest_of(contender)], SEVERAL_HOSTS, self.order.timeout_s)
 
     def rounds(self) -> list[list[Round]]:
         """Those of all contenders, each round with another one first."""

@@ -1,4 +1,4 @@
-"""One process per rank of an emulation, inside the namespace of its rank; able switches may have one, too.
+"""One process per rank of an emulation, inside the namespace of its rank.
 
 They are forked from a server that has imported torch once, end with this process however it goes, and the
 first that fails ends them all. What they share besides the network is a file without a name.
@@ -28,7 +28,6 @@ _PROCESSES.set_forkserver_preload(
         "torch.distributed",
         "arborcast.backends.dataflow.engine",
         "arborcast.backends.transport.network",
-        "arborcast.backends.aggregation.aggregator",
     ]
 )
 _PR_SET_PDEATHSIG = 1
@@ -39,7 +38,6 @@ def run_inside(
     function: Callable[..., Any],
     *arguments: Any,
     timeout_s: float = 600,
-    vertices: int | None = None,
 ) -> list[Any]:
     """What `function(rank, address, store, *arguments)` returns on each rank.
 
@@ -49,17 +47,15 @@ def run_inside(
             which all ranks share.
         arguments: the same for all ranks.
         timeout_s: after which all processes are ended.
-        vertices: how many have a process, the first so many; the ranks where None.
 
     Raises:
         EmulationError: a rank failed, or the time ran out; a note has what the rank's traceback was.
     """
     plan = emulation.plan
-    count = plan.topology.ranks if vertices is None else vertices
     with _shared_file() as store:
         values = [
             (emulation.path(rank), rank, plan.address(rank), store, function, arguments)
-            for rank in range(count)
+            for rank in range(plan.topology.ranks)
         ]
         with started(_PROCESSES, _main, values) as (_, pipes):
             return collect(pipes, timeout_s, _failure)

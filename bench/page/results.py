@@ -44,22 +44,22 @@ FIGURES = tuple(
     evaluation_loss explicit_bytes failed failures file_bytes first_loss first_ms first_seconds floor_us
     fragments gain gap gradient_bytes gradient_difference gradients_bytes group hangs height hung inside_us
     joined last_loss latency_us layers learning_rate least_us left_over left_ranks legal_cuts limit_bytes
-    limit_gib limit_s live_bytes load_seconds loss loss_difference lost_ms mbit measured median_s memory_bytes
+    limit_gib limit_s live_bytes load_seconds loss loss_difference mbit measured median_s memory_bytes
     microbatches
-    missed most_lost_ms nic_gbit optimizer_bytes optimum ordering_ms ours_over_bound ours_us over_bound
+    missed nic_gbit optimizer_bytes optimum ordering_ms ours_over_bound ours_us over_bound
     over_fault_free_ring over_nccl over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean
     over_nccl_relays_most over_ring paper_microbatches paper_speed_up parameters parameters_bytes parts
-    passed passes_to_target peak_MB pieces plan_ms planned_us planning_ms predicted_bubble predicted_bytes
+    passed passes_to_target peak_MB pieces planned_us planning_ms predicted_bubble predicted_bytes
     predicted_us program_MB program_seconds raised_in_time ranks rate rate_kept ratio read_seconds rejected
-    rejected_never_wrong resident_bytes restart_again_bytes restart_lost_ms resumed right
-    ring_over_fault_free_ring rounds runs samples_each samples_per_second seconds sent_again_bytes
+    rejected_never_wrong resident_bytes ring_over_fault_free_ring rounds runs samples_each
+    samples_per_second seconds
     share_of_bound share_of_least share_of_limit share_of_nominal share_of_optimum simulate_seconds
     simulated_engine_us simulated_fifo_us simulated_priority_us simulated_us skipped slowest_s solve_seconds
     speed_up speed_up_over_gloo speed_up_over_ring spread spread_s stage stages steps target target_ms
     target_s target_seconds tests theirs_us threads time_us time_us_64KiB time_us_64MiB
     time_us_with_nccl_overhead timeout_s times_faster_than_gloo times_gloo times_ours
     torch_samples_per_second torch_us trace_seconds
-    transfers trees undisturbed_ms usual_ms verify_seconds weight_difference width working_bytes
+    transfers trees usual_ms verify_seconds weight_difference width working_bytes
     worst_engine_us worst_random_us written_out_program_seconds written_out_seconds wrong
     """.split()  # noqa: SIM905 - names read better without quotes
 )

@@ -90,7 +90,6 @@ def _at_most(column: str, *, limit: str) -> Callable[[Document], list[Verdict]]:
 _VERDICTS: Mapping[str, Callable[[Document], list[Verdict]]] = {
     "testbed": _column("met", entry="targets"),
     "scale_targets": _column("kept"),
-    "in_network": _column("met"),
     "alltoallv": _column("met"),
     "loopback": _column("met"),
     "ddp": _column("met"),
@@ -104,7 +103,6 @@ _VERDICTS: Mapping[str, Callable[[Document], list[Verdict]]] = {
 TITLES: Mapping[str, str] = {
     "testbed": "emulated links",
     "scale_targets": "large fabrics",
-    "in_network": "switches that add",
     "alltoallv": "plans of alltoallv",
     "loopback": "one machine",
     "ddp": "one machine",

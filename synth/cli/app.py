@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from arborcast.synth.cli.aggregate import aggregate
 from arborcast.synth.cli.alltoallv import alltoallv
 from arborcast.synth.cli.bench import bench
 from arborcast.synth.cli.cluster import cluster
@@ -200,7 +199,7 @@ def bound(
 
 for command in (
     *(cluster, solve, alltoallv, groups, pareto, verify, simulate, view, run, expand, program),
-    *(repair, sweep, probe, aggregate, plan),
+    *(repair, sweep, probe, plan),
 ):
     app.command()(with_voice(command))
 app.command("export")(with_voice(export))

@@ -203,7 +203,6 @@ def run(
     from arborcast.backends.measure import launch
     from arborcast.backends.measure.nccl_tests import TITLES, row_line
     from arborcast.synth.formats.sizes import size_range
-    from arborcast.synth.simulation.pieces import switches_in
 
     sizes = size or sizes  # --size was its name before
     schedule = read_correct(file)
@@ -225,12 +224,9 @@ def run(
             )
         except launch.RunError as error:
             raise NotCorrectError(f"{file}: {error}") from error
-    backend = "synth" if switches_in(schedule) else "gloo"
     wrong = next((row for row in rows if row.wrong), None)
     if as_json:
-        print_json(
-            {"correct": wrong is None, "rows": [row.to_document() for row in rows], "backend": backend}
-        )
+        print_json({"correct": wrong is None, "rows": [row.to_document() for row in rows], "backend": "gloo"})
     else:
         print_lines([*TITLES, *map(row_line, rows)])
     if wrong is not None:
@@ -278,8 +274,10 @@ def program(
     from arborcast.backends.measure.program_description import describe_program, program_document, program_of
     from arborcast.synth.formats.sizes import parse_size
 
-    found = program_of(read_correct(file), rank, parse_size(size), dtype=dtype)
+    schedule = read_correct(file)
+    found = program_of(schedule, rank, parse_size(size), dtype=dtype)
     if as_json:
         print_json(program_document(found))
         return
-    print_lines(describe_program(found, **({"most": None} if every_operation else {})))
+    shown = {"most": None} if every_operation else {}
+    print_lines(describe_program(found, is_switch=rank >= schedule.topology.ranks, **shown))

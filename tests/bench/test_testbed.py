@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.backends import lower
 from arborcast.backends.dataflow.recording import Moment
-from arborcast.bench import in_network, testbed, testbed_timeline
+from arborcast.bench import testbed, testbed_timeline
 from arborcast.bench.contest import ranks as contest_ranks
 from arborcast.bench.contest import recording as testbed_recording
 from arborcast.bench.contest.cases import (
@@ -489,13 +489,3 @@ def test_the_command_ends_with_2_where_nothing_can_be_emulated(
         capsys.readouterr().err
         == "testbed: links can be emulated by root only (network namespaces): run as root\n"
     )
-
-
-@needs_root
-@pytest.mark.long
-def test_switches_that_add_are_processes_of_their_own() -> None:
-    case = in_network.Case(2, in_network.tree_of_switches(2, 2))
-    rows, links = in_network.measure(case, [64 << 10], 1)
-    assert [row["method"] for row in rows] == ["gloo", "forwarding", "store-and-forward", "cut-through"]
-    assert all(row["runs"] == 1 and row["share_of_optimum"] > 0 for row in rows)
-    assert [row["pieces"] for row in rows][2] == 1 and len(links) == 12

@@ -174,13 +174,6 @@ WRONG: list[tuple[str, ...]] = [
     ("bench run {file} --via air", "--via", "'messages'", "'air'"),
     ("bench run {wrong} -b 8 -e 8", "wrong.json: not correct: "),
     ("bench run {folder}/none.json -b 8", "none.json: cannot be read"),
-    ("aggregate", "--listen"),
-    ("aggregate --listen 10.0.0.1", "--listen 10.0.0.1: must be HOST:PORT such as 10.0.0.1:7000"),
-    ("aggregate --listen 192.0.2.1:7000", "--listen 192.0.2.1:7000: cannot listen at 192.0.2.1:7000"),
-    ("aggregate --listen 127.0.0.1:0 --trees 0", "--trees 0: must be at least 1"),
-    ("aggregate --listen 127.0.0.1:0 --adder -3", "--adder: must be positive, got -3"),
-    ("aggregate --listen 127.0.0.1:0 --types float99", "--types: must be some of bfloat16", "'float99'"),
-    ("aggregate --listen 127.0.0.1:0 --memory lots", "lots"),
     ("probe --transport pigeon", "--transport", "'sockets'", "'pigeon'"),
 ]
 

@@ -21,6 +21,7 @@ from arborcast.backends import ExecutionError, Executor  # noqa: E402
 from arborcast.backends.tensors.torch_reduction import operator_of  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from tests.support.group_cases import OPS, values  # noqa: E402
+from tests.support.in_network import star, turning  # noqa: E402
 from tests.support.ranks import Failure, run_ranks  # noqa: E402
 
 # Every operation and type --------------------------------------------------------------------------
@@ -109,6 +110,8 @@ def refusals(rank: int, size: int) -> None:
     both[2 * rank :][:2] = rank
     gathers.run(2 * size, torch.float32, given=both[2 * rank :][:2], output=both)
     assert both.tolist() == [float(index // 2) for index in range(2 * size)]
+    with pytest.raises(InputError, match=r"executor: .* one in which switch s adds or copies$"):
+        Executor(turning(star(size)))
     after = torch.ones(4)
     executor.allreduce(after)  # nothing above has sent a message
     assert after.tolist() == [size] * 4

@@ -117,7 +117,9 @@ def over_stores(rank: int, size: int) -> list[str]:
     digests = []
     for store in (file, tcp, dist.PrefixStore("group 7", tcp), dist.PrefixStore("a", file)):
         make = small_table if rank == 0 else nobody_asks
-        digests.append(share_table(store, "table/1", rank, make).digest)
+        table = share_table(store, "table/1", rank, make)
+        assert table is not None
+        digests.append(table.digest)
     # The server of the store is in rank 0, which therefore ends last.
     tcp.add("done", 1)
     while rank == 0 and tcp.add("done", 0) < size:
@@ -142,7 +144,9 @@ def synthesized(rank: int, size: int, specs: list[str]) -> list[tuple[str, str]]
             return synthesis.synthesize_table(topology, Kind.ALLREDUCE, None, options)
 
         try:
-            found.append(("table", share_table(store, f"{index}", rank, make, timeout_s=150).digest))
+            table = share_table(store, f"{index}", rank, make, timeout_s=150)
+            assert table is not None
+            found.append(("table", table.digest))
         except (InputError, InfeasibleError, TimedOutError, ExecutionError) as error:
             found.append((type(error).__name__, str(error)))
     return found
@@ -164,7 +168,8 @@ def test_shares_of_any_size_are_exact_on_the_way() -> None:
     assert third == Fraction(1, 3)
     store = dist.HashStore()
     share_table(store, "key", 0, small_table)
-    assert share_table(store, "key", 1, nobody_asks).entries[0].schedule.chunks[0].share == third
+    table = share_table(store, "key", 1, nobody_asks)
+    assert table is not None and table.entries[0].schedule.chunks[0].share == third
 
 
 def forged() -> bytes:

@@ -13,6 +13,7 @@ from arborcast.backends.schedules.fabric import fabric_for, without_links
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
+from tests.support.in_network import two_levels
 from tests.support.strategies import topologies
 
 DGX1 = load("dgx1")
@@ -23,6 +24,16 @@ def test_equal_sizes_need_no_ranks() -> None:
     assert fabric.topology == DGX1
     assert not fabric.is_assumed
     assert str(fabric) == "dgx1: 8 ranks, 32 directed links, from dgx1"
+
+
+def test_switches_of_the_fabric_only_forward() -> None:
+    """No process of the job adds or copies in one."""
+    given = two_levels(2, 2)
+    assert fabric_for(Options(topology=given), range(4), 4).topology == given.forwarding != given
+    part = fabric_for(Options(topology=given), [2, 3], 4).topology
+    assert [(switch.name, switch.reduces, switch.multicasts) for switch in part.switches] == [
+        ("leaf1", False, False)
+    ]
 
 
 @pytest.mark.parametrize("ranks", [(6, 1, 4), (1, 4, 5, 6), (7, 3)])

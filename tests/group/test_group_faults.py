@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -75,6 +77,21 @@ def test_a_rank_killed_in_an_allreduce_is_named_by_all_others(
         check_failed(
             results[rank], f"rank {victim}", "allreduce", f"{PIECE}|begin together with rank {victim}"
         )
+
+
+def _link_lost_within(rank: int, size: int) -> Ended:
+    check_right(allreduce(rank, size, count=5000))
+    if rank == 0:
+        group: Any = dist.group.WORLD
+        link = group._communicator._network.channels[1]._socket
+        strike_after(10 * MIB, lambda: link.shutdown(socket.SHUT_RDWR))
+    return allreduce(rank, size)
+
+
+@pytest.mark.parametrize("transport", WAYS)
+def test_a_connection_that_breaks_between_living_ranks_ends_the_call_on_all(transport: str) -> None:
+    for result in launch(_link_lost_within, transport=transport, group_timeout_s=PATIENCE_S):
+        check_failed(result, "allreduce", "rank [01] closed its connection: it died or was ended")
 
 
 def _killed_at_random(rank: int, size: int, victim: int, count: int, fraction: float) -> list[Ended]:

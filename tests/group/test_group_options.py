@@ -140,13 +140,6 @@ def test_a_field_that_breaks_a_rule(field: str, value: object, message: str) -> 
         Options(**{field: value})  # type: ignore[arg-type]
 
 
-def test_calls_of_joint_groups_are_not_resumed() -> None:
-    rule = r"resume: must be off with groups \(ARBORCAST_RESUME, ARBORCAST_GROUPS\), got both"
-    for ways in ({"groups": "folder"}, {"resume": True}, {}):
-        with pytest.raises(InputError, match=rule):
-            Options(**ways).merged({"ARBORCAST_RESUME": "on", "ARBORCAST_GROUPS": "folder"})  # type: ignore[arg-type]
-
-
 def test_lists_become_tuples() -> None:
     options = Options(ranks=[2, 0], prepare=["broadcast"], without=[[0, 1]])  # type: ignore[arg-type, list-item]
     assert (options.ranks, options.prepare, options.without) == ((2, 0), ("broadcast",), ((0, 1),))
@@ -163,7 +156,7 @@ def test_unknown_variables_are_said_once(
             assert Options.from_environment(environ) == Options()
     first, second = (record.getMessage() for record in caplog.records)
     assert "'ARBORCAST_TOPOLGY': nothing reads it; did you mean ARBORCAST_TOPOLOGY?" in first
-    assert "'ARBORCAST_XYZZY': nothing reads it; there are ARBORCAST_AGGREGATORS, " in second
+    assert "'ARBORCAST_XYZZY': nothing reads it; there are ARBORCAST_CACHE, " in second
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), min_size=1, max_size=5))

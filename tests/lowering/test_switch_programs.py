@@ -51,7 +51,7 @@ def test_a_star_as_drawn() -> None:
     )
     sends = [one for one in program.operations if isinstance(one, Send) and one.time == 1]
     assert [(one.peer, one.source, one.after) for one in sends] == [(rank, first, (4,)) for rank in range(3)]
-    assert (program.input_elements, program.output_elements, program.switches) == (0, 0, (3,))
+    assert (program.input_elements, program.output_elements) == (0, 0)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: f"{one.collective.kind}-{one.topology.name}")
@@ -110,7 +110,7 @@ def test_a_switch_that_translations_keep_has_a_part_in_all_images(ranks: int, sw
 
 
 def test_the_program_of_a_switch_is_shown() -> None:
-    lines = describe_program(program_of(turning(star(3)), 3, 1 << 20))
+    lines = describe_program(program_of(turning(star(3)), 3, 1 << 20), is_switch=True)
     assert lines[0] == "switch 3: 8 operations"
     assert lines[1:4] == [
         "  sends     3 to 3 ranks, 786432 elements",

@@ -30,6 +30,7 @@ from tests.support.drawn_schedules import (
     recursive_doubling,
     ring_allreduce,
 )
+from tests.support.in_network import star, turning
 
 torch = pytest.importorskip("torch")
 
@@ -168,6 +169,11 @@ def test_what_is_not_there_is_refused() -> None:
             sweep(**asked)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="sizes: must be at least one"):
         sweep(sizes=())
+    for via in ("group", "messages"):
+        with pytest.raises(
+            InputError, match=r"run: must be .* only forward .*, got .* switch s adds or copies$"
+        ):
+            sweep(turning(star(3)), via=via)
     assert sweep(dtype="double", op="prod").reduction == "product"
     assert sweep(op="avg", dtype="int64", via="messages").dtype == "int64"
 

@@ -10,18 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
-from arborcast.backends.lowering.lower import lower_rank
-from arborcast.backends.lowering.program import Receive, Send
-from arborcast.backends.schedules.pieces import ring_for
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.backends.staging.ring import HIDDEN, MOST_DEPTH, MOST_PIECES, Pipeline, Ring
 from arborcast.synth.collective import Kind
-from arborcast.synth.errors import InputError
-from arborcast.synth.simulation.pieces import PieceRule
 from tests.support.drawn_implicit import KINDS as IMPLICIT_KINDS
 from tests.support.drawn_implicit import grid, implicit
 from tests.support.drawn_schedules import ring_allreduce
-from tests.support.in_network import turning, two_levels
 
 
 def simulated(
@@ -131,26 +125,3 @@ def test_both_forms_have_the_same_stages(kind: Kind, hubs: bool) -> None:
     copying = CopyCosts(Fraction(3), Fraction(1))
     forms = (Pipeline.of(form, 1 << 20, copying, message_us=30) for form in (short, short.expand()))
     assert next(forms) == next(forms)
-
-
-def test_where_switches_execute_programs_the_order_of_messages_is_that_of_no_ring() -> None:
-    schedule, copying = turning(two_levels(2, 2)), CopyCosts(Fraction(1), Fraction(5))
-    nbytes, rule = 1 << 20, PieceRule(1 << 14, least=6, per_step=1)
-    pieces = rule.pieces(schedule, nbytes)
-    assert (schedule.steps, pieces) == (4, 6)
-    ring = ring_for(schedule, nbytes, copying, rule)
-    assert ring.pieces == 6 and ring.depth >= 4
-    assert ring_for(schedule, nbytes, copying, rule, depth=5) == Ring(6, 5)
-    for rank in range(4):
-        count = nbytes // 4
-        direct = lower_rank(schedule, rank, count, pieces=pieces)
-        staged = lower_rank(schedule, rank, count, pieces=ring.pieces, depth=ring.depth)
-        messages = [
-            [(type(it), it.time, it.tag) for it in program.operations if isinstance(it, Send | Receive)]
-            for program in (direct, staged)
-        ]
-        assert messages[0] == messages[1]
-    with pytest.raises(InputError, match=r"staging_depth: must be at least 4 where .*, got 3"):
-        ring_for(schedule, nbytes, copying, rule, depth=3)
-    with pytest.raises(InputError, match="staging_bytes: cannot be chosen where switches execute programs"):
-        ring_for(schedule, nbytes, copying, rule, buffer_bytes=1 << 14)

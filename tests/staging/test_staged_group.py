@@ -7,9 +7,6 @@ import pytest
 pytest.importorskip("torch")
 
 import signal
-from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,15 +24,10 @@ from tests.support.faults import (
     allreduce,
     check_failed,
     check_right,
-    contribution,
-    ended,
     launch,
     signal_self,
     strike_after,
-    total,
 )
-from tests.support.group_cases import counted
-from tests.support.in_network import aggregators, star
 from tests.support.ranks import Failure, run_ranks
 
 STAGED = {"ARBORCAST_STAGING": "emulated:2:5", "ARBORCAST_METHOD": "trees", "ARBORCAST_DEADLINE": "100"}
@@ -105,30 +97,6 @@ def test_host_memory_is_that_of_the_ring() -> None:
     told = STAGED | {"ARBORCAST_STAGING_DEPTH": "3", "ARBORCAST_STAGING_BYTES": "64KiB"}
     for asked in launch(_host_memory, environ=told):
         assert asked and max(asked) <= 3 * (64 << 10) + 1024
-
-
-def _through_a_switch(rank: int, size: int, options: Options) -> list[Ended]:
-    import arborcast.torch_backend  # noqa: F401
-
-    group: Any = dist.new_group(backend="synth", pg_options=options)  # type: ignore[arg-type]
-    found = []
-    for count in (1, 1000, 300_011):
-        tensor, due = contribution(rank, count), total(size, count)
-        found.append(ended(partial(dist.all_reduce, tensor, group=group), partial(torch.equal, tensor, due)))
-    assert counted(group) == len(found)
-    dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.parametrize("depth", [None, 8])
-def test_through_a_switch_that_adds(depth: int | None) -> None:
-    """The switch, which knows of no ring, cuts into the pieces that ranks do."""
-    with aggregators(1) as (_, where):
-        fabric = replace(where, topology=star(3), method="trees", deadline_s=100, prepare=())
-        options = replace(fabric, staging="emulated:1:2", staging_depth=depth)
-        for results in run_ranks(3, _through_a_switch, options):
-            for result in results:
-                check_right(result)
 
 
 def _differ(rank: int, size: int) -> None:

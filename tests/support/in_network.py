@@ -1,17 +1,9 @@
-"""Schedules through switches that add and multicast, written by hand, and what plays the switches."""
+"""Schedules through switches that add and multicast, written by hand."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
-from unittest import mock
 
-from arborcast.backends.aggregation import aggregator
-from arborcast.backends.aggregation.aggregator import Aggregator
-from arborcast.backends.aggregation.job import Abilities
-from arborcast.backends.options import Options
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
@@ -86,29 +78,3 @@ def _schedule(topology: Topology, kind: Kind, chunks: list[Chunk], transfers: li
         bound = Bound(Fraction(1), Cut(frozenset(range(topology.size)) - alone, Fraction(1)))
     collective = Collective.on(topology, kind, root=0)
     return Schedule.build(topology, collective, Method("drawn"), bound, chunks, transfers)
-
-
-@contextmanager
-def aggregators(
-    count: int, *, abilities: Abilities | None = None
-) -> Iterator[tuple[list[Aggregator], Options]]:
-    """So many switches in threads of this process, and the options of a group that uses them.
-
-    They look often whether they are to end, so that no test waits a second for that.
-    """
-    first = Aggregator("127.0.0.1", abilities=abilities)
-    made = [first] + [
-        Aggregator("127.0.0.1", token=first.token, abilities=abilities) for _ in range(count - 1)
-    ]
-    threads = [threading.Thread(target=one.serve) for one in made]
-    addresses = tuple((None, (one.host, one.port)) for one in made)
-    with mock.patch.object(aggregator, "LOOK_EVERY_S", 0.02):
-        for thread in threads:
-            thread.start()
-        try:
-            yield made, Options(aggregators=addresses, aggregator_token=first.token.hex())
-        finally:
-            for one in made:
-                one.close()
-            for thread in threads:
-                thread.join()

@@ -25,7 +25,7 @@ from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLe
 from arborcast.backends.transport import addresses
 from arborcast.backends.transport.addresses import address_of_interface, listening_address
 from arborcast.backends.transport.handshake import Call, Handshake, dial_unix
-from arborcast.backends.transport.listener import MOST_SILENT, Listener, PendingConnection
+from arborcast.backends.transport.listener import Listener, PendingConnection
 from arborcast.backends.transport.network import Network
 from arborcast.backends.transport.reception import LEAST_SILENT
 from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, create_memory, memory_bytes
@@ -222,9 +222,10 @@ def test_strangers_who_come_again_and_again_hold_nobody_up() -> None:
 
 
 def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = Listener("127.0.0.1", is_local=False)
+    most = 64
+    listening = Listener("127.0.0.1", is_local=False, most_silent=most)
     where = listening.host, listening.port
-    silent = [socket.create_connection(where) for _ in range(MOST_SILENT + 3)]
+    silent = [socket.create_connection(where) for _ in range(most + 3)]
     until(lambda: not listening.wait(0.05))  # all are accepted, the oldest 3 are too many
     assert [sock.recv(1) for sock in silent[:3]] == [b""] * 3
     late = Handshake(bytes(16), 1, 0, 1, 1, wants_memory=False).to_bytes()
@@ -232,7 +233,7 @@ def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("arborcast.backends.transport.listener.HANDSHAKE_S", 0.0)
     listening.wait(90)  # who speaks in time is heard before others are dropped
     assert [one.handshake for one in listening.pending] == [Handshake.from_bytes(late)]
-    assert [sock.recv(1) for sock in silent[4:]] == [b""] * (MOST_SILENT - 1)
+    assert [sock.recv(1) for sock in silent[4:]] == [b""] * (most - 1)
     listening.close()
     for sock in silent:
         sock.close()
@@ -669,7 +670,7 @@ def test_one_piece_of_memory_too_many_ends_a_handshake() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = Listener("127.0.0.1", is_local=True)
+    listening = Listener("127.0.0.1", is_local=True, most_silent=16)
     assert listening.name is not None
     hello = Handshake(bytes(16), 1, 0, 4096, 2, wants_memory=False)
     nobody = 65534

@@ -1,1 +1,0 @@
-"""Switches that execute programs, on real processes."""
