@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,8 @@ from arborcast.bench.page import (
     torch_suite,
     training,
 )
-from arborcast.bench.page.headline import headline
-from arborcast.bench.page.parts import Cell, Column, Section, Text, table, text
+from arborcast.bench.page.headline import headline, more
+from arborcast.bench.page.parts import Cell, Column, Section, Sentence, Text, table, text
 from arborcast.bench.page.render import (
     escape_markdown,
     page_html,
@@ -104,9 +104,9 @@ def write_report(
         InputError: a results file is none, a Markdown file lacks the markers, or a file cannot be written.
     """
     documents = read_results(results)
-    drawn = page_html(headline(documents), _sections(documents))
+    drawn = page_html((*headline(documents), *more(documents)), _sections(documents))
     if readme is not None:
-        replace_between_markers(readme, headline_markdown(documents))
+        replace_between_markers(readme, _items(headline(documents)))
     if figures is not None:
         replace_between_markers(figures, summary(documents))
     write_atomically(page_path, drawn)
@@ -140,14 +140,13 @@ def questionable(results: Path) -> list[str]:
     return [f"{name}.json: {doubt}" for name, doubt in found if doubt]
 
 
-def headline_markdown(documents: Mapping[str, Document]) -> str:
-    """The headline, one item a sentence."""
-    return "\n".join(f"- {sentence_markdown(sentence)}" for sentence in headline(documents))
+def _items(sentences: Iterable[Sentence]) -> str:
+    return "\n".join(f"- {sentence_markdown(sentence)}" for sentence in sentences)
 
 
 def summary(documents: Mapping[str, Document]) -> str:
     """The headline and the compact tables, as Markdown."""
-    blocks = [headline_markdown(documents)]
+    blocks = [_items((*headline(documents), *more(documents)))]
     for section in SECTIONS:
         document = documents.get(section.file)
         if document is not None and section.summary is not None:
