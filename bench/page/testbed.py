@@ -131,7 +131,9 @@ def cases(document: Document | None) -> list[Case]:
                 if name not in {row.method for row in others}
             }
             why = {name: str(each.get("why", "did not run")) for name, each in missing.items()}
-            is_whole = bool(rivals) and all(each.get("ruled_out") is True for each in missing.values())
+            is_whole = bool(rivals and others) and all(
+                each.get("ruled_out") is True for each in missing.values()
+            )
             found.append(Case(best, others, why, is_whole))
     return found
 
@@ -243,8 +245,8 @@ def best_of_each_case(document: Document | None) -> Sentence:
         f"in the median of {plural(len(found), 'case')} ({times(min(ratios))} to {times(max(ratios))}, "
         f"{size(least)} to {size(most)}): faster in {faster}, even within {percent(EVEN)} in "
         f"{len(ratios) - faster - slower}, slower in {slower}"
-        f"{f'; in {chosen} of them what it chooses is a baseline' if chosen else ''}; the worst is {worst.ours.collective} of "
-        f"{size(worst.ours.bytes)} on {worst.ours.topology}, {times(worst.over_best)} beside "
+        f"{f'; in {chosen} of them what it chooses is a baseline' if chosen else ''}; "
+        f"the worst is {worst.ours.collective} of {size(worst.ours.bytes)} on {worst.ours.topology}, {times(worst.over_best)} beside "
         f"{worst.fastest[0].method}{''.join(f'; {each}' for each in left_out)}.",
         *alone,
     )
