@@ -246,7 +246,8 @@ def best_of_each_case(document: Document | None) -> Sentence:
         f"{size(least)} to {size(most)}): faster in {faster}, even within {percent(EVEN)} in "
         f"{len(ratios) - faster - slower}, slower in {slower}"
         f"{f'; in {chosen} of them what it chooses is a baseline' if chosen else ''}; "
-        f"the worst is {worst.ours.collective} of {size(worst.ours.bytes)} on {worst.ours.topology}, {times(worst.over_best)} beside "
+        f"the worst is {worst.ours.collective} of {size(worst.ours.bytes)} on {worst.ours.topology}, "
+        f"{times(worst.over_best)} beside "
         f"{worst.fastest[0].method}{''.join(f'; {each}' for each in left_out)}.",
         *alone,
     )
