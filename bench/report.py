@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -40,7 +40,7 @@ from arborcast.bench.page import (
     torch_suite,
     training,
 )
-from arborcast.bench.page.headline import headline
+from arborcast.bench.page.headline import headline, more
 from arborcast.bench.page.parts import Cell, Column, Section, Sentence, Text, table, text
 from arborcast.bench.page.render import (
     between_markers,
@@ -192,9 +192,17 @@ class _Read(dict[str, Document]):
         return super().get(name, default)
 
 
-def said_first(documents: Mapping[str, Document]) -> tuple[Sentence, ...]:
-    """The headline from results of one kind of processor, that of the first; and what speaks against them."""
-    headline(everything := _Read(documents))
+def _everything(documents: Mapping[str, Document]) -> tuple[Sentence, ...]:
+    """The headline, and what other benches add to it."""
+    return (*headline(documents), *more(documents))
+
+
+def said_first(
+    documents: Mapping[str, Document],
+    say: Callable[[Mapping[str, Document]], tuple[Sentence, ...]] = _everything,
+) -> tuple[Sentence, ...]:
+    """Sentences from results of one kind of processor, that of the first; and what speaks against them."""
+    say(everything := _Read(documents))
     sources = _shown(everything.read)
     of = {name: _processor(one) for name, one in sources.items()}
     processor = next(iter(of.values()), "")
@@ -210,7 +218,7 @@ def said_first(documents: Mapping[str, Document]) -> tuple[Sentence, ...]:
     ]
     told = "".join(f";{what[1:]}{listed(names)}" for what, names in notes if names)
     on = f"Measured on {processor or 'a processor that was not recorded'}{told}."
-    sentences = headline(kept)
+    sentences = say(kept)
     nccl = "NCCL" in str(sentences) and NOT_RUN not in str(sentences)
     return (*sentences, *([(f"{NOT_RUN}.",)] if nccl else []), *([(on,)] if everything.read else []))
 
@@ -220,14 +228,18 @@ def _processor(document: Document) -> str:
     return str(machine.get("processor") or "") if isinstance(machine, Mapping) else ""
 
 
+def _items(sentences: Iterable[Sentence]) -> str:
+    return "\n".join(f"- {sentence_markdown(sentence)}" for sentence in sentences)
+
+
 def headline_markdown(documents: Mapping[str, Document]) -> str:
     """The headline, one item a sentence."""
-    return "\n".join(f"- {sentence_markdown(sentence)}" for sentence in said_first(documents))
+    return _items(said_first(documents, headline))
 
 
 def summary(documents: Mapping[str, Document]) -> str:
     """The headline and the compact tables, as Markdown."""
-    blocks = [headline_markdown(documents)]
+    blocks = [_items(said_first(documents))]
     for section in SECTIONS:
         if section.summary is not None:
             title, of = section.summary

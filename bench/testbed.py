@@ -24,13 +24,14 @@ from arborcast.bench.contest.cases import (
     KINDS,
     MIB,
     SERVICES,
+    SIZES,
     Case,
     case_of,
     column,
     targets_of,
     worst_column,
 )
-from arborcast.bench.contest.contenders import GLOO, KNOWN, MESSAGES, METHODS, RING, Contender, line_up
+from arborcast.bench.contest.contenders import GLOO, KNOWN, METHODS, RING, RIVALS, line_up
 from arborcast.bench.contest.predictions import ORDERS, predict, predict_results
 from arborcast.bench.contest.ranks import Order, run_order
 from arborcast.bench.contest.rows import Limits, delivered_fabric, format_table, links_of, rows_of
@@ -50,8 +51,6 @@ RESULTS = Path(__file__).resolve().parent / "results" / "testbed.json"
 LEAST_RUNS = 5
 """Of results that are kept: medians of fewer runs say little."""
 
-LARGE_BYTES = 8 * MIB
-HUGE_BYTES = 32 * MIB
 Say = Callable[[str], None]
 
 
@@ -62,12 +61,12 @@ class Result:
     Attributes:
         rows: of the results file.
         links: by topology, what each link was set to and what it delivered.
-        unavailable: the methods that have no schedule, with their reasons.
+        unavailable: the methods without a schedule, why, and whether that rules out that there is one.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     links: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    unavailable: list[dict[str, str]] = field(default_factory=list)
+    unavailable: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: Result) -> None:
         """Put another topology's behind these."""
@@ -93,7 +92,7 @@ def measure(
     Args:
         topology: up to 64 ranks and switches.
         kinds: of `KINDS`.
-        sizes: bytes of the whole buffer; what they cannot win is spared the slow contenders, see `_fits`.
+        sizes: bytes of the whole buffer; every contender runs at each of them.
         slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
         methods: of `bench.contest.contenders.KNOWN`; `METHODS` where None.
         runs: rounds after the first, which warms up and is not counted.
@@ -122,7 +121,13 @@ def measure(
     for collective in wanted:
         lines[collective] = line_up(topology, collective, methods or METHODS)
         result.unavailable.extend(
-            {"topology": topology.name, "collective": collective.kind.value, "method": method, "why": why}
+            {
+                "topology": topology.name,
+                "collective": collective.kind.value,
+                "method": method,
+                "why": why,
+                "ruled_out": method not in lines[collective].unknown,
+            }
             for method, why in lines[collective].unavailable.items()
         )
     with network.emulate(plan) as emulation:
@@ -131,7 +136,8 @@ def measure(
         result.links[topology.name] = links_of(plan, rates)
         for collective, line in lines.items():
             for size in sizes:
-                order = Order(collective, size, _fitting(line.contenders, size, sizes), runs, timeout_s)
+                contenders = tuple(each.at(size) for each in line.contenders)
+                order = Order(collective, size, contenders, runs, timeout_s)
                 found = _rows(emulation, order, rates["alone"])
                 _report(found, order, plan, say)
                 result.rows.extend(found)
@@ -143,23 +149,6 @@ def _collective(topology: Topology, kind: Kind | str, root: int) -> Collective:
     if collective.kind not in KINDS:
         raise InputError(f"collective {kind}: the testbed measures {', '.join(KINDS)}")
     return collective
-
-
-def _fitting(contenders: Iterable[Contender], size: int, sizes: Sequence[int]) -> tuple[Contender, ...]:
-    """Those that are worth their time at a size, which small sizes are for all.
-
-    From 8 MiB on the schedules that can reach less than half of the limit are left out (those of the fewest
-    steps, mostly), and from 32 MiB on those that can reach less than nine tenths of it; gloo and the ring
-    stay.
-    """
-    least = 0.0 if size == min(sizes) else 0.9 if size >= HUGE_BYTES else 0.5 if size >= LARGE_BYTES else 0.0
-    return tuple(
-        each
-        for each in (contender.at(size) for contender in contenders)
-        if each.schedule is None
-        or each.name == RING
-        or each.schedule.rate >= least * each.schedule.bound.rate
-    )
 
 
 def _rows(emulation: network.Emulation, order: Order, alone: Mapping[Hop, float]) -> list[dict[str, Any]]:
@@ -177,8 +166,8 @@ def _rows(emulation: network.Emulation, order: Order, alone: Mapping[Hop, float]
 
 def _report(rows: Sequence[Row], order: Order, plan: EmulationPlan, say: Say) -> None:
     what = f"{plan.topology.name}, {order.collective.kind} of {format_size(order.size_bytes)}"
-    best = max(rows, key=lambda row: row["share_of_optimum"])
-    say(f"{what}: {best['method']} reaches {best['share_of_optimum']:.3f} of the optimum")
+    best = min(rows, key=lambda row: row["time_us"])
+    say(f"{what}: {best['method']} is the fastest, {best['time_us'] / 1e3:.1f} ms")
     limited = [row["method"] for row in rows if row["cpu_limited"]]
     if limited:
         say(f"warning: {what}: the processors, not the links, may be the limit of {', '.join(limited)}")
@@ -225,13 +214,12 @@ def _complain(error: Exception, status: int) -> int:
 
 
 def _measure_case(case: Case, arguments: argparse.Namespace) -> Result:
-    methods = arguments.methods or (*METHODS, *([MESSAGES] if case.messages else []))
     return measure(
         case.topology,
         arguments.collectives,
-        arguments.sizes or case.sizes,
+        arguments.sizes or SIZES,
         slowest_mbit=arguments.mbit or case.slowest_mbit,
-        methods=methods,
+        methods=arguments.methods,
         runs=arguments.runs,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -257,6 +245,7 @@ def results_document(result: Result) -> dict[str, Any]:
         links=result.links,
         targets=targets_of(result.rows),
         unavailable=result.unavailable,
+        rivals=list(RIVALS),
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.bench.contest.cases import case_of
-from arborcast.bench.contest.contenders import GLOO, METHODS, TREES, line_up
+from arborcast.bench.contest.contenders import GLOO, KNOWN, TREES, line_up
 from arborcast.bench.contest.ranks import Order, pieces_of
 from arborcast.bench.contest.recording import Trace, trace_order
 from arborcast.bench.contest.rows import Limits
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("collective")
     parser.add_argument("--ranks", metavar="R,R,...", help="the fragment of these ranks")
     parser.add_argument("--mbit", type=int, help="Mbit/s of the slowest link")
-    parser.add_argument("--method", default=TREES, choices=[name for name in METHODS if name != GLOO])
+    parser.add_argument("--method", default=TREES, choices=[name for name in KNOWN if name != GLOO])
     parser.add_argument("--size", type=parse_size, default=8 << 20, help="of the whole buffer")
     parser.add_argument("--runs", type=int, default=5, help="of which the one of the median time is shown")
     parser.add_argument(

@@ -12,7 +12,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from arborcast import synth, topologies
-from arborcast.synth.pictures import draw_frontier, draw_steps, draw_topology, draw_trees
+from arborcast.synth.baselines import comparison
+from arborcast.synth.formats.sizes import size_range
+from arborcast.synth.pictures import draw_frontier, draw_steps, draw_sweep, draw_topology, draw_trees
 
 HERE = Path(__file__).resolve().parent / "pictures"
 
@@ -21,7 +23,11 @@ def draw(folder: Path = HERE) -> None:
     """Every picture, by the names that pages use."""
     six = topologies.load("dgx1").subset([0, 1, 2, 3, 4, 5])
     draw_topology(six, folder / "six-gpus.svg")
-    draw_trees(synth.solve(six, "allreduce"), folder / "trees.svg")
+    schedule = synth.solve(six, "allreduce")
+    draw_trees(schedule, folder / "trees.svg")
+    timings = comparison.compare(schedule, size_range("64KiB:256MiB")).by_method
+    title = "allreduce: simulated time and bus bandwidth over the size of the buffer"
+    draw_sweep(timings, folder / "dgx1-fragment.svg", bound=schedule.bound, title=title)
     draw_topology(topologies.load("torus:4x4"), folder / "torus.svg")
     draw_topology(topologies.load("star:4"), folder / "star.svg")
     frontier = synth.pareto(topologies.load("dgx1"), "allgather")

@@ -14,6 +14,9 @@ from arborcast.synth.topology import Topology
 
 KINDS = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER)
 MIB = 1 << 20
+SIZES = (MIB // 16, MIB, 8 * MIB, 32 * MIB)
+"""Bytes of the whole buffer, of every case."""
+
 _EXAMPLES = Path(__file__).resolve().parent.parent.parent / "topologies" / "examples"
 
 
@@ -25,15 +28,11 @@ class Case:
         spec: for `topologies.load`.
         slowest_mbit: of its slowest link; the others are in proportion.
         ranks: of a fragment; None for all.
-        sizes: bytes of the whole buffer.
-        messages: whether the executor over torch's messages is compared, too.
     """
 
     spec: str
     slowest_mbit: int
     ranks: tuple[int, ...] | None = None
-    sizes: tuple[int, ...] = (MIB, 8 * MIB)
-    messages: bool = False
 
     @property
     def topology(self) -> Topology:
@@ -44,13 +43,13 @@ class Case:
 
 
 CASES = (
-    Case("full:4", 100, sizes=(MIB, 8 * MIB, 32 * MIB), messages=True),
-    Case("star:4", 200),
-    Case("dgx1", 200, ranks=(0, 1, 2)),
-    Case("dgx1", 100, ranks=(0, 1, 2, 3, 4)),
-    Case("dgx1", 50, ranks=(0, 1, 2, 3, 4, 5)),
-    Case("dgx1", 25),
-    Case(str(_EXAMPLES / "two-boxes.yaml"), 100),
+    Case("full:4", 250),
+    Case("star:4", 400),
+    Case("dgx1", 400, ranks=(0, 1, 2)),
+    Case("dgx1", 250, ranks=(0, 1, 2, 3, 4)),
+    Case("dgx1", 120, ranks=(0, 1, 2, 3, 4, 5)),
+    Case("dgx1", 60),
+    Case(str(_EXAMPLES / "two-boxes.yaml"), 200),
 )
 
 

@@ -13,11 +13,17 @@ from arborcast import synth
 from arborcast.backends import Options
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.staging.ring import Ring
+from arborcast.synth.baselines import BASELINES
 from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.chunks.sums.compositions import latency_of_parts, parts_of
 from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.selection import exchanges_written_out
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
+from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify
 
@@ -25,10 +31,16 @@ GLOO, RING, TREES, MWU, CHUNKS, MESSAGES = "gloo", "ring", "trees", "mwu", "chun
 SELECTION = "selection"
 """What the process group runs: the schedule of its table for the size."""
 
-METHODS = (GLOO, RING, "multiring", "binary-tree", "halving-doubling", TREES, MWU, CHUNKS, SELECTION)
+EXCHANGE = "exchange"
+"""Exchanges by digits along the symmetry of a fabric, of the radices that simulate fastest for the size."""
+
+RIVALS = (GLOO, *BASELINES, EXCHANGE)
+"""All that ours is compared with: a ratio over the best of them needs every one."""
+
+METHODS = (*RIVALS, SELECTION)
 """What is compared where nothing else is asked."""
 
-KNOWN = (*METHODS, "trees (2)", MESSAGES)
+KNOWN = (*METHODS, TREES, MWU, CHUNKS, "trees (2)", MESSAGES)
 """All that may be asked for."""
 
 FEW = Fraction(1, 20)
@@ -66,6 +78,7 @@ class Contender:
         schedule: what the engine runs; None for gloo's own collective.
         by_messages: whether torch's messages carry it instead of the engine's channels.
         table: where the schedule depends on the size.
+        candidates: of which the one that simulates fastest for the size runs.
         copies: where the data lie on a device and the engine's channels carry it; None for host memory.
     """
 
@@ -73,10 +86,17 @@ class Contender:
     schedule: Schedule | None = None
     by_messages: bool = False
     table: Table | None = None
+    candidates: tuple[Schedule, ...] = ()
     copies: Copies | None = None
 
     def at(self, size_bytes: int) -> Contender:
         """The same with the schedule for a size."""
+        if self.candidates:
+
+            def time_us(each: Schedule) -> float:
+                return simulate(each, size_bytes, pieces=SEVERAL_HOSTS.pieces(each, size_bytes)).time_us
+
+            return replace(self, schedule=min(self.candidates, key=time_us), candidates=())
         if self.table is None:
             return self
         schedule = self.table.at(size_bytes).schedule
@@ -91,10 +111,12 @@ class Line:
     Attributes:
         contenders: in the order of the rows.
         unavailable: by method, why it has no schedule.
+        unknown: those of them that may have one, which was not found in time.
     """
 
     contenders: tuple[Contender, ...]
     unavailable: dict[str, str]
+    unknown: frozenset[str] = frozenset()
 
 
 def line_up(
@@ -113,21 +135,24 @@ def line_up(
     """
     found: list[Contender] = []
     unavailable: dict[str, str] = {}
+    unknown: set[str] = set()
     for name in names:
         if name not in KNOWN:
             raise InputError(f"method {name}: must be one of {', '.join(KNOWN)}")
         try:
             found += _contenders(name, topology, collective, deadline_s)
         except TimedOutError as error:
+            unknown.add(name)
             unavailable[name] = f"not found within {deadline_s:g} s: {error}"
         except (InfeasibleError, InputError) as error:
             unavailable[name] = str(error)
     for each in found:
-        schedules = [entry.schedule for entry in each.table.entries] if each.table else [each.schedule]
+        entries = each.table.entries if each.table else ()
+        schedules = [each.schedule, *each.candidates, *(entry.schedule for entry in entries)]
         for schedule in schedules:
             if schedule is not None and (errors := verify(schedule).errors):
                 raise AssertionError(f"{each.name} on {topology.name}: {errors[0]}")
-    return Line(tuple(found), unavailable)
+    return Line(tuple(found), unavailable, frozenset(unknown))
 
 
 def _contenders(
@@ -140,6 +165,12 @@ def _contenders(
 
         asked = Options(deadline_s=deadline_s)
         return [Contender(name, table=synthesize_table(topology, collective.kind, collective.root, asked))]
+    if name == EXCHANGE:
+        after = Deadline.after(deadline_s)
+        found = tuple(exchanges_written_out(topology, collective, Request(), after))
+        if not found:
+            raise InfeasibleError(f"{name}: none for {collective.kind} by the symmetry of {topology.name}")
+        return [Contender(name, candidates=found)]
     if name == CHUNKS:
         return _chunks(topology, collective, deadline_s)
     schedule = synth.solve(

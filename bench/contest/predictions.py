@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from arborcast.bench.contest.cases import FROM_BYTES, METHOD, SERVICES, case_of, column, worst_column
-from arborcast.bench.contest.contenders import CHUNKS, METHODS, Contender, line_up
+from arborcast.bench.contest.contenders import CHUNKS, KNOWN, Contender, line_up
 from arborcast.bench.contest.ranks import ITEM_BYTES, Order, pieces_of
 from arborcast.bench.contest.rows import delivered_fabric
 from arborcast.bench.emulation.plan import at_rates
@@ -21,7 +21,7 @@ from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology
 
-ORDERS = 1000
+ORDERS = 100
 """Random orders of which the slowest is kept, of what the process group chooses."""
 
 
@@ -86,7 +86,7 @@ def predict_results(document: Mapping[str, Any], *, orders: int = ORDERS) -> tup
 def _methods(rows: Sequence[Row]) -> list[str]:
     """Those of the rows, as `line_up` knows them."""
     names = {CHUNKS if row["method"].startswith(CHUNKS) else row["method"] for row in rows}
-    return [name for name in METHODS if name in names]
+    return [name for name in KNOWN if name in names]
 
 
 def _is_the_same(contender: Contender, order: Order, row: Row) -> bool:

@@ -27,6 +27,7 @@ LEAST_SEEN_S = 0.2
 MOST_OF_A_CORE = 0.95
 """Share of the time for which a rank may compute without being the limit itself: it has one thread."""
 
+SHARES = ("share_of_optimum", "share_of_nominal")
 DIGITS = 4
 """Of a delivered rate that count: the bound is exact, and its fractions are to stay short."""
 
@@ -103,8 +104,8 @@ def rows_of(
                 method=contender.name,
                 size_bytes=order.size_bytes,
                 times_us=[1e6 * each for each in seconds[contender.name]],
-                optimum_us=limits.delivered_us * order.size_bytes - limits.burst_us,
-                nominal_us=limits.nominal_us * order.size_bytes - limits.burst_us,
+                optimum_us=_beyond_bursts(limits.delivered_us, limits, order),
+                nominal_us=_beyond_bursts(limits.nominal_us, limits, order),
                 burst_share=limits.burst_us / (limits.delivered_us * order.size_bytes),
                 speed_up_over_gloo=_speed_up(seconds, contender.name, GLOO),
                 speed_up_over_ring=_speed_up(seconds, contender.name, RING),
@@ -121,6 +122,12 @@ def rows_of(
             )
         )
     return rows
+
+
+def _beyond_bursts(us_per_byte: float, limits: Limits, order: Order) -> float | None:
+    """The least time less what bursts carry; None where that may be a tenth: a share says little."""
+    least = us_per_byte * order.size_bytes
+    return least - limits.burst_us if limits.burst_us < least / 10 else None
 
 
 @dataclass(frozen=True)
@@ -185,8 +192,7 @@ def format_table(rows: Sequence[Row]) -> str:
                 f"{row['spread'] / 1e3:.1f}",
                 f"{row['algbw'] * 1e3:.1f}",
                 f"{row['busbw'] * 1e3:.1f}",
-                f"{row['share_of_optimum']:.3f}",
-                f"{row['share_of_nominal']:.3f}",
+                *("-" if row[name] is None else f"{row[name]:.3f}" for name in SHARES),
                 _times(row["speed_up_over_gloo"]),
                 _times(row["speed_up_over_ring"]),
                 "CPU!" if row["cpu_limited"] else "",

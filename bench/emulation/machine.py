@@ -199,3 +199,10 @@ def _in_a_thread(function: Callable[[], _T]) -> _T:
     if failure:
         raise failure[0]
     return result[0]  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    if why := why_not():
+        print(f"emulated links will be left out, and the command will end with status 2: {why}")
+    else:
+        print("emulated links: can be had here")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 HOME = Path(__file__).resolve().parents[2]
-LOAD_AT_THE_START = os.getloadavg()[0]
-"""Processes that wanted to run before this one measured; its own are in the load at the end."""
+LOADS_AT_THE_START = os.getloadavg()
+"""Processes that wanted to run before this one measured, over 1, 5 and 15 minutes."""
 
 SYNTHESIS = ("synth", "topologies")
 """What bounds, schedules and simulations depend on."""
@@ -79,7 +79,8 @@ def circumstances(*packages: str) -> dict[str, Any]:
             "processor": _processor(),
             "cores": os.cpu_count(),
             "system": platform.platform(),
-            "load_at_the_start": LOAD_AT_THE_START,
+            "load_at_the_start": LOADS_AT_THE_START[0],
+            "loads_at_the_start": list(LOADS_AT_THE_START),
             "load_at_the_end": os.getloadavg()[0],
         },
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},

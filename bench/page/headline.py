@@ -1,4 +1,4 @@
-"""The answer in a few sentences: speed, share of the limit, time of synthesis, targets met.
+"""The answer in a few sentences: what one run of `make headline` measures, and what else the page says.
 
 The baseline of a case is the fastest of all that were measured on it, and so it is known only afterwards: who
 picks one method beforehand does no better.
@@ -6,7 +6,6 @@ picks one method beforehand does no better.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 import pandas as pd
@@ -16,78 +15,25 @@ from arborcast.bench.page.parts import Sentence, Strong
 from arborcast.bench.page.results import Document, Row, records, span
 from arborcast.bench.page.sweeps import compared
 from arborcast.bench.page.targets import Tally, tallies
-from arborcast.bench.page.testbed import CHOSEN, LARGE, cases_about_links
-from arborcast.bench.page.words import Format, count, listed, percent, plural, seconds, size, times
+from arborcast.bench.page.testbed import LARGE, best_of_each_case, cases_that_count
+from arborcast.bench.page.words import listed, percent, plural, seconds, size, times
 
 Results = Mapping[str, Document]
 
 
 def headline(results: Results) -> tuple[Sentence, ...]:
-    """Sentences of what was measured; what was not is said."""
+    """Sentences of README, all of one run of `make headline`; what was not measured is said."""
     return (
-        _on_links(results.get("testbed")),
-        _simulated(results.get("sweeps")),
+        best_of_each_case(results.get("testbed")),
         _close(results.get("testbed")),
         _synthesis(results),
-        _targets(results),
     )
 
 
-def figures(results: Results) -> dict[str, float]:
-    """What the headline says as plain figures, by name (`MEASURES`); what was not measured is left out."""
-    on_links = [case.over_best for case in cases_about_links(results.get("testbed"))[0] if case.baselines]
-    simulated = [at.least for at in compared(results.get("sweeps"))]
-    synthesis = _trees(results.get("synthesis"))
-    targets = sum(tallies(results).values(), Tally())
-    found = {
-        "links": pd.Series(on_links, dtype=float).median(),
-        "simulated": pd.Series(simulated, dtype=float).median(),
-        "share": pd.Series([row.share_of_optimum for row in _large(results.get("testbed"))]).median(),
-        "first": synthesis[0].seconds if synthesis else math.nan,
-        "last": synthesis[-1].seconds if synthesis else math.nan,
-        "targets": targets.all or math.nan,
-        "missed": targets.missed if targets.all else math.nan,
-    }
-    return {name: float(figure) for name, figure in found.items() if not math.isnan(figure)}
-
-
-MEASURES: Mapping[str, tuple[str, Format]] = {
-    "links": ("On emulated links, over the best baseline of each case, median", times),
-    "simulated": ("In simulations of clusters, over the fastest of the others, median", times),
-    "share": (f"Share of the proven limit from {size(LARGE)} on, median", percent),
-    "first": ("Synthesis for the machine with the fewest ranks", seconds),
-    "last": ("Synthesis for the machine with the most ranks", seconds),
-    "targets": ("Targets of all benches", count),
-    "missed": ("Targets missed", count),
-}
-"""Figures of the headline in words, and how each is shown."""
-
-
-def _on_links(document: Document | None) -> Sentence:
-    found, left_out = cases_about_links(document)
-    beside = [case for case in found if case.baselines]
-    if not beside:
-        return ("How much faster than baselines on real links is not measured yet.",)
-    ratios = pd.Series([case.over_best for case in beside])
-    over_gloo = pd.Series([case.ours.speed_up_over_gloo for case in beside]).median()
-    baselines = list(dict.fromkeys(row.method for case in beside for row in case.baselines))
-    only_chosen = all(case.ours.method == CHOSEN for case in beside)
-    chosen = sum(case.chose_baseline for case in beside)
-    return (
-        f"On emulated links {'what the process group chooses is' if only_chosen else 'our schedules are'} ",
-        Strong(f"{times(ratios.median())} as fast"),
-        f" as the best baseline of each case ({listed(baselines)}) in the median of "
-        f"{plural(len(ratios), 'case')} ({_range(ratios)}, {_sizes(case.ours.bytes for case in beside)}; "
-        f"{_losses(ratios, 'case')}"
-        f"{f'; in {chosen} of them what it chooses is a baseline' if chosen else ''}"
-        + (
-            f"; {plural(left_out, 'more case')} left out, where the processors may be the limit"
-            if left_out
-            else ""
-        )
-        + ")",
-        f", and {times(over_gloo)} as fast as gloo." if over_gloo > 0 else ".",
-    )
+def more(results: Results) -> tuple[Sentence, ...]:
+    """What the page says besides, of benches that take longer or need checkouts of others."""
+    beside = _beside_forestcoll(results.get("peers"))
+    return (_simulated(results.get("sweeps")), *([beside] if beside else []), _targets(results))
 
 
 def _simulated(document: Document | None) -> Sentence:
@@ -98,7 +44,8 @@ def _simulated(document: Document | None) -> Sentence:
     return (
         "In simulations of clusters our schedules, chosen with NCCL's overhead known, are ",
         Strong(times(ratios.median())),
-        " as fast as the fastest of NCCL's planning models and the simulated baselines "
+        " as fast as the fastest of NCCL's planning models, re-implemented here (NCCL itself was not run), "
+        "and the simulated baselines "
         f"({_range(ratios)}, {_sizes(at.size_bytes for at in points)}; {_losses(ratios, 'point')}).",
     )
 
@@ -131,7 +78,7 @@ def _close(document: Document | None) -> Sentence:
 
 def _large(document: Document | None) -> list[Row]:
     """Ours in the cases that are about links, from the size on at which the limit counts."""
-    ours = [case.ours for case in cases_about_links(document)[0]]
+    ours = [case.ours for case in cases_that_count(document)[0]]
     return [row for row in ours if row.bytes >= LARGE and row.share_of_optimum > 0]
 
 
@@ -155,7 +102,6 @@ def _synthesis(results: Results) -> Sentence:
         f" for {plural(small.ranks, 'rank')} ({small.title}) and ",
         Strong(seconds(large.seconds)),
         f" for {plural(large.ranks, 'rank')} ({large.title})",
-        *_beside_forestcoll(results.get("peers")),
         ".",
     )
 
@@ -169,10 +115,10 @@ def _beside_forestcoll(document: Document | None) -> Sentence:
     if not len(calls) or not len(processes):
         return ()
     return (
-        f"; on the same {plural(len(calls), 'graph')} a call of ForestColl takes ",
+        f"On the same {plural(len(calls), 'graph')} a call of ForestColl takes ",
         Strong(times(calls.median())),
         f" as long as ours in the median ({_range(calls)}) and a whole process "
-        f"{times(processes.median())} ({_range(processes)})",
+        f"{times(processes.median())} ({_range(processes)}).",
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 import pandas as pd
 
+from arborcast.bench.clusters.words import EVEN
 from arborcast.bench.contest.cases import SERVICES
 from arborcast.bench.contest.cases import column as simulated
 from arborcast.bench.contest.cases import worst_column as worst_simulated
@@ -21,6 +22,7 @@ from arborcast.bench.page.parts import (
     Part,
     Picture,
     Section,
+    Sentence,
     Strong,
     Table,
     all_rows,
@@ -45,7 +47,7 @@ from arborcast.bench.page.results import (
     span,
 )
 from arborcast.bench.page.targets import tally
-from arborcast.bench.page.words import digits, duration, percent, plural, size, times
+from arborcast.bench.page.words import digits, duration, listed, percent, plural, size, times
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.pictures.placement import place
 from arborcast.synth.topology import Link, Topology
@@ -71,11 +73,15 @@ class Case:
     Attributes:
         ours: what the process group chooses; the fastest of ours where that was not measured. The fastest of
             several methods is known only after all have run: as a claim it would flatter us.
-        baselines: all others.
+        baselines: all others that ran.
+        missing: by name, the other baselines: why each did not run.
+        is_whole: whether every baseline ran, or is known to have no schedule here.
     """
 
     ours: Row
     baselines: tuple[Row, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = True
 
     @property
     def over_best(self) -> float:
@@ -94,20 +100,41 @@ class Case:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the processors may have been the limit of ours or of the fastest baseline."""
-        return any(row.cpu_limited is True for row in (self.ours, *self.fastest[:1]))
+        """Whether the processors may have been the limit of ours or of any baseline."""
+        return any(row.cpu_limited is True for row in (self.ours, *self.baselines))
+
+    def over(self, method: str) -> float:
+        """The speed-up of ours over a baseline; NaN where it did not run."""
+        return next((r.time_us / self.ours.time_us for r in self.baselines if r.method == method), math.nan)
 
 
 def cases(document: Document | None) -> list[Case]:
     """Each topology, collective and size on which ours ran."""
-    found = []
-    for _, rows in groups(_timed(document), "topology", "collective", "bytes") if document else ():
+    if document is None:
+        return []
+    timed, found = _timed(document), []
+    rivals = document.get("rivals") or ()  # of old results nobody knows: none of their cases counts
+    absent = {
+        (each.get("topology"), each.get("collective"), each.get("method")): each
+        for each in document.get("unavailable") or ()
+    }
+    for (topology, collective, _), rows in groups(timed, "topology", "collective", "bytes"):
         listed = records(rows)
         ours = [row for row in listed if is_ours(row.method)]
         chosen = [row for row in ours if row.method == CHOSEN]
         if ours:
             best = min(chosen or ours, key=lambda row: float(row.time_us))
-            found.append(Case(best, tuple(row for row in listed if not is_ours(row.method))))
+            others = tuple(row for row in listed if not is_ours(row.method))
+            missing = {
+                name: absent.get((topology, collective, name), {})
+                for name in rivals
+                if name not in {row.method for row in others}
+            }
+            why = {name: str(each.get("why", "did not run")) for name, each in missing.items()}
+            is_whole = bool(rivals and others) and all(
+                each.get("ruled_out") is True for each in missing.values()
+            )
+            found.append(Case(best, others, why, is_whole))
     return found
 
 
@@ -115,23 +142,19 @@ def _timed(document: Document) -> pd.DataFrame:
     return document.rows[document.rows["time_us"].notna()]
 
 
-def cases_about_links(document: Document | None) -> tuple[list[Case], int]:
-    """Those in which links, not processors, were the limit, and how many others there are.
+def cases_that_count(document: Document | None) -> tuple[list[Case], int, int]:
+    """Those that a headline may be about, and how many are left out: by a missing baseline, by processors.
 
-    A baseline that the processors slowed down would flatter us as much as a row of ours would do us wrong.
+    A baseline that did not run, or that the processors slowed down, would flatter us.
     """
     found = cases(document)
-    about_links = [case for case in found if not case.is_limited]
-    return about_links, len(found) - len(about_links)
+    whole = [case for case in found if case.is_whole]
+    about_links = [case for case in whole if not case.is_limited]
+    return about_links, len(found) - len(whole), len(whole) - len(about_links)
 
 
 def summary(document: Document) -> Table:
-    """A line per topology and collective at its largest size."""
-    largest: dict[tuple[str, str], Case] = {}
-    for case in cases(document):
-        known = largest.setdefault((case.ours.topology, case.ours.collective), case)
-        if case.ours.bytes > known.ours.bytes:
-            largest[case.ours.topology, case.ours.collective] = case
+    """A line per case."""
 
     def of_ours(specs: str) -> dict[str, Column]:
         def ours(how: Column) -> Column:
@@ -148,9 +171,13 @@ def summary(document: Document) -> Table:
                 "ours",
             ),
             ">over the best baseline": _over_best,
-            **of_ours(">over gloo: speed_up_over_gloo"),
+            ">over multiring": lambda case: speed_up(case.over("multiring")),
+            ">over gloo": lambda case: speed_up(case.over("gloo")),
+            "left out of the headline": lambda case: Cell(
+                "" if case.is_whole else "; ".join(f"{name}: {why}" for name, why in case.missing.items())
+            ),
         },
-        largest.values(),
+        cases(document),
     )
 
 
@@ -166,11 +193,14 @@ def _over_best(case: Case) -> Cell:
 
 def _answer(document: Document) -> Iterator[Part]:
     rows = _timed(document)
-    yield from _headline(document)
+    yield text(*best_of_each_case(document))
     yield summary(document)
     targets = frame(document.get("targets"))
     if len(targets):
         yield table(_TARGETS, targets, tally(document).words)
+    absent = frame(document.get("unavailable"))
+    if len(absent):
+        yield table(columns("topology | collective | method | why"), absent, folded="Did not run")
     yield from _services(rows)
     limited = sum(rows["cpu_limited"].eq(True))
     if limited:
@@ -183,15 +213,52 @@ def _answer(document: Document) -> Iterator[Part]:
     yield all_rows(_COLUMNS, rows)
 
 
-def _headline(document: Document) -> Iterator[Part]:
-    beside = pd.Series([case.over_best for case in cases_about_links(document)[0] if case.baselines])
-    if len(beside):
-        yield text(
-            "What the process group chooses is ",
-            Strong(times(beside.median())),
-            f" as fast as the best baseline in the median of {plural(len(beside), 'case')}, "
-            f"{times(beside.min())} at the least.",
+def best_of_each_case(document: Document | None) -> Sentence:
+    """What the process group chooses, beside the fastest baseline of each case in the same run."""
+    found, incomplete, limited = cases_that_count(document)
+    if not found:
+        return ("How much faster than baselines on real links is not measured yet.",)
+    ratios = [case.over_best for case in found]
+    slower, faster = sum(ratio < 1 - EVEN for ratio in ratios), sum(ratio > 1 + EVEN for ratio in ratios)
+    worst = min(found, key=lambda case: case.over_best)
+    chosen = sum(case.chose_baseline for case in found)
+    names = list(dict.fromkeys(row.method for case in found for row in case.baselines))
+    least, most = span(case.ours.bytes for case in found)
+    left_out = [
+        f"{plural(count, 'more case')} left out, {why}"
+        for count, why in (
+            (incomplete, "where a baseline did not run"),
+            (limited, "where the processors may be the limit"),
         )
+        if count
+    ]
+    only_chosen = all(case.ours.method == CHOSEN for case in found)
+    alone = (
+        f" Over {method} alone: {_range([case.over(method) for case in found if case.over(method) > 0])}."
+        for method in ("multiring", "gloo")
+        if method in names
+    )
+    return (
+        f"On emulated links {'what the process group chooses is' if only_chosen else 'our schedules are'} ",
+        Strong(f"{times(pd.Series(ratios).median())} as fast"),
+        f" as the best baseline of each case (of {listed(names)}; the fastest of the same run) "
+        f"in the median of {plural(len(found), 'case')} ({times(min(ratios))} to {times(max(ratios))}, "
+        f"{size(least)} to {size(most)}): faster in {faster}, even within {percent(EVEN)} in "
+        f"{len(ratios) - faster - slower}, slower in {slower}"
+        f"{f'; in {chosen} of them what it chooses is a baseline' if chosen else ''}; "
+        f"the worst is {worst.ours.collective} of {size(worst.ours.bytes)} on {worst.ours.topology}, "
+        f"{times(worst.over_best)} beside "
+        f"{worst.fastest[0].method}{''.join(f'; {each}' for each in left_out)}.",
+        *alone,
+    )
+
+
+def _range(ratios: list[float]) -> str:
+    found = pd.Series(ratios)
+    return (
+        f"{times(found.median())} in the median of {plural(len(found), 'case')} "
+        f"({times(found.min())} to {times(found.max())})"
+    )
 
 
 def _aim(name: str) -> Column:
@@ -420,9 +487,9 @@ SECTION = Section(
     "Real processes, real TCP, one rate-limited pair of network devices per link of the topology. "
     "The limit is what no schedule can pass at the rates that these links delivered in the same run, "
     "less what links carry at once after a pause. Each line is what "
-    "the process group chooses by itself at the largest size, or the fastest of ours where that was "
-    "not measured, beside the fastest baseline of the case (named in brackets; gloo's ring follows "
-    "the numbers of the ranks) and unmodified gloo.",
+    "the process group chooses by itself, or the fastest of ours where that was "
+    "not measured, beside the fastest baseline of the case (named in brackets), multiring and unmodified "
+    "gloo, whose ring follows the numbers of the ranks.",
     _answer,
     ("Real processes and TCP on emulated links", summary),
 )

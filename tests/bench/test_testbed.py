@@ -31,9 +31,9 @@ from arborcast.bench.contest.cases import (
     targets_of,
     worst_column,
 )
-from arborcast.bench.contest.contenders import Contender, line_up
+from arborcast.bench.contest.contenders import RIVALS, Contender, line_up
 from arborcast.bench.contest.predictions import predict, predict_results
-from arborcast.bench.contest.ranks import ITEM_BYTES, Data, Order, Round
+from arborcast.bench.contest.ranks import ITEM_BYTES, Data, Order, Round, pieces_of
 from arborcast.bench.contest.rows import Limits, format_table, rows_of
 from arborcast.bench.contest.wires import FRAME_BYTES, Load, uses
 from arborcast.bench.emulation.delivery import delivered
@@ -43,6 +43,7 @@ from arborcast.bench.harness.document import read_document
 from arborcast.synth.api import solve
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.simulation.simulator import simulate
 
 WHY_NOT = why_not()
 needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -62,28 +63,29 @@ def order_of(spec: str, kind: str, size_bytes: int, *contenders: str, runs: int 
 def test_the_line_up_has_every_method_and_says_which_have_no_schedule() -> None:
     fabric = topologies.load("dgx1", ranks=(0, 1, 2, 3, 4))
     line = line_up(fabric, Collective.on(fabric, "allgather"))
-    assert [each.name for each in line.contenders] == [
-        *("gloo", "trees", "mwu", "chunks (2,2,5)", "chunks (2,3,4)", "selection")
-    ]
+    assert [each.name for each in line.contenders] == ["gloo", "selection"]
     by_size = line.contenders[-1]
     assert by_size.table is not None and by_size.schedule is None
     for size in (MIB, 64 * MIB):
         assert by_size.at(size).schedule == by_size.table.at(size).schedule
     assert line.contenders[0].schedule is None
-    assert set(line.unavailable) == {"ring", "multiring", "binary-tree", "halving-doubling"}
+    assert set(line.unavailable) == {*RIVALS} - {"gloo"} and not line.unknown
     assert "no ring exists through ranks 0, 1, 2, 3, 4" in line.unavailable["ring"]
     with pytest.raises(InputError, match=r"^method rings: must be one of gloo, ring, "):
         line_up(fabric, Collective.on(fabric, "allgather"), ["rings"])
 
 
-def test_large_sizes_are_spared_who_cannot_win() -> None:
-    order = order_of("full:4", "broadcast", MIB, "gloo", "ring", "multiring", "trees", "chunks")
-    names = [each.name for each in order.contenders]
-    assert names == ["gloo", "ring", "multiring", "trees", "chunks (1,1,1)", "chunks (4,2,2)"]
-    sizes = (MIB, 8 * MIB, 32 * MIB)
-    fitting = [[each.name for each in testbed._fitting(order.contenders, size, sizes)] for size in sizes]
-    assert fitting == [names, [*names[:4], names[5]], ["gloo", "ring", "trees"]]
-    assert len(testbed._fitting(order.contenders, 32 * MIB, [32 * MIB])) == 6
+def test_exchanges_are_those_that_simulate_fastest_for_the_size() -> None:
+    order = order_of("full:4", "allreduce", MIB, "exchange")
+    (exchange,) = order.contenders
+    for size in (1024, 32 * MIB):
+        chosen = exchange.at(size).schedule
+        assert chosen is not None and chosen in exchange.candidates and chosen.method.name == "exchange"
+        taken = [
+            simulate(each, size, pieces=pieces_of(each, replace(order, size_bytes=size))).time_us
+            for each in exchange.candidates
+        ]
+        assert taken[exchange.candidates.index(chosen)] == min(taken)
 
 
 # ------------------------------------------------------------------------------------------- the data
@@ -205,14 +207,16 @@ def test_a_link_that_delivers_less_lowers_the_limit() -> None:
 
 
 def test_rows_that_were_measured_are_simulated_in_every_order_of_service() -> None:
-    fabric = at_rates(topologies.load("full:4"), 100)
+    fabric = at_rates(topologies.load("full:4"), 250)
+    collective = Collective.on(fabric, "allgather")
+    pieces = pieces_of(solve(fabric, collective, method="trees"), Order(collective, 8 * MIB, (), 1, 1.0))
     links = [
         {"from": link.src, "to": link.dst, "alone_mbit": 50.0 if link.src == 0 else 95.0}
         for link in fabric.links
     ]
     keys = {"topology": "full:4", "collective": "allgather", "root": None, "bytes": 8 * MIB}
-    trees = {**keys, "method": "trees", "steps": 1, "chunks": 4, "pieces": 64}
-    rows = [trees, {**trees, "pieces": 63, "bytes": 32 * MIB}, {**keys, "method": "gloo", "pieces": None}]
+    trees = {**keys, "method": "trees", "steps": 1, "chunks": 4, "pieces": pieces}
+    rows = [trees, {**trees, "pieces": 1, "bytes": 32 * MIB}, {**keys, "method": "gloo", "pieces": None}]
     found, changed = predict_results({"rows": rows, "links": {"full:4": links}}, orders=2)
     # Every rank sends its quarter of the buffer over each of its links, those of rank 0 at 50 Mbit/s.
     for service in SERVICES:
@@ -355,10 +359,7 @@ def test_a_small_run(
     testbed.main()
     found = read_document(out)
     rows = {row["method"]: row for row in found["rows"]}
-    assert list(rows) == [
-        *("gloo", "ring", "multiring", "binary-tree", "halving-doubling"),
-        *("trees", "mwu", "chunks (1,1,1)", "chunks (4,2,2)", "selection", "torch messages"),
-    ]
+    assert list(rows) == [*RIVALS, "selection"]
     for row in rows.values():
         assert (row["topology"], row["collective"], row["bytes"], row["runs"]) == (
             "full:4",
@@ -376,7 +377,7 @@ def test_a_small_run(
     assert found["unavailable"] == []
     assert found["emulation"]["mtu"] == 9000
     said = capsys.readouterr()
-    assert "trees" in said.out
+    assert "levels" in said.out
     assert "full:4, allreduce of 1 MiB:" in said.err
 
 
