@@ -51,6 +51,9 @@ RESULTS = Path(__file__).resolve().parent / "results" / "testbed.json"
 LEAST_RUNS = 5
 """Of results that are kept: medians of fewer runs say little."""
 
+SLOW_BYTES, FEWER_RUNS = 32 * MIB, 3
+"""From which size on how many runs are enough: each takes seconds there, and is the like of the next."""
+
 Say = Callable[[str], None]
 
 
@@ -95,7 +98,8 @@ def measure(
         sizes: bytes of the whole buffer; every contender runs at each of them.
         slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
         methods: of `bench.contest.contenders.KNOWN`; `METHODS` where None.
-        runs: rounds after the first, which warms up and is not counted.
+        runs: rounds after the first, which warms up and is not counted; at most `FEWER_RUNS` of them from
+            `SLOW_BYTES` on.
         root: of a broadcast.
         say: told in a line what happens, and what warns.
         timeout_s: how long a rank may make no progress.
@@ -137,7 +141,8 @@ def measure(
         for collective, line in lines.items():
             for size in sizes:
                 contenders = tuple(each.at(size) for each in line.contenders)
-                order = Order(collective, size, contenders, runs, timeout_s)
+                rounds = min(runs, FEWER_RUNS) if size >= SLOW_BYTES else runs
+                order = Order(collective, size, contenders, rounds, timeout_s)
                 found = _rows(emulation, order, rates["alone"])
                 _report(found, order, plan, say)
                 result.rows.extend(found)

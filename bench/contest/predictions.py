@@ -21,7 +21,7 @@ from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology
 
-ORDERS = 100
+ORDERS = 10
 """Random orders of which the slowest is kept, of what the process group chooses."""
 
 
