@@ -219,8 +219,9 @@ def best_of_each_case(document: Document | None) -> Sentence:
     if not found:
         return ("How much faster than baselines on real links is not measured yet.",)
     ratios = [case.over_best for case in found]
-    slower, faster = sum(ratio < 1 - EVEN for ratio in ratios), sum(ratio > 1 + EVEN for ratio in ratios)
-    worst = min(found, key=lambda case: case.over_best)
+    lost = sorted((case for case in found if case.over_best < 1 - EVEN), key=lambda case: case.over_best)
+    slower, faster = len(lost), sum(ratio > 1 + EVEN for ratio in ratios)
+    kinds = listed(list(dict.fromkeys(str(case.ours.collective) for case in found)))
     chosen = sum(case.chose_baseline for case in found)
     names = list(dict.fromkeys(row.method for case in found for row in case.baselines))
     least, most = span(case.ours.bytes for case in found)
@@ -242,14 +243,21 @@ def best_of_each_case(document: Document | None) -> Sentence:
         f"On emulated links {'what the process group chooses is' if only_chosen else 'our schedules are'} ",
         Strong(f"{times(pd.Series(ratios).median())} as fast"),
         f" as the best baseline of each case (of {listed(names)}; the fastest of the same run) "
-        f"in the median of {plural(len(found), 'case')} ({times(min(ratios))} to {times(max(ratios))}, "
+        f"in the median of {plural(len(found), 'case')} of {kinds} ({times(min(ratios))} to "
+        f"{times(max(ratios))}, "
         f"{size(least)} to {size(most)}): faster in {faster}, even within {percent(EVEN)} in "
         f"{len(ratios) - faster - slower}, slower in {slower}"
-        f"{f'; in {chosen} of them what it chooses is a baseline' if chosen else ''}; "
-        f"the worst is {worst.ours.collective} of {size(worst.ours.bytes)} on {worst.ours.topology}, "
-        f"{times(worst.over_best)} beside "
-        f"{worst.fastest[0].method}{''.join(f'; {each}' for each in left_out)}.",
+        f"{f' ({named})' if (named := '; '.join(map(_lost, lost))) else ''}"
+        f"{f'; in {chosen} of them what it chooses is a baseline' if chosen else ''}"
+        f"{''.join(f'; {each}' for each in left_out)}.",
         *alone,
+    )
+
+
+def _lost(case: Case) -> str:
+    ours, best = case.ours, case.fastest[0].method
+    return (
+        f"{ours.collective} of {size(ours.bytes)} on {ours.topology}, {times(case.over_best)} beside {best}"
     )
 
 
