@@ -221,7 +221,7 @@ def test_the_headline_is_computed_from_the_rows(results: Path) -> None:
         "On emulated links our schedules are 1.50× as fast as the best baseline of each case (of ring, gloo "
         "and multiring; the fastest of the same run) in the median of 12 cases of allreduce and broadcast "
         "(0.977× to 3.07×, 1 MiB to 16 MiB): faster in 8, even within 0.5 % in 0, slower in 4 "
-        "(allreduce of 1 MiB on two-boxes, 0.977× beside ring; "
+        "(broadcast of 1 MiB on two-boxes, 0.977× beside ring; "
     )
     assert said[3].startswith(
         "In simulations of clusters our schedules, chosen with NCCL&#39;s overhead known, are "
@@ -316,7 +316,7 @@ def test_the_headline_is_of_the_choice_and_not_of_the_best_afterwards(results: P
     assert first.startswith(
         "On emulated links what the process group chooses is 1.48× as fast as the best baseline of each case "
     )
-    assert "slower in 4;" in first
+    assert "slower in 4 (" in first
     assert "25.0 % of the proven limit is reached in the median" in close
     assert "| selection |" in summary(read_results(results))
     assert "| trees |" not in summary(read_results(results)).partition("## Simulated clusters")[0]
