@@ -40,7 +40,7 @@ def warm() -> None:
         pareto(topology, "broadcast", max_steps=2, cache=False)
         problem = ChunkProblem.of(
             topology, Collective.on(topology, "broadcast")
-        )  # many ranks are searched so
+        )  # for many ranks
         InsertionSearch(problem, 0, 2).run(np.ones((2, len(topology.links))))
     ExactSystem(np.eye(2, dtype=np.int64))
     star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
