@@ -38,9 +38,8 @@ def warm() -> None:
         solve(topology, "allreduce", method="mwu", max_trees=1)
         solve(topology, "broadcast", method="trees", max_height=2)
         pareto(topology, "broadcast", max_steps=2, cache=False)
-        problem = ChunkProblem.of(
-            topology, Collective.on(topology, "broadcast")
-        )  # for many ranks
+        # Searched so on many ranks only.
+        problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
         InsertionSearch(problem, 0, 2).run(np.ones((2, len(topology.links))))
     ExactSystem(np.eye(2, dtype=np.int64))
     star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
