@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args, overload
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline, Limit, run_until
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.methods import (
@@ -142,9 +143,13 @@ class Approach:
 
         Raises as `solve`.
         """
+        if self.request.size_bytes is not None:
+            return self.selection().fastest_in_time(self.request.size_bytes)
+        with run_until(Deadline.after(self.request.deadline_s)):
+            return self._of_best_rate()
+
+    def _of_best_rate(self) -> AnySchedule:
         topology, collective, request = self.topology, self.collective, self.request
-        if request.size_bytes is not None:
-            return self.selection().fastest_in_time(request.size_bytes)
         if self.translations is not None:
             solve_implicitly = implicit_method_for(topology, collective)
             return solve_implicitly(topology, collective, request, translations=self.translations)
@@ -177,7 +182,12 @@ class Approach:
         """
         from arborcast.synth.selection import compared
 
-        return compared(self.candidates(), self.collective.kind, size_bytes=self.request.size_bytes)
+        return compared(
+            self.candidates(),
+            self.collective.kind,
+            size_bytes=self.request.size_bytes,
+            deadline=Deadline.after(self.request.deadline_s),
+        )
 
 
 def approach(
@@ -210,6 +220,7 @@ def approach(
     left = left_of(topology)
     asked = as_collective(left, collective, root=root, ranks=ranks)
     check_knobs(method, asked, request)
+    request = replace(request, deadline_s=Deadline.after(request.deadline_s))
     translations = _translations(left, asked, method, request, form)
     faulty = None
     if isinstance(topology, Faulty) and translations is None and form == "auto":
@@ -295,7 +306,7 @@ def pareto(
     max_steps: int | None = None,
     tolerance: Fraction | None = None,
     rate_tolerance: Fraction | None = None,
-    deadline_s: float | None = None,
+    deadline_s: Limit = None,
     seed: int = 0,
     jobs: int = 1,
     cache: bool = True,

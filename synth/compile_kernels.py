@@ -9,10 +9,15 @@ import contextlib
 import logging
 from fractions import Fraction
 
+import numpy as np
+
 from arborcast.synth.alltoallv.planner import LARGEST_PROGRAM, AlltoallvPlanner
 from arborcast.synth.api import pareto, solve
-from arborcast.synth.collective import NAMED_KINDS
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.trees.insertion import InsertionSearch
+from arborcast.synth.collective import NAMED_KINDS, Collective
 from arborcast.synth.kernels.compiled import compile_all, kernel_folder
+from arborcast.synth.lp.exact_system import ExactSystem
 from arborcast.synth.methods import IMPLICIT_KINDS
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
@@ -33,6 +38,10 @@ def warm() -> None:
         solve(topology, "allreduce", method="mwu", max_trees=1)
         solve(topology, "broadcast", method="trees", max_height=2)
         pareto(topology, "broadcast", max_steps=2, cache=False)
+        # Searched so on many ranks only.
+        problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
+        InsertionSearch(problem, 0, 2).run(np.ones((2, len(topology.links))))
+    ExactSystem(np.eye(2, dtype=np.int64))
     star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
     for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all
         for moved in IMPLICIT_KINDS:

@@ -80,6 +80,10 @@ class Prices(ABC):
                 best = at
         return best
 
+    def best_known(self, size: Bytes) -> int:
+        """The fastest of those whose time at a size is known, the first of all where none is."""
+        return min(range(self.count), key=lambda at: (self._known[at].get(size, math.inf), at))
+
     def time_us(self, at: int, size: Bytes) -> float:
         """The time of a candidate."""
         known = self._known[at]

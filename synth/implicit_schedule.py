@@ -140,6 +140,11 @@ class ImplicitSchedule(Playable):
         """Whether the rate equals the bound."""
         return self.rate == self.bound.rate
 
+    @property
+    def gap(self) -> Fraction:
+        """The part of the bound that the rate misses; 0 where the two are equal."""
+        return 1 - self.rate / self.bound.rate if self.bound.rate else Fraction(0)
+
     @cached_property
     def link_orbits(self) -> tuple[int, ...]:
         """The number of the orbit of each link of the topology (see `Translations.link_orbits`)."""

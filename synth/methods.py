@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 from arborcast.synth.chunks.encodings.registry import EncodingName
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.deadline import check_seconds
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
@@ -159,8 +160,7 @@ def check_knobs(method: str, collective: Collective, request: Request) -> None:
     """
     if method != "auto" and method not in METHODS:
         raise InputError(f"method {method}: must be one of auto, {', '.join(METHODS)}")
-    if request.deadline_s is not None and request.deadline_s <= 0:
-        raise InputError(f"deadline must be positive, got {request.deadline_s} s")
+    check_seconds(request.deadline_s)
     for knob, methods in SERVES.items():
         if getattr(request, knob) is None:
             continue

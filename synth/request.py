@@ -7,6 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TypedDict
 
+from arborcast.synth.deadline import Limit
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -19,7 +21,8 @@ class Request:
         epsilon: the part of the optimum that the multiplicative weights may miss; None for the default of
             `synth.packing.mwu`.
         seed: breaks ties; the same seed gives the same schedule on any machine.
-        deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
+        deadline_s: seconds after which `TimedOutError` is raised; None for no limit. A method that is asked
+            by another is given the deadline of the whole question, which runs already.
         size_bytes: with the method "auto", the message size for which the schedule should be fastest, with
             anything asked of trees the fastest along trees that keep to it; None for the best rate, which is
             what counts for large messages.
@@ -37,7 +40,7 @@ class Request:
     tolerance: Fraction | None = None
     epsilon: Fraction | None = None
     seed: int = 0
-    deadline_s: float | None = None
+    deadline_s: Limit = None
     size_bytes: int | None = None
     chunks: int | None = None
     steps: int | None = None
@@ -64,7 +67,7 @@ class Wishes(TypedDict, total=False):
     tolerance: Fraction | None
     epsilon: Fraction | None
     seed: int
-    deadline_s: float | None
+    deadline_s: Limit
     size_bytes: int | None
     chunks: int | None
     steps: int | None

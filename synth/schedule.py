@@ -253,6 +253,11 @@ class Schedule(Playable):
         """Whether the rate equals the bound."""
         return self.rate == self.bound.rate
 
+    @property
+    def gap(self) -> Fraction:
+        """The part of the bound that the rate misses; 0 where the two are equal."""
+        return 1 - self.rate / self.bound.rate if self.bound.rate else Fraction(0)
+
     def relabelled(self, topology: Topology, images: Sequence[Vertex], collective: Collective) -> Schedule:
         """The schedule with every vertex called by its image; transfers stay in their order.
 

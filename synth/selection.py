@@ -15,7 +15,7 @@ from itertools import count, takewhile
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.crossings import Prices, crossings
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline, run_until
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.methods import (
@@ -69,20 +69,31 @@ class Selection:
     Attributes:
         schedules: the candidates, the one of the highest rate first (a custom collective: last).
         out_of_time: why some may be missing; None where the deadline did not pass.
+        deadline: of the question, which simulating them keeps, too.
     """
 
     schedules: tuple[AnySchedule, ...]
     out_of_time: TimedOutError | None = None
+    deadline: Deadline = NO_DEADLINE
 
     def fastest(self, size_bytes: int) -> AnySchedule:
-        """The one with the least simulated time; the first of equals."""
-        return self.schedules[self.prices.best(size_bytes)]
+        """The one with the least simulated time; the first of equals.
+
+        Raises:
+            TimedOutError: the deadline passed; carries the fastest of those that were simulated.
+        """
+        try:
+            with run_until(self.deadline):
+                return self.schedules[self.prices.best(size_bytes)]
+        except TimedOutError as late:
+            best = self.schedules[self.prices.best_known(size_bytes)]
+            raise TimedOutError(str(self.out_of_time or late), best) from late
 
     def fastest_in_time(self, size_bytes: int) -> AnySchedule:
         """`fastest`, where the deadline left all candidates their time.
 
         Raises:
-            TimedOutError: it did not; carries the fastest of those found until then.
+            TimedOutError: it did not; carries the fastest of those simulated until then.
         """
         best = self.fastest(size_bytes)
         if self.out_of_time is not None:
@@ -94,9 +105,14 @@ class Selection:
 
         At every second of them (`stride`: every third, ...) it is the fastest; between two, the table is
         refined until none is `NEAR` faster than the one that serves (`synth.crossings`).
+
+        Raises:
+            TimedOutError: the deadline passed.
         """
         looked_at = [sizes[place] for place in sorted({*range(0, len(sizes), stride), len(sizes) - 1})]
-        return tuple(Choice(size, self.schedules[at]) for size, at in crossings(self.prices, looked_at))
+        with run_until(self.deadline):
+            found = crossings(self.prices, looked_at)
+        return tuple(Choice(size, self.schedules[at]) for size, at in found)
 
     @cached_property
     def prices(self) -> Prices:
@@ -146,7 +162,13 @@ def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:
     return (1 - 1e-9) * size_bytes * float(busy) / 1000
 
 
-def compared(found: Iterator[AnySchedule], kind: Kind, *, size_bytes: int | None = None) -> Selection:
+def compared(
+    found: Iterator[AnySchedule],
+    kind: Kind,
+    *,
+    size_bytes: int | None = None,
+    deadline: Deadline = NO_DEADLINE,
+) -> Selection:
     """All candidates of a collective of this kind that could be built.
 
     Args:
@@ -154,6 +176,7 @@ def compared(found: Iterator[AnySchedule], kind: Kind, *, size_bytes: int | None
         kind: named by the message where there is none.
         size_bytes: where only this size is asked about: no more are built once one of them takes the least
             time of any schedule but for `NEAR_ENOUGH`.
+        deadline: of the question.
 
     Raises:
         InfeasibleError: no method has a schedule (the first method's own error, with its proof).
@@ -164,22 +187,23 @@ def compared(found: Iterator[AnySchedule], kind: Kind, *, size_bytes: int | None
     schedules: list[AnySchedule] = []
     enough_us = 0.0
     try:
-        for schedule in found:
-            schedules.append(schedule)
-            if size_bytes is not None:
-                enough_us = enough_us or _enough_us(schedule, size_bytes)
-                if _takes_at_most(schedule, size_bytes, enough_us):
-                    break
+        with run_until(deadline):
+            for schedule in found:
+                schedules.append(schedule)
+                if size_bytes is not None:
+                    enough_us = enough_us or _enough_us(schedule, size_bytes)
+                    if _takes_at_most(schedule, size_bytes, enough_us):
+                        break
     except TimedOutError as error:
         schedules += [] if error.best is None else [error.best]
         if not schedules:
             raise
-        return Selection(tuple(schedules), error)
+        return Selection(tuple(schedules), error, deadline)
     if not schedules:
         raise TimedOutError(
             f"{kind}: no schedule was found with the effort of a comparison; without a size more is spent"
         )
-    return Selection(tuple(schedules))
+    return Selection(tuple(schedules), None, deadline)
 
 
 def _enough_us(schedule: AnySchedule, size_bytes: int) -> float:
@@ -230,12 +254,12 @@ def candidates(
         from arborcast.synth.packing.in_network import forwarding_answer
 
         deadline.check("the comparison of methods")
-        left = replace(request, deadline_s=deadline.left_s)
+        left = replace(request, deadline_s=deadline)
         yield forwarding_answer(method_for(first, collective), topology, collective, left)
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
-            left = replace(its_request, deadline_s=deadline.left_s)
+            left = replace(its_request, deadline_s=deadline)
             found = method_for(name, collective)(topology, collective, left)
             yield found
             if name == "multiring" and (joined := both_ways(found)) is not None:
@@ -299,7 +323,7 @@ def implicit_candidates(
     from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
 
     deadline.check("the comparison of methods")
-    left = replace(request, deadline_s=deadline.left_s)
+    left = replace(request, deadline_s=deadline)
     for lower in symmetric_frontier(topology.forwarding, collective, left, translations=translations):
         yield replace(lower, topology=topology, bound=best.bound)
     yield from by_exchanges(topology, collective, best.bound, translations, deadline)
@@ -398,7 +422,7 @@ def shallow_by_symmetry(
     translations = translations_of(topology, seed=request.seed)
     if translations.order == 1 or len(translations.representatives) > MOST_ORBITS:
         return
-    left = replace(request, deadline_s=deadline.left_s)
+    left = replace(request, deadline_s=deadline)
     for found in symmetric_frontier(topology, collective, left, translations=translations):
         if request.max_height is None or found.height <= request.max_height:
             yield found.expand()
@@ -420,7 +444,7 @@ def _frontier(
             collective,
             max_steps=most,
             rate_tolerance=request.rate_tolerance,
-            deadline_s=deadline.left_s,
+            deadline_s=deadline,
             seed=request.seed,
             cache=request.cache,
             proofs=False,
@@ -431,4 +455,4 @@ def _frontier(
         return  # trees serve such a fabric; `synth pareto` says so when it is asked
     yield from (point.schedule for point in frontier.points)
     if frontier.timed_out:
-        raise TimedOutError(f"the comparison of methods did not end within {deadline.allowed_s} s")
+        raise deadline.missed_by("the comparison of methods")

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Schedule
@@ -40,7 +40,7 @@ def solve_baseline(
     *,
     seed: int = 0,
     bound: Bound | None = None,
-    deadline_s: float | None = None,
+    deadline_s: Limit = None,
 ) -> Schedule:
     """The schedule of a collective by one of the classical patterns.
 

@@ -243,7 +243,7 @@ def _optimum(model: Any, deadline: Deadline) -> list[int] | None:
         BudgetError: the program ran out of the cases that it may look at.
         TimedOutError: the deadline passed.
     """
-    status = run(model, deadline.left_s, late="the search for a ring did not end within its deadline")
+    status = run(model, deadline, what="the search for a ring")
     if status == "Infeasible":
         return None
     if status != "Optimal":  # out of cases

@@ -194,7 +194,7 @@ def _pick(
 
     # Rings are counted in whole numbers: a gap below one is none.
     model = new_model(mip_max_nodes=PICKING_CASES, mip_rel_gap=0.0, mip_abs_gap=0.999)
-    late = "the choice of link-disjoint rings did not end within its deadline"
+    what = "the choice of link-disjoint rings"
     through: dict[Hop, list[tuple[int, int]]] = {}
     for column, ring in enumerate(rings):
         links = links_of(ring)
@@ -206,11 +206,11 @@ def _pick(
         columns = [column for column, _ in entries]
         passes_of = [float(passes) for _, passes in entries]
         model.addRow(0.0, float(fabric.capacity[hop]), len(entries), columns, passes_of)
-    run(model, deadline.left_s, late=late)
+    run(model, deadline, what=what)
     most = _most_at(fabric, rings, dict(zip(through, model.getSolution().row_dual, strict=False)))
     for column in range(len(rings)):
         model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-    closed = run(model, deadline.left_s, late=late) == "Optimal"
+    closed = run(model, deadline, what=what) == "Optimal"
     values = model.getSolution().col_value
     # Rounding a fraction of a unit up may overfill a link, so that whole numbers are counted out again.
     left = dict(fabric.capacity)

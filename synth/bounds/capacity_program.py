@@ -118,7 +118,7 @@ def optimum(
 
     while True:
         deadline.check("sharing the bandwidth of links among trees")
-        parts = np.round(program.solve(deadline.left_s) * (_PARTS / program.scale))
+        parts = np.round(program.solve(deadline) * (_PARTS / program.scale))
         if violated(np.clip(parts, 0, _ENOUGH).astype(np.int64), _SLACK):
             continue
         vertex = program.exact()

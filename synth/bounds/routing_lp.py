@@ -139,7 +139,7 @@ class ConcurrentFlow:
         Raises:
             TimedOutError: the deadline passed.
         """
-        self._program.solve(deadline.left_s)
+        self._program.solve(deadline)
         prices: NDArray[np.float64] = np.abs(self._program.prices()[self._rows])
         prices /= prices.max()
         return prices

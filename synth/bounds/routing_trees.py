@@ -172,7 +172,7 @@ class RoutingProgram:
         steady = np.ones(self._orbits)
         while True:
             deadline.check("the linear program of the routes")
-            values = self._program.solve(deadline.left_s)
+            values = self._program.solve(deadline)
             lengths, believed = np.maximum(values[: self._orbits], 0), values[self._orbits :]
             # Between good old lengths and the newest ones a cut goes deeper and zigzags less.
             steady = (steady + lengths) / 2

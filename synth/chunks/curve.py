@@ -135,9 +135,11 @@ def trace(
         if not optimum.is_settled if improves else best is None or optimum.least < best:
             open_steps.append(steps)
         if optimum.out_of_time and (deadline.has_passed or not is_large(problem)):
-            why, timed_out = f"the deadline of {deadline.allowed_s:g} s passed at {steps} steps", True
-            break
-        if enough := why_enough(points[-1].ratio if points else None, static.ratio, options.tolerance):
+            if not timed_out:
+                why, timed_out = f"{deadline} passed at {steps} steps", True
+            if not is_large(problem):  # of many ranks, drafts of more steps are there already
+                break
+        elif enough := why_enough(points[-1].ratio if points else None, static.ratio, options.tolerance):
             why = enough
             break
     complete = not open_steps and bool(points) and points[-1].ratio == static.ratio
@@ -182,7 +184,7 @@ def _optima(
         wave = steps[start - latency : start - latency + width]
         below = points[-1].ratio if points else None
         report(f"{wave[0]} to {wave[-1]} steps", 0, 0)
-        tasks = (delayed(_job)(problem, count, static, below, options, deadline.left_s) for count in wave)
+        tasks = (delayed(_job)(problem, count, static, below, options, deadline) for count in wave)
         yield from zip(wave, Parallel(n_jobs=options.jobs)(tasks), strict=True)
 
 
@@ -208,9 +210,12 @@ def _large_optima(
             _tell(count, draft)
             if draft.ratio is not None and draft.ratio <= static.ratio * (1 + options.tolerance):
                 break  # nothing is gained by more steps
+            if deadline.has_passed and any(each.ratio is not None for each in drafts.values()):
+                break
         for count, draft in drafts.items():
             best = points[-1].ratio if points else None
-            if draft.is_settled or not options.proofs or (best is not None and draft.least >= best):
+            is_worse = best is not None and draft.least >= best
+            if draft.is_settled or not options.proofs or is_worse or deadline.has_passed:
                 yield count, draft
                 continue
             share = deadline.share(sum(not later.is_settled for at, later in drafts.items() if at >= count))
@@ -250,11 +255,11 @@ def _job(
     static: StepBound,
     below: Fraction | None,
     options: FrontierOptions,
-    left_s: float | None,
+    deadline: Deadline,
 ) -> CopyOptimum:
     """One number of steps in a process of its own, which may be on another machine with another clock."""
     with Workers(1) as workers:
-        return _optimum(problem, steps, static, below, options, Deadline.after(left_s), workers)
+        return _optimum(problem, steps, static, below, options, deadline, workers)
 
 
 def _optimum(

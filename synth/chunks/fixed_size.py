@@ -30,7 +30,7 @@ from arborcast.synth.chunks.sums.compositions import Half, parts_of, static_rati
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.searcher import SearchEffort, SumAnswer, SumSearcher
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
@@ -65,7 +65,7 @@ def solve_by_chunks(
     *,
     rate_tolerance: Fraction | None = None,
     seed: int = 0,
-    deadline_s: float | None = None,
+    deadline_s: Limit = None,
     cache: bool = True,
     proof: Path | None = None,
 ) -> Schedule:

@@ -22,7 +22,7 @@ from arborcast.synth.chunks.sums.frontier import trace_allreduce
 from arborcast.synth.chunks.sums.instance import sum_problem
 from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, point_method, point_of
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import Deadline, Limit, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.topology import Topology
@@ -73,7 +73,7 @@ def pareto(
     max_steps: int | None = None,
     tolerance: Fraction | None = None,
     rate_tolerance: Fraction | None = None,
-    deadline_s: float | None = None,
+    deadline_s: Limit = None,
     seed: int = 0,
     jobs: int = 1,
     cache: bool = True,
@@ -178,12 +178,11 @@ def _single(half: Half, curve: Curve, seed: int) -> Iterator[Point]:
         yield point_of(optimum, half.schedule(chunks, plan, point_method(chunks, plan.rounds, seed)))
 
 
-def _check(tolerance: Fraction | None, jobs: int, max_steps: int | None, deadline_s: float | None) -> None:
+def _check(tolerance: Fraction | None, jobs: int, max_steps: int | None, deadline_s: Limit) -> None:
     if tolerance is not None and tolerance < 0:
         raise InputError(f"tolerance must not be negative, got {tolerance}")
     if jobs == 0:
         raise InputError("jobs must be a number of processes, or -1 for all cores, got 0")
     if max_steps is not None and max_steps < 1:
         raise InputError(f"max-steps: must be at least 1, got {max_steps}")
-    if deadline_s is not None and deadline_s <= 0:
-        raise InputError(f"deadline must be positive, got {deadline_s} s")
+    check_seconds(deadline_s)

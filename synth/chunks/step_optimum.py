@@ -185,6 +185,7 @@ class _CopySearch(StepSearch[ChunkPlan]):
             trees,
             self._budget.gap or NEAR,
             most_chunks=max(1, MOST_SENDS // one),
+            deadline=deadline,
         ):
             plans.append(near)
         best = min((Fraction(sum(plan.rounds), chunks) for chunks, plan in plans), default=None)
@@ -295,7 +296,9 @@ class _CopySearch(StepSearch[ChunkPlan]):
         except NoPlanError:
             deadline.check("the plan of trees")
             slack = self._budget.slack
-            near = None if slack is None else plan_near_it(self._problem, self._trees, slack)
+            near = (
+                None if slack is None else plan_near_it(self._problem, self._trees, slack, deadline=deadline)
+            )
             if near is None:
                 return  # too many chunks, or a step left empty: then the search decides
             chunks, plan = near

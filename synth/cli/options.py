@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from arborcast.synth.cli.console import speaking
+from arborcast.synth.deadline import Deadline as RunningDeadline
+from arborcast.synth.deadline import run_until, running
 from arborcast.synth.errors import InputError
 
 MOST_RANKS = 1 << 16
@@ -140,7 +142,15 @@ RateTolerance = Annotated[
         "default 1/20 where rates are odd",
     ),
 ]
-Deadline = Annotated[float | None, duration("--deadline", "stop after so many seconds; no limit by default")]
+Deadline = Annotated[
+    RunningDeadline | None,
+    option(
+        "--deadline",
+        "stop after so many seconds; no limit by default",
+        parser=lambda text: RunningDeadline.after(seconds(text)),
+        metavar="SECONDS",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +194,9 @@ def about_a_fabric(*names: str) -> Callable[[Callable[..., None]], Callable[...,
         @wraps(command)
         def with_one_value(**given: Any) -> None:
             fabric = FabricOptions(**{each.name: given.pop(each.name) for each in (spec, *options)})
-            command(fabric=fabric, **given)
+            until = given.get("deadline")
+            with run_until(until if isinstance(until, RunningDeadline) else running()):
+                command(fabric=fabric, **given)
 
         return _as_typer_reads(with_one_value, parameters)
 

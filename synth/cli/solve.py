@@ -139,7 +139,10 @@ def solve(
             else:
                 selection = asked.selection()
                 schedule = selection.fastest_in_time(request.size_bytes)
-                choices = selection.choices()
+                try:
+                    choices = selection.choices()
+                except TimedOutError as late:  # its best is of another size
+                    raise TimedOutError(f"the table of choices by size: {late}", schedule) from late
     except InfeasibleError as error:
         say_infeasible(error, on, collective, as_json, _proof_files(error))
         raise

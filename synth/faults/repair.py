@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from arborcast.synth.collective import TREE_KINDS, Collective, Demand, Kind
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.implicit_schedule import ImplicitSchedule
@@ -35,7 +35,7 @@ def repair(
     without_ranks: Sequence[int] = (),
     slower_links: Mapping[Hop, Fraction] | None = None,
     seed: int = 0,
-    deadline_s: float | None = None,
+    deadline_s: Limit = None,
 ) -> Schedule:
     """A schedule of the same collective on the topology with faults.
 
@@ -173,9 +173,9 @@ def solve_partly_symmetric(faulty: Faulty, kind: Kind | str, request: Request = 
         TimedOutError: the deadline passed.
     """
     deadline = Deadline.after(request.deadline_s)
-    healthy = healthy_schedule(faulty, kind, request)
+    healthy = healthy_schedule(faulty, kind, replace(request, deadline_s=deadline))
     deadline.check(f"the schedule of the healthy {faulty.healthy.name}")
-    return repaired(healthy, faulty, replace(request, deadline_s=deadline.left_s))
+    return repaired(healthy, faulty, replace(request, deadline_s=deadline))
 
 
 def healthy_schedule(faulty: Faulty, kind: Kind | str, request: Request = DEFAULTS) -> ImplicitSchedule:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover
 from arborcast.synth.groups.certificate import JointCertificate, Level, level_bound
 from arborcast.synth.groups.problem import GroupsProblem
@@ -38,7 +38,7 @@ def solve_groups(
     weights: Sequence[Fraction | int] | None = None,
     relays: bool = True,
     seed: int = 0,
-    deadline_s: float | None = None,
+    deadline_s: Limit = None,
 ) -> GroupSchedules:
     """Schedules for several collectives that run at the same time, with the links shared fairly.
 

@@ -20,7 +20,8 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.errors import InputError
+from arborcast.synth.deadline import running
+from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.kernels.cache_folder import cache_folder, make_private
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -82,12 +83,21 @@ PLAIN_S = 0.3
 """That a process may spend so; loading numba and the machine code of kernels takes about as long."""
 
 
+COMPILE_S = 15
+"""What the largest takes to be compiled, on a slow machine: with less left of a deadline none is begun."""
+
+LARGEST_PLAIN = 8 * SMALL
+"""Elements of all arrays that a call is given, up to which it runs as plain Python where that is so."""
+
+
 class _State:
     """Of this process: CPU time of plain calls, how many are on their way, whether any more may be plain."""
 
     plain_s: float = 0.0
     compiles: bool = False
     is_said: bool = False  # that kernels are being compiled
+    is_late: bool = False  # there was no time to compile some
+    is_compiling: bool = False  # then those that the kernel calls are, too
 
     def __init__(self) -> None:
         self._here = threading.local()
@@ -119,37 +129,53 @@ class Kernel(Generic[Parameters, Result]):
 
     A process that asks little never loads numba: calls with small arrays run as plain Python until they
     have taken `PLAIN_S` together, or a larger one is compiled. Answers are the same. With NUMBA_DISABLE_JIT=1
-    in the environment all calls do, for debuggers and mutation tests.
+    in the environment all calls do, for debuggers and mutation tests. Where the deadline that is `running`
+    leaves no time to compile a kernel, calls up to `LARGEST_PLAIN` do, and larger ones raise TimedOutError.
     """
 
     def __init__(self, function: Callable[Parameters, Result]) -> None:
         self.function = function
         self._compiled: Callable[Parameters, Result] | None = None
+        self._is_late = False  # there was no time to compile it
         functools.update_wrapper(self, function)
 
     def __call__(self, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
         """What the function returns."""
-        if self._compiled is not None and not _state.depth:
-            return self._compiled(*arguments, **named)
         if self._is_plain(arguments):
-            begin = time.thread_time()
-            _state.depth += 1
-            try:
-                if _state.depth > 1:
-                    return self.function(*arguments, **named)
-                with np.errstate(over="ignore"):  # machine words wrap, as they do in machine code
-                    return self.function(*arguments, **named)
-            finally:
-                _state.depth -= 1
-                if not _state.depth:  # kernels that it called are part of it
-                    _state.plain_s += time.thread_time() - begin
-        return self.compiled()(*arguments, **named)
+            return self._plainly(*arguments, **named)
+        _state.is_compiling = False
+        try:
+            return self.compiled()(*arguments, **named)
+        except _NotInTimeError:
+            self._is_late = _state.is_late = True
+            if _elements(arguments) > LARGEST_PLAIN:
+                raise
+            return self._plainly(*arguments, **named)
+
+    def _plainly(self, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        if _state.is_late and running().is_overdue:  # slow, and otherwise not interrupted
+            raise running().missed_by("plain Python in place of machine code, which is yet to be compiled,")
+        begin = time.thread_time()
+        _state.depth += 1
+        try:
+            if _state.depth > 1:
+                return self.function(*arguments, **named)
+            with np.errstate(over="ignore"):  # machine words wrap, as they do in machine code
+                return self.function(*arguments, **named)
+        finally:
+            _state.depth -= 1
+            if not _state.depth:  # kernels that it called are part of it
+                _state.plain_s += time.thread_time() - begin
 
     def _is_plain(self, arguments: tuple[object, ...]) -> bool:
         if _never_compiles():
             return True
         if _state.depth:
             return True  # it may be given lists, which have types only in compiled code
+        if self._is_late and not _is_time():
+            return _elements(arguments) <= LARGEST_PLAIN
+        if self._compiled is not None:
+            return False
         if _state.compiles or _state.plain_s > PLAIN_S:
             return False
         return _elements(arguments) <= SMALL
@@ -218,6 +244,24 @@ def kernel(function: Callable[Parameters, Result]) -> Kernel[Parameters, Result]
     return Kernel(function)
 
 
+class _NotInTimeError(TimedOutError):
+    """A kernel would be compiled that may not be ready by the deadline."""
+
+
+def _is_time() -> bool:
+    """Whether a kernel may be compiled, which cannot be interrupted."""
+    left_s = running().left_s
+    return left_s is None or left_s >= COMPILE_S
+
+
+def _check_time(name: str) -> None:
+    if not _is_time():
+        raise _NotInTimeError(
+            f"kernel {name} is not compiled yet, which may take {COMPILE_S} s of {running()}; "
+            "without one, all are, once on this machine"
+        )
+
+
 def _watch(cache: Any, name: str, folder: Path) -> None:
     """Let a file of the cache that cannot be read be a reason to compile, no error; say what takes long."""
     load = cache.load_overload
@@ -225,10 +269,15 @@ def _watch(cache: Any, name: str, folder: Path) -> None:
     def load_overload(signature: Any, context: Any) -> Any:
         try:
             found = load(signature, context)
+            if found is None and not _state.is_compiling:
+                _check_time(name)
+                _state.is_compiling = True
             if found is None and not _state.is_said:
                 _state.is_said = True
                 log.warning("kernels are being compiled, once on this machine; this may take a minute")
             return found
+        except _NotInTimeError:
+            raise
         except Exception as error:  # whatever a damaged pickle may raise
             log.warning("kernel %s is compiled anew: its file in %s is damaged: %r", name, folder, error)
             cache.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from arborcast.synth.errors import TimedOutError
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 
 _SEEDS = 1 << 31
 _LEAST_TIME_S = 1e-3  # less is no time at all, in which HiGHS need not even look at the program
@@ -27,17 +27,17 @@ def new_model(*, seed: int = 0, **options: bool | int | float | str) -> Any:
     return model
 
 
-def run(model: Any, seconds: float | None = None, *, late: str = "HiGHS did not end in time") -> str:
-    """Solve, within so many seconds; how it ended, in HiGHS's words ("Optimal", "Infeasible", ...).
+def run(model: Any, deadline: Deadline = NO_DEADLINE, *, what: str = "a program of HiGHS") -> str:
+    """Solve; how it ended, in HiGHS's words ("Optimal", "Infeasible", ...).
 
     Raises:
-        TimedOutError: the seconds passed, in the words of `late`.
+        TimedOutError: the deadline passed; names `what` it was for.
     """
-    limit_time(model, seconds)
+    limit_time(model, deadline.left_s)
     model.run()
     status: str = model.modelStatusToString(model.getModelStatus())
     if status == "Time limit reached":
-        raise TimedOutError(late)
+        raise deadline.missed_by(what)
     return status
 
 

@@ -13,7 +13,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.errors import NumericalError, TimedOutError
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.errors import NumericalError
 from arborcast.synth.lp.exact_system import ExactSystem
 from arborcast.synth.lp.highs import limit_time, new_model
 
@@ -99,18 +100,18 @@ class LinearProgram:
         )
         return len(self._rows) - 1
 
-    def solve(self, deadline_s: float | None = None) -> NDArray[np.float64]:
+    def solve(self, deadline: Deadline = NO_DEADLINE) -> NDArray[np.float64]:
         """The values of the columns, in floating point.
 
         Raises:
-            TimedOutError: HiGHS did not end within so many seconds.
+            TimedOutError: the deadline passed.
             NumericalError: HiGHS ended without an optimum.
         """
-        limit_time(self._solver, deadline_s)
+        limit_time(self._solver, deadline.left_s)
         self._solver.run()
         status = self._solver.getModelStatus()
         if status == self._late:
-            raise TimedOutError(f"a linear program was not solved within {deadline_s:.3g} s")
+            raise deadline.missed_by("a linear program")
         if status != self._optimal:
             raise NumericalError(f"HiGHS ended with {self._solver.modelStatusToString(status)}")
         return np.array(self._solver.getSolution().col_value, dtype=np.float64) * self.scale

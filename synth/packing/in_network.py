@@ -94,7 +94,7 @@ def solve_in_network(
         As `solve_by_trees`.
     """
     deadline = Deadline.after(request.deadline_s)
-    half = replace(request, deadline_s=deadline.share(2).left_s)
+    half = replace(request, deadline_s=deadline.share(2))
     try:
         first = forwarding_answer(forwarding, topology, collective, half)
     except TimedOutError as error:  # trees through switches may still be found in time
@@ -105,7 +105,7 @@ def solve_in_network(
     found = _through_switches(topology, collective, request, first.bound, deadline)
     best = first if found is None else min(first, found, key=_merit)
     if deadline.has_passed:
-        raise TimedOutError(f"{collective.kind}: the deadline of {request.deadline_s} s passed", best)
+        raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
     return best
 
 

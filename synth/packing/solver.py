@@ -79,7 +79,7 @@ def solve_by_trees(
         else:
             packing = _within_height(task, request.max_height)
     except TimedOutError as error:
-        raise task.too_late(task.schedule("mwu", _one_round(task))) from error
+        raise task.too_late(task.schedule("mwu", _one_round(task)), error) from error
     return task.in_time(task.schedule("trees", packing))
 
 
@@ -101,7 +101,7 @@ def solve_by_weights(topology: Topology, collective: Collective, request: Reques
         )
         packing = _thinned(task, packing, task.limit.rate)
     except TimedOutError as error:
-        raise task.too_late(task.schedule("mwu", _one_round(task))) from error
+        raise task.too_late(task.schedule("mwu", _one_round(task)), error) from error
     return task.in_time(task.schedule("mwu", packing))
 
 
@@ -161,7 +161,7 @@ class _Task:
         """Check what is asked and find its limit; see `solve_by_trees` for what is raised."""
         deadline = Deadline.after(request.deadline_s)
         _check(topology, collective, request)
-        limit = bound(topology, collective)
+        limit = bound(topology, collective, deadline)
         if limit.rate == 0:
             raise InfeasibleError(who_is_cut_off(topology, collective), limit)
         graph, spreading = relays_as_switches(topology, collective)
@@ -183,8 +183,7 @@ class _Task:
     @property
     def patience(self) -> Deadline:
         """The deadline, a hundredth of a second off where it has passed: small graphs still get an answer."""
-        left = self.deadline.left_s
-        return Deadline.after(None if left is None else max(left, 0.01))
+        return self.deadline.at_least(0.01)
 
     @property
     def thinnings(self) -> Iterator[tuple[Fraction, int | None]]:
@@ -223,11 +222,9 @@ class _Task:
             raise self.too_late(schedule)
         return schedule
 
-    def too_late(self, best: Schedule) -> TimedOutError:
-        """That the deadline passed."""
-        return TimedOutError(
-            f"{self.collective.kind}: the deadline of {self.request.deadline_s} s passed", best
-        )
+    def too_late(self, best: Schedule, why: TimedOutError | None = None) -> TimedOutError:
+        """That the deadline passed, or why no more was done in time."""
+        return TimedOutError(f"{self.collective.kind}: {why or f'{self.deadline} passed'}", best)
 
 
 def _check(topology: Topology, collective: Collective, request: Request) -> None:

@@ -71,7 +71,7 @@ def solve_symmetric_alltoall(
         shortest = program.shortest()
         limit = _limit(topology, collective, alike, shortest)
         parts = shares_of_trees(topology, collective, alike, shortest)
-        message = f"{collective.kind}: the deadline of {request.deadline_s} s passed"
+        message = f"{collective.kind}: {deadline} passed"
         raise TimedOutError(
             message, _lift(topology, collective, method, limit, translations, parts)
         ) from late

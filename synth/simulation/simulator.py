@@ -29,6 +29,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from arborcast.synth.collective import bandwidths
+from arborcast.synth.deadline import running
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.schedule import Schedule
@@ -283,6 +284,7 @@ def _slowest(
 
 
 def _time_us(hops: Hops, size: int, pieces: int, service: Service, frame_bytes: int | None) -> float:
+    running().check("a simulation")
     frames = frames_per_piece(hops, size, pieces, frame_bytes)
     return hops.play(size, pieces, service, frames=frames).time_us
 

@@ -161,7 +161,7 @@ class CutProgram:
         rounds = [Fraction(0)] * self._graph.steps
         prices: Sequence[Fraction] = ()
         while self._add_violated(rounds, deadline):
-            self._program.solve(deadline.left_s)
+            self._program.solve(deadline)
             vertex = self._program.exact()
             rounds = [max(length, Fraction(0)) for length in vertex.values]
             prices = vertex.prices

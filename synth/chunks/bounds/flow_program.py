@@ -141,8 +141,7 @@ class ProgramRows:
             np.concatenate(self.column)[order].astype(np.int32),
             np.concatenate(self.value)[order],
         )
-        late = f"the limit by flows was not found within {deadline.allowed_s} s"
-        if (status := run(model, deadline.left_s, late=late)) != "Optimal":
+        if (status := run(model, deadline, what="the limit by flows")) != "Optimal":
             raise NumericalError(f"HiGHS ended with {status}")
         return np.array(model.getSolution().row_dual, dtype=np.float64)
 

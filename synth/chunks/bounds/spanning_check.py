@@ -18,6 +18,9 @@ from arborcast.synth.kernels.compiled import Ints, kernel
 MOST_MARKS = 16
 """Marks of a set of ranks (one for a class of one rank, two for others) up to which costs are recomputed."""
 
+PLAIN_WORK = 100_000
+"""Pairs of sets, one in the other, of all steps, up to which that may run as plain Python."""
+
 
 def spanning_costs(costs: Ints, never: int) -> list[int]:
     """The cost of the cheapest tree from each rank to all others; `never` or more where there is none.
@@ -45,7 +48,9 @@ def spanning_costs(costs: Ints, never: int) -> list[int]:
     every = np.arange(len(first))
     between[:, every, every] = costs[:, first, other]
     missing = np.array([len(members) - 1 for members in larger], dtype=np.int64)
-    table = _costs_to_come(np.ascontiguousarray(between), missing, marks, never)
+    # Few numbers, but work that grows with the pairs of sets, one in the other.
+    costs_to_come = _costs_to_come.compiled() if len(costs) * 3**marks > PLAIN_WORK else _costs_to_come
+    table = costs_to_come(np.ascontiguousarray(between), missing, marks, never)
     return [
         int(table[1 << next(at for at, members in enumerate(ordered) if rank in members)])
         for rank in range(ranks)

@@ -99,12 +99,13 @@ def repeated(plan: ChunkPlan, times: int) -> ChunkPlan:
 
 
 def _chunks(collective: Collective, problem: ChunkProblem, count: int) -> Iterator[Chunk]:
+    share = share_of_demand(collective) / count
     for index, demand in enumerate(problem.demands):
         owner = demand.owner
         target = min(demand.targets) if collective.kind in _WITH_TARGET else None
         number = index if collective.kind is Kind.CUSTOM else None
         for _ in range(count):
-            yield Chunk(share_of_demand(collective) / count, owner, target, number)
+            yield Chunk(share, owner, target, number)
 
 
 def share_of_demand(collective: Collective) -> Fraction:

@@ -233,7 +233,7 @@ class _Race:
                 claim = (
                     f": there is none according to {self.none_at_all.proved_by}" if self.none_at_all else ""
                 )
-                raise TimedOutError(f"the search did not end within {deadline.allowed_s} s{claim}")
+                raise TimedOutError(f"{deadline.missed_by('the search')}{claim}")
             for runner in running:
                 if runner.worker in done and self._counts(runner):
                     self._note(runner)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import TimedOutError
 
 Parameters = ParamSpec("Parameters")
 
@@ -285,7 +284,7 @@ class Workers:
         with self.taking(solver) as worker:
             worker.start(solver, function, *args, **kwargs)
             if not wait([worker], deadline):
-                raise TimedOutError(f"{solver} did not end within {deadline.allowed_s} s")
+                raise deadline.missed_by(solver)
             return cast(Result, worker.result())
 
     def close(self) -> None:

@@ -125,10 +125,7 @@ class _Tracing:
             if not point.is_proved if point else best is None or optimum.least < best:
                 self.open_steps.append(steps)
             if self._deadline.has_passed:
-                why, timed_out = (
-                    f"the deadline of {self._deadline.allowed_s:g} s passed at {steps} steps",
-                    True,
-                )
+                why, timed_out = f"{self._deadline} passed at {steps} steps", True
                 break
             if enough := why_enough(best, self._ratio, self._options.tolerance):
                 why = enough
@@ -171,12 +168,15 @@ class _Tracing:
         for index, steps in enumerate(every):
             if steps < meeting.fewest_steps:
                 continue
+            if self._met and self._deadline.has_passed:
+                self._cut_short = True
+                break
             share = self._deadline.share(2 * (len(every) - index))
             mixture = meeting.mixture(steps, self._ratio, share)
             assert mixture is not None, "so many steps are enough"
             if best is not None and mixture.ratio >= best:
                 continue
-            chunks, plan = meeting.plan(mixture, steps)
+            chunks, plan = meeting.plan(mixture, steps, deadline=share)
             self._cut_short |= share.has_passed
             ratio = Fraction(sum(plan.rounds), chunks)
             if best is None or ratio < best:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations, permutations
+from itertools import combinations, permutations, takewhile
 from typing import TypeAlias
 
 import numpy as np
@@ -34,7 +34,7 @@ from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
 from arborcast.synth.collective import Demand
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.progress import report
@@ -128,14 +128,21 @@ class Meetings:
             self._ways = search.used
         return found
 
-    def plan(self, mixture: Mixture, steps: int, most_sends: int = MOST_SENDS) -> tuple[int, SumPlan]:
+    def plan(
+        self,
+        mixture: Mixture,
+        steps: int,
+        most_sends: int = MOST_SENDS,
+        deadline: Deadline = NO_DEADLINE,
+    ) -> tuple[int, SumPlan]:
         """A schedule of whole chunks along the ways of a mixture: C and the plan.
 
         Shares are rounded to whole images of one chunk, of the fewest with which R/C is within `NEAR` of the
-        least that is found up to so many sends, or, of one image of each, more.
+        least that is found up to so many sends, or, of one image of each, more. After the deadline they are
+        rounded, and no better.
         """
         rounding = _Rounding(self._whole, self.group, steps, mixture)
-        turns, counts = rounding.few(max(1, most_sends // (len(self.group) * rounding.sends)))
+        turns, counts = rounding.few(max(1, most_sends // (len(self.group) * rounding.sends)), deadline)
         used = [(way, count) for way, count in zip(mixture.ways, counts.tolist(), strict=True) if count]
         chunks, rounds = turns * len(self.group), rounding.rounds(counts)
         # A schedule ends with a send.
@@ -190,12 +197,13 @@ class _Rounding:
         lengths = np.array(list(map(len, mixture.ways)))
         self.sends = math.ceil(int(self._weights @ lengths) / _GRAIN)
 
-    def few(self, most: int) -> tuple[int, Ints]:
+    def few(self, most: int, deadline: Deadline) -> tuple[int, Ints]:
         """How many in all, up to `most`, and of each way."""
-        rounded = sorted((self._cost(self._shared(turns)) / turns, turns) for turns in range(1, most + 1))
+        looked_at = takewhile(lambda turns: turns == 1 or not deadline.has_passed, range(1, most + 1))
+        rounded = sorted((self._cost(self._shared(turns)) / turns, turns) for turns in looked_at)
         tried = {most >> halved for halved in range(most.bit_length())}
         tried.update(turns for _, turns in rounded[:BEST_TURNS])
-        better = {turns: self._improved(self._shared(turns)) for turns in sorted(tried)}
+        better = {turns: self._improved(self._shared(turns), deadline) for turns in sorted(tried)}
         ratios = {turns: Fraction(sum(self.rounds(counts)), turns) for turns, counts in better.items()}
         enough = min(ratios.values()) * (1 + NEAR)
         turns = next(turns for turns, ratio in ratios.items() if ratio <= enough)
@@ -226,12 +234,14 @@ class _Rounding:
         rounds = np.maximum((-(-loads // self._capacities)).max(axis=-1), 1).sum(axis=-1)
         return np.asarray(rounds + (loads / self._capacities).max(axis=-1).sum(axis=-1) / 1024)
 
-    def _improved(self, counts: Ints) -> Ints:
+    def _improved(self, counts: Ints, deadline: Deadline) -> Ints:
         """The same with one after the other taken from a way and given to another, while that costs less."""
         counts = counts.copy()
         load = self._load(counts)
         cost = float(self._costs(load))
         for _ in range(MOST_MOVES):
+            if deadline.has_passed:
+                break
             (given,) = np.nonzero(counts)
             loads = load - self._loads[given][:, None] + self._loads[None]
             costs = self._costs(loads)
@@ -283,13 +293,13 @@ class _Mixing:
         if not self._sites:
             return None
         self._begin()
-        best = self._solved()[0]
+        best, prices = self._solved(NO_DEADLINE)
         stable = np.full((self._steps, len(self._capacities)), 1 / self._capacities.sum())
         ruins = QUICK_RUINS
         try:
             while True:
                 self._deadline.check("the search for meetings")
-                best, prices = self._solved()
+                best, prices = self._solved(self._deadline)
                 report(f"meetings in {self._steps} steps, R/C {best:.5g}", 0, 0)
                 if best <= self._enough * (1 + _CLOSE):
                     break
@@ -299,15 +309,11 @@ class _Mixing:
                 if ruins == LONG_RUINS:
                     break
                 ruins = LONG_RUINS
-        except TimedOutError:
-            pass
-        best, prices = self._solved()
+            shares = self._master.exact()[0]
+        except (TimedOutError, ArithmeticError):
+            shares = self._master.weights()
         costs = {way: self._cost(way, prices) for way in self._ways}
         cheap = sorted(self._ways, key=lambda way: costs[way])[:MOST_BESIDE]
-        try:
-            shares = self._master.exact()[0]
-        except ArithmeticError:
-            shares = self._master.weights()
         weights = {way: share for way, share in zip(self._ways, shares, strict=True) if share}
         ways = tuple(dict.fromkeys([*weights, *cheap]))
         return Mixture(best, ways, tuple(weights.get(way, Fraction(0)) for way in ways))
@@ -316,8 +322,8 @@ class _Mixing:
         routes = self._problem.routes
         return float(sum(prices[send.step, link] for send in way for link in routes[send.route].links))
 
-    def _solved(self) -> tuple[float, Prices]:
-        costs, prices = self._master.solve(None)
+    def _solved(self, deadline: Deadline) -> tuple[float, Prices]:
+        costs, prices = self._master.solve(deadline)
         packed = self._master.weights()
         self.used = tuple(way for way, weight in zip(self._ways, packed, strict=True) if weight)
         return float(costs.sum()), prices

@@ -247,7 +247,7 @@ class _Generation:
         self._begin()
         while True:
             self._deadline.check("the packing of trees")
-            costs, prices = self.master.solve(self._deadline.left_s)
+            costs, prices = self.master.solve(self._deadline)
             report(f"trees in {self._steps} steps", int(1000 * self._best / costs.sum()), 1000)
             known = self._best if self._enough is None else self._enough
             if (gap or self._enough is not None) and known * (1 + gap + _CLOSE) >= costs.sum():

@@ -26,6 +26,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, Group, Send
 from arborcast.synth.chunks.problem.prune import TimedRoute
 from arborcast.synth.chunks.trees.pricing import TimedTree, in_order
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.linear_program import LinearProgram
 
@@ -93,15 +94,15 @@ class RestrictedMaster:
         )
         return True
 
-    def solve(self, seconds: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def solve(self, deadline: Deadline = NO_DEADLINE) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the trees of each class cost at least, and the prices of steps and links that make it so.
 
         The costs are those of a whole orbit of demands; together they are the R/C of the best packing.
 
         Raises:
-            TimedOutError: that took longer than so many seconds.
+            TimedOutError: the deadline passed.
         """
-        values = self._program.solve(seconds) / self._unit
+        values = self._program.solve(deadline) / self._unit
         self._packed = self._program.prices()[self.steps :].tolist()
         count = len(self.classes)
         prices = np.maximum(values[count:], 0.0).reshape(self.steps, self._width)

@@ -20,7 +20,7 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.trees.column_generation import TreeBound
 from arborcast.synth.chunks.trees.rounding import RoundedTrees
 from arborcast.synth.chunks.trees.whole_trees import ZeroReducedCostTrees, admissible_chunk_counts, whole_plan
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.progress import report
 
 TRIES = 2
@@ -101,12 +101,18 @@ def plan_as_it_stands(problem: ChunkProblem, bound: TreeBound) -> ChunkPlan:
 
 
 def plan_near_it(
-    problem: ChunkProblem, bound: TreeBound, slack: Fraction, *, most_chunks: int = MOST_NEAR
+    problem: ChunkProblem,
+    bound: TreeBound,
+    slack: Fraction,
+    *,
+    most_chunks: int = MOST_NEAR,
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[int, ChunkPlan] | None:
     """The packing with its weights rounded to whole chunks, and steps as long as their loads need.
 
     The fewest chunks with which R/C is within `slack`, a part of the packing's, or else those of the least
-    R/C with up to `most_chunks`. None where the packing leaves a step empty.
+    R/C with up to `most_chunks`, or up to what was looked at by the deadline. None where
+    the packing leaves a step empty.
     """
     if not all(bound.durations):
         return None
@@ -117,7 +123,7 @@ def plan_near_it(
         ratio = Fraction(sum(rounded.rounds(chunks)), chunks)
         if best is None or ratio < best[0]:
             best = ratio, chunks
-        if ratio <= good_enough:
+        if ratio <= good_enough or deadline.has_passed:
             break
     assert best is not None, "there is a number of chunks"
     return best[1], rounded.plan(best[1])

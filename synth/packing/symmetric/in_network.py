@@ -91,7 +91,7 @@ def solve_symmetric_in_network(
     found = _Generation(topology, collective, translations, limit, deadline).schedule(request)
     best = first if found is None else min(first, found, key=lambda one: (-one.rate, one.transfer_count))
     if deadline.has_passed:
-        raise TimedOutError(f"{collective.kind}: the deadline of {request.deadline_s} s passed", best)
+        raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
     return best
 
 

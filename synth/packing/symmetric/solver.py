@@ -132,7 +132,7 @@ def solve_symmetric(
         settings = (*settings, *few)
     schedule = question.answer(chosen, settings)
     if question.deadline.has_passed:
-        raise TimedOutError(f"{collective.kind}: the deadline of {request.deadline_s} s passed", schedule)
+        raise TimedOutError(f"{collective.kind}: {question.deadline} passed", schedule)
     return schedule
 
 
