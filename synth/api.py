@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args, overload
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit, run_until
-from arborcast.synth.errors import InputError
+from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.methods import (
     IMPLICIT_KINDS,
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 Form: TypeAlias = Literal["auto", "explicit", "implicit"]
 """How a schedule is written: every chunk, or representatives and the translations that make the others."""
 
+OnDeadline: TypeAlias = Literal["raise", "best"]
+"""What becomes of the best schedule so far once the deadline has passed."""
+
 LARGEST_EXPLICIT = 64
 """Ranks up to which schedules are written out unless asked otherwise: they are small, and easier to read."""
 
@@ -53,6 +56,7 @@ def solve(
     method: str = "auto",
     root: int = 0,
     ranks: Sequence[int] | None = None,
+    on_deadline: OnDeadline = "raise",
     **wishes: Unpack[Wishes],
 ) -> Schedule: ...
 
@@ -66,6 +70,7 @@ def solve(
     method: str = "auto",
     root: int = 0,
     ranks: Sequence[int] | None = None,
+    on_deadline: OnDeadline = "raise",
     **wishes: Unpack[Wishes],
 ) -> ImplicitSchedule: ...
 
@@ -79,6 +84,7 @@ def solve(
     method: str = "auto",
     root: int = 0,
     ranks: Sequence[int] | None = None,
+    on_deadline: OnDeadline = "raise",
     **wishes: Unpack[Wishes],
 ) -> AnySchedule: ...
 
@@ -91,6 +97,7 @@ def solve(
     method: str = "auto",
     root: int = 0,
     ranks: Sequence[int] | None = None,
+    on_deadline: OnDeadline = "raise",
     **wishes: Unpack[Wishes],
 ) -> AnySchedule:
     """A schedule of a collective on a fabric: the same that `synth solve` writes.
@@ -105,6 +112,8 @@ def solve(
         method: "auto" or one of `synth.methods.METHODS`.
         root: for kinds that have one.
         ranks: those that take part; the others may forward, copy and reduce on the way. None for all.
+        on_deadline: "raise" a `TimedOutError`, which carries the best schedule so far; or return the "best",
+            whose `gap` says what it misses of the bound. Where there is none yet the error is raised.
         **wishes: the fields of `synth.request.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
 
     Raises:
@@ -113,7 +122,15 @@ def solve(
         InfeasibleError: there is no such schedule; carries the proof.
         TimedOutError: the deadline passed; carries the best schedule so far.
     """
-    return approach(topology, collective, method, Request(**wishes), form, root=root, ranks=ranks).answer()
+    if on_deadline not in get_args(OnDeadline):
+        raise InputError(f"on_deadline {on_deadline}: must be one of {', '.join(get_args(OnDeadline))}")
+    asked = approach(topology, collective, method, Request(**wishes), form, root=root, ranks=ranks)
+    try:
+        return asked.answer()
+    except TimedOutError as late:
+        if on_deadline == "raise" or late.best is None:
+            raise
+        return late.best
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,20 @@ class BudgetError(Exception):
     """A search took all its steps without an answer; its caller has another way or says "not proved"."""
 
 
+_WHAT = "the search for a pattern"
+
+
 class Budget:
-    """Steps that a search may take; looks at the deadline now and then."""
+    """Steps that a search may take; looks at the deadline before the first and now and then.
+
+    Raises:
+        TimedOutError: the deadline has passed already.
+    """
 
     def __init__(self, steps: int, deadline: Deadline) -> None:
         self._left = steps
         self._deadline = deadline
+        deadline.check(_WHAT)
 
     def spend(self) -> None:
         """Count one step.
@@ -30,4 +38,4 @@ class Budget:
         if self._left < 0:
             raise BudgetError
         if self._left % 256 == 0:
-            self._deadline.check("the search for a pattern")
+            self._deadline.check(_WHAT)

@@ -58,10 +58,12 @@ def able_certificates(
     Args:
         topology: the fabric.
         collective: a broadcast, reduce, allgather, reduce-scatter or allreduce.
-        deadline: of each linear program.
+        deadline: of each linear program; once it has passed none is worked out.
         known: a limit; parts that reach it where their switches only forward are passed over.
         of_part: the limit of a fabric that is a part of this one.
     """
+    if deadline.has_passed:
+        return
     if len(collective.ranks) <= EXACT_UP_TO:
         yield from _priced(topology, collective, deadline)
     elif collective.kind in {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCE}:

@@ -134,7 +134,7 @@ def trace(
             points.append(optimum)
         if not optimum.is_settled if improves else best is None or optimum.least < best:
             open_steps.append(steps)
-        if optimum.out_of_time and (deadline.has_passed or not is_large(problem)):
+        if optimum.out_of_time:
             if not timed_out:
                 why, timed_out = f"{deadline} passed at {steps} steps", True
             if not is_large(problem):  # of many ranks, drafts of more steps are there already

@@ -153,7 +153,9 @@ class Kernel(Generic[Parameters, Result]):
             return self._plainly(*arguments, **named)
 
     def _plainly(self, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
-        if _state.is_late and running().is_overdue:  # slow, and otherwise not interrupted
+        if (
+            _state.is_late and not _never_compiles() and running().is_overdue
+        ):  # slow, and otherwise not interrupted
             raise running().missed_by("plain Python in place of machine code, which is yet to be compiled,")
         begin = time.thread_time()
         _state.depth += 1

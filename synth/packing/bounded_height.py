@@ -163,6 +163,7 @@ class _Generation:
 
     def thinned(self, tolerance: Fraction, max_trees: int | None, *, quickly: bool = False) -> Packing:
         """As few of the carriers as carry the rate, with exact weights."""
+        quickly = quickly or self.deadline.has_passed
         search_limit = _SEARCH_LIMIT if len(self.carriers) <= _SEARCHED_UP_TO else 0 if quickly else 1
         choice = self._choice()
         carriers, settings = fewest_among(
@@ -219,7 +220,9 @@ class _Generation:
         first = [max(1, math.floor(_FINEST * min(capacities) / capacity)) for capacity in capacities]
         lengths = np.array(first, dtype=np.int64) // _SPREAD
         load = np.zeros(len(first), dtype=np.int64)
-        for _ in range(_SPREAD):
+        for turn in range(_SPREAD):
+            if turn and self.deadline.has_passed:
+                return
             cheapest: dict[int, tuple[int, Carrier]] = {}
             for group, cost, carrier in self.pricing.carriers(np.maximum(lengths * (1 + load), 1)):
                 self._add(group, carrier)

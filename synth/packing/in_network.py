@@ -102,7 +102,8 @@ def solve_in_network(
         first = error.best
     if collective.kind in BALANCED_KINDS and first.is_optimal and not deadline.has_passed:
         return first
-    found = _through_switches(topology, collective, request, first.bound, deadline)
+    is_late = deadline.has_passed
+    found = None if is_late else _through_switches(topology, collective, request, first.bound, deadline)
     best = first if found is None else min(first, found, key=_merit)
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)

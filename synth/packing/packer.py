@@ -16,7 +16,6 @@ from random import Random
 import numpy as np
 
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import TimedOutError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.max_flow import checked_int64
@@ -106,10 +105,7 @@ class Packer:
         remaining, demand, waiting = self.remaining.copy(), self.demand.copy(), list(self.waiting)
         proposed: list[Taken] = []
         while waiting and len(proposed) < batch:
-            if self.deadline.has_passed:
-                raise TimedOutError(
-                    f"exact trees on {self.graph.topology.name}: out of time after {len(self.taken)} trees"
-                )
+            self.deadline.check(f"the search for exact trees, after {len(self.taken)} of them,")
             root = waiting.pop(0)
             distances = self.graph.distances(self.lengths(remaining))
             parent_cost = self.hop_price * self.graph.hops(root, remaining > 0)

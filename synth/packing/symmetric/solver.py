@@ -7,6 +7,7 @@ with a small denominator, then a schedule in implicit form.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -261,11 +262,12 @@ def simplest(generation: Generation) -> Chosen:
         if generation.tight is not None:
             lengths.insert(0, generation.tight)
         height = max(column.height for column in columns)
-        chosen = small_denominators(
-            generation, lengths, columns, weighed, denominators(problem, weighed), height
-        )
-        if chosen is not None:
-            return chosen
+        with suppress(TimedOutError):  # then any exact weights do
+            chosen = small_denominators(
+                generation, lengths, columns, weighed, denominators(problem, weighed), height
+            )
+            if chosen is not None:
+                return chosen
         columns = generation.pool.up_to(height)
     return weigh_exactly(problem, columns, generation.deadline)
 
