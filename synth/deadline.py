@@ -23,6 +23,11 @@ Clock: TypeAlias = Callable[[], float]
 """Tells seconds since any moment; never goes back."""
 
 
+def wall_clock() -> float:
+    """The clock by which users wait."""
+    return time.monotonic()
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """A point in time at which the computation stops.
@@ -35,10 +40,10 @@ class Deadline:
 
     allowed_s: float | None = None
     end: float | None = None
-    clock: Clock = time.monotonic
+    clock: Clock = wall_clock
 
     @classmethod
-    def after(cls, seconds: Limit, clock: Clock = time.monotonic) -> Deadline:
+    def after(cls, seconds: Limit, clock: Clock = wall_clock) -> Deadline:
         """So many seconds from now; None never comes, and a deadline that runs already stays what it is."""
         if isinstance(seconds, Deadline):
             return seconds
@@ -113,7 +118,7 @@ def check_seconds(limit: Limit) -> None:
 
 
 def _arrived(allowed_s: float | None, left_s: float | None) -> Deadline:
-    return NO_DEADLINE if left_s is None else Deadline(allowed_s, time.monotonic() + left_s)
+    return NO_DEADLINE if left_s is None else Deadline(allowed_s, wall_clock() + left_s)
 
 
 _running: ContextVar[Deadline] = ContextVar("deadline", default=NO_DEADLINE)

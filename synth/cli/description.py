@@ -300,8 +300,9 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
         for point in frontier.points
     ]
     open_steps = ", ".join(map(str, frontier.open_steps))
+    is_no_less = f"by {PLANNED} is" if frontier.topology.is_planned else "is at least"
     at_least = (
-        f"  in {steps} steps R/C is at least {limit.ratio} by {explain(limit)}"
+        f"  in {steps} steps R/C {is_no_less} {limit.ratio} by {explain(limit)}"
         for steps, limit in sorted(frontier.limits.items())
         if steps in frontier.open_steps
     )
@@ -334,7 +335,7 @@ def _how_far_proved(point: Point) -> str:
 
     _, on_grid, _ = point.scope.partition(f" {ON_GRID}")
     if point.is_proved:
-        return f"proved{on_grid}"
+        return f"{'least' if point.schedule.topology.is_planned else 'proved'}{on_grid}"
     return "open" if point.scope.startswith(EVERY_SCHEDULE) else point.scope
 
 

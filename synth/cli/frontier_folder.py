@@ -49,7 +49,7 @@ def point_to_document(point: Point) -> Document:
         "steps": point.steps,
         "rounds": point.rounds,
         "ratio": str(point.ratio),
-        "proved": point.is_proved,
+        "proved": point.is_proved and not point.schedule.topology.is_planned,
         "least": str(point.least),
         "gap": None if point.gap is None else str(point.gap),
         "scope": point.scope,

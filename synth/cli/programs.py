@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from arborcast.backends.programs.targets import Wishes
     from arborcast.backends.programs.traffic import Traffic
     from arborcast.synth.collective import Kind
+    from arborcast.synth.deadline import Limit
     from arborcast.synth.schedule import Schedule
     from arborcast.synth.selection import Choice
     from arborcast.synth.topology import Topology
@@ -356,7 +357,7 @@ def _export_table(
     wishes: Wishes,
     sizes: tuple[int, ...] | None,
     folder: Path,
-    deadline: float | None,
+    deadline: Limit,
     no_in_network: bool,
     as_json: bool,
 ) -> None:
@@ -391,7 +392,7 @@ def _export_table(
 
 
 def _choices(
-    collective: object, topology: object, sizes: tuple[int, ...], deadline: float | None
+    collective: object, topology: object, sizes: tuple[int, ...], deadline: Limit
 ) -> tuple[Choice, ...]:
     from arborcast.synth.api import approach
     from arborcast.synth.request import Request

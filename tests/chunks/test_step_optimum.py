@@ -32,10 +32,15 @@ Asked = tuple[int, int, int]  # C, R and how many slices
 
 
 class Scripted(Searcher):
-    """Answers by a rule of C and the slices, and remembers what it was asked."""
+    """Answers by a rule of C and the slices, and remembers what it was asked.
+
+    It has one second, of a clock that moves where a test sets `now_s`.
+    """
 
     def __init__(self, problem: ChunkProblem, answer: Callable[[int, int], Answer]) -> None:
-        super().__init__(problem, ("sat", "ilp"), 0, Deadline(), Workers(1), None)
+        self.now_s = 0.0
+        deadline = Deadline.after(1, lambda: self.now_s)
+        super().__init__(problem, ("sat", "ilp"), 0, deadline, Workers(1), None)
         self.answer = answer
         self.asked: list[Asked] = []
 
@@ -152,14 +157,14 @@ def test_the_deadline_keeps_the_limit() -> None:
 
 
 def test_a_packing_made_plan_too_late_is_kept_and_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    cube = problem("hypercube:3", "broadcast")
+    searcher = Scripted(problem("hypercube:3", "broadcast"), lambda chunks, slices: REFUTED)
 
     def late(*_: object, **__: object) -> tuple[int, ChunkPlan]:
-        monkeypatch.setattr(Deadline, "has_passed", True)
+        searcher.now_s = 2
         return 30, plan(4, 20)
 
     monkeypatch.setattr("arborcast.synth.chunks.step_optimum.plan_of", late)
-    optimum = step_optimum(Scripted(cube, lambda chunks, slices: REFUTED), 4, loose(4), None)
+    optimum = step_optimum(searcher, 4, loose(4), None)
     assert optimum.out_of_time
     assert (optimum.chunks, optimum.ratio) == (30, Fraction(2, 3))
 
@@ -226,13 +231,14 @@ def test_blocks_that_are_alike_over_links_of_unlike_capacities() -> None:
 def test_a_plan_that_the_deadline_cut_short_is_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more time the packing might have become a plan with fewer chunks: this one is not kept."""
     real = module.plan_of  # type: ignore[attr-defined]
+    searcher = Scripted(problem("ring:4", "allgather"), lambda *_: Unknown())
 
     def until_late(*asked: Any, **knobs: Any) -> Any:
         found = real(*asked, **knobs)
-        monkeypatch.setattr(Deadline, "has_passed", property(lambda deadline: True))
+        searcher.now_s = 2
         return found
 
     monkeypatch.setattr(module, "plan_of", until_late)
-    found = step_optimum(Scripted(problem("ring:4", "allgather"), lambda *_: Unknown()), 2, loose(2), None)
+    found = step_optimum(searcher, 2, loose(2), None)
     assert found.out_of_time
     assert found.plan is not None and found.ratio == Fraction(3, 2)

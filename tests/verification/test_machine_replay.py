@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from arborcast.synth.api import solve
 from arborcast.synth.collective import NAMED_KINDS
+from arborcast.synth.errors import TimedOutError
 from arborcast.synth.schedule import Schedule, Transfer
 from arborcast.synth.topology import Topology
-from arborcast.synth.verification import verifier
+from arborcast.synth.verification import every_translate, verifier
 from arborcast.synth.verification.every_translate import loads_if_sound
 from tests.verification.test_verifier import RELAY, SQUARE, STAR
 
@@ -39,6 +40,16 @@ def test_right_schedules_are_right_in_both(
     assert one.correct
     assert one == other
     assert loads_if_sound(schedule) == schedule.load
+
+
+def test_without_time_to_compile_kernels_it_is_replayed_chunk_by_chunk(monkeypatch) -> None:
+    def late(*_: object) -> None:
+        raise TimedOutError("not compiled yet")
+
+    schedule = _solved(SQUARE, "allreduce", None)
+    expected = _replayed(schedule, monkeypatch, 1 << 16)
+    monkeypatch.setattr(every_translate, "replay_all", late)
+    assert _replayed(schedule, monkeypatch, -1) == expected
 
 
 @settings(max_examples=60)
