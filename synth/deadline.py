@@ -97,7 +97,7 @@ class Deadline:
 
     def missed_by(self, what: str, best: AnySchedule | None = None) -> TimedOutError:
         """The error that says so."""
-        return TimedOutError(f"{what} did not end within {self.allowed_s:g} s", best)
+        return TimedOutError(f"{what} did not end within {self}", best)
 
 
 Limit: TypeAlias = float | Deadline | None

@@ -83,5 +83,5 @@ def test_out_of_reach() -> None:
 
 def test_out_of_time() -> None:
     problem = instance_of("dgx1", "allgather", 6, 3, 7).orbits.problem
-    with pytest.raises(TimedOutError, match="the guess of rounds did not end within 0"):
+    with pytest.raises(TimedOutError, match="the guess of rounds did not end within the deadline of 0"):
         least_rounds(problem, 6, 3, deadline=Deadline.after(0))

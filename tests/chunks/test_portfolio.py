@@ -294,7 +294,7 @@ def test_without_a_proof_a_claim_waits_for_whoever_could_judge_it(
 
 
 def test_a_claim_that_is_not_judged_in_time_is_told(pair: Workers) -> None:
-    told = "did not end within 0.5 s: there is none according to HiGHS, floating point"
+    told = "did not end within the deadline of 0.5 s: there is none according to HiGHS, floating point"
     with pytest.raises(TimedOutError, match=told):
         run(pair, ("claimed_0", WHOLE), ("never_0", WHOLE), seconds=0.5)
 
@@ -325,7 +325,7 @@ def test_effort_ends(pair: Workers) -> None:
 
 def test_the_deadline_ends_everything() -> None:
     pids = set()
-    with Workers(2) as workers, pytest.raises(TimedOutError, match=r"search did not end within 0\.5 s"):
+    with Workers(2) as workers, pytest.raises(TimedOutError, match=r"search did not end within the deadline of 0\.5 s"):
 
         def listen(*_: object) -> None:
             pids.update(worker.pid for worker in workers._taken)

@@ -95,7 +95,7 @@ def test_a_task_must_be_importable() -> None:
 def test_killed_at_the_deadline(workers: Workers, tmp_path: Path) -> None:
     started = tmp_path / "pid"
     workers.run("z3", operator.add, 2, 3, deadline=soon())  # it is up
-    with pytest.raises(TimedOutError, match=r"z3 did not end within 0\.5 s"):
+    with pytest.raises(TimedOutError, match=r"z3 did not end within the deadline of 0\.5 s"):
         workers.run("z3", fake_searches.sleep_forever, started, deadline=Deadline.after(0.5))
     assert is_gone(number_in(started))
     assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5

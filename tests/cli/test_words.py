@@ -11,6 +11,7 @@ import pytest
 from arborcast import synth
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.cli import app as cli
+from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.formats import topology_to_document
 from arborcast.topologies import load
 from tests.support.commands import Command, refused
@@ -74,8 +75,8 @@ def test_no_deadline_unless_one_is_given(
 ) -> None:
     given: list[float | None] = []
 
-    def noted(*asked: Any, deadline_s: float | None = None, **_: Any) -> None:
-        given.append(asked[2].deadline_s if name == "solve" else deadline_s)
+    def noted(*asked: Any, deadline_s: Limit = None, **_: Any) -> None:
+        given.append(Deadline.after(asked[2].deadline_s if name == "solve" else deadline_s).allowed_s)
         raise synth.TimedOutError("noted")
 
     if name == "solve":

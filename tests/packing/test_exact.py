@@ -270,7 +270,7 @@ def test_a_switch_out_of_balance_is_named():
             {0: F(1)},
             {"deadline": Deadline.after(0.0)},
             TimedOutError,
-            r"trees on dgx1: out of time after 0 trees",
+            r"after 0 of them, did not end within the deadline of 0 s",
         ),
         ({0: F(1, 3**30), 1: F(1, 7**15)}, {}, TopologyError, r"at most 2\*\*62"),
     ],

@@ -213,7 +213,7 @@ def test_it_passes_when_its_seconds_are_over() -> None:
     deadline.check("the search")
     now[0] = 105.2
     assert (deadline.left_s, deadline.has_passed, deadline.is_overdue) == (0.0, True, False)
-    with pytest.raises(TimedOutError, match=r"^the search did not end within 5 s$"):
+    with pytest.raises(TimedOutError, match=r"^the search did not end within the deadline of 5 s$"):
         deadline.check("the search")
     now[0] = 105.6
     assert deadline.is_overdue
@@ -232,7 +232,7 @@ def test_a_share_is_that_part_of_what_is_left_and_names_the_whole() -> None:
     first = deadline.share(2)
     assert (first.left_s, deadline.left_s) == (3.0, 6.0)
     now[0] = 105.5
-    with pytest.raises(TimedOutError, match=r"^the first half did not end within 8 s$"):
+    with pytest.raises(TimedOutError, match=r"^the first half did not end within the deadline of 8 s$"):
         first.check("the first half")
     assert Deadline.after(None).share(2) == Deadline()
     assert (first.at_least(2).left_s, deadline.at_least(2)) == (2.0, deadline)
@@ -270,7 +270,7 @@ def test_the_best_so_far_is_returned_where_that_is_asked_for() -> None:
 def test_candidates_are_simulated_until_it_has_passed() -> None:
     slow, fast = (synth.solve(load("ring:4"), "allgather", method=name) for name in ("ring", "trees"))
     passed = Deadline(3, 1.0, lambda: 2.0)
-    with pytest.raises(TimedOutError, match="a simulation did not end within 3 s") as error:
+    with pytest.raises(TimedOutError, match="a simulation did not end within the deadline of 3 s") as error:
         Selection((slow, fast), None, passed).fastest(1 << 20)
     assert error.value.best is slow
 
@@ -298,7 +298,7 @@ def test_kernels_for_which_there_is_no_time_run_as_plain_python(tmp_path, monkey
             total(large)
     with (
         run_until(Deadline(5, 0.0, lambda: 0.6)),
-        pytest.raises(TimedOutError, match=r"plain Python .* did not end within 5 s"),
+        pytest.raises(TimedOutError, match=r"plain Python .* did not end within the deadline of 5 s"),
     ):
         total(small)
     with run_until(Deadline.after(600)):
