@@ -193,9 +193,7 @@ def test_below_the_latency_there_is_nothing_to_limit(limit):
 
 @pytest.mark.parametrize("limit", [cut_bound, flow_bound])
 def test_out_of_time(limit):
-    with pytest.raises(
-        TimedOutError, match=r"(cuts|flows) did not end within the deadline of 0 s"
-    ):
+    with pytest.raises(TimedOutError, match=r"(cuts|flows) did not end within the deadline of 0 s"):
         limit(problem_of("dgx1", "allgather"), 3, deadline=Deadline(0, 0.0))
 
 

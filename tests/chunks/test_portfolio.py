@@ -325,7 +325,10 @@ def test_effort_ends(pair: Workers) -> None:
 
 def test_the_deadline_ends_everything() -> None:
     pids = set()
-    with Workers(2) as workers, pytest.raises(TimedOutError, match=r"search did not end within the deadline of 0\.5 s"):
+    with (
+        Workers(2) as workers,
+        pytest.raises(TimedOutError, match=r"the search did not end within the deadline"),
+    ):
 
         def listen(*_: object) -> None:
             pids.update(worker.pid for worker in workers._taken)
