@@ -163,6 +163,10 @@ def disagreeing(rank: int, size: int) -> list[str]:
         said.append(str(error))
     output, wanted, _ = exchange(rank, matrices(5)["any"])
     assert torch.equal(output, wanted)
+    # Nobody goes on before all have this result: the group would end a peer's exchange that still runs.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"exchanged-{rank}", "")
+    store.wait([f"exchanged-{peer}" for peer in range(size)])
     try:
         exchange(rank, matrices(5)["any"], torch.int32 if rank == 2 else torch.float32)
     except RuntimeError as error:
