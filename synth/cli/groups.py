@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress, table
-from arborcast.synth.cli.description import describe_forwarding, model_of
+from arborcast.synth.cli.description import (
+    assumptions_document,
+    describe_assumptions,
+    describe_forwarding,
+    model_of,
+)
 from arborcast.synth.cli.inputs import failing_as_json, load_fabric
 from arborcast.synth.cli.options import (
     AsJson,
@@ -196,6 +201,7 @@ def groups_document(
         "bound": str(found.certificate.worst),
         "optimal": found.certificate.is_exact,
         "model": model_of(found.topology.forwarding),
+        "assumed": assumptions_document(found.topology),
         "groups": [
             {
                 "kind": group.collective.kind.value,
@@ -253,6 +259,7 @@ def describe_groups(found: GroupSchedules, document: dict[str, Any]) -> list[str
             if document["optimal"]
             else f"{at_most(Fraction(document['bound']), found.topology)} is possible"
         ),
+        *describe_assumptions(found.topology),
         *describe_forwarding(found.topology),
         f"  levels   {len(found.certificate.levels)}",
         f"  time     {document['seconds']} s, verified",

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from arborcast.synth.cli.console import print_json, print_lines, progress, table
-from arborcast.synth.cli.description import describe_parts, parts_document
+from arborcast.synth.cli.description import (
+    assumptions_document,
+    describe_assumptions,
+    describe_parts,
+    parts_document,
+)
 from arborcast.synth.cli.inputs import load_fabric
 from arborcast.synth.cli.options import (
     AsJson,
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from arborcast.synth.collective import Kind
     from arborcast.synth.routes.reachability import Parts
     from arborcast.synth.sweeps.questions import Question
+    from arborcast.synth.topology import Topology
 
 
 @about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")
@@ -80,7 +86,7 @@ def sweep(
             listen=lambda now: report("questions", now.done, now.total),
         )
     apart = (parts, () if parts is None else on.help_for(parts))
-    _tell(asked, worked, output, as_json, apart)
+    _tell(topology, asked, worked, output, as_json, apart)
 
 
 def _kinds(text: str) -> tuple[Kind, ...]:
@@ -99,6 +105,7 @@ def _kinds(text: str) -> tuple[Kind, ...]:
 
 
 def _tell(
+    topology: Topology,
     asked: list[Question],
     worked: int,
     folder: Path,
@@ -111,7 +118,8 @@ def _tell(
     found = [answers[question] for question in asked]
     if as_json:
         counts = {"questions": len(asked), "answered_now": worked, "folder": str(folder)}
-        print_json({**counts, "answers": found, **parts_document(*apart)})
+        assumed = assumptions_document(topology)
+        print_json({**counts, "assumed": assumed, "answers": found, **parts_document(*apart)})
         return
     statuses: dict[tuple[str, str], int] = {}
     for answer in found:
@@ -121,6 +129,7 @@ def _tell(
         (kind, status, count, _optimal(found, kind, status)) for (kind, status), count in statuses.items()
     ]
     print_lines(table(("collective", "status", "questions", "optimal"), rows, left=2))
+    print_lines(describe_assumptions(topology))
     print_lines(describe_parts(*apart))
     print_lines([f"{worked} answered now, {len(asked) - worked} before; written {folder}"])
 

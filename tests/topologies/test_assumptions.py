@@ -153,6 +153,30 @@ def test_commands_say_for_which_rates_a_limit_is_proved(command: Command) -> Non
     assert "waits    all 56 latencies are assumed" in command("show", "mi300x").out
 
 
+@pytest.mark.parametrize("spec", ["assumed", "stated"])
+def test_groups_and_sweeps_say_which_rates_are_assumed(spec: str, tmp_path: Path, command: Command) -> None:
+    why = "a guess" if spec == "assumed" else ""
+    pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0)]
+    links = [Link(src, dst, Fraction(1), rate_assumed=why if src == 0 else "") for src, dst in pairs]
+    file = tmp_path / "triangle.yaml"
+    file.write_text(topology_to_yaml(Topology.build("triangle", 3, links)), encoding="utf-8")
+    groups = ("groups", str(file), "--group", "allgather:0-2")
+    sweep = (
+        "sweep",
+        str(file),
+        "-o",
+        str(tmp_path / "answers"),
+        "--collectives",
+        "allgather",
+        "--fragments",
+        "3",
+    )
+    for words in (groups, sweep):
+        assert ("2 of 6 are assumed: a guess" in command(*words).out) == bool(why)
+        told = command(*words, "--json").document["assumed"]
+        assert told == ([{"of": "rate", "links": 2, "why": why}] if why else [])
+
+
 @pytest.mark.parametrize("spec", ["dgx1", "pro6000", "mi300x"])
 def test_planning_rates_prove_nothing(spec: str, tmp_path: Path, command: Command) -> None:
     words = (spec, "alltoall", "--rates", "nccl")
