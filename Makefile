@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 VIEWER := synth/viewer/web/viewer.js
 
-.PHONY: install viewer demo test test-all coverage mutants map lint docs package lowest pages format headline bench torch-suite clean
+.PHONY: install viewer demo test test-all durations coverage mutants map lint docs package lowest pages format headline bench torch-suite clean
 
 install: $(STAMP) $(VIEWER)
 
@@ -36,7 +36,12 @@ test: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m '' --hypothesis-profile=explore
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '' --hypothesis-profile=explore; status=$$?; \
+	$(BIN)/python tests/suite/all_passed.py --record $$status; exit $$status
+
+# What the cases of tests take, for their budgets: all, or FOLDERS="group training". Other work on the machine does not matter.
+durations: install
+	$(BIN)/python -m pytest --measure $(addprefix tests/,$(FOLDERS))
 
 coverage: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=html --cov-report=term
@@ -54,6 +59,7 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/python bench/report.py --check
 	$(BIN)/python docs/draw.py --check
+	$(BIN)/python tests/suite/all_passed.py
 	$(MAKE) docs
 
 # Strict: a link or a reference that leads nowhere fails. The site is a folder that asks no other host.

@@ -27,6 +27,8 @@ settings.register_profile("mutants", settings.get_profile("steady"), phases=(Pha
 settings.load_profile("steady")
 
 
+pytest_plugins = ("tests.suite.plugin",)
+
 HAS_TORCH = find_spec("torch") is not None
 
 

@@ -97,7 +97,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "pipeline.simulation.lower_bound": ("planning/test_pipeline_bound.py",),
     "pipeline.simulation.simulator": PIPELINE,
     "pipeline.simulation.synchronisation": PIPELINE,
-    "pipeline.simulation.timeline": ("planning/test_pipeline_pictures.py",),
+    "pipeline.simulation.timeline": ("planning/test_pipeline_pictures.py", "pictures/test_every_picture.py"),
 }
 LEFT_OUT = (
     "simulation/test_simulator.py::test_the_choice_of_pieces_keeps_large_schedules_within_a_second",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, pairwise, product
@@ -14,6 +14,7 @@ from tests.fuzzing.exact_lp import Program
 from tests.fuzzing.limits import Way, ways
 
 Uses = tuple[tuple[tuple[int, int], int], ...]
+AnyUses = Uses | Mapping[tuple[int, int], int]
 
 
 @lru_cache(maxsize=64)
@@ -57,34 +58,42 @@ def loads(topology: Topology, root: int, height: int | None = None, *, turned: b
     return found
 
 
-def best_of_height(topology: Topology, roots: Sequence[int] | None, height: int) -> Fraction:
-    """The best rate of all roots together by out-trees that are so low; by pairs where roots are None."""
+def best_of(
+    topology: Topology, groups: Mapping[tuple[int, bool], Iterable[AnyUses]], *, any_root: bool = False
+) -> Fraction:
+    """What each group of trees carries at the same time, at most.
+
+    A group is named by its root and whether its trees lead there. With `any_root` a root carries what both
+    of its groups do, and the roots' rates add up.
+    """
     program = Program()
     using: dict[tuple[int, int], dict[object, int]] = {}
-    for root in range(topology.ranks) if roots is None else roots:
-        for turned in (False, True) if roots is None else (False,):
-            mine = {}
-            for number, tree in enumerate(sorted(loads(topology, root, height, turned=turned))):
-                mine[root, turned, number] = -1
-                for hop, count in tree:
-                    using.setdefault(hop, {})[root, turned, number] = count
-            program.at_most({("root", root) if roots is None else "each": 1, **mine})
-    if roots is None:
-        program.at_most({"each": 1, **{("root", root): -1 for root in range(topology.ranks)}})
+    for (root, turned), group in groups.items():
+        weights = {(root, turned, number): tree for number, tree in enumerate(group)}
+        program.at_most({("root", root) if any_root else "each": 1, **dict.fromkeys(weights, -1)})
+        for weight, tree in weights.items():
+            for hop, count in dict(tree).items():
+                using.setdefault(hop, {})[weight] = count
+    if any_root:
+        program.at_most({"each": 1, **{("root", root): -1 for root, _ in groups}})
     for hop, users in using.items():
         program.at_most(users, topology.bandwidth[hop])
-    return program.maximum("each") * (1 if roots is None else len(roots))
+    return program.maximum("each")
 
 
-def best_together(topology: Topology, chosen: Sequence[Uses]) -> Fraction:
+def best_of_height(topology: Topology, roots: Sequence[int] | None, height: int) -> Fraction:
+    """The best rate of all roots together by out-trees that are so low; by pairs where roots are None."""
+    groups = {
+        (root, turned): sorted(loads(topology, root, height, turned=turned))
+        for root in (range(topology.ranks) if roots is None else roots)
+        for turned in ((False, True) if roots is None else (False,))
+    }
+    return best_of(topology, groups, any_root=roots is None) * len(roots or [None])
+
+
+def best_together(topology: Topology, chosen: Iterable[AnyUses]) -> Fraction:
     """The best rate of some carriers of one group together."""
-    program = Program()
-    program.at_most({"rate": 1, **dict.fromkeys(range(len(chosen)), -1)})
-    for hop, bandwidth in topology.bandwidth.items():
-        users = {number: dict(each)[hop] for number, each in enumerate(chosen) if hop in dict(each)}
-        if users:
-            program.at_most(users, bandwidth)
-    return program.maximum("rate")
+    return best_of(topology, {(0, False): chosen})
 
 
 def best_of_few(topology: Topology, carriers: Sequence[Uses], count: int) -> Fraction:
@@ -96,24 +105,14 @@ def best_of_few(topology: Topology, carriers: Sequence[Uses], count: int) -> Fra
 def best_with_relays(topology: Topology, collective: Collective) -> Fraction:
     """The best rate along trees in which relays copy and add; no switches, and an allreduce has any root."""
     kind, ranks = collective.kind, frozenset(collective.ranks)
-    program = Program()
-    using: dict[tuple[int, int], dict[object, int]] = {}
     own = (collective.root,) if collective.root is not None else collective.ranks
-    is_sum = kind in {Kind.REDUCE, Kind.REDUCE_SCATTER}
     both = kind is Kind.ALLREDUCE
-    for root in range(topology.ranks) if both else own:
-        for turned in (False, True) if both else (is_sum,):
-            mine = {}
-            for number, tree in enumerate(sorted(_steiner(topology, root, ranks, turned=turned))):
-                mine[root, turned, number] = -1
-                for hop in tree:
-                    using.setdefault(hop, {})[root, turned, number] = 1
-            program.at_most({("root", root) if both else "each": 1, **mine})
-    if both:
-        program.at_most({"each": 1, **{("root", root): -1 for root in range(topology.ranks)}})
-    for hop, users in using.items():
-        program.at_most(users, topology.bandwidth[hop])
-    return program.maximum("each") * (1 if both else len(own))
+    groups = {
+        (root, turned): [Counter(tree) for tree in sorted(_steiner(topology, root, ranks, turned=turned))]
+        for root in (range(topology.ranks) if both else own)
+        for turned in ((False, True) if both else (kind in {Kind.REDUCE, Kind.REDUCE_SCATTER},))
+    }
+    return best_of(topology, groups, any_root=both) * (1 if both else len(own))
 
 
 def _steiner(

@@ -8,7 +8,6 @@ from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -19,6 +18,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.pictures import draw_frontier, draw_steps
 from arborcast.synth.pictures.steps import Ribbon, colour, ribbons_of
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from tests.support.picture_words import words
 
 BOUND = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))
 
@@ -68,36 +68,11 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
     "frontier": lambda path: draw_frontier(ALLGATHER, path, title="drawn"),
     "steps": lambda path: draw_steps(exchange(), path),
 }
-every_drawing = pytest.mark.parametrize("draw", DRAWINGS.values(), ids=DRAWINGS)
-
-
-def words(path: Path) -> list[str]:
-    """The texts of an SVG: matplotlib draws letters as paths and keeps what they say in a comment."""
-    builder = ElementTree.TreeBuilder(insert_comments=True)
-    root = ElementTree.parse(path, ElementTree.XMLParser(target=builder)).getroot()
-    return [(element.text or "").strip() for element in root.iter() if element.tag is ElementTree.Comment]
 
 
 def said_of(frontier: Drawn, folder: Path) -> list[str]:
     draw_frontier(frontier, folder / "picture.svg", title="drawn")
     return words(folder / "picture.svg")
-
-
-@every_drawing
-def test_the_same_picture_is_the_same_file(draw: Callable[[Path], None], tmp_path: Path) -> None:
-    draw(tmp_path / "first.svg")
-    draw(tmp_path / "second.svg")
-    assert ElementTree.parse(tmp_path / "first.svg").getroot().tag.endswith("svg")
-    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
-
-
-@every_drawing
-def test_png_by_the_suffix_and_others_are_refused(draw: Callable[[Path], None], tmp_path: Path) -> None:
-    draw(tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG\r\n")
-    with pytest.raises(InputError, match=r"the name must end in \.svg or \.png, got \.pdf"):
-        draw(tmp_path / "picture.pdf")
-    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
 
 
 def test_a_frontier_names_its_points_their_ratios_and_the_static_limit(tmp_path: Path) -> None:

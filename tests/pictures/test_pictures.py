@@ -7,7 +7,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -24,6 +23,7 @@ from arborcast.synth.simulation.timing import Timing
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.synth.verification.verifier import verify
 from tests.support.drawn_in_network import BOTH, NVLS, TURNS, drawn, star
+from tests.support.picture_words import words
 
 BOUND = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))
 
@@ -59,45 +59,6 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
     "sweep": lambda path: draw_sweep({"drawn": sweep(two_trees(), [1 << 16, 1 << 20])}, path, bound=BOUND),
     "timeline": lambda path: draw_timeline(two_trees(), 1 << 20, path, pieces=4),
 }
-every_drawing = pytest.mark.parametrize("draw", DRAWINGS.values(), ids=DRAWINGS)
-
-
-def words(path: Path) -> list[str]:
-    """The texts of an SVG: matplotlib draws letters as paths and keeps what they say in a comment."""
-    builder = ElementTree.TreeBuilder(insert_comments=True)
-    root = ElementTree.parse(path, ElementTree.XMLParser(target=builder)).getroot()
-    return [(element.text or "").strip() for element in root.iter() if element.tag is ElementTree.Comment]
-
-
-@every_drawing
-def test_svg_is_well_formed_and_the_same_each_time(draw: Callable[[Path], None], tmp_path: Path) -> None:
-    draw(tmp_path / "first.svg")
-    draw(tmp_path / "second.svg")
-    assert ElementTree.parse(tmp_path / "first.svg").getroot().tag.endswith("svg")
-    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
-
-
-@every_drawing
-def test_png_by_the_suffix_and_nothing_else_left_behind(draw: Callable[[Path], None], tmp_path: Path) -> None:
-    draw(tmp_path / "picture.PNG")
-    assert (tmp_path / "picture.PNG").read_bytes().startswith(b"\x89PNG\r\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["picture.PNG"]
-
-
-@every_drawing
-def test_other_suffixes_are_refused(draw: Callable[[Path], None], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the name must end in \.svg or \.png, got \.pdf"):
-        draw(tmp_path / "picture.pdf")
-    assert not list(tmp_path.iterdir())
-
-
-@every_drawing
-def test_without_matplotlib_the_extra_is_named(
-    draw: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"need matplotlib; install it with: pip install 'arborcast\[viz\]'"):
-        draw(tmp_path / "picture.svg")
 
 
 def test_importing_brings_no_matplotlib() -> None:

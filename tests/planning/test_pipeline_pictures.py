@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
-from xml.etree import ElementTree
 
 import pytest
 
@@ -18,7 +17,7 @@ from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.simulation.timeline import KINDS, Interval, Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
-from tests.pictures.test_pictures import words
+from tests.support.picture_words import words
 
 if TYPE_CHECKING:
     from arborcast.pipeline.planning.prediction import Prediction
@@ -80,22 +79,6 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
     "timelines": lambda path: draw_timelines(BOTH, path, plan=PLAN),
     "plan": lambda path: draw_plan(PLAN, PROFILE, PREDICTION, path, memory_bytes=8 << 20),
 }
-every_drawing = pytest.mark.parametrize("draw", DRAWINGS.values(), ids=DRAWINGS)
-
-
-@every_drawing
-def test_svg_is_well_formed_and_the_same_each_time(draw: Callable[[Path], None], tmp_path: Path) -> None:
-    draw(tmp_path / "first.svg")
-    draw(tmp_path / "second.svg")
-    assert ElementTree.parse(tmp_path / "first.svg").getroot().tag.endswith("svg")
-    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
-
-
-@every_drawing
-def test_a_picture_has_a_known_suffix(draw: Callable[[Path], None], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"must end in \.svg or \.png, got \.jpeg"):
-        draw(tmp_path / "picture.jpeg")
-    assert not list(tmp_path.iterdir())
 
 
 def test_timelines_say_how_far_they_are_apart(tmp_path: Path) -> None:

@@ -26,12 +26,21 @@ from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from arborcast.synth.verification.verifier import verify
+from tests.fuzzing.all_trees import best_of, best_of_height, best_together
 from tests.packing.test_fewest import spanning_trees
 from tests.packing.test_symmetric_solver import circulants, declared
 from tests.support.carriers import carrier, hops
-from tests.support.exact_packings import best_of, best_rate
 from tests.support.strategies import collectives
 from tests.support.strategies import topologies as graphs
+
+
+def best_rate(topology: Topology, collective: Collective, height: int) -> Fraction:
+    """GB/s of a broadcast, allgather or allreduce along trees of at most a height; zero without any."""
+    if collective.kind is Kind.ALLREDUCE:
+        return best_of_height(topology, None, height)
+    roots = collective.ranks if collective.root is None else (collective.root,)
+    return best_of_height(topology, roots, height)
+
 
 LABELS = ("within_height", "proved", "few", "best_trees")
 PROVED = {"the limit of any height", "best"}
@@ -175,9 +184,9 @@ def test_what_is_called_fewest_or_best_of_few_is(topology: Topology, most: int, 
     uses = [hops(tree) for tree in every]
 
     def reach(count: int) -> Fraction:
-        return max(best_of(topology, [some]) for some in combinations(uses, min(count, len(uses))))
+        return max(best_together(topology, some) for some in combinations(uses, min(count, len(uses))))
 
-    whole = best_of(topology, [uses])
+    whole = best_together(topology, uses)
     few, facts = fewest_among(
         Choice(topology, (tuple(every),), whole), every, max_trees=most, deadline=Deadline.after(None)
     )
@@ -216,7 +225,9 @@ def test_prices_limit_and_weights_reach_the_best_rate(topology: Topology, decima
         topology, lambda link: link.bandwidth + Fraction(7 * link.src + link.dst, 10**decimals)
     )
     groups = [list(spanning_trees(topology, root))[:10] for root in range(2)]
-    best = best_of(topology, [[hops(tree) for tree in group] for group in groups])
+    best = best_of(
+        topology, {(root, False): [hops(tree) for tree in group] for root, group in enumerate(groups)}
+    )
     choice = Choice(topology, tuple(map(tuple, groups)), best * Fraction(3, 2))
     assert choice.rate * choice.target == best
     program = TreeProgram(choice.rows, choice.uses)
