@@ -356,7 +356,7 @@ class _Machine:
             rows = (self._flags if flags else self._packets if span.packets else self._scratch)[owner][half]
         if not 0 <= span.start <= span.start + span.count <= len(rows):
             raise ProgramError(f"rank {rank}: {span} is beyond the {len(rows)} chunks of {span.memory}")
-        return rows[span.start : span.start + span.count]  # type: ignore[no-any-return]
+        return rows[span.start : span.start + span.count]
 
     # ---- thread blocks
 
