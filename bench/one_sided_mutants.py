@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from arborcast.backends.programs.checking.check import check_program
-from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
+from arborcast.backends.programs.interpreter import interpret
 from arborcast.backends.programs.program import (
     Acquire,
     Connection,
@@ -71,7 +71,7 @@ def judge(mutation: str, mutant: GlobalProgram, orders: int) -> Outcome:
     wrong = False
     for seed in range(orders):
         try:
-            wrong = not interpret_one_sided(mutant, in_place=mutant.in_place, seed=seed).correct
+            wrong = not interpret(mutant, in_place=mutant.in_place, seed=seed, calls=3).correct
         except (ProgramError, ValueError, IndexError):  # beyond a buffer, or of different lengths
             wrong = True
         if wrong:

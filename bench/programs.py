@@ -34,11 +34,10 @@ from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.export import export_program, in_units, rounded
 from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
 from arborcast.backends.programs.folder import usual_units
-from arborcast.backends.programs.interpreter import Interpretation, interpret_all
+from arborcast.backends.programs.interpreter import Interpretation, interpret, interpret_all
 from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import COLLECTIVES, write
-from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
 from arborcast.backends.programs.program import GlobalProgram, Protocol
 from arborcast.bench import judges, one_sided_mutants, program_mutants
 from arborcast.bench.harness.document import Measure, Row, document, write_document
@@ -224,7 +223,7 @@ def _interpreted(program: GlobalProgram) -> Interpretation:
         return interpret_all(program, range(ORDERS_OF_EXPORTS), elements=4)
     found = Interpretation(0)
     for seed in range(ORDERS_OF_EXPORTS):
-        found = interpret_one_sided(program, in_place=program.in_place, seed=seed, calls=2)
+        found = interpret(program, in_place=program.in_place, seed=seed, calls=2)
         if not found.correct:
             break
     return found

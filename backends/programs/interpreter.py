@@ -1,15 +1,17 @@
-"""Runs a program on numpy arrays as MSCCL's device code would, with thread blocks in random order.
+"""Runs a program on numpy arrays as device code would, its thread blocks in random order, call after call.
 
-Every block is a task that stops wherever another might come in between: while it waits for a flag, a message
-or room in a FIFO, and between reading memory and writing it. Which task goes on is drawn anew at every stop,
-or by priorities that are drawn now and then, so that some blocks are very slow. Shares no code with the
-checker, whose verdicts it can show to be wrong.
+Every thread is a task that stops wherever another might come in between: while it waits for a flag, a signal,
+a message or room in a FIFO, and between reading memory and writing it. Which task goes on is drawn anew at
+every stop, or by priorities that are drawn now and then, so that some are very slow. A block of two-sided
+steps acts as one thread. One of puts and signals has a few, each with elements of its own; its proxies do
+what they are told at any time later, and ranks begin their next call once they have ended one. Shares no code
+with the checker, whose verdicts it can show to be wrong.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
@@ -18,16 +20,32 @@ import numpy.typing as npt
 
 from arborcast.backends.programs.limits import chunks_together, fifo_of
 from arborcast.backends.programs.program import (
+    Acquire,
+    Barrier,
     Code,
+    Connection,
+    Flush,
     GlobalProgram,
     Memory,
+    Move,
     ProgramError,
     Protocol,
+    Release,
+    Signal,
     Span,
     Step,
+    Synchronize,
+    Wait,
 )
 from arborcast.synth.collective import Kind
 
+THREADS = 2
+"""Of a block of puts and signals: enough to show what is missing between them."""
+
+CALLS = 3
+"""Of programs of puts and signals, which nothing else keeps apart; one more than scratch has halves."""
+
+_PLAIN, _PACKED = 2, 1  # consecutive elements of one thread, where it moves data and where it moves packets
 _HALF = 0.5
 _NOW_AND_THEN = 0.1
 
@@ -59,33 +77,52 @@ def interpret(
     in_place: bool,
     seed: int = 0,
     elements: int = 4,
+    calls: int = 1,
     loops: int = 1,
     together: int = 1,
     checked: Callable[[Array, Array], int] | None = None,
 ) -> Interpretation:
-    """Run a program once, on data that differ in every element, and compare every output.
+    """Run a program some times in a row, on data that differ in every element, and compare every output.
 
     Args:
-        program: two-sided.
+        program: of two-sided steps, or of puts and signals.
         in_place: whether outputs lie over inputs.
         seed: of the data and of the order of blocks.
         elements: of a chunk.
-        loops: how often blocks go through the program, each time for another part of every chunk.
+        calls: how many follow each other, without anything else between them.
+        loops: of two-sided steps, how often blocks go through the program in a call, each time for another
+            part of every chunk.
         together: chunks that fit a message; more than one only where there is one loop.
         checked: counts wrong elements of (found, expected); by default those that differ.
 
     Raises:
-        ProgramError: an operation is one-sided, or reaches beyond a buffer.
+        ProgramError: an operation reaches beyond a buffer, or names a semaphore that is not there.
     """
-    machine = _Machine(program, in_place, seed, elements, loops, 1 if loops > 1 else together)
-    hangs = machine.run()
     differ = checked or (lambda found, expected: int(np.count_nonzero(found != expected)))
-    wrong = sum(
-        differ(found, expected)
-        for found, expected in zip(machine.outputs(), machine.expected(), strict=True)
-        if expected is not None
-    )
-    return Interpretation(wrong, hangs)
+    together = 1 if loops > 1 else together
+    return _Machine(program, in_place, seed, elements, calls, loops, together, differ).run()
+
+
+def interpret_all(program: GlobalProgram, seeds: Sequence[int], *, elements: int = 4) -> Interpretation:
+    """Runs under several orders, in every way of calling that the program is for; the first that is wrong."""
+    result = Interpretation(0)
+    together = chunks_together(program)
+    for seed in seeds:
+        for in_place in (True, False):
+            if program.in_place if in_place else program.out_of_place:
+                result = interpret(
+                    program,
+                    in_place=in_place,
+                    seed=seed,
+                    elements=elements,
+                    calls=CALLS if program.one_sided else 1,
+                    # A chunk that does not fit a slot is gone through in several loops.
+                    loops=1 + seed % 2 if together == 1 and not program.one_sided else 1,
+                    together=together,
+                )
+                if not result.correct:
+                    return result
+    return result
 
 
 def run_in_any_order(
@@ -185,91 +222,211 @@ class _Fifo:
         return self.parts.popleft()
 
 
+class _Proxy:
+    """What a proxy was told to do, and how much of it is done."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Callable[[], None]] = deque()
+        self.told = 0
+        self.done = 0
+
+    def tell(self, what: Callable[[], None]) -> None:
+        self.queue.append(what)
+        self.told += 1
+
+    def task(self) -> Task:
+        """Never ends."""
+        while True:
+            yield lambda: bool(self.queue)
+            self.queue.popleft()()
+            self.done += 1
+
+
 class _Machine:
     def __init__(
-        self, program: GlobalProgram, in_place: bool, seed: int, elements: int, loops: int, together: int
+        self,
+        program: GlobalProgram,
+        in_place: bool,
+        seed: int,
+        elements: int,
+        calls: int,
+        loops: int,
+        together: int,
+        differ: Callable[[Array, Array], int],
     ) -> None:
         self._program = program
-        self._random = random.Random(seed)
-        self._loops = loops
+        self._in_place = in_place
+        self._seed = seed
         self._elements = elements
+        self._calls = calls
+        self._loops = loops
         self._together = together
+        self._differ = differ
+        self._threads = THREADS if program.one_sided else 1
+        self._random = random.Random(seed)
+        self._layout = [input_and_output(program, rank) for rank in range(program.ranks)]
+        self._memory = [self._buffers(rank) for rank in range(program.ranks)]
+        shapes = [(2, part.scratch_chunks, elements) for part in program.parts]
+        self._scratch = [self._data(rank, -1, shape) for rank, shape in enumerate(shapes)]
+        self._packets = [np.zeros(shape, dtype=np.int64) for shape in shapes]
+        self._flags = [np.zeros(shape, dtype=np.int64) for shape in shapes]
+        self._posted = [[(-1, 0, 0)] * len(part.blocks) for part in program.parts]
         self._shape = fifo_of(program.protocol)
-        self._memory = [self._buffers(rank, in_place, seed) for rank in range(program.ranks)]
-        self._inputs = [memory[Memory.INPUT].copy() for memory in self._memory]
         self._fifos: dict[tuple[int, int, int], _Fifo] = {}
-        self._flags = [[(-1, -1)] * len(part.blocks) for part in program.parts]
+        self._signals: dict[tuple[object, ...], int] = defaultdict(int)
+        self._waits: dict[tuple[object, ...], int] = defaultdict(int)
+        self._semaphores = [list(part.semaphores) for part in program.parts]
+        self._barriers: dict[tuple[int, int], int] = defaultdict(int)
+        self._proxies: dict[tuple[int, int, int], _Proxy] = {}
+        self._new: list[Task] = [self._rank(rank) for rank in range(program.ranks)]
+        self._running = program.ranks
+        self._open: set[tuple[int, int, int]] = set()  # rank, block, thread
+        self._wrong = 0
+        self._results: dict[int, list[Array | None]] = {}
 
-    def run(self) -> str | None:
-        """Let tasks go on in random order; why they did not end as they should."""
-        tasks = [
-            self._block(rank, number)
-            for rank, part in enumerate(self._program.parts)
-            for number in range(len(part.blocks))
-        ]
-        count = len(tasks)
+    def run(self) -> Interpretation:
+        """Until all ranks have ended all calls, or nobody can go on."""
         try:
-            stuck = run_in_any_order(tasks, self._random)
-        except ValueError:  # of numpy
-            return "a message is not of the length that its receiver expects"
-        if stuck:
-            return f"{stuck} of {count} blocks wait for ever"
+            run_in_any_order(self._new, self._random, lambda: self._running > 0)
+        except (ValueError, IndexError):  # of numpy
+            return Interpretation(self._wrong, "what an operation reads and what it writes differ in length")
+        if self._running:
+            blocks = sum(len(part.blocks) for part in self._program.parts)
+            waiting = {(rank, number) for rank, number, _ in self._open}
+            return Interpretation(self._wrong, f"{len(waiting)} of {blocks} blocks wait for ever")
         left = sum(len(fifo.parts) for fifo in self._fifos.values())
-        return f"{left} parts of messages were never received" if left else None
+        return Interpretation(self._wrong, f"{left} parts of messages were never received" if left else None)
 
-    def outputs(self) -> list[Array]:
-        """What stands in the outputs."""
-        return [memory[Memory.OUTPUT] for memory in self._memory]
+    # ---- ranks and their memory
 
-    def expected(self) -> list[Array | None]:
-        """What should; None where it does not matter."""
-        return expected_outputs(self._program, self._inputs)
+    def _rank(self, rank: int) -> Task:
+        """The caller: inputs, the blocks, outputs, and all that again."""
+        for call in range(self._calls):
+            memory = self._memory[rank]
+            for buffer in memory.values():
+                buffer[:] = self._data(rank, -2 - call, buffer.shape)
+            memory[Memory.INPUT][:] = self._given(rank, call)
+            blocks = self._program.parts[rank].blocks
+            threads = range(self._threads)
+            left = {(rank, number, thread) for number in range(len(blocks)) for thread in threads}
+            self._open |= left
+            for number in range(len(blocks)):
+                arrived = [0] * self._threads
+                self._new += [self._thread(rank, number, call, thread, arrived) for thread in threads]
+            yield lambda left=left: self._open.isdisjoint(left)  # type: ignore[misc]
+            expected = self._expected(rank, call)
+            if expected is not None:
+                self._wrong += self._differ(memory[Memory.OUTPUT], expected)
+            yield None
+        self._running -= 1
 
-    def _buffers(self, rank: int, in_place: bool, seed: int) -> dict[Memory, Array]:
-        """Rows are chunks. Garbage wherever nothing is given."""
-        program = self._program
-        block = program.chunks // program.ranks
-        data = np.random.default_rng((seed, rank))
-
-        def rows(count: int) -> Array:
-            return data.integers(-(1 << 40), 1 << 40, (count, self._elements))
-
-        given, wanted = input_and_output(program, rank)
-        large = rows(max(given, wanted))
-        first, second = (large, rows(wanted)) if given >= wanted else (rows(given), large)
-        if in_place:
-            own = slice(rank * block, (rank + 1) * block)
-            first = large if given >= wanted else large[own] if given else first
-            second = large if wanted >= given else large[own] if wanted else second
+    def _buffers(self, rank: int) -> dict[Memory, Array]:
+        """Rows are chunks; in place the smaller buffer is the rank's block of the larger one."""
+        given, wanted = self._layout[rank]
+        large = np.zeros((max(given, wanted), self._elements), dtype=np.int64)
+        if not self._in_place:
+            return {Memory.INPUT: large[:given].copy(), Memory.OUTPUT: large[:wanted].copy()}
+        block = self._program.chunks // self._program.ranks
+        own = large[rank * block : (rank + 1) * block]
         return {
-            Memory.INPUT: first,
-            Memory.OUTPUT: second,
-            Memory.SCRATCH: rows(program.parts[rank].scratch_chunks),
+            Memory.INPUT: own if 0 < given < wanted else large[:given],
+            Memory.OUTPUT: own if 0 < wanted < given else large[:wanted],
         }
 
-    def _block(self, rank: int, number: int) -> Task:
+    def _data(self, rank: int, call: int, shape: tuple[int, ...]) -> Array:
+        source = np.random.default_rng((self._seed, rank, call + self._calls + 2))
+        return source.integers(-(1 << 40), 1 << 40, shape)
+
+    def _given(self, rank: int, call: int) -> Array:
+        return self._data(rank, call, (self._layout[rank][0], self._elements))
+
+    def _expected(self, rank: int, call: int) -> Array | None:
+        if call not in self._results:
+            given = [self._given(other, call) for other in range(self._program.ranks)]
+            self._results[call] = expected_outputs(self._program, given)
+        return self._results[call][rank]
+
+    def _rows(self, rank: int, call: int, span: Span, *, flags: bool = False) -> Array:
+        """The chunks of a span."""
+        owner = rank if span.rank is None else span.rank
+        if span.memory is not Memory.SCRATCH:
+            rows = self._memory[owner][span.memory]
+        else:
+            half = call % 2 if self._program.double_scratch else 0
+            rows = (self._flags if flags else self._packets if span.packets else self._scratch)[owner][half]
+        if not 0 <= span.start <= span.start + span.count <= len(rows):
+            raise ProgramError(f"rank {rank}: {span} is beyond the {len(rows)} chunks of {span.memory}")
+        return rows[span.start : span.start + span.count]
+
+    # ---- thread blocks
+
+    def _thread(self, rank: int, number: int, call: int, thread: int, arrived: list[int]) -> Task:
         block = self._program.parts[rank].blocks[number]
-        for loop in range(self._loops):
-            for place, step in enumerate(block.operations):
-                if not isinstance(step, Step):
-                    raise ProgramError(f"rank {rank}: {type(step).__name__} is one-sided")
-                for after in step.after:
-                    yield self._flag(rank, after.block, (loop, after.step))
-                for first in range(0, step.count, self._together):
-                    yield from self._message(rank, number, step, first, loop)
-                if step.posts:
-                    self._flags[rank][number] = (loop, place)
+        ends = block.connections
 
-    def _flag(self, rank: int, block: int, goal: tuple[int, int]) -> Callable[[], bool]:
-        flags = self._flags[rank]
-        return lambda: block < len(flags) and flags[block] >= goal
+        def meet() -> Callable[[], bool]:
+            arrived[thread] += 1
+            goal = arrived[thread]
+            return lambda: min(arrived) >= goal
 
-    def _message(self, rank: int, number: int, step: Step, first: int, loop: int) -> Task:
+        for loop, (place, operation) in (
+            (loop, one) for loop in range(self._loops) for one in enumerate(block.operations)
+        ):
+            yield None
+            match operation:
+                case Step():
+                    yield from self._step(rank, number, operation, call, loop)
+                    if operation.posts:
+                        self._posted[rank][number] = (call, loop, place)
+                case Synchronize():
+                    yield meet()
+                case Barrier(number=barrier, blocks=blocks):
+                    yield meet()
+                    if not thread:
+                        key = rank, barrier
+                        self._barriers[key] += 1
+                        goal = -(-self._barriers[key] // blocks) * blocks
+                        yield lambda key=key, goal=goal: self._barriers[key] >= goal  # type: ignore[misc]
+                    yield meet()
+                case Signal(channels=channels) | Wait(channels=channels) | Flush(channels=channels):
+                    for channel in channels[thread :: self._threads]:
+                        yield self._control(rank, ends[channel], operation)
+                case Acquire(semaphores=semaphores) | Release(semaphores=semaphores):
+                    for semaphore in semaphores[thread :: self._threads]:
+                        yield self._count(rank, semaphore, isinstance(operation, Release))
+                case Move(channel=None):
+                    yield from self._move(rank, call, thread, operation)
+                case Move(channel=channel) if operation.thread % THREADS == thread and channel is not None:
+                    proxy = self._proxy(rank, ends[channel])
+                    proxy.tell(lambda move=operation: self._copy(rank, call, move))  # type: ignore[misc]
+        self._open.discard((rank, number, thread))
+
+    # ---- two-sided steps
+
+    def _step(self, rank: int, number: int, step: Step, call: int, loop: int) -> Task:
+        posted = self._posted[rank]
+        for after in step.after:
+            goal = call, loop, after.step
+            yield lambda at=after.block, goal=goal: at < len(posted) and posted[at] >= goal  # type: ignore[misc]
+        for first in range(0, step.count, self._together):
+            source, target = (
+                None if span is None else self._part(self._rows(rank, call, span), first, loop)
+                for span in (step.source, step.target)
+            )
+            yield from self._message(rank, number, step.code, source, target)
+
+    def _part(self, rows: Array, first: int, loop: int) -> Array:
+        """The elements of a message: whole chunks, or a part of one."""
+        if self._loops == 1:
+            return rows[first : first + self._together].reshape(-1)
+        return rows[first, self._elements * loop // self._loops : self._elements * (loop + 1) // self._loops]
+
+    def _message(
+        self, rank: int, number: int, code: Code, source: Array | None, target: Array | None
+    ) -> Task:
         """One message of a step, in the parts in which it passes a FIFO."""
         block = self._program.parts[rank].blocks[number]
-        code, early = step.code, self._program.protocol is not Protocol.SIMPLE
-        source = self._rows(rank, step.source, step.count, first, loop)
-        target = self._rows(rank, step.target, step.count, first, loop)
+        early = self._program.protocol is not Protocol.SIMPLE
         come = self._fifo(block.receive, rank, block.channel) if code.receives else None
         go = self._fifo(rank, block.send, block.channel) if code.sends else None
         length = next(len(row) for row in (source, target) if row is not None)
@@ -304,44 +461,80 @@ class _Machine:
             if go is not None and not early:
                 go.parts.append(value)
 
-    def _rows(self, rank: int, span: Span | None, count: int, first: int, loop: int) -> Array | None:
-        """The elements of a message in memory: whole chunks, or a part of one."""
-        if span is None:
-            return None
-        memory = self._memory[rank][span.memory]
-        start, stop = span.start + first, span.start + min(count, first + self._together)
-        if span.start < 0 or stop > len(memory):
-            raise ProgramError(f"rank {rank}: {span} is beyond the {len(memory)} chunks of {span.memory}")
-        part = slice(self._elements * loop // self._loops, self._elements * (loop + 1) // self._loops)
-        if self._loops > 1:
-            return memory[start, part]
-        return memory[start:stop].reshape(-1)
-
     def _fifo(self, sender: int | None, receiver: int | None, channel: int) -> _Fifo:
         if sender is None or receiver is None:
             return _Fifo(0)  # nobody at the other end
-        key = sender, receiver, channel
-        if key not in self._fifos:
-            self._fifos[key] = _Fifo(self._shape.depth)
-        return self._fifos[key]
+        return self._fifos.setdefault((sender, receiver, channel), _Fifo(self._shape.depth))
 
+    # ---- puts and signals
 
-def interpret_all(program: GlobalProgram, seeds: Sequence[int], *, elements: int = 4) -> Interpretation:
-    """Runs under several orders, in every way of calling that the program is for; the first that is wrong."""
-    result = Interpretation(0)
-    for seed in seeds:
-        for in_place in (True, False):
-            if program.in_place if in_place else program.out_of_place:
-                # A chunk that does not fit a slot is gone through in several loops.
-                together = chunks_together(program)
-                result = interpret(
-                    program,
-                    in_place=in_place,
-                    seed=seed,
-                    elements=elements,
-                    loops=1 + seed % 2 if together == 1 else 1,
-                    together=together,
-                )
-                if not result.correct:
-                    return result
-    return result
+    def _control(
+        self, rank: int, end: Connection, operation: Signal | Wait | Flush
+    ) -> Callable[[], bool] | None:
+        """A signal, a wait or a flush of one thread; what it waits for."""
+        if isinstance(operation, Wait):
+            key = (end.peer, rank, end.kind, end.number)
+            self._waits[key] += 1
+            goal = self._waits[key]
+            return lambda: self._signals[key] >= goal
+        if isinstance(operation, Flush):
+            proxy = self._proxy(rank, end)
+            told = proxy.told
+            return lambda: proxy.done >= told
+        key = (rank, end.peer, end.kind, end.number)
+
+        def signal() -> None:
+            self._signals[key] += 1
+
+        if end.kind == "port":
+            self._proxy(rank, end).tell(signal)
+        else:
+            signal()
+        return None
+
+    def _count(self, rank: int, semaphore: int, release: bool) -> Callable[[], bool] | None:
+        """One more or one less; what the thread waits for."""
+        values = self._semaphores[rank]
+        if not 0 <= semaphore < len(values):
+            raise ProgramError(
+                f"rank {rank}: semaphore {semaphore} must be below {len(values)}, of which there are"
+            )
+        old = values[semaphore]
+        values[semaphore] += 1 if release else -1
+        return None if release or old > 0 else lambda: values[semaphore] >= old
+
+    def _proxy(self, rank: int, end: Connection) -> _Proxy:
+        key = rank, end.peer, end.number
+        if key not in self._proxies:
+            self._proxies[key] = _Proxy()
+            self._new.append(self._proxies[key].task())
+        return self._proxies[key]
+
+    def _move(self, rank: int, call: int, thread: int, move: Move) -> Task:
+        """A thread's elements of a move, chunk by chunk."""
+        unit = _PACKED if move.packets else _PLAIN
+        for offset in range(move.count):
+            place = offset * self._elements + np.arange(self._elements)
+            mine = np.flatnonzero(place // unit % self._threads == thread)
+            value: Array | None = None
+            for source in move.sources:
+                row = self._rows(rank, call, source)[offset]
+                if source.packets:
+                    flags = self._rows(rank, call, source, flags=True)[offset]
+                    yield lambda flags=flags, mine=mine: bool((flags[mine] == call + 1).all())  # type: ignore[misc]
+                else:
+                    yield None
+                value = row[mine].copy() if value is None else value + row[mine]
+            assert value is not None, "a move has sources"
+            for target in move.targets:
+                yield None
+                self._rows(rank, call, target)[offset][mine] = value
+                if target.packets:
+                    self._rows(rank, call, target, flags=True)[offset][mine] = call + 1
+
+    def _copy(self, rank: int, call: int, move: Move) -> None:
+        """What a proxy does: packets with their flags as they are."""
+        for flags in (False, True) if move.packets else (False,):
+            source = self._rows(rank, call, move.sources[0], flags=flags)
+            for target in move.targets:
+                self._rows(rank, call, target, flags=flags)[:] = source

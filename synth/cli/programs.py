@@ -293,9 +293,8 @@ def run_program(
 ) -> None:
     """Interpret a program on whole numbers under random orders of its thread blocks."""
     from arborcast.backends.programs.checking.structure import check_buffers
-    from arborcast.backends.programs.interpreter import interpret
+    from arborcast.backends.programs.interpreter import CALLS, interpret
     from arborcast.backends.programs.limits import chunks_together
-    from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
     from arborcast.synth.formats.sizes import size_range
 
     if orders < 1:
@@ -316,12 +315,15 @@ def run_program(
                 )
             ways = [way for way, can in ((True, program.in_place), (False, program.out_of_place)) if can]
             together = chunks_together(program, 8 * elements * program.chunks)
-            loops = 2 if together == 1 else 1
             found = [
-                interpret_one_sided(program, in_place=way, seed=seed, elements=elements)
-                if program.one_sided
-                else interpret(
-                    program, in_place=way, seed=seed, elements=elements, loops=loops, together=together
+                interpret(
+                    program,
+                    in_place=way,
+                    seed=seed,
+                    elements=elements,
+                    calls=CALLS if program.one_sided else 1,
+                    loops=2 if together == 1 and not program.one_sided else 1,
+                    together=together,
                 )
                 for way in ways
                 for seed in range(orders)

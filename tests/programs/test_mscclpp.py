@@ -15,8 +15,8 @@ from arborcast import synth
 from arborcast.backends.programs.as_schedule import as_schedule
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
+from arborcast.backends.programs.interpreter import interpret
 from arborcast.backends.programs.mscclpp import limits, read, write
-from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
 from arborcast.backends.programs.program import (
     Barrier,
     Flush,
@@ -198,7 +198,7 @@ def test_switches_add_and_multicast() -> None:
     program = read(json.dumps(by_switch("")))
     assert check_program(program).errors == ()
     assert read(write(program)) == program
-    assert all(interpret_one_sided(program, in_place=True, seed=seed).correct for seed in range(5))
+    assert all(interpret(program, in_place=True, seed=seed, calls=3).correct for seed in range(5))
     star = load("star:2,in-network=loopback,bandwidth=2")
     schedule = as_schedule(program, star)
     assert [(move.src, move.dst, move.step) for move in schedule.transfers if move.chunk == 0] == [
@@ -261,7 +261,7 @@ def test_sums_and_multicasts_of_switches_are_exported() -> None:
             assert back == replace(program, channels=1)
             assert check_program(back).errors == ()
             for seed in range(3):
-                assert interpret_one_sided(back, in_place=in_place, seed=seed).correct
+                assert interpret(back, in_place=in_place, seed=seed, calls=3).correct
             assert as_schedule(back, schedule.topology).rate == schedule.rate
             loads = traffic(back, check_program(back).messages, schedule.topology)
             assert loads.loads == schedule.load
@@ -318,22 +318,22 @@ PUT_NOWHERE["remote_buffer_refs"][0]["access_channel_type"] = "port"
 """The one channel of the block is by memory."""
 
 REFUSED = [
-    ("[1]", "plan: must be an object"),
+    ("[1]", "plan: must be a mapping, got [1]"),
     ("{", "plan: "),
     (json.dumps(plan(collective="sendrecv")), "collective 'sendrecv' is none of"),
-    (json.dumps(plan(gpus=[pair(0)])), "gpus must be at least 2, got 1"),
+    (json.dumps(plan(gpus=[pair(0)])), "gpus: must have at least 2 entries, got 1"),
     (json.dumps(plan(gpus=[pair(1), pair(0)])), "entry 0 has id 1"),
     (
         json.dumps(plan(gpus=[{**pair(0), "output_chunks": 1 << 40}, pair(1)])),
-        "must be a whole number from 0 to",
+        "gpus[0].output_chunks: must be at most 4194304, got",
     ),
     (
         json.dumps(plan(gpus=[{**pair(0), "threadblocks": [block({"name": "teleport"})]}, pair(1)])),
-        "there is no operation",
+        "gpus[0].threadblocks[0].ops[0].name: input should be 'nop'",
     ),
     (
         json.dumps(plan(gpus=[{**pair(0), "channels": [{"channel_type": "wave"}]}, pair(1)])),
-        "must be memory, port or switch",
+        "channels[0].channel_type: input should be 'memory', 'port' or 'switch', got 'wave'",
     ),
     (
         json.dumps(plan(gpus=[{**pair(rank), "scratch_chunks": 1 << 22} for rank in (0, 1)])),
@@ -343,7 +343,7 @@ REFUSED = [
         (json.dumps(plan(gpus=[{**pair(0), "threadblocks": [it]}, pair(1)])), "needs a port channel")
         for it in (PUT_NOWHERE, {**PUT_NOWHERE, "channels": []})
     ),
-    (json.dumps(plan(inplace=1)), "inplace must be true or false, got 1"),
+    (json.dumps(plan(inplace=1)), "inplace: must be true or false, got 1"),
 ]
 
 
@@ -385,7 +385,7 @@ def _check_export(
         assert len(part.blocks) <= limits.BLOCKS
         assert all(len(row.operations) <= limits.OPERATIONS for row in part.blocks)
     for seed in range(orders):
-        assert interpret_one_sided(back, in_place=in_place, seed=seed).correct
+        assert interpret(back, in_place=in_place, seed=seed, calls=3).correct
     again = as_schedule(back, topology)  # verified; plans do not say which way through switches
     assert again.rate == schedule.rate or len({transfer.via for transfer in schedule.transfers}) > 1
 

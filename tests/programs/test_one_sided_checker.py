@@ -8,7 +8,7 @@ import pytest
 
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.one_sided import export_one_sided
-from arborcast.backends.programs.one_sided_interpreter import interpret_one_sided
+from arborcast.backends.programs.interpreter import interpret
 from arborcast.backends.programs.program import GlobalProgram, Protocol
 from arborcast.bench.one_sided_mutants import judge, mutants
 from arborcast.synth import solve
@@ -68,7 +68,7 @@ RIGHT = [
 @pytest.mark.parametrize("program", RIGHT, ids=["exchange", "sums", "packets", "proxies", "blocks"])
 def test_right_programs_are_right(program: GlobalProgram) -> None:
     assert check_program(program).errors == ()
-    assert all(interpret_one_sided(program, in_place=False, seed=seed).correct for seed in range(5))
+    assert all(interpret(program, in_place=False, seed=seed, calls=3).correct for seed in range(5))
 
 
 WRONG = [

@@ -1,7 +1,6 @@
 """MSCCL++'s execution plans: `reader` and `writer`, and the limits of its executor.
 
-`reader` reads a plan and its ranks, `lists` their channels and buffers, `blocks` thread blocks, `moves` what
-their operations do to which `spans`; `entries` has the fields of JSON.
+`shapes` is the form of the JSON, `reader` what the runtime does with it.
 """
 
 from arborcast.backends.programs.mscclpp.reader import MAX_FILE_BYTES, read

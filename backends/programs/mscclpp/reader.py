@@ -8,43 +8,54 @@ that each part is whole chunks, and pipelines are gone through a fixed number of
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 from arborcast.backends.programs.checking.memory import sizes
 from arborcast.backends.programs.mscclpp import limits
-from arborcast.backends.programs.mscclpp.blocks import BlockReader
-from arborcast.backends.programs.mscclpp.entries import (
+from arborcast.backends.programs.mscclpp.shapes import (
     MAX_CELLS,
-    MAX_NUMBER,
     MAX_OPERATIONS,
-    Entry,
-    Reading,
-    a_flag,
-    a_list,
-    a_number,
-    a_text,
-    an_object,
+    SUMS,
+    BlockShape,
+    BufferShape,
+    GpuShape,
+    OperationShape,
+    PlanShape,
+    passed_over,
 )
-from arborcast.backends.programs.mscclpp.lists import RankLists
-from arborcast.backends.programs.program import GlobalProgram, Memory, ProgramError, Protocol, RankPart
+from arborcast.backends.programs.program import (
+    Acquire,
+    Barrier,
+    Connection,
+    Flush,
+    GlobalProgram,
+    Memory,
+    Move,
+    Operation,
+    ProgramError,
+    Protocol,
+    RankPart,
+    Release,
+    Signal,
+    Span,
+    Synchronize,
+    ThreadBlock,
+    Wait,
+)
 from arborcast.synth.collective import NAMED_KINDS, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json
+from arborcast.synth.formats.shapes import check_shape
 
 MAX_FILE_BYTES = 64 << 20
 """Bytes beyond which a file is refused."""
 
 _MAX_FINER = 1 << 10
-
-_PLAN = {
-    "name", "collective", "protocol", "inplace", "gpus", "reuse_resources", "use_double_scratch_buffer",
-    "buffer_alignment", "min_message_size", "max_message_size", "num_threads_per_block",
-}  # fmt: skip
-_GPU = {
-    "id", "input_chunks", "output_chunks", "scratch_chunks",
-    "threadblocks", "channels", "remote_buffers", "semaphores",
-}  # fmt: skip
+_T = TypeVar("_T")
 
 
 def read(
@@ -63,101 +74,113 @@ def read(
         ProgramError: not such a file, or operations that cannot be told; one line.
     """
     try:
-        return _Plan(an_object(parse_json(text, place), "plan"), kind, root, iterations).program()
-    except ProgramError as error:
-        raise ProgramError(f"{place}: {error}") from error
+        plan = cast("PlanShape", check_shape(PlanShape, parse_json(text, place), place))
+        try:
+            return _Plan(plan, kind, root, iterations).program()
+        except ProgramError as error:
+            raise ProgramError(f"{place}: {error}") from error
     except InputError as error:
         raise ProgramError(str(error)) from error
 
 
+def _named(row: Sequence[_T], number: int, what: str) -> _T:
+    """The entry of a list that a number names; `what` of whom it is."""
+    if number >= len(row):
+        raise ProgramError(f"{what} {number}, there are {len(row)}")
+    return row[number]
+
+
 class _Plan:
-    def __init__(self, plan: Entry, kind: Kind | None, root: int | None, iterations: int) -> None:
+    def __init__(self, plan: PlanShape, kind: Kind | None, root: int | None, iterations: int) -> None:
         self._plan = plan
-        self._gpus = [
-            an_object(gpu, f"gpus[{rank}]") for rank, gpu in enumerate(a_list(plan, "gpus", "plan", 4096))
-        ]
-        if len(self._gpus) < 2:
-            raise ProgramError(f"gpus must be at least 2, got {len(self._gpus)}")
+        self._gpus = plan["gpus"]
+        self.ranks = len(self._gpus)
+        self.iterations = iterations
+        self.faults: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
         self._kind = self._kind_of(kind)
-        self._root = self._root_of(root)
-        self._reading = Reading(self._finer(iterations), iterations)
-        self._double = a_flag(plan, "use_double_scratch_buffer", "plan", default=False)
+        self._root = (root or 0) if self._kind.has_root else None
+        if self._root is not None and not 0 <= self._root < self.ranks:
+            raise ProgramError(f"root must be in 0..{self.ranks - 1}, got {self._root}")
+        self.finer = self._finer()
+
+    def fault(self, text: str) -> None:
+        """The runtime breaks on it."""
+        self.faults.setdefault(text)
+
+    def note(self, text: str) -> None:
+        """The runtime passes over it."""
+        self.notes.setdefault(text)
+
+    def ignored(self, entry: Any, shape: type, where: str) -> None:
+        """Keys that nobody reads."""
+        for line in passed_over(entry, shape, where):
+            self.note(line)
 
     def program(self) -> GlobalProgram:
         plan = self._plan
-        self._reading.ignored(plan, _PLAN, "plan")
-        protocol = a_text(plan, "protocol", "plan")
+        self.ignored(plan, PlanShape, "plan")
+        protocol = plan["protocol"]
         if protocol not in {"Simple", "LL"}:
-            self._reading.note(f"plan: protocol {shorten(protocol)} is taken for Simple")
+            self.note(f"plan: protocol {shorten(protocol)} is taken for Simple")
             protocol = "Simple"
         self._check_numbers()
-        in_place = a_flag(plan, "inplace", "plan")
-        wanted = self._gpus[0]
+        first = self._gpus[0]
         whole = "output_chunks" if self._kind in {Kind.ALLGATHER, Kind.GATHER} else "input_chunks"
-        chunks = a_number(wanted, whole, "gpus[0]", 0, MAX_CELLS) * self._reading.finer
+        chunks = (first["output_chunks"] if whole[0] == "o" else first["input_chunks"]) * self.finer
         if not chunks:
             raise ProgramError(f"gpus[0]: {whole} is 0, by which the runtime divides")
-        if chunks * len(self._gpus) > MAX_CELLS:
+        if chunks * self.ranks > MAX_CELLS:
             raise ProgramError(
-                f"at most {MAX_CELLS} chunks on all ranks are read, got {chunks} on {len(self._gpus)}"
+                f"at most {MAX_CELLS} chunks on all ranks are read, got {chunks} on {self.ranks}"
             )
         parts = tuple(self._part(rank, gpu) for rank, gpu in enumerate(self._gpus))
         scratch = sum(part.scratch_chunks for part in parts)
         if scratch > MAX_CELLS:
             raise ProgramError(f"at most {MAX_CELLS} chunks of scratch on all ranks are read, got {scratch}")
-        least = a_number(plan, "min_message_size", "plan", 0, 1 << 64, default=0)
-        most = a_number(plan, "max_message_size", "plan", 0, 1 << 64, default=1 << 64)
+        most = plan.get("max_message_size", 1 << 64)
         program = GlobalProgram(
-            name=a_text(plan, "name", "plan"),
+            name=plan["name"],
             kind=self._kind,
             root=self._root,
             chunks=chunks,
             parts=parts,
             protocol=Protocol(protocol),
-            in_place=in_place,
-            out_of_place=not in_place,
-            least_bytes=least,
+            in_place=plan["inplace"],
+            out_of_place=not plan["inplace"],
+            least_bytes=plan.get("min_message_size", 0),
             most_bytes=None if most >= (1 << 64) - 1 else most,
-            double_scratch=self._double,
+            double_scratch=plan.get("use_double_scratch_buffer", False),
         )
         self._check_chunks(program)
         if program.operation_count > MAX_OPERATIONS:
             raise ProgramError(f"at most {MAX_OPERATIONS} operations are read, got {program.operation_count}")
-        return replace(
-            program,
-            faults=tuple(dict.fromkeys(self._reading.faults)),
-            notes=tuple(dict.fromkeys(self._reading.notes)),
-        )
+        return replace(program, faults=tuple(self.faults), notes=tuple(self.notes))
 
-    def _part(self, rank: int, gpu: Entry) -> RankPart:
-        where, finer = f"rank {rank}", self._reading.finer
-        if a_number(gpu, "id", where, 0, MAX_NUMBER) != rank:
+    def _part(self, rank: int, gpu: GpuShape) -> RankPart:
+        where, finer = f"rank {rank}", self.finer
+        if gpu["id"] != rank:
             raise ProgramError(f"gpus must be in the order of their ids: entry {rank} has id {gpu['id']}")
-        self._reading.ignored(gpu, _GPU, where)
-        lists = RankLists(self._reading, rank, gpu, len(self._gpus))
-        blocks = [
-            BlockReader(self._reading, lists, place, an_object(block, f"{where} threadblock")).block()
-            for place, block in enumerate(a_list(gpu, "threadblocks", where, 4096))
-        ]
+        self.ignored(gpu, GpuShape, where)
+        lists = _Rank(self, rank, gpu)
+        blocks = tuple(
+            _Block(self, lists, place, block).block() for place, block in enumerate(gpu["threadblocks"])
+        )
         if len(blocks) > limits.BLOCKS:
-            self._reading.note(
+            self.note(
                 f"{where}: {len(blocks)} thread blocks must be resident at once; not every GPU "
                 "has room for them"
             )
-        semaphores = tuple(
-            a_number(an_object(entry, "semaphore"), "init_value", f"{where} semaphores", 0, MAX_NUMBER)
-            for entry in a_list(gpu, "semaphores", where, 4096, default=True)
-        )
         return RankPart(
-            tuple(blocks),
-            a_number(gpu, "input_chunks", where, 0, MAX_CELLS) * finer,
-            a_number(gpu, "output_chunks", where, 0, MAX_CELLS) * finer,
-            a_number(gpu, "scratch_chunks", where, 0, MAX_CELLS // finer) * finer,
-            semaphores,
+            blocks,
+            gpu["input_chunks"] * finer,
+            gpu["output_chunks"] * finer,
+            gpu["scratch_chunks"] * finer,
+            tuple(entry["init_value"] for entry in gpu.get("semaphores", [])),
         )
 
     def _kind_of(self, kind: Kind | None) -> Kind:
-        name = a_text(self._plan, "collective", "plan")
+        name = self._plan["collective"]
         found = kind or Kind.named(name)
         if found is None or found is Kind.CUSTOM:
             raise ProgramError(
@@ -166,29 +189,15 @@ class _Plan:
             )
         return found
 
-    def _root_of(self, root: int | None) -> int | None:
-        if not self._kind.has_root:
-            return None
-        root = root or 0
-        if not 0 <= root < len(self._gpus):
-            raise ProgramError(f"root must be in 0..{len(self._gpus) - 1}, got {root}")
-        return root
-
-    def _finer(self, iterations: int) -> int:
+    def _finer(self) -> int:
         """In how many parts chunks are cut, so that groups of blocks and pipelines handle whole ones."""
         parts = {1}
         for gpu in self._gpus:
-            for block in a_list(gpu, "threadblocks", "gpu", 4096):
-                for one in a_list(an_object(block, "threadblock"), "ops", "threadblock", MAX_OPERATIONS):
-                    operation = an_object(one, "op")
-                    if "tbg_info" in operation:
-                        parts.add(
-                            a_number(
-                                an_object(operation["tbg_info"], "tbg_info"), "tbg_size", "tbg_info", 1, 4096
-                            )
-                        )
-                    if operation.get("name") == "pipeline":
-                        parts.add(iterations)
+            for operation in (operation for block in gpu["threadblocks"] for operation in block["ops"]):
+                if operation["name"] == "pipeline":
+                    parts.add(self.iterations)
+                elif "tbg_info" in operation:
+                    parts.add(operation["tbg_info"]["tbg_size"])
         finer = math.lcm(*parts)
         if finer > _MAX_FINER:
             raise ProgramError(
@@ -197,18 +206,18 @@ class _Plan:
         return finer
 
     def _check_numbers(self) -> None:
-        threads = a_number(self._plan, "num_threads_per_block", "plan", 0, MAX_NUMBER, default=limits.THREADS)
+        threads = self._plan.get("num_threads_per_block", limits.THREADS)
         if not 0 < threads <= limits.THREADS:
-            self._reading.fault(
+            self.fault(
                 f"plan: num_threads_per_block is {threads}, kernels are built for 1 to {limits.THREADS}"
             )
-        alignment = a_number(self._plan, "buffer_alignment", "plan", 0, MAX_NUMBER, default=limits.ALIGNMENT)
+        alignment = self._plan.get("buffer_alignment", limits.ALIGNMENT)
         if not alignment or alignment % limits.ALIGNMENT:
-            self._reading.fault(
+            self.fault(
                 f"plan: buffer_alignment is {alignment}; device code moves {limits.ALIGNMENT} bytes at a time"
             )
-        if a_flag(self._plan, "reuse_resources", "plan", default=False):
-            self._reading.note(
+        if self._plan.get("reuse_resources", False):
+            self.note(
                 f"plan: reuses {limits.SCRATCH_BYTES >> 20} MiB of scratch; judged for sizes at "
                 "which that is enough"
             )
@@ -217,13 +226,379 @@ class _Plan:
         for rank, part in enumerate(program.parts):
             size = sizes(program, rank)
             for memory, said in ((Memory.INPUT, part.input_chunks), (Memory.OUTPUT, part.output_chunks)):
-                name = "input_chunks" if memory is Memory.INPUT else "output_chunks"
+                name = f"rank {rank}: {memory.name.lower()}_chunks is"
                 if not said:
-                    self._reading.fault(f"rank {rank}: {name} is 0, by which the runtime divides")
+                    self.fault(f"{name} 0, by which the runtime divides")
                 elif said != size[memory]:
-                    self._reading.fault(
-                        f"rank {rank}: {name} is {said // self._reading.finer}, {program.kind} of "
-                        f"{program.chunks // self._reading.finer} "
-                        f"chunks has {size[memory] // self._reading.finer}: sizes of chunks differ, or "
+                    self.fault(
+                        f"{name} {said // self.finer}, {program.kind} of {program.chunks // self.finer} "
+                        f"chunks has {size[memory] // self.finer}: sizes of chunks differ, or "
                         "chunks end elsewhere"
                     )
+
+
+class _Rank:
+    """Channels and remote buffers of a rank, which the lists of its blocks name by number."""
+
+    def __init__(self, plan: _Plan, rank: int, gpu: GpuShape) -> None:
+        where = f"rank {rank} channels"
+        self.number = rank
+        self.channels: dict[str, list[Connection]] = {"memory": [], "port": []}
+        self.groups: list[tuple[Memory, tuple[int, ...]]] = []
+        numbers: Counter[tuple[str, int]] = Counter()
+        for entry in gpu["channels"]:
+            kind = entry["channel_type"]
+            if kind == "switch":
+                for group in _needed(entry, "rank_groups", where):
+                    members = tuple(_ranks(group["ranks"], plan.ranks, where))
+                    self.groups.append((Memory(_needed(entry, "buffer_type", where)), members))
+                    if rank not in members:
+                        shown = ", ".join(map(str, members[:8]))
+                        plan.fault(f"{where}: a switch channel is for ranks {shown} alone")
+                continue
+            for peer in _ranks(_needed(entry, "connected_to", where), plan.ranks, where):
+                self.channels[kind].append(Connection(peer, kind, numbers[kind, peer]))
+                numbers[kind, peer] += 1
+                if peer == rank:
+                    plan.fault(f"{where}: connected to itself")
+        self.buffers = gpu["remote_buffers"]
+        _ranks([entry["rank"] for entry in self.buffers], plan.ranks, f"rank {rank} remote_buffers")
+
+
+def _ranks(found: list[int], ranks: int, where: str) -> list[int]:
+    if any(rank >= ranks for rank in found):
+        raise ProgramError(f"{where}: must be ranks from 0 to {ranks - 1}, got {max(found)}")
+    return found
+
+
+def _needed(entry: Any, name: str, where: str) -> Any:
+    if name not in entry:
+        raise ProgramError(f"{where}: needs {name}")
+    return entry[name]
+
+
+class _Block:
+    """One thread block: its lists of connections and buffers, and its operations."""
+
+    def __init__(self, plan: _Plan, rank: _Rank, place: int, entry: BlockShape) -> None:
+        self._plan = plan
+        self._entry = entry
+        self._where = where = f"rank {rank.number} block {place}"
+        if entry["id"] != place:
+            raise ProgramError(f"{where}: ids must be 0, 1, 2 in the order of the list, got {entry['id']}")
+        plan.ignored(entry, BlockShape, where)
+        self._ends: dict[str, list[Connection]] = {"memory": [], "port": []}
+        self._groups: list[tuple[Memory, tuple[int, ...]]] = []
+        self._buffers: dict[str, list[tuple[int, Memory]]] = {"memory": [], "port": []}
+        for listed in entry["channels"]:
+            kind, what = listed["channel_type"], f"{where}: {listed['channel_type']} channel of the rank"
+            for number in listed["channel_ids"]:
+                if kind == "switch":
+                    self._groups.append(_named(rank.groups, number, what))
+                else:
+                    self._ends[kind].append(_named(rank.channels[kind], number, what))
+            self._fits(self._groups if kind == "switch" else self._ends[kind], f"{kind} channels")
+        for references in entry.get("remote_buffer_refs", []):
+            access = references["access_channel_type"]
+            if access not in self._buffers:
+                plan.note(f"{where}: remote buffers by {shorten(access)} are passed over")
+                continue
+            for number in references["remote_buffer_ids"]:
+                buffer = _named(rank.buffers, number, f"{where}: remote buffer")
+                if access not in buffer["access_channel_types"]:
+                    plan.fault(
+                        f"{where}: remote buffer {number} is not declared for {access}; the "
+                        "runtime takes another one"
+                    )
+                self._buffers[access].append((buffer["rank"], Memory(buffer["type"])))
+            self._fits(self._buffers[access], "remote buffers")
+
+    def _fits(self, row: Sequence[object], what: str) -> None:
+        if len(row) > limits.CHANNELS:
+            self._plan.fault(f"{self._where}: {len(row)} {what}, the executor has room for {limits.CHANNELS}")
+
+    def block(self) -> ThreadBlock:
+        """All operations."""
+        operations: list[Operation] = []
+        count = 0
+        for place, entry in enumerate(self._entry["ops"]):
+            where = f"{self._where} op {place}"
+            count += 1
+            if entry["name"] == "pipeline":
+                count += len(entry["ops"])
+                chunks = entry["iter_context"]["num_chunks"]
+                for iteration in range(self._plan.iterations):
+                    for at, each in enumerate(entry["ops"]):
+                        operations += self._operations(each, f"{where}.{at}", (iteration, chunks))
+            else:
+                operations += self._operations(entry, where, None)
+            if len(operations) > MAX_OPERATIONS:
+                raise ProgramError(f"{self._where}: at most {MAX_OPERATIONS} operations are read")
+        if count > limits.OPERATIONS:
+            self._plan.fault(f"{self._where}: {count} operations, the executor takes {limits.OPERATIONS}")
+        return ThreadBlock(tuple(operations), connections=(*self._ends["memory"], *self._ends["port"]))
+
+    def _operations(
+        self, entry: OperationShape, where: str, part: tuple[int, int] | None
+    ) -> Iterator[Operation]:
+        name, kind = entry["name"], entry.get("channel_type", "none")
+        where = f"{where} ({name})"
+        self._plan.ignored(entry, OperationShape, where)
+        self._check(entry, where)
+        match name:
+            case "nop":
+                yield Synchronize()
+            case "barrier":
+                number = _needed(entry, "barrier_id", where)
+                if number >= limits.BARRIERS:
+                    self._plan.fault(f"{where}: barrier {number}, the executor has {limits.BARRIERS}")
+                yield Barrier(number, _needed(entry, "num_threadblocks", where))
+            case "sem_acquire" | "sem_release":
+                make = Acquire if name == "sem_acquire" else Release
+                yield make(tuple(_needed(entry, "semaphore_ids", where)))
+            case "flush":
+                self._plan.note(f"{where}: the runtime takes its count from dst_buff, and flushes nothing")
+            case "signal" | "rlxsignal" | "wait" | "rlxwait":
+                if kind not in self._ends:
+                    self._plan.note(f"{where}: does nothing with channel_type {kind}")
+                    return
+                relaxed = name.startswith("rlx") and kind == "memory"
+                channels = self._connections(kind, entry, where)
+                yield Signal(channels, relaxed) if name.endswith("signal") else Wait(channels, relaxed)
+            case _:
+                yield from self._moves(entry, kind, where, part)
+
+    def _check(self, entry: OperationShape, where: str) -> None:
+        if entry.get("reduce_op", "sum") != "sum":
+            self._plan.note(
+                f"{where}: reduce_op {shorten(entry['reduce_op'])} is passed over; the runtime adds"
+            )
+        for what, row, most in (
+            ("channels", entry.get("channel_ids", []), limits.CHANNELS_OF_OPERATION),
+            ("buffers", entry.get("src_buff", []), limits.BUFFERS_OF_OPERATION),
+            ("buffers", entry.get("dst_buff", []), limits.BUFFERS_OF_OPERATION),
+            ("semaphores", entry.get("semaphore_ids", []), limits.SEMAPHORES_OF_OPERATION),
+        ):
+            if len(row) > most:
+                self._plan.fault(f"{where}: more than {most} {what} write past their array")
+
+    def _connections(self, kind: str, entry: OperationShape, where: str) -> tuple[int, ...]:
+        """Places among the block's connections: by memory, then those of proxies."""
+        first = 0 if kind == "memory" else len(self._ends["memory"])
+        numbers = _needed(entry, "channel_ids", where)
+        for number in numbers:
+            _named(self._ends[kind], number, f"{where}: {kind} channel of the block")
+        return tuple(first + number for number in numbers)
+
+    # ---- what moves data
+
+    def _moves(  # noqa: PLR0912  (a table of cases)
+        self, entry: OperationShape, kind: str, where: str, part: tuple[int, int] | None
+    ) -> Iterator[Operation]:
+        name, sources, targets = entry["name"], entry.get("src_buff"), entry.get("dst_buff")
+        if not sources or not targets:
+            raise ProgramError(f"{where}: needs src_buff and dst_buff")
+        if name.endswith("pkt") and part is not None:
+            self._plan.note(f"{where}: packets know nothing of iterations; each handles all")
+            part = None
+        group = None
+        if "tbg_info" in entry:
+            info = entry["tbg_info"]
+            if info["tb_id"] >= info["tbg_size"]:
+                raise ProgramError(f"{where}: tb_id must be below {info['tbg_size']}, got {info['tb_id']}")
+            group = info["tb_id"], info["tbg_size"]
+            if part is not None:
+                self._plan.fault(
+                    f"{where}: tbg_info in a pipeline; later iterations run beyond the block's part"
+                )
+                part = None
+        cut = _Cut(self._plan, self._buffers.get(kind, []), self._groups, where, group, part)
+        first, aim = sources[0], targets[0]
+        alone = len(sources) == 1 and len(targets) == 1
+        if not alone and name in {"copy", "cpkt", "upkt", "get", "glres", "gstore", "gstorepkt"}:
+            self._plan.note(f"{where}: only the first of src_buff and dst_buff are looked at")
+        match name:
+            case "copy" | "cpkt" | "upkt":
+                count = cut.count(first)
+                read = cut.scratch(first, count) if name == "upkt" else cut.near(first, count)
+                yield Move((read,), (cut.near(aim, count, packets=name == "cpkt"),))
+            case "get":
+                if kind != "memory":
+                    raise ProgramError(f"{where}: is for memory channels, got {kind}")
+                count = cut.count(first)
+                if first["index"] != aim["index"]:
+                    self._plan.note(f"{where}: the runtime exchanges where source and target begin")
+                far = cast("BufferShape", {**first, "index": aim["index"]})
+                near = cast("BufferShape", {**aim, "index": first["index"]})
+                yield Move((cut.far(far, count),), (cut.near(near, count),))
+            case "glres" | "gstore" | "gstorepkt":
+                count, packets = cut.count(first), name == "gstorepkt"
+                added = cut.group(first, count) if name == "glres" else (cut.near(first, count, packets),)
+                yield Move(added, cut.group(aim, count, packets), switch=True)
+            case _ if name in SUMS:
+                yield self._sum(name, kind, sources, targets, where, cut)
+            case _:
+                yield from self._puts(name, kind, sources, targets, entry, where, cut)
+
+    def _puts(  # noqa: PLR0912  (a rule a branch)
+        self,
+        name: str,
+        kind: str,
+        sources: Sequence[BufferShape],
+        targets: Sequence[BufferShape],
+        entry: OperationShape,
+        where: str,
+        cut: _Cut,
+    ) -> Iterator[Operation]:
+        if kind not in self._ends:
+            self._plan.note(f"{where}: does nothing with channel_type {kind}")
+            return
+        of_targets = not name.endswith("pkt")  # which of the two sizes the runtime takes
+        port = kind == "port"
+        channels = self._connections("port", entry, where) if port else ()
+        if port and not channels:
+            raise ProgramError(f"{where}: needs a port channel, channel_ids names none")
+        if port and len(channels) < len(targets):
+            self._plan.fault(
+                f"{where}: {len(channels)} channel_ids for {len(targets)} buffers; others use the "
+                "first channel"
+            )
+            channels += channels[:1] * len(targets)
+        if name == "ppkt" and port:
+            self._plan.note(f"{where}: sends packets as they are, from the executor's first plan")
+        for at, target in enumerate(targets):
+            source = sources[0] if name == "rppkt" or at >= len(sources) else sources[at]
+            if name != "rppkt" and at >= len(sources):
+                self._plan.note(
+                    f"{where}: src_buff has {len(sources)} entries, dst_buff {len(targets)}; "
+                    "others begin at 0"
+                )
+                if not of_targets:
+                    continue
+                source = {**sources[0], "index": 0, "size": 0}
+            elif not port and source.get("type") != sources[0].get("type"):
+                self._plan.note(
+                    f"{where}: the runtime reads all from the kind of buffer of the first src_buff"
+                )
+                source = cast("BufferShape", {**source, "type": sources[0].get("type")})
+            count = cut.count(target if of_targets else source)
+            if name == "rppkt":
+                read = cut.scratch(source, count)
+            else:
+                read = cut.near(source, count, packets=name == "ppkt" and port)
+            write = cut.far(target, count, packets=not of_targets)
+            if not port:
+                yield Move((read,), (write,))
+                continue
+            if name == "rppkt" and not at:
+                yield Move((read,), ())
+                yield Synchronize()
+            yield Move((read,), (write,), channels[at], at)
+        if name in {"pws", "pwsf"} and not port:
+            self._plan.note(f"{where}: signals nothing on memory channels")
+        elif name in {"pws", "pwsf"}:
+            yield Signal(channels[: len(targets)])
+            if name == "pwsf":
+                yield Flush(channels[: len(targets)])
+
+    def _sum(
+        self,
+        name: str,
+        kind: str,
+        sources: Sequence[BufferShape],
+        targets: Sequence[BufferShape],
+        where: str,
+        cut: _Cut,
+    ) -> Move:
+        others, own, sends = SUMS[name]
+        if (sends or others == "far") and kind != "memory" and len(sources) + len(targets) > 2:
+            raise ProgramError(f"{where}: is for memory channels, got {kind}")
+        if len(targets) < own:
+            raise ProgramError(f"{where}: needs two local buffers in dst_buff")
+        count = cut.count(sources[0])
+        take = {"near": cut.near, "far": cut.far, "packets": cut.scratch}[others]
+        read = (cut.near(sources[0], count), *(take(source, count) for source in sources[1:]))
+        write = [cut.near(target, count, packets=at > 0) for at, target in enumerate(targets[:own])]
+        if targets[own:] and not sends:
+            self._plan.note(f"{where}: writes the first of dst_buff alone")
+        elif sends:
+            write += [cut.far(target, count, packets=others == "packets") for target in targets[own:]]
+        return Move(read, tuple(write))
+
+
+class _Cut:
+    """Entries of src_buff and dst_buff to spans, cut to the part of a block of a group or of an iteration."""
+
+    def __init__(
+        self,
+        plan: _Plan,
+        buffers: Sequence[tuple[int, Memory]],
+        groups: Sequence[tuple[Memory, tuple[int, ...]]],
+        where: str,
+        group: tuple[int, int] | None,
+        part: tuple[int, int] | None,
+    ) -> None:
+        self._plan, self._where = plan, where
+        self._buffers, self._groups = buffers, groups
+        self._group, self._part = group, part
+        self._counts: set[int] = set()
+
+    def count(self, entry: BufferShape) -> int:
+        """How many chunks the operation handles, by the entry that the runtime looks at."""
+        size = entry["size"]
+        if not size:
+            raise ProgramError(f"{self._where}: size must be at least 1, got {size}")
+        chunks = size if self._part is None else self._part[1]
+        if size < chunks:
+            self._plan.fault(
+                f"{self._where}: {size} of the {chunks} chunks of its pipeline; later iterations "
+                "run beyond its end"
+            )
+        elif size > chunks:
+            self._plan.note(f"{self._where}: {size} chunks, of which the pipeline handles {chunks}")
+        return self._cut(size)[1]
+
+    def near(self, entry: BufferShape, count: int, packets: bool = False) -> Span:
+        """Of the rank itself."""
+        if "type" not in entry:
+            raise ProgramError(f"{self._where}: must be a buffer of the rank itself, with type")
+        return Span(Memory(entry["type"]), self._start(entry), count, None, packets)
+
+    def scratch(self, entry: BufferShape, count: int) -> Span:
+        """Packets of the rank's scratch."""
+        if entry.get("type", "s") != "s":
+            self._plan.note(f"{self._where}: packets are read from scratch, whatever type says")
+        return replace(self.near(entry, count, packets=True), memory=Memory.SCRATCH)
+
+    def far(self, entry: BufferShape, count: int, packets: bool = False) -> Span:
+        """Of another rank."""
+        if "buffer_id" not in entry:
+            raise ProgramError(f"{self._where}: must be a buffer of another rank, with buffer_id")
+        rank, memory = _named(self._buffers, entry["buffer_id"], f"{self._where}: buffer of the block")
+        return Span(memory, self._start(entry), count, rank, packets)
+
+    def group(self, entry: BufferShape, count: int, packets: bool = False) -> tuple[Span, ...]:
+        """Of all ranks of a switch channel."""
+        number = _needed(entry, "switch_channel_id", self._where)
+        memory, ranks = _named(self._groups, number, f"{self._where}: switch channel of the block")
+        start = self._start(entry)
+        return tuple(Span(memory, start, count, rank, packets) for rank in ranks)
+
+    def _start(self, entry: BufferShape) -> int:
+        """The first chunk of the part."""
+        self._counts.add(entry["size"])
+        if len(self._counts - {0}) > 1:
+            self._plan.note(f"{self._where}: sizes differ; the runtime takes one of them for all")
+        return entry["index"] * self._plan.finer + self._cut(entry["size"])[0]
+
+    def _cut(self, size: int) -> tuple[int, int]:
+        """Where the part begins, and how long it is."""
+        whole = size * self._plan.finer
+        if self._group is not None:
+            number, of = self._group
+            return whole * number // of, whole * (number + 1) // of - whole * number // of
+        if self._part is not None:
+            iteration, chunks = self._part
+            unit = chunks * self._plan.finer // self._plan.iterations
+            return iteration * unit, min(unit, whole - iteration * unit) if whole > iteration * unit else unit
+        return 0, whole

@@ -1,0 +1,201 @@
+"""The form of MSCCL++'s execution plans: which keys there are and what each takes, checked by pydantic.
+
+Of keys that nobody knows the runtime takes no notice: `passed_over` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
+
+from arborcast.synth.formats.numerals import shorten
+
+MAX_CELLS = 1 << 22
+MAX_OPERATIONS = 1 << 18
+MAX_NUMBER = (1 << 31) - 1
+MAX_LIST = 4096
+
+_LOOSE = with_config(ConfigDict(extra="allow", strict=True))
+
+Chunks: TypeAlias = Annotated[int, Field(ge=0, le=MAX_CELLS)]
+Number: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Positive: TypeAlias = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+Bytes: TypeAlias = Annotated[int, Field(ge=0, le=1 << 64)]
+Numbers: TypeAlias = Annotated[list[Number], Field(max_length=MAX_LIST)]
+MemoryName: TypeAlias = Literal["i", "o", "s"]
+Carrier: TypeAlias = Literal["memory", "port"]
+ChannelType: TypeAlias = Literal["memory", "port", "switch"]
+
+SUMS = {
+    "re": ("near", 1, False),
+    "res": ("near", 1, True),
+    "rre": ("far", 1, False),
+    "rres": ("far", 1, True),
+    "repkt": ("packets", 1, False),
+    "respkt": ("packets", 1, True),
+    "recpkt": ("packets", 2, False),
+    "recspkt": ("packets", 2, True),
+}
+"""Of each sum: where all sources but the first are, how many targets are the rank's own, if others get it."""
+
+OperationName: TypeAlias = Literal[
+    "nop", "barrier", "flush", "sem_acquire", "sem_release", "signal", "rlxsignal", "wait", "rlxwait",
+    "put", "pws", "pwsf", "ppkt", "rppkt", "copy", "cpkt", "upkt", "get", "glres", "gstore", "gstorepkt",
+    "re", "res", "rre", "rres", "repkt", "respkt", "recpkt", "recspkt",
+]  # fmt: skip
+
+
+@_LOOSE
+class BufferShape(TypedDict):
+    """A span: of the rank itself (`type`), of another one, or of all ranks of a switch channel."""
+
+    index: Chunks
+    size: Chunks
+    type: NotRequired[MemoryName]
+    buffer_id: NotRequired[Number]
+    switch_channel_id: NotRequired[Number]
+
+
+@_LOOSE
+class GroupInfoShape(TypedDict):
+    """Which of the blocks that share an operation this one is."""
+
+    tb_id: Number
+    tbg_size: Annotated[int, Field(ge=1, le=MAX_LIST)]
+
+
+@_LOOSE
+class IterationShape(TypedDict):
+    """What an iteration of a pipeline handles."""
+
+    num_chunks: Annotated[int, Field(ge=1, le=MAX_CELLS)]
+    unit_size: Positive
+
+
+_Buffers: TypeAlias = Annotated[list[BufferShape], Field(max_length=256)]
+_Few: TypeAlias = Annotated[list[Number], Field(max_length=256)]
+
+
+@_LOOSE
+class OperationShape(TypedDict):
+    """An operation; which keys it needs depends on its name."""
+
+    name: OperationName
+    channel_type: NotRequired[Literal["memory", "port", "switch", "none"]]
+    channel_ids: NotRequired[_Few]
+    src_buff: NotRequired[_Buffers]
+    dst_buff: NotRequired[_Buffers]
+    barrier_id: NotRequired[Number]
+    num_threadblocks: NotRequired[Positive]
+    semaphore_ids: NotRequired[_Few]
+    tbg_info: NotRequired[GroupInfoShape]
+    reduce_op: NotRequired[Any]
+
+
+@_LOOSE
+class PipelineShape(TypedDict):
+    """Operations that are gone through several times, each time for another part of their chunks."""
+
+    name: Literal["pipeline"]
+    iter_context: IterationShape
+    ops: Annotated[list[OperationShape], Field(max_length=MAX_OPERATIONS)]
+
+
+@_LOOSE
+class ListedShape(TypedDict):
+    """Channels of one kind, by their numbers in the list of the rank."""
+
+    channel_type: ChannelType
+    channel_ids: Numbers
+
+
+@_LOOSE
+class ReferencesShape(TypedDict):
+    """Remote buffers, by their numbers in the list of the rank."""
+
+    access_channel_type: str
+    remote_buffer_ids: Numbers
+
+
+@_LOOSE
+class BlockShape(TypedDict):
+    """A thread block."""
+
+    id: Number
+    ops: Annotated[list[OperationShape | PipelineShape], Field(max_length=MAX_OPERATIONS)]
+    channels: Annotated[list[ListedShape], Field(max_length=MAX_LIST)]
+    remote_buffer_refs: NotRequired[Annotated[list[ReferencesShape], Field(max_length=MAX_LIST)]]
+
+
+@_LOOSE
+class RankGroupShape(TypedDict):
+    """Ranks whose memory a switch reaches."""
+
+    ranks: Numbers
+
+
+@_LOOSE
+class ChannelShape(TypedDict):
+    """Channels of a rank to its peers, or of a switch to groups of ranks."""
+
+    channel_type: ChannelType
+    connected_to: NotRequired[Numbers]
+    buffer_type: NotRequired[MemoryName]
+    rank_groups: NotRequired[Annotated[list[RankGroupShape], Field(max_length=MAX_LIST)]]
+
+
+@_LOOSE
+class RemoteShape(TypedDict):
+    """A buffer of another rank."""
+
+    rank: Number
+    type: MemoryName
+    access_channel_types: Annotated[list[str], Field(max_length=8)]
+
+
+@_LOOSE
+class SemaphoreShape(TypedDict):
+    """A semaphore of a rank."""
+
+    init_value: Number
+
+
+@_LOOSE
+class GpuShape(TypedDict):
+    """A rank."""
+
+    id: Number
+    input_chunks: Chunks
+    output_chunks: Chunks
+    scratch_chunks: Chunks
+    threadblocks: Annotated[list[BlockShape], Field(max_length=MAX_LIST)]
+    channels: Annotated[list[ChannelShape], Field(max_length=MAX_LIST)]
+    remote_buffers: Annotated[list[RemoteShape], Field(max_length=MAX_LIST)]
+    semaphores: NotRequired[Annotated[list[SemaphoreShape], Field(max_length=MAX_LIST)]]
+
+
+@_LOOSE
+class PlanShape(TypedDict):
+    """The whole plan."""
+
+    name: str
+    collective: str
+    protocol: str
+    inplace: bool
+    gpus: Annotated[list[GpuShape], Field(min_length=2, max_length=MAX_LIST)]
+    reuse_resources: NotRequired[bool]
+    use_double_scratch_buffer: NotRequired[bool]
+    buffer_alignment: NotRequired[Number]
+    min_message_size: NotRequired[Bytes]
+    max_message_size: NotRequired[Bytes]
+    num_threads_per_block: NotRequired[Number]
+
+
+def passed_over(entry: Mapping[str, Any], shape: type, where: str) -> Iterable[str]:
+    """A line that names the keys of an entry that its shape does not have, if there are any."""
+    strange = sorted(set(entry) - set(shape.__annotations__))
+    if strange:
+        yield f"{where}: {', '.join(map(shorten, strange[:8]))} passed over by the runtime"
