@@ -9,6 +9,8 @@ cannot be repeated is refused; nothing is typed.
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -16,76 +18,26 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from arborcast.bench.harness.standing import history, standing
-from arborcast.bench.page import (
-    aggregation,
-    alltoallv,
-    degraded,
-    faults,
-    fragments,
-    loopback,
-    planners,
-    plans,
-    programs,
-    scale,
-    sharded,
-    staging,
-    starting,
-    steps,
-    sweeps,
-    synthesis,
-    testbed,
-    torch_suite,
-    training,
-)
-from arborcast.bench.page.headline import headline, more
-from arborcast.bench.page.parts import Cell, Column, Section, Sentence, Text, table, text
+from arborcast.bench.page.charts import svg
+from arborcast.bench.page.headline import headline, more, tally
 from arborcast.bench.page.render import (
     between_markers,
     escape_markdown,
     page_html,
     prose_markdown,
-    sentence_markdown,
     table_markdown,
     words_of,
 )
 from arborcast.bench.page.results import Document, read_results
-from arborcast.bench.page.targets import tally
-from arborcast.bench.page.words import listed
+from arborcast.bench.page.sections import SECTIONS
+from arborcast.bench.page.tables import Section, Table, all_rows, strong
+from arborcast.bench.page.words import listed, plural
 from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 
 HOME = Path(__file__).resolve().parent.parent
-
-SECTIONS: tuple[Section, ...] = (
-    testbed.SECTION,
-    fragments.SECTION,
-    degraded.SECTION,
-    sweeps.SECTION,
-    aggregation.SECTION,
-    alltoallv.SECTION,
-    synthesis.TREES,
-    *scale.SECTIONS,
-    synthesis.FRONTIERS,
-    synthesis.SOLVERS,
-    synthesis.PEERS,
-    loopback.SECTION,
-    loopback.STEPS,
-    torch_suite.SECTION,
-    faults.SECTION,
-    staging.SECTION,
-    starting.SECTION,
-    programs.SECTION,
-    *training.SECTIONS,
-    *steps.SECTIONS,
-    *plans.SECTIONS,
-    *planners.SECTIONS,
-    *sharded.SECTIONS,
-)
-"""In the order of the page and of its tables in Markdown."""
 
 
 def judged(results: Path) -> dict[str, Document]:
@@ -159,9 +111,24 @@ def write_tables(documents: Mapping[str, Document], folder: Path) -> list[Path]:
     written = []
     for name, document in _shown(documents).items():
         path = folder / f"{name}.csv"
-        write_atomically(path, pd.json_normalize(document.content["rows"]).to_csv(index=False))
+        write_atomically(path, _as_csv([_flat(row) for row in document.content["rows"]]))
         written.append(path)
     return written
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return found
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def questionable(documents: Mapping[str, Document]) -> list[str]:
@@ -192,15 +159,15 @@ class _Read(dict[str, Document]):
         return super().get(name, default)
 
 
-def _everything(documents: Mapping[str, Document]) -> tuple[Sentence, ...]:
+def _everything(documents: Mapping[str, Document]) -> tuple[str, ...]:
     """The headline, and what other benches add to it."""
     return (*headline(documents), *more(documents))
 
 
 def said_first(
     documents: Mapping[str, Document],
-    say: Callable[[Mapping[str, Document]], tuple[Sentence, ...]] = _everything,
-) -> tuple[Sentence, ...]:
+    say: Callable[[Mapping[str, Document]], tuple[str, ...]] = _everything,
+) -> tuple[str, ...]:
     """Sentences from results of one kind of processor, that of the first; and what speaks against them."""
     say(everything := _Read(documents))
     sources = _shown(everything.read)
@@ -220,16 +187,15 @@ def said_first(
     on = f"Measured on {processor or 'a processor that was not recorded'}{told}."
     sentences = say(kept)
     nccl = "NCCL" in str(sentences) and NOT_RUN not in str(sentences)
-    return (*sentences, *([(f"{NOT_RUN}.",)] if nccl else []), *([(on,)] if everything.read else []))
+    return (*sentences, *([f"{NOT_RUN}."] if nccl else []), *([on] if everything.read else []))
 
 
 def _processor(document: Document) -> str:
-    machine = document.get("machine")
-    return str(machine.get("processor") or "") if isinstance(machine, Mapping) else ""
+    return str(document.entry("machine").get("processor") or "")
 
 
-def _items(sentences: Iterable[Sentence]) -> str:
-    return "\n".join(f"- {sentence_markdown(sentence)}" for sentence in sentences)
+def _items(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {prose_markdown(sentence)}" for sentence in sentences)
 
 
 def headline_markdown(documents: Mapping[str, Document]) -> str:
@@ -241,12 +207,10 @@ def summary(documents: Mapping[str, Document]) -> str:
     """The headline and the compact tables, as Markdown."""
     blocks = [_items(said_first(documents))]
     for section in SECTIONS:
-        if section.summary is not None:
-            title, of = section.summary
-            document = documents.get(section.file)
-            blocks += [f"## {escape_markdown(title)}", prose_markdown(_source(section, document))]
-            if document is not None and not document.standing.refused:
-                blocks.append(table_markdown(of(document)))
+        document = documents.get(section.file)
+        blocks += [f"## {escape_markdown(section.title)}", prose_markdown(_source(section, document))]
+        if document is not None and not document.standing.refused:
+            blocks.append(table_markdown(section.table(document)))
     return "\n\n".join(blocks)
 
 
@@ -257,8 +221,7 @@ def _source(section: Section, document: Document | None) -> str:
         return f"Not measured yet: run `{section.command}`."
     if document.standing.refused:
         return f"Refused: {file} was {document.standing.refused}. Measure it anew: `{section.command}`."
-    code = document.get("code")
-    commit = str(code.get("commit") or "")[:9] if isinstance(code, Mapping) else ""
+    commit = str(document.entry("code").get("commit") or "")[:9]
     said = [f" {word} {known}" for word, known in (("on", document.get("date")), ("at", commit)) if known]
     beside = words_of(document)
     command = str(document.get("command")).replace("`", "'")
@@ -268,34 +231,35 @@ def _source(section: Section, document: Document | None) -> str:
 def _sections(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
     sections = [_section(section, documents.get(section.file)) for section in SECTIONS]
     others = [document for name, document in documents.items() if name not in {one.file for one in SECTIONS}]
-    columns: dict[str, Column] = {
-        "file": lambda one: Cell(f"{one.name}.json"),
-        "question": lambda one: Cell(str(one.get("question"))),
-        ">rows": lambda one: Cell(str(len(one.rows)), len(one.rows)),
-    }
-    rest = _UNANSWERED | {"anchor": "others", "title": "What else is in the results?", "sources": others}
-    return [*sections, *([rest | {"parts": [table(columns, others)]}] if others else [])]
-
-
-_UNANSWERED = {"kind": "", "answer": None, "targets": "", "missed": False}
+    if others:
+        lines = tuple((f"{one.name}.json", str(one.get("question")), str(len(one.rows))) for one in others)
+        rest = {"anchor": "others", "question": "What else is in the results?", "sources": others}
+        shown = Table(("file", "question", ">rows"), lines)
+        sections.append(rest | {"kind": "", "said": [], "tables": [("", shown)], "drawn": ""})
+    return sections
 
 
 def _section(section: Section, document: Document | None) -> dict[str, Any]:
-    found = {"anchor": section.anchor, "title": section.title}
+    from markupsafe import Markup
+
+    found: dict[str, Any] = {"anchor": section.file.replace("_", "-"), "question": section.question}
     if document is None or document.standing.refused:
-        why = text(_source(section, document), tone="quiet" if document is None else "bad")
-        return found | _UNANSWERED | {"parts": [why], "sources": []}
-    counted = tally(document)
-    parts = list(section.answer(document))
-    first = next((part for part in parts if isinstance(part, Text) and part.tone != "quiet"), None)
-    is_said = first is not None and counted.words in sentence_markdown(first.sentence)
-    targets = f"{counted.words}." if counted.all and not is_said else ""
+        return found | {
+            "kind": "",
+            "said": [_source(section, document)],
+            "tables": [],
+            "drawn": "",
+            "sources": [],
+        }
+    targets = tally(document)
+    answer = section.answer(document) if section.answer else ""
+    said = [answer, strong(f"{targets.words}.") if targets.all else "", section.about]
+    every = all_rows(document)
     return found | {
         "kind": " · ".join(filter(None, (section.kind, words_of(document)))),
-        "answer": None if first is None else first.sentence,
-        "targets": targets,
-        "missed": counted.missed + counted.unknown > 0,
-        "parts": [text(section.about, tone="quiet"), *(part for part in parts if part is not first)],
+        "said": list(filter(None, said)),
+        "tables": [("", section.table(document)), (f"All {plural(len(every.rows), 'row')}", every)],
+        "drawn": Markup(svg(section.chart, document)) if section.chart else "",
         "sources": [document],
     }
 

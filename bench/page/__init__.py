@@ -1,1 +1,1 @@
-"""The page of all results, a file for each of its sections: values first, HTML and Markdown at the end."""
+"""The page of all results: tables as values, what is shown (`sections`), how it looks."""

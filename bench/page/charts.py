@@ -1,119 +1,70 @@
-"""Charts of the page as values that say what is shown; `drawing.py` draws them."""
+"""Pictures of the page: points as values, drawn by Altair as SVG that lies inside the page.
+
+Vega draws when the page is made, not when it is read: the page holds no script and needs no network.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from arborcast.bench.page.words import Format, size
+from arborcast.bench.page.results import Document
 
-
-@dataclass(frozen=True)
-class Line:
-    """A curve with its name at its right end.
-
-    Attributes:
-        label: short; nothing for none.
-        points: size (or whatever lies below) and value, by size.
-        tone: ours is drawn strongest.
-        dashed: for what is a formula.
-        drawn: "curve" without the points, for what is known everywhere; "points" for single figures.
-    """
-
-    label: str
-    points: tuple[tuple[float, float], ...]
-    tone: str = "base"
-    dashed: bool = False
-    drawn: Literal["both", "curve", "points"] = "both"
+Point: TypeAlias = tuple[str, str, float | str, float]
+"""Panel, series, place on the lower axis and value."""
 
 
 @dataclass(frozen=True)
-class LineChart:
-    """Curves over size; both axes are logarithmic.
+class Chart:
+    """Curves, or a dot for each thing, in panels of one size.
 
     Attributes:
-        description: for those who do not see it.
-        lines: those without points are left out.
-        equal: the ratio at which nobody wins; what lies below is shaded. None where values are no ratios.
-        below: what the shade is called.
-        across: names a figure of the lower axis.
-        upright: names a figure of the left axis.
+        points: of a document.
+        lower: what the lower axis shows.
+        upright: what the left axis shows.
+        mark: "line" over a number, both axes logarithmic; "point" for named things, along a linear axis.
+        rule: a value that is marked, such as the ratio at which nobody wins.
     """
 
-    description: str
-    lines: tuple[Line, ...]
-    equal: float | None = 1.0
-    below: str = ""
-    across: Format = size
-    upright: Format | None = None
+    points: Callable[[Document], Iterable[Point]]
+    lower: str
+    upright: str
+    mark: Literal["line", "point"] = "line"
+    rule: float | None = None
 
 
-@dataclass(frozen=True)
-class Dots:
-    """A line of a dot chart.
+def svg(chart: Chart, document: Document) -> str:
+    """The chart's markup, with every text in it escaped; nothing where it has nothing to show."""
+    import altair as alt
+    import pandas as pd
+    import vl_convert
 
-    Attributes:
-        label: what is compared.
-        values: by tone; "quiet" is drawn as an upright stroke, for a limit.
-        hint: shown when the reader points at it.
-        heading: starts a group of lines.
-    """
-
-    label: str
-    values: tuple[tuple[str, float], ...]
-    hint: str = ""
-    heading: str = ""
-
-
-@dataclass(frozen=True)
-class DotChart:
-    """A line per thing, with a dot per contender and a stroke for a limit; the axis is at the top.
-
-    Attributes:
-        description: for those who do not see it.
-        dots: at least one with a value above 0.
-        unit: of the axis.
-        logarithmic: the axis; else it starts at 0.
-        label_width: that the labels take, as a share of the whole.
-    """
-
-    description: str
-    dots: tuple[Dots, ...]
-    unit: str
-    logarithmic: bool = False
-    label_width: float = 0.26
-
-
-@dataclass(frozen=True)
-class Graph:
-    """Ranks as discs, switches as squares, links as lines as wide as they are fast.
-
-    Attributes:
-        description: for those who do not see it.
-        places: of each vertex; a rank's is a number, a switch's a name.
-        cables: both ends, the width in points, whether it fell short, and what is told on pointing.
-    """
-
-    description: str
-    places: tuple[tuple[int | str, tuple[float, float]], ...]
-    cables: tuple[tuple[int | str, int | str, float, bool, str], ...]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """A figure that keeps its value until the next place, over evenly spaced places such as commits.
-
-    Attributes:
-        description: for those who do not see it.
-        places: what stands below each place.
-        points: the number of the place, by number, and the value from there on.
-        upright: names a value.
-    """
-
-    description: str
-    places: tuple[str, ...]
-    points: tuple[tuple[int, float], ...]
-    upright: Format
-
-
-Chart: TypeAlias = LineChart | DotChart | Graph | Steps
+    points = pd.DataFrame(chart.points(document), columns=["panel", "series", "x", "y"]).dropna()
+    if chart.mark == "line":
+        points = points[(points["x"] > 0) & (points["y"] > 0)] if len(points) else points
+    if not len(points):
+        return ""
+    colour = alt.Color("series:N", title=None, sort=None)
+    if chart.mark == "line":
+        log = alt.Scale(type="log")
+        x = alt.X("x:Q", title=chart.lower, scale=log)
+        y = alt.Y("y:Q", title=chart.upright, scale=log)
+        drawn: Any = alt.Chart().mark_line(point=True).encode(x, y, colour)
+    else:
+        x = alt.X("y:Q", title=chart.upright)
+        y = alt.Y("x:N", title=None, sort=None)
+        drawn = alt.Chart().mark_point(filled=True).encode(x, y, colour)
+    if chart.rule is not None:
+        at = {"y" if chart.mark == "line" else "x": alt.datum(chart.rule)}
+        drawn = drawn + alt.Chart().mark_rule(strokeDash=[4, 3]).encode(**at)
+    whole = (
+        alt.layer(drawn, data=points)
+        .properties(width=260, height=150 if chart.mark == "line" else alt.Step(13))
+        .facet(facet=alt.Facet("panel:N", title=None, sort=None), columns=3)
+        .resolve_scale(y="shared" if chart.mark == "line" else "independent")
+        .configure(background="transparent")
+    )
+    markup = vl_convert.vegalite_to_svg(whole.to_json(validate=False))
+    return re.sub(r' xmlns(:\w+)?="[^"]*"', "", markup)

@@ -1,136 +1,234 @@
-"""The answer in a few sentences: what one run of `make headline` measures, and what else the page says.
-
-The baseline of a case is the fastest of all that were measured on it, and so it is known only afterwards: who
-picks one method beforehand does no better.
-"""
+"""The answer in a few sentences: what one run of `make headline` measures, and what else the page says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-import pandas as pd
-
-from arborcast.bench.clusters.words import EVEN
-from arborcast.bench.page.parts import Sentence, Strong
-from arborcast.bench.page.results import Document, Row, records, span
-from arborcast.bench.page.sweeps import compared
-from arborcast.bench.page.targets import Tally, tallies
-from arborcast.bench.page.testbed import LARGE, best_of_each_case, cases_that_count
+from arborcast.bench.page.contest import CHOSEN, EVEN, Case, cases_that_count, clusters
+from arborcast.bench.page.results import Document, known, least, middle, most, number, rows_of
+from arborcast.bench.page.tables import strong
 from arborcast.bench.page.words import listed, percent, plural, seconds, size, times
+
+LARGE = 8 << 20
+"""Bytes from which on the limit counts."""
 
 Results = Mapping[str, Document]
 
 
-def headline(results: Results) -> tuple[Sentence, ...]:
+def headline(results: Results) -> tuple[str, ...]:
     """Sentences of README, all of one run of `make headline`; what was not measured is said."""
-    return (
-        best_of_each_case(results.get("testbed")),
-        _close(results.get("testbed")),
-        _synthesis(results),
-    )
+    return _over_baselines(results.get("testbed")), _close(results.get("testbed")), _synthesis(results)
 
 
-def more(results: Results) -> tuple[Sentence, ...]:
+def more(results: Results) -> tuple[str, ...]:
     """What the page says besides, of benches that take longer or need checkouts of others."""
     beside = _beside_forestcoll(results.get("peers"))
     return (_simulated(results.get("sweeps")), *([beside] if beside else []), _targets(results))
 
 
-def _simulated(document: Document | None) -> Sentence:
-    points = compared(document)
-    if not points:
-        return ("Clusters are not simulated yet.",)
-    ratios = pd.Series([at.least for at in points])
+def _over_baselines(document: Document | None) -> str:
+    """What the process group chooses, beside the fastest baseline of each case in the same run."""
+    found, incomplete, limited = cases_that_count(document)
+    if document is None or not found:
+        return "How much faster than baselines on real links is not measured yet."
+    ratios = [case.over_best for case in found]
+    lost = sorted((case for case in found if case.over_best < 1 - EVEN), key=lambda case: case.over_best)
+    faster = sum(ratio > 1 + EVEN for ratio in ratios)
+    kinds = listed(list(dict.fromkeys(case.ours.text("collective") for case in found)))
+    chosen = sum(case.chose_baseline for case in found)
+    compared = {row.get("method") for case in found for row in case.baselines}
+    names = [name for name in dict.fromkeys(row.text("method") for row in document.rows) if name in compared]
+    only_chosen = all(case.ours.get("method") == CHOSEN for case in found)
+    left_out = "".join(
+        f"; {plural(number, 'more case')} left out, {why}"
+        for number, why in (
+            (incomplete, "where a baseline did not run"),
+            (limited, "where the processors may be the limit"),
+        )
+        if number
+    )
+    alone = "".join(
+        f" Over {method} alone: {_median([case.over(method) for case in found])}."
+        for method in ("multiring", "gloo")
+        if method in names
+    )
+    subject = "what the process group chooses is" if only_chosen else "our schedules are"
+    named = "; ".join(map(_lost, lost))
+    baselines = f"; in {chosen} of them what it chooses is a baseline" if chosen else ""
     return (
-        "In simulations of clusters our schedules, chosen with NCCL's overhead known, are ",
-        Strong(times(ratios.median())),
-        " as fast as the fastest of NCCL's planning models, re-implemented here (NCCL itself was not run), "
-        "and the simulated baselines "
-        f"({_range(ratios)}, {_sizes(at.size_bytes for at in points)}; {_losses(ratios, 'point')}).",
+        f"On emulated links {subject} {strong(f'{times(middle(ratios))} as fast')} as the best baseline of "
+        f"each case (of {listed(names)}; the fastest of the same run) in the median of "
+        f"{plural(len(found), 'case')} of {kinds} ({_range(ratios)}, "
+        f"{_sizes([case.ours.figure('bytes') for case in found])}): faster in {faster}, even within "
+        f"{percent(EVEN)} in {len(ratios) - faster - len(lost)}, slower in {len(lost)}"
+        f"{f' ({named})' if lost else ''}{baselines}{left_out}.{alone}"
     )
 
 
-def _range(ratios: pd.Series[float]) -> str:
-    return f"{times(ratios.min())} to {times(ratios.max())}"
-
-
-def _losses(ratios: pd.Series[float], thing: str) -> str:
-    return f"slower in {sum(ratios < 1 - EVEN) or 'none'} of {plural(len(ratios), thing)}"
-
-
-def _sizes(of: Iterable[float]) -> str:
-    least, most = span(of)
-    return size(least) if least == most else f"{size(least)} to {size(most)}"
-
-
-def _close(document: Document | None) -> Sentence:
-    large = _large(document)
-    if not large:
-        return ("How close to the limit on real links is not measured yet.",)
-    worst = min(large, key=lambda row: row.share_of_optimum)
+def _lost(case: Case) -> str:
+    best = case.baselines[0].text("method")
+    ours = case.ours
     return (
-        f"From {size(LARGE)} on ",
-        Strong(percent(pd.Series([row.share_of_optimum for row in large]).median())),
-        f" of the proven limit is reached in the median, at the least {percent(worst.share_of_optimum)} "
-        f"({worst.collective}, {worst.topology}).",
+        f"{ours.text('collective')} of {size(ours.figure('bytes'))} on {ours.text('topology')}, "
+        f"{times(case.over_best)} beside {best}"
     )
 
 
-def _large(document: Document | None) -> list[Row]:
-    """Ours in the cases that are about links, from the size on at which the limit counts."""
+def _median(ratios: list[float]) -> str:
+    found = known(ratios)
+    return f"{times(middle(found))} in the median of {plural(len(found), 'case')} ({_range(found)})"
+
+
+def _range(ratios: list[float]) -> str:
+    return f"{times(least(ratios))} to {times(most(ratios))}"
+
+
+def _sizes(of: list[float]) -> str:
+    return size(min(of)) if min(of) == max(of) else f"{size(min(of))} to {size(max(of))}"
+
+
+def _close(document: Document | None) -> str:
     ours = [case.ours for case in cases_that_count(document)[0]]
-    return [row for row in ours if row.bytes >= LARGE and row.share_of_optimum > 0]
-
-
-def _trees(document: Document | None) -> list[Row]:
-    """Times of synthesis by the number of ranks."""
-    if document is None:
-        return []
-    rows = document.rows
-    rows = rows[(rows["method"] == "trees") & rows["seconds"].notna() & (rows["ranks"] > 0)]
-    return records(rows.sort_values(["ranks", "seconds"], kind="stable"))
-
-
-def _synthesis(results: Results) -> Sentence:
-    ordered = _trees(results.get("synthesis"))
-    if not ordered:
-        return ("How long synthesis takes is not measured yet.",)
-    small, large = ordered[0], ordered[-1]
+    large = [row for row in ours if row.figure("bytes") >= LARGE and row.figure("share_of_optimum") > 0]
+    if not large:
+        return "How close to the limit on real links is not measured yet."
+    worst = min(large, key=lambda row: row.figure("share_of_optimum"))
     return (
-        "Synthesis of trees that are exactly optimal took ",
-        Strong(seconds(small.seconds)),
-        f" for {plural(small.ranks, 'rank')} ({small.title}) and ",
-        Strong(seconds(large.seconds)),
-        f" for {plural(large.ranks, 'rank')} ({large.title})",
-        ".",
+        f"From {size(LARGE)} on {strong(percent(middle(row.figure('share_of_optimum') for row in large)))} "
+        "of the proven limit is reached in the median, at the least "
+        f"{percent(worst.figure('share_of_optimum'))} ({worst.text('collective')}, "
+        f"{worst.text('topology')})."
     )
 
 
-def _beside_forestcoll(document: Document | None) -> Sentence:
+def _synthesis(results: Results) -> str:
+    document = results.get("synthesis")
+    rows = [row for row in (document.rows if document else []) if row.get("method") == "trees"]
+    rows = [row for row in rows if row.figure("seconds") > 0 and row.figure("ranks") > 0]
+    if not rows:
+        return "How long synthesis takes is not measured yet."
+    ordered = sorted(rows, key=lambda row: (row.figure("ranks"), row.figure("seconds")))
+    ends = [
+        f"{strong(seconds(row.figure('seconds')))} for {plural(row.figure('ranks'), 'rank')} "
+        f"({row.text('title')})"
+        for row in (ordered[0], ordered[-1])
+    ]
+    return f"Synthesis of trees that are exactly optimal took {' and '.join(ends)}."
+
+
+def _simulated(document: Document | None) -> str:
+    points = [point for _, points in clusters(document) for point in points]
+    if not points:
+        return "Clusters are not simulated yet."
+    ratios = [point.speed_up for point in points]
+    lost = sum(point.is_lost for point in points)
+    return (
+        "In simulations of clusters our schedules, chosen with NCCL's overhead known, are "
+        f"{strong(times(middle(ratios)))} as fast as the fastest of NCCL's planning models, re-implemented "
+        f"here (NCCL itself was not run), and the simulated baselines ({_range(ratios)}, "
+        f"{_sizes([point.size_bytes for point in points])}; slower in {lost or 'none'} of "
+        f"{plural(len(points), 'point')})."
+    )
+
+
+def _beside_forestcoll(document: Document | None) -> str:
     """ForestColl asks for the same trees; both on the same graphs, in turns."""
-    if document is None:
-        return ()
-    rows = document.rows[document.rows["method"] == "ForestColl"]
-    calls, processes = rows["call_times_ours"].dropna(), rows["times_ours"].dropna()
-    if not len(calls) or not len(processes):
-        return ()
+    rows = [row for row in (document.rows if document else []) if row.get("method") == "ForestColl"]
+    calls, processes = (known(row.figure(name) for row in rows) for name in ("call_times_ours", "times_ours"))
+    if not calls or not processes:
+        return ""
     return (
-        f"On the same {plural(len(calls), 'graph')} a call of ForestColl takes ",
-        Strong(times(calls.median())),
-        f" as long as ours in the median ({_range(calls)}) and a whole process "
-        f"{times(processes.median())} ({_range(processes)}).",
+        f"On the same {plural(len(calls), 'graph')} a call of ForestColl takes "
+        f"{strong(times(middle(calls)))} as long as ours in the median ({_range(calls)}) and a whole "
+        f"process {times(middle(processes))} ({_range(processes)})."
     )
 
 
-def _targets(results: Results) -> Sentence:
+# ------------------------------------------------------------------------------------------------- targets
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The targets of one or more results files: met, missed, and not measured."""
+
+    met: int = 0
+    missed: int = 0
+    unknown: int = 0
+
+    @property
+    def all(self) -> int:
+        """How many there are."""
+        return self.met + self.missed + self.unknown
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.met + other.met, self.missed + other.missed, self.unknown + other.unknown)
+
+    @property
+    def words(self) -> str:
+        """Such as "21 of 25 targets met, 4 missed"."""
+        parts = [f"{self.met} of {self.all} target{'' if self.all == 1 else 's'} met"]
+        parts += [f"{self.missed} missed"] if self.missed else []
+        parts += [f"{self.unknown} not measured"] if self.unknown else []
+        return ", ".join(parts)
+
+
+def _column(name: str, entry: str = "") -> Callable[[Document], list[bool | None]]:
+    """Rows, or those of an entry of the document, with a truth value in this column have a target."""
+
+    def verdicts(document: Document) -> list[bool | None]:
+        found = [row.get(name) for row in (rows_of(document.get(entry)) if entry else document.rows)]
+        return [one if isinstance(one, bool) else None for one in found if entry or isinstance(one, bool)]
+
+    return verdicts
+
+
+def _at_most(name: str, limit: str) -> Callable[[Document], list[bool | None]]:
+    """Rows have a figure in a column; another column limits it, or an entry of the document all of them."""
+
+    def verdicts(document: Document) -> list[bool | None]:
+        of_all = number(document.get(limit))
+        pairs = [
+            (row.figure(name), row.figure(limit) if math.isnan(of_all) else of_all) for row in document.rows
+        ]
+        return [
+            None if math.isnan(taken) else taken <= allowed
+            for taken, allowed in pairs
+            if not math.isnan(allowed)
+        ]
+
+    return verdicts
+
+
+TARGETS: Mapping[str, tuple[str, Callable[[Document], list[bool | None]]]] = {
+    "testbed": ("emulated links", _column("met", entry="targets")),
+    "scale_targets": ("large fabrics", _column("kept")),
+    "alltoallv": ("plans of alltoallv", _column("met")),
+    "loopback": ("one machine", _column("met")),
+    "ddp": ("one machine", _column("met")),
+    "pipeline_curves": ("equality of training", _at_most("loss_difference", "limit")),
+    "pipeline_memory": ("memory of ranks", _at_most("ratio", "limit")),
+    "pipeline_prediction": ("predicted steps", _at_most("error", "target")),
+    "pipeline_planner": ("planning", _at_most("seconds", "target_s")),
+    "pipeline_intra": ("planning", _at_most("cpu_seconds", "target_s")),
+}
+"""Results files with targets: what the headline calls them, and whether each was met."""
+
+
+def tally(document: Document | None) -> Tally:
+    """The targets of a results file; none where it has none."""
+    verdicts = TARGETS[document.name][1](document) if document and document.name in TARGETS else []
+    return Tally(*(verdicts.count(verdict) for verdict in (True, False, None)))
+
+
+def _targets(results: Results) -> str:
     """All targets of all benches, the missed ones by bench."""
-    found = tallies(results)
-    if not found:
-        return ("No targets are measured yet.",)
+    found: dict[str, Tally] = {}
+    for name, (title, _) in TARGETS.items():
+        found[title] = found.get(title, Tally()) + tally(results.get(name))
     together = sum(found.values(), Tally())
-    missed = [f"{title} {tally.missed} of {tally.all}" for title, tally in found.items() if tally.missed]
-    return (
-        "Of all benches together, ",
-        Strong(together.words),
-        f": {listed(missed)}." if missed else ".",
-    )
+    if not together.all:
+        return "No targets are measured yet."
+    missed = [f"{title} {one.missed} of {one.all}" for title, one in found.items() if one.missed]
+    return f"Of all benches together, {strong(together.words)}{f': {listed(missed)}' if missed else ''}."

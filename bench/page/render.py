@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup, escape
-
-from arborcast.bench.page.drawing import svg
-from arborcast.bench.page.parts import Part, Sentence, Strong, Table
-from arborcast.bench.page.results import Document, number, span
+from arborcast.bench.page.results import Document, known, middle, most, number
+from arborcast.bench.page.tables import Table
 from arborcast.bench.page.words import count, percent, plural, two_digits
 from arborcast.synth.errors import InputError
 
@@ -23,9 +19,17 @@ QUIET = 0.5
 """Processes that want to run, up to which a machine has nothing else to do."""
 
 
-@cache
-def _macros() -> Any:
-    """Of the template, which escapes every text; undefined names are errors."""
+def page_html(headline: Sequence[str], sections: Sequence[Mapping[str, Any]]) -> str:
+    """The whole page: one file that fetches nothing, every text of it escaped.
+
+    Args:
+        headline: the answer in a few sentences, before everything else.
+        sections: `anchor`, `question`, `kind`, `said`, `tables` (with what folds them away), `drawn` and
+            `sources` of each, in the order in which they are to be read.
+    """
+    import jinja2
+    from markupsafe import Markup
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -34,84 +38,48 @@ def _macros() -> Any:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = {
-        "sentence": sentence_html,
-        "svg": lambda chart: Markup(svg(chart)),
+        "sentence": lambda words: Markup(sentence_html(words)),
         "circumstances": circumstances,
     }
     environment.filters |= filters
-    return environment.get_template("page.html").module
+    return environment.get_template("page.html").render(headline=headline, sections=sections)
 
 
-def page_html(headline: Sequence[Sentence], sections: Sequence[Mapping[str, Any]]) -> str:
-    """The whole page: one file that fetches nothing.
-
-    Args:
-        headline: the answer in a few sentences, before everything else.
-        sections: `anchor`, `title`, `kind`, `parts` and `sources` of each (its results files, whose
-            circumstances stand below it), in the order in which they are to be read.
-    """
-    return str(_macros().page(headline, sections))
-
-
-def part_html(part: Part) -> str:
-    """One part of a section alone."""
-    return str(_macros().part(part))
-
-
-def sentence_html(sentence: Sentence) -> Markup:
+def sentence_html(words: str) -> str:
     """A sentence; what stands between backquotes is set as code."""
-    return Markup("").join(
-        Markup("<strong>{}</strong>").format(piece.text)
-        if isinstance(piece, Strong)
-        else _code(escape(piece))
-        for piece in sentence
-    )
-
-
-def _code(escaped: Markup) -> Markup:
-    pieces = escaped.split("`")
-    if len(pieces) % 2 == 0:  # a single backquote is one
-        return escaped
-    return Markup("").join(
-        Markup("<code>{}</code>").format(piece) if odd % 2 else piece for odd, piece in enumerate(pieces)
-    )
+    escaped = html.escape(words).replace("\x02", "<strong>").replace("\x03", "</strong>")
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
 
 
 # ------------------------------------------------------------------------------------------- circumstances
 
 
-def circumstances(document: Document) -> tuple[Sentence, list[tuple[str, str]]]:
+def circumstances(document: Document) -> tuple[str, list[tuple[str, str]]]:
     """How figures came about: one line that says the most, and all entries by name."""
-    machine, code = _mapping(document.get("machine")), _mapping(document.get("code"))
+    machine, code = document.entry("machine"), document.entry("code")
     cores = number(machine.get("cores"))
+    on = [str(machine.get("processor") or ""), plural(cores, "core") if cores > 0 else ""]
     short = [
         f"bench/results/{document.name}.json",
         str(document.get("date") or ""),
-        ", ".join(
-            filter(None, (str(machine.get("processor") or ""), plural(cores, "core") if cores > 0 else ""))
-        ),
+        ", ".join(filter(None, on)),
         _runs(document),
         _busy(machine),
         words_of(document),
     ]
-    versions = ", ".join(f"{name} {value}" for name, value in _mapping(document.get("versions")).items())
     changed = " with uncommitted changes" if code.get("dirty") else ""
     folders = ", ".join(map(str, code.get("folders") or []))
+    commit = f"commit {code['commit']}{changed}; depends on {folders}" if code.get("commit") else "not noted"
     entries = [
-        ("question", str(document.get("question") or "")),
-        ("command", str(document.get("command") or "")),
-        ("date", str(document.get("date") or "not noted")),
-        (
-            "code",
-            f"commit {code['commit']}{changed}; depends on {folders}" if code.get("commit") else "not noted",
-        ),
+        *((name, str(document.get(name) or "not noted")) for name in ("question", "command", "date")),
+        ("code", commit),
         ("machine", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items())),
-        ("versions", versions),
+        ("versions", ", ".join(f"{name} {value}" for name, value in document.entry("versions").items())),
         ("runs", _runs(document)),
         ("spread", _spread(document)),
-        *((name, str(value)) for name, value in _mapping(document.get("units")).items()),
+        *((name, str(value)) for name, value in document.entry("units").items()),
     ]
-    return (" · ".join(filter(None, short)),), [(name, value) for name, value in entries if value]
+    return " · ".join(filter(None, short)), [(name, value) for name, value in entries if value]
 
 
 def words_of(document: Document) -> str:
@@ -119,10 +87,6 @@ def words_of(document: Document) -> str:
     if document.standing.changed:
         return "code changed since"
     return "" if document.standing.known else "history unknown here"
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _busy(machine: Mapping[str, Any]) -> str:
@@ -138,38 +102,30 @@ def _busy(machine: Mapping[str, Any]) -> str:
 
 
 def _runs(document: Document) -> str:
-    least, most = span(document.rows["runs"])
-    if not most > 1:
+    runs = known(row.figure("runs") for row in document.rows)
+    if not runs or max(runs) <= 1:
         return ""
-    return f"medians of {count(least)}{f' to {count(most)}' if most > least else ''} runs"
+    return f"medians of {count(min(runs))}{f' to {count(max(runs))}' if max(runs) > min(runs) else ''} runs"
 
 
 def _spread(document: Document) -> str:
     """Largest minus smallest as a share of the median time, of the row in the middle and of the worst."""
-    timed = document.rows[document.rows["time_us"] > 0]
-    shares = timed["spread"] / timed["time_us"]
-    if not shares.any():
+    timed = [row for row in document.rows if row.figure("time_us") > 0]
+    shares = known(row.figure("spread") / row.figure("time_us") for row in timed)
+    if not any(shares):
         return ""
-    middle, most = percent(shares.median()), percent(shares.max())
-    return f"largest minus smallest: {middle} of the time in the median row, at most {most}"
+    middle_row, worst = percent(middle(shares)), percent(most(shares))
+    return f"largest minus smallest: {middle_row} of the time in the median row, at most {worst}"
 
 
 # ------------------------------------------------------------------------------------------------ Markdown
-
-
-def sentence_markdown(sentence: Sentence) -> str:
-    """A sentence with its figures in bold."""
-    return "".join(
-        f"**{escape_markdown(piece.text)}**" if isinstance(piece, Strong) else escape_markdown(piece)
-        for piece in sentence
-    )
 
 
 def table_markdown(table: Table) -> str:
     """A table; columns of figures are set to the right."""
     rules = ["---:" if name.startswith(">") else "---" for name in table.head]
     names = (escape_markdown(name.removeprefix(">")) for name in table.head)
-    rows = ((escape_markdown(cell.text) for cell in row) for row in table.rows)
+    rows = (map(escape_markdown, row) for row in table.rows)
     return "\n".join(map(_line, (names, rules, *rows)))
 
 
@@ -185,9 +141,10 @@ def escape_markdown(words: str) -> str:
 
 
 def prose_markdown(words: str) -> str:
-    """A line of which what stands between backquotes stays code."""
+    """A sentence with its figures in bold, of which what stands between backquotes stays code."""
     pieces = enumerate(words.split("`"))
-    return "".join(f"`{escape(piece)}`" if odd % 2 else escape_markdown(piece) for odd, piece in pieces)
+    escaped = (f"`{html.escape(piece)}`" if odd % 2 else escape_markdown(piece) for odd, piece in pieces)
+    return "".join(escaped).replace("\x02", "**").replace("\x03", "**")
 
 
 def between_markers(readme: Path, summary: str) -> tuple[str, str]:

@@ -35,7 +35,11 @@ def scaled(unit: str, factor: float = 1.0, significant: int = 3) -> Format:
 
 megabytes = scaled("MB", 1e6)
 gigabytes = scaled("GB", 1e9)
-billions = scaled("billion", 1e9)
+
+
+def kilobytes(size_bytes: float) -> str:
+    """Whole ones."""
+    return DASH if math.isnan(size_bytes) else f"{count(size_bytes / 1e3)} kB"
 
 
 def tiny(value: float) -> str:
@@ -86,11 +90,3 @@ def plural(number: float, thing: str) -> str:
 def listed(items: Sequence[str]) -> str:
     """Items with commas and an "and"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else DASH
-
-
-def unit_time(value: float) -> str:
-    """A round number of seconds for an axis."""
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if value < 0.999 * limit:
-            return f"{value * factor:g} {unit}"
-    return f"{value:g} s"

@@ -224,15 +224,15 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Make one self-contained page of all results."""
+    from arborcast.bench.report import judged, write_report
+
+    writable(output)
     try:
-        from arborcast.bench.report import judged, write_report
+        write_report(judged(results), output, markdown)
     except ModuleNotFoundError as missing:
         raise InputError(
             f"report: needs {missing.name}; install it with: pip install 'arborcast[bench]'"
         ) from None
-
-    writable(output)
-    write_report(judged(results), output, markdown)
     if as_json:
         print_json({"page": str(output), "markdown": text_of(markdown)})
         return

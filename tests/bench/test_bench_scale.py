@@ -1,4 +1,4 @@
-"""`bench/scale.py` and its sections of the page: what counts as kept, exponents, faults by seed, tables."""
+"""`bench/scale.py`: what counts as kept, exponents, faults by seed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import pytest
 
 from arborcast import topologies
 from arborcast.bench import scale
-from arborcast.bench.page import scale as page
-from arborcast.bench.page.parts import Table
-from arborcast.bench.page.render import part_html
-from arborcast.bench.page.results import Document
 from arborcast.bench.scaling import cases, children, uses
 from arborcast.bench.scaling.cases import Case
 
@@ -138,33 +134,3 @@ def row(**more: Any) -> dict[str, Any]:
         "timed_out": False,
         **more,
     }
-
-
-def texts(document: Document) -> str:
-    question = next(each for each in page.SECTIONS if each.file == document.name)
-    return "".join(map(part_html, question.answer(document)))
-
-
-def only_table(table: Table) -> list[list[str]]:
-    return [[cell.text for cell in line] for line in table.rows]
-
-
-def test_promises_that_were_broken_are_said() -> None:
-    rows = [row(), row(topology="torus:8x8", kept=False, seconds=3.0), row(topology="x", kept=None)]
-    document = Document("scale_targets", {"question": "?", "rows": rows})
-    assert "1 of 2 targets met, 1 missed" in texts(document)
-    assert only_table(page.targets_table(document))[0] == [
-        "torus 4x4", "allgather", "symmetric", "16", "250 ms", "2.00 s", "0.12 GB", "100.0 %", "4",
-    ]  # fmt: skip
-    missed = page.targets_table(document).rows[1][4]
-    assert (missed.text, missed.tone) == ("3.00 s (missed)", "bad")
-
-
-def test_growth_is_drawn_with_its_exponent() -> None:
-    rows = [row(family="tori, symmetric", ranks=ranks, seconds=ranks / 1e3) for ranks in (16, 256)]
-    exponents = {"tori, symmetric": {"seconds": 1.0, "peak_MB": 0.5}}
-    document = Document("scale_growth", {"question": "?", "rows": rows, "exponents": exponents})
-    assert only_table(page.growth_table(document)) == [
-        ["tori, symmetric", "16 to 256", "16.0 ms to 256 ms", "1.0", "0.12 GB", "0.50"]
-    ]
-    assert "<svg" in texts(document)

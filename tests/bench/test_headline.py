@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
-from arborcast.bench.page.render import sentence_markdown
+from arborcast.bench.page.contest import cases, cases_that_count
+from arborcast.bench.page.headline import headline
 from arborcast.bench.page.results import Document
-from arborcast.bench.page.testbed import best_of_each_case, cases, cases_that_count, summary
+from arborcast.bench.page.sections import SECTIONS
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 
@@ -66,9 +67,9 @@ def test_a_case_with_a_missing_baseline_is_left_out_and_said(
     found, incomplete, limited = cases_that_count(document)
     assert [case.over_best for case in found] == pytest.approx(expected)
     assert (incomplete, limited) == (len(drawn) - len(expected), 0)
-    said = sentence_markdown(best_of_each_case(document))
+    said = headline({"testbed": document})[0]
     assert ("left out, where a baseline did not run" in said) == bool(incomplete and found)
-    assert len(summary(document).rows) == len(cases(document)) == len(drawn)
+    assert len(SECTIONS[0].table(document).rows) == len(cases(document)) == len(drawn)
 
 
 def test_a_baseline_that_was_not_found_in_time_is_not_ruled_out() -> None:
@@ -83,7 +84,7 @@ def test_a_baseline_that_was_not_found_in_time_is_not_ruled_out() -> None:
         "testbed", {"rows": rows, "rivals": RIVALS, "unavailable": [late | {"ruled_out": False}]}
     )
     assert cases_that_count(document) == ([], 1, 0)
-    assert "not found within 20 s" in str(summary(document))
+    assert "not found within 20 s" in str(SECTIONS[0].table(document))
 
 
 @pytest.mark.parametrize("method", ["selection", "gloo", "ring"])

@@ -1,0 +1,1006 @@
+"""Every question of the page, in its order: result file, command, sentence, compact table, picture.
+
+A section that needs more than columns of its rows has its functions beside it; what it shows stands in the
+table of `SECTIONS`. All figures come from the results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from arborcast.bench.page.charts import Chart, Point
+from arborcast.bench.page.contest import Case, cases, clusters
+from arborcast.bench.page.results import (
+    Document,
+    Row,
+    first,
+    groups,
+    is_ours,
+    known,
+    least,
+    middle,
+    most,
+    number,
+)
+from arborcast.bench.page.tables import (
+    Column,
+    Section,
+    Table,
+    column,
+    columns,
+    in_gigabytes,
+    medians,
+    missed,
+    of_each,
+    pivot,
+    plain,
+    strong,
+    table,
+)
+from arborcast.bench.page.words import (
+    DASH,
+    count,
+    digits,
+    duration,
+    percent,
+    plural,
+    seconds,
+    size,
+    times,
+    tiny,
+    two_digits,
+)
+from arborcast.synth.baselines.nccl_model import NOT_RUN
+
+# ------------------------------------------------------------------------------- links, clusters, allocations
+
+
+def _testbed(document: Document) -> Table:
+    of_ours = of_each(
+        "topology | collective | >size: bytes | ours: method | >time: time_us | "
+        ">of the limit: share_of_optimum",
+        lambda case: case.ours,
+    )
+    limit = of_ours[">of the limit"]
+    of_ours[">of the limit"] = lambda case: (
+        limit(case) + (" *" if case.ours.get("cpu_limited") is True else "")
+    )
+    return table(
+        {
+            **of_ours,
+            ">over the best baseline": _over_best,
+            ">over multiring": lambda case: times(case.over("multiring")),
+            ">over gloo": lambda case: times(case.over("gloo")),
+            "left out of the headline": lambda case: (
+                "" if case.is_whole else "; ".join(f"{name}: {why}" for name, why in case.missing.items())
+            ),
+        },
+        cases(document),
+    )
+
+
+def _over_best(case: Case) -> str:
+    """The speed-up, with the name of the baseline that is the fastest here."""
+    return times(case.over_best) + (f" ({case.baselines[0].text('method')})" if case.baselines else "")
+
+
+def _shares_on_links(document: Document) -> Iterator[Point]:
+    """Of each topology and collective the largest size on which most methods ran."""
+    for rows in groups(document.rows, "topology", "collective"):
+        by_size = groups(rows, "bytes")
+        fullest = max(by_size, key=lambda alike: (len(alike), alike[0].figure("bytes")))
+        panel = f"{rows[0].text('topology')}, {rows[0].text('collective')}"
+        for row in fullest:
+            tone = "ours" if is_ours(row.get("method")) else "baseline"
+            yield panel, tone, row.text("method"), row.figure("share_of_optimum")
+
+
+def _clusters(document: Document) -> Table:
+    """A line per case: the median, best and worst speed-up, where it loses, how far the least time is."""
+    return table(
+        {
+            "cluster and collective": lambda case: case[0][0].text("case"),
+            ">ranks": lambda case: count(case[0][-1].figure("ranks")),
+            ">median": lambda case: times(middle(point.speed_up for point in case[1])),
+            ">best": lambda case: times(most(point.speed_up for point in case[1])),
+            ">worst": lambda case: times(least(point.speed_up for point in case[1])),
+            ">sizes lost": lambda case: f"{sum(point.is_lost for point in case[1])} of {len(case[1])}",
+            ">over the least time": lambda case: times(middle(_over_least(case[0]))),
+            ">at worst": lambda case: times(most(_over_least(case[0]))),
+            "our time at the ends": lambda case: ", ".join(
+                f"{duration(point.time_us)} for {size(point.size_bytes)}"
+                for point in (case[1][:: len(case[1]) - 1] if len(case[1]) > 1 else case[1])
+            ),
+        },
+        clusters(document),
+    )
+
+
+def _over_least(rows: list[Row]) -> list[float]:
+    """Of each size, the time on links alone of what is chosen over the least that any schedule takes."""
+    return [
+        row.figure("time_us") / row.figure("least_us") for row in rows if row.get("method") == "selection"
+    ]
+
+
+def _lost_points(document: Document) -> str:
+    points = [point for _, points in clusters(document) for point in points]
+    lost = sum(point.is_lost for point in points)
+    return f"Of {strong(plural(len(points), 'point'))} we lose at {strong(count(lost))}."
+
+
+def _cluster_curves(document: Document) -> Iterator[Point]:
+    for rows, points in clusters(document):
+        for point in points:
+            yield rows[0].text("case"), "over the fastest", point.size_bytes, point.speed_up
+
+
+def _allocations(document: Document) -> Table:
+    """Sets of 3 GPUs and more that the links join."""
+
+    def spread(name: str) -> Column:
+        def shown(rows: list[Row]) -> str:
+            found = known(row.figure(name) for row in rows)
+            if not found:
+                return DASH
+            return f"{times(middle(found))} ({times(min(found))} to {times(max(found))})"
+
+        return shown
+
+    joined = [
+        row
+        for row in document.rows
+        if row.get("method") == "trees" and row.figure("ranks") >= 3 and row.figure("optimum") > 0
+    ]
+    return table(
+        {
+            "machine": lambda rows: rows[0].text("box"),
+            "collective": lambda rows: rows[0].text("collective"),
+            ">sets": lambda rows: count(len(rows)),
+            ">optimum reached on": lambda rows: count(
+                sum(row.figure("share_of_optimum") >= 1 for row in rows)
+            ),
+            ">over NCCL's ring model": spread("over_nccl"),
+            ">over that with relays": spread("over_nccl_relays"),
+            ">over the best single ring": spread("over_ring"),
+        },
+        groups(joined, "box", "collective"),
+    )
+
+
+# -------------------------------------------------------------------------------------- alltoallv, synthesis
+
+_ALLTOALLV = {"planned": "planned", "balanced": "as FAST", "pairwise": "pairwise"}
+
+
+def _planning(rows: Sequence[Row]) -> str:
+    value = first(rows, method="planned").figure("planning_ms")
+    return DASH if math.isnan(value) else f"{value:.3g} ms"
+
+
+def _alltoallv(document: Document) -> Table:
+    share = pivot(
+        {
+            "machine": lambda row: f"{row.text('topology')}, {row.text('on')}",
+            "sizes": column("pattern"),
+        },
+        ("on", "topology", "pattern"),
+        "method",
+        lambda rows: percent(first(rows).figure("share_of_limit")),
+        lambda method: _ALLTOALLV[method],
+        tuple(_ALLTOALLV),
+    )(document)
+    lines = groups(document.rows, "on", "topology", "pattern")
+    rows = tuple((*row, _planning(line)) for row, line in zip(share.rows, lines, strict=True))
+    return Table((*share.head, ">planning"), rows)
+
+
+def _synthesis(document: Document) -> Table:
+    machines = groups([row for row in document.rows if row.get("method") != "whole process"], "title")
+    machines.sort(key=lambda rows: rows[0].figure("ranks"))
+
+    def of(method: str, specs: str) -> dict[str, Column]:
+        return of_each(specs, lambda rows: first(rows, method=method))
+
+    return table(
+        {
+            "machine": lambda rows: rows[0].text("title"),
+            **of("trees", ">ranks | >trees"),
+            **of("bound", ">bound: seconds"),
+            **of("trees", ">trees found in: seconds | >memory: peak_MB"),
+        },
+        machines,
+    )
+
+
+def _points(row: Row) -> str:
+    points = row.get("points")
+    if not isinstance(points, list) or not points:
+        return DASH
+    if len(points) > 4:
+        return plural(len(points), "point")
+    return " ".join(f"({','.join(map(str, point))})" for point in points if isinstance(point, list))
+
+
+def _proved(row: Row) -> str:
+    proved = row.get("proved")
+    if not isinstance(proved, list):
+        return DASH
+    return "all" if all(proved) else f"{sum(map(bool, proved))} of {len(proved)}"
+
+
+def _frontiers(document: Document) -> Table:
+    rows = [row for row in document.rows if row.get("method") == "pareto"]
+    return table(
+        {
+            **columns("frontier: title"),
+            "(C, S, R)": _points,
+            "proved": _proved,
+            **columns(">call: call_seconds | >CPU, whole process: cpu_seconds"),
+        },
+        rows,
+    )
+
+
+def _growth(document: Document) -> Table:
+    """A line per family: the ends of its curves, and its exponents."""
+    exponents = document.entry("exponents")
+
+    def slope(name: str) -> Column:
+        return lambda rows: two_digits(number((exponents.get(rows[0].get("family")) or {}).get(name)))
+
+    def ends(name: str, unit: Any) -> Column:
+        return lambda rows: f"{unit(rows[0].figure(name))} to {unit(rows[-1].figure(name))}"
+
+    return table(
+        {
+            "fabrics and method": lambda rows: rows[0].text("family"),
+            ">ranks": ends("ranks", count),
+            ">time": ends("seconds", seconds),
+            ">its exponent": slope("seconds"),
+            ">memory at the largest": lambda rows: in_gigabytes(rows[-1].figure("peak_MB")),
+            ">exponent of memory": slope("peak_MB"),
+        },
+        groups(document.rows, "family"),
+    )
+
+
+def _contender(row: Row) -> str:
+    """Who answered, without which of its answers it is."""
+    return row.text("method").partition(" (")[0]
+
+
+def _peers(document: Document) -> Table:
+    names = sorted(dict.fromkeys(map(_contender, document.rows)), key=lambda name: not is_ours(name))
+    return pivot({"question": column("case")}, ("topology", "collective"), _contender, _answer, values=names)(
+        document
+    )
+
+
+def _answer(rows: Sequence[Row]) -> str:
+    """The best answer of a contender: how long it took, and how good it is."""
+    if not rows:
+        return ""
+    row = max(
+        reversed(rows), key=lambda one: (one.figure("share_of_optimum") > 0, one.figure("share_of_optimum"))
+    )
+    taken, verdict = row.figure("seconds"), row.text("verdict")
+    if not row.figure("share_of_optimum") >= 0:
+        return f"{verdict}, {seconds(taken)}" if taken > 0 else verdict
+    said = [seconds(taken), f"{percent(row.figure('share_of_optimum'))} of the limit"]
+    if row.figure("call_seconds") > 0:
+        said[0] += f" / {seconds(row.figure('call_seconds'))}"
+    if row.figure("times_ours") > 0:
+        said[0] += f" ({times(row.figure('times_ours'))} / {times(row.figure('call_times_ours'))} ours)"
+    if row.figure("trees") >= 0:
+        said.append(plural(row.figure("trees"), "tree"))
+    elif row.figure("steps") >= 0:
+        said.append(plural(row.figure("steps"), "step"))
+    return ", ".join([*said, *([verdict] if verdict != "found" else [])])
+
+
+# ----------------------------------------------------------------------------------------- the process group
+
+
+def _case(row: Row) -> str:
+    busy = ", Python busy" if row.get("main_thread") == "computes" else ""
+    return f"{row.text('collective')}, {count(row.figure('ranks'))} ranks{busy}"
+
+
+def _in_memory_and_over_sockets(name: str, unit: Any) -> Any:
+    return lambda rows: " / ".join(
+        unit(first(rows, method=method).figure(name)) for method in ("shared memory", "sockets")
+    )
+
+
+def _targets_missed(rows: Sequence[Row]) -> str:
+    verdicts = [row.get("met") for row in rows if isinstance(row.get("met"), bool)]
+    return f"{verdicts.count(False)} of {len(verdicts)}" if verdicts else DASH
+
+
+def _loopback(document: Document) -> Table:
+    by = ("collective", "ranks", "main_thread")
+    sizes = sorted({row["bytes"] for row in document.rows if row.figure("bytes") > 0})
+    found = pivot(
+        {"in memory / over sockets": _case},
+        by,
+        "bytes",
+        _in_memory_and_over_sockets("times_gloo", digits),
+        size,
+        sizes,
+    )(document)
+    lines = zip(found.rows, groups(document.rows, *by), strict=True)
+    return Table(
+        (*found.head, ">targets missed"), tuple((*row, _targets_missed(alike)) for row, alike in lines)
+    )
+
+
+def _loopback_curves(document: Document) -> Iterator[Point]:
+    for row in document.rows:
+        if row.get("method") != "gloo":
+            yield _case(row), row.text("method"), row.figure("bytes"), row.figure("times_gloo")
+
+
+def _ddp(document: Document) -> Table:
+    def over_gloo(method: str) -> Column:
+        return lambda rows: times(first(rows, method=method).figure("times_gloo"))
+
+    return table(
+        {
+            "": lambda rows: (
+                f"{digits(rows[0].figure('parameters') / 1e6)} M parameters, "
+                f"{count(rows[0].figure('ranks'))} ranks"
+            ),
+            ">in memory": over_gloo("shared memory"),
+            ">over sockets": over_gloo("sockets"),
+            ">targets missed": lambda rows: count(sum(row.get("met") is False for row in rows)),
+        },
+        groups(document.rows, "parameters", "ranks"),
+    )
+
+
+def _behind(document: Document) -> str:
+    others = [row for row in document.rows if row.get("backend") != "gloo"]
+    behind = sorted({name for row in others for name in row.get("behind") or ()})
+    said = strong(plural(len(behind), "test") if behind else "none")
+    named = f": {', '.join(behind)}" if behind else ""
+    return (
+        f"Of the tests that pass on gloo, {said} fails, or skips itself, for other reasons than the "
+        f"backend's name{named}."
+    )
+
+
+_STAGED = ("whole tensors", "chosen")
+
+
+def _staging_curves(document: Document) -> Iterator[Point]:
+    for row in document.rows:
+        if row.get("method") in ("host memory", *_STAGED):
+            panel = f"copies at {digits(row.figure('copies_over_link'), 1)}× the rate of a link"
+            yield panel, row.text("method"), row.figure("bytes"), row.figure("share_of_optimum")
+
+
+def _staging(document: Document) -> Table:
+    return pivot(
+        columns(">copies over link: copies_over_link"),
+        ("copies_over_link",),
+        "bytes",
+        lambda rows: " / ".join(
+            percent(most(row.figure("share_of_optimum") for row in rows if row.get("method") == method))
+            for method in _STAGED
+        ),
+        size,
+        sorted({row["bytes"] for row in document.rows if row.figure("bytes") > 0}),
+    )(document)
+
+
+# ------------------------------------------------------------------------------------------------- training
+
+ORDERS = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "pe": "list order",
+    "interleaved": "interleaved 1F1B",
+    "zb-h1": "ZB-H1",
+    "zb-v": "ZB-V",
+}
+"""Names of orders; `pe` is SPP's."""
+
+
+def _order(row: Row) -> str:
+    return ORDERS.get(row.text("order"), row.text("order"))
+
+
+def _shape(row: Row) -> str:
+    """How a plan divides its ranks: stages of one rank each, one stage of replicas, or replicas of each."""
+    said = row.get("replicas")
+    replicas = [str(each) for each in said] if isinstance(said, list) else str(said or "").split("+")
+    if replicas in ([], [""]):
+        return DASH
+    if len(replicas) > 1 and set(replicas) == {"1"}:
+        return f"{len(replicas)} stages"
+    if len(replicas) == 1:
+        return "1 rank" if replicas == ["1"] else f"{replicas[0]} replicas"
+    return "+".join(replicas)
+
+
+def _limited(name: str, limit: float, unit: Any) -> Column:
+    """The largest of a group, marked where it is above a limit."""
+
+    def shown(rows: list[Row]) -> str:
+        largest = most(row.figure(name) for row in rows)
+        return f"{unit(largest)} (missed)" if largest > limit else unit(largest)
+
+    return shown
+
+
+def _curves(document: Document) -> Table:
+    """A line per order: the largest differences over all shapes."""
+    limit = number(document.get("limit"))
+    return table(
+        {
+            "order": lambda rows: _order(rows[0]),
+            ">shapes": lambda rows: count(len(rows)),
+            ">steps": lambda rows: count(most(row.figure("steps") for row in rows)),
+            ">loss, largest difference": _limited("loss_difference", limit, tiny),
+            ">limit": lambda rows: tiny(limit),
+            ">gradients of the first step, relative": lambda rows: tiny(
+                most(row.figure("gradient_difference") for row in rows)
+            ),
+        },
+        groups(document.rows, "order"),
+    )
+
+
+def _library(row: Row) -> str:
+    home = row.text("model").partition(" ")[0]
+    return home if home in ("transformers", "torchvision", "timm") else "in-house"
+
+
+def _models(document: Document) -> Table:
+    """A line per library: how many models train as in one piece."""
+    limit = number(document.get("limit"))
+
+    def models(of: Any) -> Column:
+        return lambda rows: count(len({row.get("model") for row in rows if of(row.get("result"))}))
+
+    def largest(name: str) -> Column:
+        return lambda rows: tiny(most(row.figure(name) for row in rows))
+
+    return table(
+        {
+            "models of": lambda rows: _library(rows[0]),
+            ">cut in 2 and 4 and equal": models(lambda result: result == "equal"),
+            ">refused": models(lambda result: result == "refused"),
+            ">other": models(lambda result: result not in ("equal", "refused")),
+            ">loss, largest difference": largest("loss_difference"),
+            ">weights": largest("weight_difference"),
+            ">limit": lambda rows: tiny(limit),
+        },
+        groups(document.rows, _library),
+    )
+
+
+def _memory(document: Document) -> Table:
+    """A line per training, with its stages in order."""
+
+    def stage_by_stage(name: str) -> Column:
+        return lambda rows: " ".join(map(column(name), rows))
+
+    return table(
+        {
+            "model": lambda rows: rows[0].text("model"),
+            "order": lambda rows: rows[0].text("order"),
+            ">predicted, stage by stage": stage_by_stage("predicted_bytes"),
+            ">held": stage_by_stage("live_bytes"),
+            ">largest ratio": _limited("ratio", number(document.get("limit")), percent),
+        },
+        groups(document.rows, "model", "order"),
+    )
+
+
+def _pipeline(row: Row) -> str:
+    return f"{_order(row)}, {count(row.figure('stages'))} stages"
+
+
+def _prediction(document: Document) -> Table:
+    """A line per order and number of stages: the errors over all numbers of microbatches."""
+    return table(
+        {
+            "order and stages": lambda rows: _pipeline(rows[0]),
+            "microbatches": lambda rows: ", ".join(map(column("microbatches"), rows)),
+            ">simulator, median error": lambda rows: percent(middle(row.figure("error") for row in rows)),
+            ">largest": _limited("error", number(document.get("target")), percent),
+            ">equation (3), largest": lambda rows: percent(
+                most(row.figure("equation_error") for row in rows if row.get("fitted") is not True)
+            ),
+        },
+        groups(document.rows, _pipeline),
+    )
+
+
+def _prediction_curves(document: Document) -> Iterator[Point]:
+    for row in document.rows:
+        for name, said in (("time_us", "measured"), ("predicted_us", "simulator")):
+            yield _pipeline(row), said, row.figure("microbatches"), row.figure(name) * 1e-6
+
+
+def _steps(document: Document) -> Table:
+    """A line per topology and plan."""
+
+    def of(collectives: str, name: str) -> Column:
+        return lambda rows: column(name)(first(rows, collectives=collectives))
+
+    return table(
+        {
+            "topology": lambda rows: rows[0].text("topology"),
+            "stages": lambda rows: _shape(rows[0]),
+            ">largest gradients": lambda rows: column("gradient_bytes")(rows[0]),
+            ">step, synthesized": of("synth", "time_us"),
+            ">step, gloo": of("gloo", "time_us"),
+            ">times as fast": of("synth", "times_faster_than_gloo"),
+        },
+        groups(document.rows, "topology", _shape),
+    )
+
+
+def _sharded(document: Document) -> Table:
+    """Planned, predicted and measured; what is the same plan as one before it is measured once.
+
+    Files without that column measured such plans twice: equal meshes, calls and times tell them there.
+    """
+    seen: dict[tuple[str, ...], str] = {}
+    told = any("same_plan" in row for row in document.rows)
+    same: dict[int, str] = {}
+    for row in document.rows:
+        names = ("topology", "model", "batch", "mesh", "calls", "planned_us", "predicted_us")
+        before = seen.setdefault(tuple(row.text(name) for name in names), row.text("layout"))
+        other = row.text("same_plan") if told else before
+        if other not in (DASH, row.get("layout")):
+            same[id(row)] = other
+
+    def measured(how: Column) -> Column:
+        return lambda row: DASH if id(row) in same else how(row)
+
+    def time(row: Row) -> str:
+        return f"the same plan as {same[id(row)]}" if id(row) in same else column("time_us")(row)
+
+    return table(
+        {
+            **columns("topology"),
+            "model": lambda row: f"{row.text('model')}, {count(row.figure('batch'))} samples",
+            **columns("layout | mesh | >predicted: predicted_us"),
+            ">measured": time,
+            ">error": measured(column("error")),
+            ">over the choice": measured(column("ratio", times)),
+        },
+        document.rows,
+    )
+
+
+def _over_target(name: str, target: str) -> Column:
+    return missed(name, lambda row: row.figure(name) > row.figure(target))
+
+
+def _planner_plan(row: Row) -> str:
+    return f"{_shape(row)}, m {count(row.figure('microbatches'))}, {_order(row)}"
+
+
+def _seconds_or_none(name: str) -> Column:
+    return lambda row: seconds(row.figure(name)) if row.figure(name) > 0 else ""
+
+
+def _runtimes(document: Document) -> Table:
+    target = number(document.get("target"))
+    return table(
+        {
+            "order": _order,
+            **columns(
+                "collectives | torch's: schedule | >samples/s: samples_per_second | "
+                ">torch's samples/s: torch_samples_per_second"
+            ),
+            ">our time over torch's": missed("ratio", lambda row: row.figure("ratio") > target, digits),
+        },
+        document.rows,
+    )
+
+
+def _bubbles(document: Document) -> Table:
+    target = number(document.get("target"))
+    return table(
+        {
+            "order": _order,
+            ">stages a rank": lambda row: count(row.figure("stages") / row.figure("ranks")),
+            **columns(">step: time_us | >bubble | >by the simulator: predicted_bubble"),
+            ">over 1F1B's": missed(
+                "ratio", lambda row: row.get("order") == "zb-h1" and row.figure("ratio") > target, percent
+            ),
+        },
+        document.rows,
+    )
+
+
+_FAULTS = {
+    "kill": "killed",
+    "stop": "stopped, and sent on later",
+    "abort": "aborts its group",
+    "cut": "cut off without a word",
+}
+_TRAINING = "python bench/pipeline.py --only "
+_SCALE = "python bench/scale.py --only "
+
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        "testbed",
+        "How close to the limit, on links that are real?",
+        "Real processes and TCP on emulated links",
+        "measured on emulated links",
+        "python bench/testbed.py",
+        "Real processes, real TCP, one rate-limited pair of network devices per link of the topology. The "
+        "limit is what no schedule can pass at the rates that these links delivered in the same run, less "
+        "what links carry at once after a pause. Each line is what the process group chooses by itself, or "
+        "the fastest of ours where that was not measured, beside the fastest baseline of the case (named "
+        "in brackets), multiring and unmodified gloo, whose ring follows the numbers of the ranks. A star "
+        "marks what the processors may have limited.",
+        _testbed,
+        chart=Chart(_shares_on_links, "", "share of the limit", "point", rule=1.0),
+    ),
+    Section(
+        "fragments",
+        "What does each allocation of a DGX-1 give?",
+        f"Allocations of 3 GPUs and more that NVLinks join, beside {NOT_RUN}",
+        f"computed exactly; {NOT_RUN}",
+        "python bench/fragments.py",
+        "A scheduler hands out any of a box's GPUs, and most sets of them are irregular. Every set that "
+        "differs in its links is counted once. Rates of our trees, of rings and of the optimum are exact; "
+        f"those of NCCL are of {NOT_RUN}. Medians, least to most.",
+        _allocations,
+    ),
+    Section(
+        "sweeps",
+        "At which sizes, on larger clusters?",
+        f"Simulated clusters beside {NOT_RUN}",
+        f"simulated; {NOT_RUN}",
+        "python bench/sweeps.py",
+        "Our schedules in our simulator, which counts every piece on every link, beside simulated "
+        f"baselines and {NOT_RUN}. Speed-ups are over whichever of them is fastest at a size; below 1× we "
+        "lose. The last columns are times on the links alone: over the least that latencies and bandwidths "
+        "allow any schedule.",
+        _clusters,
+        _lost_points,
+        Chart(_cluster_curves, "bytes", "speed-up", rule=1.0),
+    ),
+    Section(
+        "alltoallv",
+        "How fast is an alltoall of blocks of any sizes, planned at each step?",
+        "Alltoalls of blocks of any sizes: shares of the proven limit",
+        "simulated, and measured on emulated links",
+        "python bench/alltoallv.py",
+        "Sizes as experts of a mixture make them. The limit is the time that the plan's certificate proves. "
+        "Pairwise sends every block whole on a shortest way; as FAST shares what boxes have for each other "
+        "among their ports. Planning is warm, in one process.",
+        _alltoallv,
+        medians("share_of_limit", "method", tuple(_ALLTOALLV), "Of the limit (balanced is what FAST does)"),
+    ),
+    Section(
+        "synthesis",
+        "How long does synthesis take?",
+        "Time to find allgather trees that equal their bound",
+        "measured",
+        "python bench/synthesis.py",
+        "Allgather trees that reach their proven limit exactly, on one core, kernels compiled before; every "
+        "figure is a median. Other synthesizers are asked in the section of peers.",
+        _synthesis,
+    ),
+    Section(
+        "scale_targets",
+        "How large may a fabric be?",
+        "Large fabrics: CPU time to load, solve and verify",
+        "measured",
+        _SCALE + "targets",
+        "CPU time to load, solve and verify in one process, kernels compiled before. Symmetric: solved by "
+        "orbits, kept as representatives and translations; verified on the representatives, or translate "
+        "by translate. Written out: no use of symmetry. Repair: from the symmetric schedule of the fabric "
+        "before the fault, and promised without verification. Partly symmetric: the same with the making "
+        "of that schedule.",
+        plain(
+            "fabric: title | collective | method | >ranks",
+            **{
+                ">CPU time": lambda row: (
+                    ("over " if row.get("timed_out") else "")
+                    + missed("seconds", lambda one: one.get("kept") is False)(row)
+                )
+            },
+            **columns(
+                ">promised: target_seconds | >memory: peak_MB | >of the bound: share_of_bound | >height"
+            ),
+        ),
+    ),
+    Section(
+        "scale_growth",
+        "How do time and memory grow with the ranks?",
+        "Growth over the ranks",
+        "measured",
+        _SCALE + "growth",
+        "Load, solve and verify. The exponent is the slope from 64 ranks on, by least squares: 1 would be "
+        "as many times as long as there are more ranks. A tree has as many edges as ranks, and there is "
+        "one for each rank: written out, a schedule itself grows by 2.",
+        _growth,
+        chart=Chart(
+            lambda document: (
+                ("time", row.text("family"), row.figure("ranks"), row.figure("seconds"))
+                for row in document.rows
+                if row.get("timed_out") is not True
+            ),
+            "ranks",
+            "seconds",
+        ),
+    ),
+    Section(
+        "scale_uses",
+        "What does a large schedule cost whoever uses it?",
+        "What a large schedule costs whoever uses it",
+        "measured",
+        _SCALE + "uses",
+        "From the implicit form: a file of representatives, one rank's program made without the whole "
+        "schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program from the "
+        "schedule written out.",
+        plain(
+            "fabric: topology | collective | >ranks | >transfers | >file: file_bytes | >read: read_seconds | "
+            ">a rank's program: program_seconds | >its memory: program_MB",
+            **{
+                ">written out first": lambda row: seconds(
+                    row.figure("written_out_seconds") + row.figure("written_out_program_seconds")
+                )
+            },
+            **columns(">simulated in: simulate_seconds | >simulated time: simulated_us"),
+        ),
+    ),
+    Section(
+        "frontier",
+        "How long do whole frontiers take?",
+        "Whole frontiers of chunk schedules",
+        "measured",
+        "python bench/frontier.py",
+        "Best trades between steps and rounds per chunk, (C, S, R); proved: no schedule is better. On one "
+        "core, without the cache. SCCL's tool is asked in the section of peers.",
+        _frontiers,
+    ),
+    Section(
+        "peers",
+        "How do the public synthesizers do?",
+        "Public synthesizers on the same questions, in turns on the same machine",
+        "measured; rates exact, times of schedules simulated",
+        "python bench/peers.py",
+        "Every contender is asked the same question in a process of its own, in turns with the others on "
+        "the same machine. What it answers is turned into a schedule of ours, so that the same verifier "
+        "computes its rate and the same simulator its time. Two times: a whole process that asks once / a "
+        "call in a process that has answered before; below 1× ours the other one is faster. TACOS is "
+        "compiled and is called once.",
+        _peers,
+    ),
+    Section(
+        "loopback",
+        "What does the process group cost on one machine?",
+        "The process group on one machine, as multiples of gloo's speed",
+        "measured on local processes",
+        "python bench/loopback.py",
+        "Speed as a multiple of gloo's in the same round, on local processes. Loopback has no links to use "
+        "better, so that these are the costs of the runtime alone. Main threads wait for each call, or, "
+        "where it says so, compute in Python until it has ended.",
+        _loopback,
+        medians("times_gloo", "method", ("shared memory", "sockets"), "Of gloo's speed"),
+        Chart(_loopback_curves, "bytes", "over gloo", rule=1.0),
+    ),
+    Section(
+        "ddp",
+        "What does a step of DistributedDataParallel cost on one machine?",
+        "A step of DistributedDataParallel, as multiples of gloo's speed",
+        "measured on local processes",
+        "python bench/ddp.py",
+        "Steps with gradients averaged by gloo and by the process group, each in turn on its own copy of one "
+        "network, whose parameters are compared at the end. The time is the slowest rank's.",
+        _ddp,
+    ),
+    Section(
+        "torch_suite",
+        "Which tests of torch pass over the process group?",
+        "Torch's own tests of process groups: how many pass",
+        "counted",
+        "python bench/torch_suite.py",
+        "The tests that ship with torch, and forms of `torch.compile`, run on forked ranks over each "
+        "backend, all as those of gloo, whose place the group takes. Tests that want GPUs get CPU tensors; "
+        "some fail on gloo as well.",
+        pivot(
+            columns("configuration"),
+            ("configuration",),
+            "backend",
+            lambda rows: (
+                f"{count(rows[0].figure('passed'))} of {count(rows[0].figure('tests'))}" if rows else DASH
+            ),
+        ),
+        _behind,
+    ),
+    Section(
+        "faults",
+        "Does every rank that is left raise in time when others die, stop or are cut off?",
+        "Random faults during training",
+        "measured",
+        "python bench/faults.py",
+        "Small groups train under DDP and compare every gradient with serial training, until a random "
+        "fault at a random moment. A rank that is killed or aborts is noticed at once; one that is stopped "
+        "at the group's timeout; a host whose link goes down (in network namespaces) when its kernel has "
+        "acknowledged nothing for `ARBORCAST_LOST_AFTER` seconds. Times run from the fault to the error, "
+        "of a stopped rank from where it goes on. Processes, sockets, files and shared memory are looked "
+        "for after each round.",
+        plain(
+            "a rank is: fault | transport | >rounds | >ranks that must raise: left_ranks | >in time: "
+            "raised_in_time | >hang: hangs | >wrong gradients: wrong | >left over: left_over | >median: "
+            "median_s | >slowest: slowest_s",
+            **{"a rank is": lambda row: _FAULTS.get(row.text("fault"), row.text("fault"))},
+        ),
+    ),
+    Section(
+        "staging",
+        "What do tensors on a device lose on their way through host memory?",
+        "Tensors on a device: share of the limit by whole tensors / through the ring that is chosen",
+        "measured on emulated links, with an emulated device",
+        "python bench/staging.py",
+        "Workers around a switch run an allreduce on data that lie on a device whose copies, each way, "
+        "have a rate of their own. Whole tensors are copied before and after; through a ring of host "
+        "buffers copies, sending, receiving and adding overlap. The limit is that of data in host memory, "
+        "at the rates that the links delivered. Nothing here ran on a GPU.",
+        _staging,
+        chart=Chart(_staging_curves, "bytes", "share of the limit"),
+    ),
+    Section(
+        "starting",
+        "What do groups cost, and how long does the first step take?",
+        "What groups cost",
+        "measured on one machine",
+        "python bench/starting.py",
+        "Descriptors and threads that a process holds beyond what it held before: of the first group all, "
+        "of more groups those of each once it has done an allreduce. The first step is the time from "
+        "init_process_group to the end of an allreduce of 1 MiB; where nothing is kept, it goes by a "
+        "simple schedule, and all ranks change to others when they are found. Of synth it is imports for "
+        "the most part, which ranks of a host make at the same time.",
+        lambda document: table(
+            {
+                "": lambda row: f"{row.text('what')}, {count(row.figure('ranks'))} ranks",
+                **columns("group: method | >time: seconds"),
+                ">descriptors": column("descriptors", two_digits),
+                ">threads": column("threads", two_digits),
+            },
+            document.rows,
+        ),
+    ),
+    Section(
+        "pipeline_curves",
+        "Is pipelined training equal to serial training?",
+        "Pipelined training on digits beside serial training",
+        "trained on local processes",
+        _TRAINING + "curves",
+        "scikit-learn's digits: the same weights and batches on one process, and on one process per rank "
+        "of a plan; every gradient goes over a synthesized allreduce where a stage has replicas.",
+        _curves,
+    ),
+    Section(
+        "pipeline_models",
+        "Which models train in stages, unmodified?",
+        "Models of libraries cut in 2 and in 4 stages beside serial training",
+        "trained stage after stage in one process",
+        _TRAINING + "models",
+        "Models as their libraries give them, from small configurations: traced, cut in two and in four, and "
+        "trained on padded batches in uneven microbatches beside the model itself, with the same weights.",
+        _models,
+    ),
+    Section(
+        "pipeline_memory",
+        "Does a rank need as much memory as its plan says?",
+        "Memory of ranks that make their stages of a model on meta",
+        "measured on local processes",
+        _TRAINING + "memory",
+        'A GPT-2 built on "meta", of which every rank makes its own stage: the memory behind torch\'s '
+        "tensors at the fullest moment of three steps with AdamW, beside what the plan says without "
+        "allocating anything.",
+        _memory,
+    ),
+    Section(
+        "pipeline_prediction",
+        "How far is the predicted time of a training step from the measured one?",
+        "Predicted time of a training step, errors",
+        "measured on local processes",
+        _TRAINING + "prediction",
+        "Layers sleep as long as they would compute, so that ranks do not wait for each other's cores. "
+        "What layers and messages cost is measured beforehand, and what the trainer takes for one on one "
+        "plan for each number of stages (GPipe with the most microbatches): all others are predictions. "
+        "Equation (3) of the Divisible paper is fitted to three points of each curve, which do not count "
+        "here.",
+        _prediction,
+        chart=Chart(_prediction_curves, "microbatches", "seconds"),
+    ),
+    Section(
+        "pipeline_testbed",
+        "What do synthesized allreduces give a training step?",
+        "A training step on emulated links",
+        "measured on emulated links",
+        _TRAINING + "testbed",
+        "Whole steps on rate-limited links, forward to update. The same plan, model and messages between "
+        "stages; only the allreduce of the gradients among the replicas of a stage is a synthesized "
+        "schedule or gloo's. Both take turns in the same processes.",
+        _steps,
+    ),
+    Section(
+        "pipeline_sharded",
+        "Is a divided step as fast as its plan says?",
+        "Steps of divided models on emulated links",
+        "measured on emulated links",
+        _TRAINING + "sharded",
+        "Models whose operators are divided over all ranks, whole steps: by the choice of the integer "
+        "program, and by the best data parallelism and the best of Megatron's layout on the same costs. "
+        "All take turns in the same processes; what is the same plan is measured once. Collectives are "
+        "predicted by simulating their schedules at the rates that links delivered, computing by a serial "
+        "step.",
+        _sharded,
+    ),
+    Section(
+        "pipeline_bubbles",
+        "How much of the bubble of 1F1B do other orders leave?",
+        "Bubbles of orders",
+        "measured on local processes",
+        _TRAINING + "bubbles",
+        "Layers sleep as long in the forward pass as in each half of the backward pass, so that ranks do "
+        "not wait for each other's cores. The bubble is the share of a step in which a rank does not "
+        "sleep; what the trainer itself does counts.",
+        _bubbles,
+    ),
+    Section(
+        "pipeline_runtimes",
+        "Is a step as fast as under torch.distributed.pipelining?",
+        "A step of the trainer beside torch's",
+        "measured on local processes",
+        _TRAINING + "runtimes",
+        "The same layers on the same two ranks with the same microbatches, in the same processes, in "
+        "turns: the trainer beside torch.distributed.pipelining, and for data parallel beside DDP over "
+        "gloo. Whole steps with the update.",
+        _runtimes,
+    ),
+    Section(
+        "pipeline_planner",
+        "How long does planning a pipeline take?",
+        "Time to plan a pipeline",
+        "measured",
+        _TRAINING + "planner",
+        "From profile and topology to plan, in processes of their own; the first plan of a process also "
+        "loads compiled kernels. Layers are drawn at random, all different.",
+        plain(
+            "topology | >devices | >layers",
+            **{
+                ">seconds, median": _over_target("seconds", "target_s"),
+                ">spread": column("spread", seconds),
+            },
+            **columns(">first of a process: first_seconds | >memory limit: limit_bytes"),
+            **{">target": _seconds_or_none("target_s"), "plan": _planner_plan},
+        ),
+    ),
+    Section(
+        "pipeline_intra",
+        "How long does planning inside a stage take?",
+        "Time to plan inside a stage",
+        "measured",
+        _TRAINING + "intra",
+        "From a module to the sharding of all its operators on the best of all meshes, layouts beside it, "
+        "in a process of its own, imports left out. One thread works: CPU time is what an idle machine "
+        "takes. One program is the best mesh solved once more with its prices known.",
+        plain(
+            "topology | >ranks: devices | >blocks: layers",
+            **{">CPU time, one run": _over_target("cpu_seconds", "target_s")},
+            **columns(">of that tracing: trace_seconds | >one program: program_seconds | >elapsed: seconds"),
+            **{">target": column("target_s", seconds)},
+            **columns("mesh"),
+        ),
+    ),
+)
+"""In the order of the page and of docs/figures.md."""
