@@ -25,6 +25,7 @@ from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
 
 _SEARCH_LIMIT = 300  # branch-and-bound vertices: unlike a time limit, the same on any machine
+_QUICK_LIMIT, _QUICK_UP_TO = 20, 64  # vertices where nothing was asked, and of how many trees
 _REWEIGHTINGS = 8
 _ATTEMPTS = 3  # at thinning out, from different prices
 _FEW_GROUPS, _SMALL = 4, 120  # groups, and trees of all together, that an integer program takes
@@ -77,7 +78,9 @@ def few_as_asked(
     search = _Search(choice, known, starts, request.seed, deadline)
     if tolerance is not None or not asked:
         rate = (choice.rate if optimum is None else optimum) * (1 - (tolerance or 0))
-        kept, proved = search.fewest(rate, exactly=asked)
+        # Among few trees a short search is worth it without being asked: it saves each fifth of them.
+        unasked = _QUICK_LIMIT if len(choice.trees) <= _QUICK_UP_TO else 0
+        kept, proved = search.fewest(rate, _SEARCH_LIMIT if asked else unasked)
         largest = max(Counter(choice.trees[index].group for index in kept).values())
         if most is None or largest <= most:
             facts: Settings = (("tolerance", str(tolerance)),)
@@ -107,15 +110,15 @@ class _Search:
         weights = zip(kept, self.choice.only(kept).weights, strict=True)
         return {index: weight for index, weight in weights if weight}
 
-    def fewest(self, wanted: Fraction, *, exactly: bool) -> tuple[list[int], str]:
-        """The fewest trees that reach a rate, or what all of them do; `exactly` with an integer program."""
+    def fewest(self, wanted: Fraction, search_limit: int) -> tuple[list[int], str]:
+        """The fewest trees that reach a rate, or what all of them do; with 0 without an integer program."""
         rate = wanted if self.choice.reaches(wanted) else self.choice.rate
-        kept, proved = self._fewest(rate, exactly=exactly)
+        kept, proved = self._fewest(rate, search_limit)
         if self.choice.only(kept).rate < wanted:
             proved = "none: the candidates do not reach the tolerance"
         return kept, proved
 
-    def _fewest(self, rate: Fraction, *, exactly: bool) -> tuple[list[int], str]:
+    def _fewest(self, rate: Fraction, search_limit: int) -> tuple[list[int], str]:
         starts = [
             list(self.known),
             *(self._sparse(float(rate), attempt) for attempt in range(_ATTEMPTS)),
@@ -126,10 +129,10 @@ class _Search:
         kept, none_too_many = min(dropped, key=lambda found: len(found[0]))
         if len(kept) == self.choice.groups:
             return kept, "no fewer trees are possible"
-        if not (exactly and self._is_searched):
+        if not (search_limit and self._is_searched):
             out_of_time = "none: rounding errors, or out of time"
             return kept, "none of the trees can be left out" if none_too_many else out_of_time
-        chosen, closed = self._searched(None, float(rate), kept)
+        chosen, closed = self._searched(None, float(rate), kept, search_limit)
         if chosen is not None and len(chosen) < len(kept):
             if self.choice.only(chosen).reaches(rate):
                 kept = chosen
@@ -182,7 +185,7 @@ class _Search:
         )
 
     def _searched(
-        self, most: int | None, rate: float | None, kept: Sequence[int]
+        self, most: int | None, rate: float | None, kept: Sequence[int], search_limit: int = _SEARCH_LIMIT
     ) -> tuple[list[int] | None, bool]:
         """What an integer program finds, from a solution on."""
         return few(
@@ -191,7 +194,7 @@ class _Search:
             most=most,
             rate=rate,
             start=sorted(kept),
-            search_limit=_SEARCH_LIMIT,
+            search_limit=search_limit,
             seed=self.seed,
             seconds=self.deadline.left_s,
         )
