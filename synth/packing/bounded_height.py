@@ -100,7 +100,7 @@ def shallow_frontier(
         weighed = shallow.generation.run()
         known = shallow.carrying(weighed)
         if weighed.rate > float(best / limit) * (1 - CLOSE):
-            found = shallow.packing(weighed, Request(seed=seed))
+            found = shallow.packing(weighed, Request(seed=seed), quickly=True)
             rate = _rate(found.carriers)
             if rate > best:
                 best = rate
@@ -142,7 +142,7 @@ class _Shallow:
         columns = self.generation.master.columns
         return [column for column, weight in zip(columns, weights, strict=False) if weight > _USED]
 
-    def packing(self, weighed: Weighed, request: Request) -> Packing:
+    def packing(self, weighed: Weighed, request: Request, *, quickly: bool = False) -> Packing:
         """Few of the carriers, with exact weights, and what is proved of their rate."""
         problem, used = self.generation.problem, self.carrying(weighed)
         # An allreduce whose trees differ both ways is done by pairs of those that carry something.
@@ -166,7 +166,7 @@ class _Shallow:
         target = self.limit / groups
         rows = TreeRows.of((link.bandwidth for link in problem.topology.links), target, groups)
         choice = Choice(rows, tuple(Use.of(group, carrier) for group, carrier in carriers))
-        weights, facts = few_as_asked(choice, known, request, self.generation.deadline)
+        weights, facts = few_as_asked(choice, known, request, self.generation.deadline, quickly=quickly)
         chosen = tuple(
             replace(carriers[place][1], weight=weight * target) for place, weight in weights.items()
         )

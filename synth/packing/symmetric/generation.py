@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 COARSE, FINE = 1 << 6, 1 << 30
 """The largest price as a length: of coarse prices many are equal."""
 
-EFFORT = 300_000_000
-"""Additions that exact pricing below a height is worth: some two seconds."""
+EFFORT = 1_200_000_000
+"""Additions that exact pricing below a height is worth: seconds, where most questions need less than one."""
 
 EXACT_AT_ONCE = 10
 """Ranks up to which the cheapest low tree takes a millisecond, so that nothing else is tried first."""
@@ -96,6 +96,8 @@ class Generation:
         weighed = self._follow_cut(self.master.program.solve())
         if weighed.rate < 1 - CLOSE:
             self._warm()
+            if self.max_height is not None:
+                self._warm_exactly(self.max_height)
             sources = [self._smooth(COARSE), self._smooth(FINE), self._fine]
             if self.max_height is not None:
                 sources.append(partial(self._bounded, self.max_height))
@@ -106,11 +108,25 @@ class Generation:
         return weighed
 
     def _run_exactly(self, height: int) -> Weighed:
-        slowest = min(self.problem.budgets)
-        even = [max(1, int(FINE * slowest / budget)) for budget in self.problem.budgets]
-        self._take(self._priced_exactly(np.array(even, dtype=np.int64), height))
+        self._warm_exactly(height)
         weighed = self.master.run([partial(self._bounded, height)], self.deadline, rounds=self.rounds)
         return weighed if weighed.rate >= 1 - CLOSE else self._prove(weighed)
+
+    def _warm_exactly(self, height: int) -> None:
+        """Cheapest trees under prices that grow with what those before have used: narrow links cost more."""
+        slowest = min(self.problem.budgets)
+        even = np.array([max(1, int(FINE * slowest / budget)) for budget in self.problem.budgets])
+        loads = np.zeros(len(even), dtype=np.int64)
+        for turn in range(_WARM):
+            if turn and self.deadline.has_passed:
+                return
+            lengths = even * (1 + loads)
+            columns = list(self._priced_exactly(lengths, height))
+            self._take(columns)
+            for group in range(len(self.problem.groups)):
+                members = [np.array(column.uses) for column in columns if column.group == group]
+                loads += min(members, key=lambda uses: int(uses @ lengths), default=np.zeros_like(loads))
+            loads = np.minimum(loads, _WARM)
 
     def _follow_cut(self, weighed: Weighed) -> Weighed:
         """Trees that cross the tight cut the minimum number of times, while they bring the target nearer."""
