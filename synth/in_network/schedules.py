@@ -27,7 +27,9 @@ from arborcast.synth.topology import Topology, Vertex
 CLAIMS = ("within_height", "proved")
 """Settings in which a method says how its trees compare with others of the fabric that it was given."""
 
-LARGEST_STEINER = 64
+_MANY = 200  # trees, of which the lowest alone are looked at: dropping one by one takes seconds
+
+LARGEST_STEINER = 32
 """Ranks up to which trees through switches are looked for where others reach the bound, for being lower."""
 
 
@@ -98,8 +100,12 @@ def solve_in_network(
     each_root = collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}
     if first.is_optimal and (each_root or topology.ranks > LARGEST_STEINER):
         return first
-    found = None if deadline.has_passed else _through_switches(topology, collective, request, limit, deadline)
-    best = first if found is None else min(first, found, key=_merit)
+    best = first
+    if not deadline.has_passed:
+        program = solved_steiner_program(topology, collective, deadline)  # trees, and their best rate
+        if program.rate >= first.rate:
+            found = _through_switches(topology, collective, program, request, limit, deadline)
+            best = min((first, *found), key=_merit)
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
     return best
@@ -110,18 +116,20 @@ def _merit(schedule: Schedule) -> tuple[Fraction, int, int]:
 
 
 def _through_switches(
-    topology: Topology, collective: Collective, request: Request, limit: Bound, deadline: Deadline
-) -> Schedule | None:
-    """The schedule along the best packing; None where no trees keep to what was asked."""
-    program = solved_steiner_program(topology, collective, deadline)  # 1. trees, and the best rate
-    schedules = []
+    topology: Topology,
+    collective: Collective,
+    program: SteinerProgram,
+    request: Request,
+    limit: Bound,
+    deadline: Deadline,
+) -> Iterator[Schedule]:
+    """Schedules along the best packing; none where no trees keep to what was asked."""
     for some in _low_first(program, _allowed(topology, collective, program, request, deadline)):
-        held = _held(topology, program, some)  # 2. no more at any switch than it holds
-        chosen, settings = _few(program, held, request, deadline)  # 3. few of them
+        held = _held(topology, program, some)  # no more at any switch than it holds
+        chosen, settings = _few(program, held, request, deadline)  # few of them
         if chosen:
             method = Method("trees", request.seed, (("through", "able switches"), *settings))
-            schedules.append(lift_columns(topology, collective, method, limit, chosen))  # 4. chunks
-    return min(schedules, key=_merit, default=None)
+            yield lift_columns(topology, collective, method, limit, chosen)
 
 
 def _low_first(program: SteinerProgram, columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
@@ -131,6 +139,8 @@ def _low_first(program: SteinerProgram, columns: Sequence[Column]) -> Iterator[S
         low = [column for column in columns if column.height <= most]
         if program.choice(low).best.rate >= rate * (1 - CLOSE):
             yield low
+            if len(columns) > _MANY:
+                return
             break
     yield columns
 
