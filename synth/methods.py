@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 from arborcast.synth.chunks.encodings.registry import EncodingName
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
-from arborcast.synth.deadline import check_seconds
-from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.deadline import Deadline, check_seconds
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
@@ -102,9 +102,11 @@ def method_for(name: str, collective: Collective) -> Method:
 def _forwarding(solve: Method, topology: Topology, collective: Collective, request: Request) -> Schedule:
     if topology.forwarding is topology:
         return solve(topology, collective, request)
-    from arborcast.synth.packing.in_network import forwarding_answer
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.in_network.schedules import forwarding_answer
 
-    return forwarding_answer(solve, topology, collective, request)
+    limit = bound(topology, collective, Deadline.after(request.deadline_s))
+    return forwarding_answer(solve, topology, collective, request, limit)
 
 
 def _method_for(name: str, collective: Collective) -> Method:
@@ -142,9 +144,27 @@ def implicit_method_for(topology: Topology, collective: Collective) -> ImplicitM
         from arborcast.synth.packing.symmetric.solver import solve_symmetric as found
     if topology.forwarding is topology:
         return found
-    from arborcast.synth.packing.symmetric.in_network import solve_symmetric_in_network
+    return partial(_implicitly_in_network, found)
 
-    return partial(solve_symmetric_in_network, forwarding=found)
+
+def _implicitly_in_network(
+    forwarding: ImplicitMethod,
+    topology: Topology,
+    collective: Collective,
+    request: Request,
+    *,
+    translations: Translations,
+) -> ImplicitSchedule:
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.in_network.symmetric import solve_symmetric_in_network
+    from arborcast.synth.routes.reachability import who_is_cut_off
+
+    limit = bound(topology, collective)
+    if limit.rate == 0:
+        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
+    return solve_symmetric_in_network(
+        topology, collective, request, limit, forwarding=forwarding, translations=translations
+    )
 
 
 def natural_method(collective: Collective) -> str:

@@ -16,8 +16,7 @@ class Request:
 
     Attributes:
         max_trees: at most so many trees (per root for allgather and reduce-scatter); None for any number.
-        tolerance: with few trees, the part of the optimum that may be given up for fewer of them; None
-            for the default of `synth.packing.fewest`.
+        tolerance: the part of the optimum that may be given up for fewer trees; None where nothing is asked.
         epsilon: the part of the optimum that the multiplicative weights may miss; None for the default of
             `synth.packing.mwu`.
         seed: breaks ties; the same seed gives the same schedule on any machine.

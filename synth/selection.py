@@ -251,11 +251,13 @@ def candidates(
         counts = [few for few in FEW_TREES if request.max_trees is None or few < request.max_trees]
         wanted += [("trees", replace(request, max_trees=few)) for few in counts]
     if topology.forwarding is not topology and first == "trees":
-        from arborcast.synth.packing.in_network import forwarding_answer
+        from arborcast.synth.bounds import bound
+        from arborcast.synth.in_network.schedules import forwarding_answer
 
         deadline.check("the comparison of methods")
         left = replace(request, deadline_s=deadline)
-        yield forwarding_answer(method_for(first, collective), topology, collective, left)
+        limit = bound(topology, collective, deadline)
+        yield forwarding_answer(method_for(first, collective), topology, collective, left, limit)
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
@@ -276,15 +278,15 @@ def candidates(
 def _on(topology: Topology, collective: Collective, found: Iterator[Schedule]) -> Iterator[Schedule]:
     """The same schedules, also the one of an error, where switches may do more than they ask of them."""
     from arborcast.synth.bounds import bound
+    from arborcast.synth.in_network.schedules import on_able_switches
 
     limit = bound(topology, collective)
     try:
         for schedule in found:
-            yield replace(schedule, topology=topology, bound=limit)
+            yield on_able_switches(schedule, topology, limit)
     except TimedOutError as error:
         if isinstance(error.best, Schedule):
-            best = replace(error.best, topology=topology, bound=limit)
-            raise TimedOutError(str(error), best) from error
+            raise TimedOutError(str(error), on_able_switches(error.best, topology, limit)) from error
         raise
 
 

@@ -4,8 +4,8 @@ Out-trees are limited by cuts (broadcast, allgather), and so are flows (gather);
 scatter are their mirror images on the reversed topology. Switches that cannot send on all they receive
 need link lengths instead of a cut, an allreduce is limited by a partition of the ranks or by lengths, an
 alltoall by lengths, a custom collective by a cut or by lengths. Switches that reduce or multicast have limits
-of their own (`able_switches`), where forwarding does not reach a cut. Every rate is recomputed from its
-certificate before it is returned.
+of their own (`synth.in_network.limits`), where forwarding does not reach a cut. Every rate is recomputed from
+its certificate before it is returned.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
     not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
     than `MOST_APART` ranks has only its cut. The limit of a custom collective is as exact as that of an
     alltoall where every block has one target, and need not be reached elsewhere. With able switches a cut
-    that forwarding reaches is exact, and so is what up to `able_switches.EXACT_UP_TO` ranks reach along
+    that forwarding reaches is exact, and so is what up to `in_network.limits.EXACT_UP_TO` ranks reach along
     trees; among more ranks it is the least limit of parts of the fabric, which need not be reached.
 
     Args:
@@ -88,7 +88,7 @@ def _best(topology: Topology, collective: Collective, deadline: Deadline) -> Cer
 
 def _of_able_switches(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     """The cut that limits switches which only forward, too; else the least of what limits able ones."""
-    from arborcast.synth.bounds.able_switches import able_certificates
+    from arborcast.synth.in_network.limits import able_certificates
 
     forwarding = _best(topology.forwarding, collective, deadline)
     if isinstance(forwarding, Cut):

@@ -1,6 +1,6 @@
-"""Trees that also join and fork at able switches: the cheapest ones, and the linear program that packs them.
+"""Trees that join and fork at switches that reduce or multicast (SHARP, NVLS): all that is known of them.
 
-`program` is the entry: the best rate with its trees and prices, by column generation. It asks `pricing` for
-the cheapest trees under prices, exactly where few ranks are apart; `steiner_tree` is what a tree is.
-Schedules are made of them by `synth.packing.in_network`, limits by `synth.bounds`.
+`program` finds the best trees by column generation: `pricing` the cheapest under prices, `spanning` cheap
+ones at any size; `steiner_tree` says what a tree is. `limits` makes certificates of the prices, `schedules`
+schedules of the trees; `symmetric` does both by orbits.
 """

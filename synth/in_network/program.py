@@ -1,17 +1,17 @@
 """The best rate along trees that join and fork at able switches, with its trees and the prices that prove it.
 
-Column generation (Gilmore and Gomory 1961) over the linear program of `synth.lp.tree_program`: links and
-adders are rows, trees or pairs of trees columns, prices go to `synth.in_network.pricing`, and every tree that
-is cheaper than the program believes joins it. Floats propose; the rate, the prices and the limit that they
-prove are exact.
+Column generation by `synth.lp.master`: links and adders are rows, trees or pairs of trees columns, prices go
+to `pricing`. Floats propose; the rate, the prices and the limit that they prove are exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from arborcast.synth.in_network.pricing import (
 )
 from arborcast.synth.in_network.steiner_tree import Column, Rows, SteinerTree
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, TreeRows, Weighed, whole_prices
+from arborcast.synth.lp.choice import Choice
+from arborcast.synth.lp.master import Master, is_cheaper
+from arborcast.synth.lp.tree_program import Floats, TreeRows, Weighed, whole_prices
 from arborcast.synth.progress import report
 from arborcast.synth.topology import Topology, Vertex
 
@@ -44,6 +46,8 @@ EXACT_TURNS = 4
 ALWAYS_EXACT = 9
 """Ranks that are apart, up to which every pricing is exact: milliseconds."""
 
+_KEPT = 4  # last answers
+
 
 @dataclass(frozen=True, eq=False)
 class SteinerProgram:
@@ -57,6 +61,7 @@ class SteinerProgram:
         columns: trees with their weights; a root's together carry its block.
         candidates: all that were found, without weights.
         rows: what columns use.
+        groups: roots that each have trees of their own; 1 where one rate is asked for.
     """
 
     rate: Fraction
@@ -66,6 +71,12 @@ class SteinerProgram:
     columns: tuple[Column, ...]
     candidates: tuple[Column, ...]
     rows: Rows
+    groups: int
+
+    def choice(self, columns: Sequence[Column]) -> Choice:
+        """Some of the candidates to choose from; a group's target is its part of the best rate."""
+        rows = TreeRows.of(self.rows.capacities, self.rate / self.groups, self.groups)
+        return Choice(rows, tuple(columns))
 
     @property
     def is_exact(self) -> bool:
@@ -100,8 +111,29 @@ def steiner_program(
     return _Generation(topology, collective, deadline, known).run()
 
 
+_solved: OrderedDict[tuple[Topology, Collective], SteinerProgram] = OrderedDict()
+
+
+def solved_steiner_program(
+    topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE
+) -> SteinerProgram:
+    """`steiner_program`, whose last answers are kept: schedules follow bounds, and parts are alike.
+
+    What the deadline has cut short is not kept.
+    """
+    question = (topology, collective)
+    if question in _solved:
+        return _solved[question]
+    program = steiner_program(topology, collective, deadline)
+    if not deadline.has_passed:
+        _solved[question] = program
+        if len(_solved) > _KEPT:
+            _solved.popitem(last=False)
+    return program
+
+
 class _Generation:
-    """Column generation: the program, what is known, and the best limit so far."""
+    """Column generation: the master, and what its sources of trees need."""
 
     def __init__(
         self, topology: Topology, collective: Collective, deadline: Deadline, known: Iterable[Column]
@@ -112,55 +144,49 @@ class _Generation:
         self.groups = len(self.roots) if kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER} else 1
         self.rows = Rows(topology)
         self.unit = max(link.bandwidth for link in topology.links)
-        capacities = tuple(capacity / self.unit for capacity in self.rows.capacities)
-        self.program = TreeProgram(TreeRows(capacities, (0,) * self.groups))
-        self.columns: dict[tuple[int, SteinerTree | None, SteinerTree | None], Column] = {}
+        rows = TreeRows.of(self.rows.capacities, self.unit, self.groups)
+        self.master: Master[Column] = Master(rows)
         self.sides = [
             Side(topology, collective.ranks, turned)
             for turned, wanted in ((False, kind is Kind.ALLREDUCE or not kind.reduces), (True, kind.reduces))
             if wanted
         ]
         self.forks: dict[bool, list[Vertex]] = {False: [], True: []}  # of the last heuristic trees
-        self.limit: Fraction | None = None
-        self.proof: list[int] = []
         for column in known:
-            self._add(column)
+            self.master.add(column)
 
     def run(self) -> SteinerProgram:
         """The whole of it."""
         self._begin()
-        weighed = self.program.solve()
-        while not self.deadline.has_passed:
-            report("trees through switches", len(self.columns), len(self.columns) + 1)
-            if not self._improves(whole_prices(weighed.prices, LARGEST_PRICE), weighed):
-                break
-            weighed = self.program.solve()
-        weights = self.program.exact(weighed)
+        # Heuristic trees first where that is faster; exact ones, with the limit that they prove, at last.
+        sources = [partial(self._cheaper, exact) for exact in ((True,) if self._few_ranks else (False, True))]
+        master = self.master
+        weights = master.program.exact(master.run(sources, self.deadline, enough=math.inf))
         for _ in range(EXACT_TURNS):
-            vertex = self.program.vertex()
-            if vertex is None or max(vertex.prices, default=0) > LARGEST_PRICE or self.deadline.has_passed:
+            prices = None if self.deadline.has_passed else master.exact_prices(LARGEST_PRICE)
+            if prices is None:
                 break
-            added = self._improves(np.array(vertex.prices, dtype=np.int64), None)
-            if self.limit == self._rate(weights) or not added:
+            added = master.add_helpful(self._priced(prices, exact=True), None)
+            if master.limit == self._rate(weights) or not added:
                 break
-            weights = self.program.exact(self.program.solve())
-        return self._answer([*weights, *[Fraction(0)] * (len(self.columns) - len(weights))])
+            weights = master.program.exact(master.program.solve())
+        return self._answer([*weights, *[Fraction(0)] * (len(master.columns) - len(weights))])
 
     def _rate(self, weights: Sequence[Fraction]) -> Fraction:
-        return self.program.rows.rate(self.program.trees[: len(weights)], weights)
+        return self.master.rows.rate(self.master.columns[: len(weights)], weights)
 
     def _answer(self, weights: Sequence[Fraction]) -> SteinerProgram:
-        rate = self._rate(weights)
-        proof = [Fraction(price) for price in self.proof] or [Fraction(0)] * len(self.rows.capacities)
+        of_all, limit = self.unit * self.groups, self.master.limit
+        proof = [Fraction(price) for price in self.master.proof.tolist()]
         # The cheapest tree costs 1.
         worth = sum(map(lambda price, capacity: price * capacity, proof, self.rows.capacities))
-        scale = self.limit * self.unit * self.groups / worth if self.limit is not None and worth else 1
+        scale = limit * of_all / worth if limit is not None and worth else 1
         prices = [price * scale for price in proof]
         links = len(self.topology.links)
-        candidates = tuple(self.columns.values())
+        candidates = tuple(self.master.columns)
         return SteinerProgram(
-            rate * self.unit * self.groups,
-            None if self.limit is None else self.limit * self.unit * self.groups,
+            self._rate(weights) * of_all,
+            None if limit is None else limit * of_all,
             tuple(prices[:links]),
             tuple(prices[links:]),
             tuple(
@@ -170,11 +196,12 @@ class _Generation:
             ),
             candidates,
             self.rows,
+            self.groups,
         )
 
     def _begin(self) -> None:
         """Trees for every root under prices that grow with the loads of all trees before."""
-        capacities = np.array([float(capacity) for capacity in self.program.rows.capacities])
+        capacities = np.array([float(capacity) for capacity in self.master.rows.capacities])
         load = np.zeros(len(capacities))
         for turn in range(max(FIRST_ROUNDS, FIRST_TREES // len(self.roots))):
             for root in self.roots:
@@ -183,48 +210,28 @@ class _Generation:
                 asked = _Question(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks)
                 found = asked.column(root)
                 if found is not None:
-                    self._add(found)
+                    self.master.add(found)
                     load[list(found.used)] += list(found.used.values())
-        if len({column.group for column in self.columns.values()}) < self.groups:
+        if len({column.group for column in self.master.columns}) < self.groups:
             raise InfeasibleError(f"{self.collective.kind}: some rank cannot be reached by any tree")
 
-    @cached_property
+    @property
     def _few_ranks(self) -> bool:
         return len(self.collective.ranks) <= ALWAYS_EXACT
 
-    def _improves(self, prices: Ints, weighed: Weighed | None) -> bool:
-        """Add cheap trees under some prices; whether one costs less than the program thought.
+    def _cheaper(self, exact: bool, weighed: Weighed) -> Iterator[Column]:
+        found = self._priced(whole_prices(weighed.prices, LARGEST_PRICE), exact=exact)
+        return (column for column in found if is_cheaper(column, weighed))
 
-        Heuristic ones first where that is faster; exact ones, with the limit that they prove, where those
-        find nothing. Without what was weighed every new tree counts.
-        """
-        for exact in (True,) if self._few_ranks or weighed is None else (False, True):
-            asked = _Question(self, prices, exact=exact)
-            if exact and asked.apart > MOST_APART:
-                return False
-            if exact:
-                self._keep_proof(prices, asked)
-            better = False
-            for root in self.roots:
-                column = asked.column(root)
-                if column is not None and (weighed is None or _reduces(column, weighed)):
-                    better |= self._add(column)
-            if better:
-                return True
-        return False
-
-    def _keep_proof(self, prices: Ints, asked: _Question) -> None:
-        whole = prices.tolist()
-        limit = self.program.rows.limit(whole, asked.cheapest())
-        if limit is not None and (self.limit is None or limit <= self.limit):
-            self.limit, self.proof = limit, whole
-
-    def _add(self, column: Column) -> bool:
-        if column.key in self.columns:
-            return False
-        self.columns[column.key] = column
-        self.program.add(column)
-        return True
+    def _priced(self, prices: Ints, *, exact: bool) -> Iterator[Column]:
+        """A cheap tree of each root; exactly none where too many ranks are apart."""
+        report("trees through switches", len(self.master.columns), len(self.master.columns) + 1)
+        asked = _Question(self, prices, exact=exact)
+        if exact and asked.apart > MOST_APART:
+            return
+        if exact:
+            self.master.prove(prices, asked.cheapest())
+        yield from filter(None, map(asked.column, self.roots))
 
 
 class _Question:
@@ -288,12 +295,6 @@ def _roots(topology: Topology, collective: Collective) -> tuple[Vertex, ...]:
         return collective.ranks
     spreading = (v for v, switch in enumerate(topology.switches, topology.ranks) if switch.multicasts)
     return (*range(topology.ranks), *spreading)
-
-
-def _reduces(column: Column, weighed: Weighed) -> bool:
-    """Whether it costs less than the program believes that a tree of its group is worth."""
-    cost = sum(weighed.prices[row] * count for row, count in column.used.items())
-    return bool(cost < weighed.values[column.group] - CLOSE * weighed.values.sum())
 
 
 def _crowded(load: Floats, capacities: Floats, steepness: int) -> Ints:

@@ -55,6 +55,11 @@ class TreeRows:
     capacities: tuple[Fraction, ...]
     share_of: tuple[int, ...]
 
+    @classmethod
+    def of(cls, rates: Iterable[Fraction], target: Fraction, groups: int = 1) -> TreeRows:
+        """Rates in GB/s as parts of a target, for groups that all carry the same."""
+        return cls(tuple(rate / target for rate in rates), (0,) * groups)
+
     @property
     def shares(self) -> int:
         """How many amounts there are."""

@@ -1,8 +1,8 @@
 """The cheapest spanning out-tree of at most a given height, which prices the shallow packings.
 
 A tree of height h is a chain of growing sets of ranks, from the root to all: who joins in a layer hangs on
-the nearest rank of the layers before. For few ranks a recursion over the sets finds the best chain; for
-more, a search that moves one rank at a time to another layer finds a good one. Finding the best is NP-hard.
+the nearest rank of the layers before. For few ranks a recursion over the sets finds the best chain. Finding
+it is NP-hard.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ UNUSABLE = 1 << 54
 LARGEST_COST = 1 << 48
 """Of one edge: those of a tree must add up to less than `UNUSABLE`."""
 
-_SWEEPS = 50  # of the search over all ranks; each but the last makes the tree cheaper
-
 
 @dataclass(frozen=True, eq=False)
 class BoundedTrees:
@@ -33,12 +31,10 @@ class BoundedTrees:
     Attributes:
         cost: of each tree; `UNUSABLE` and more where there is none within the height.
         parents: a row per tree, -1 for its root.
-        levels: a row per tree: the layer of each rank, 0 for the root.
     """
 
     cost: Ints
     parents: Ints
-    levels: Ints
 
 
 def effort_of(ranks: int, roots: int, height: int) -> int:
@@ -59,31 +55,12 @@ def cheapest_bounded(entering: LengthArray, roots: Ints, height: int) -> Bounded
     Returns:
         The trees. Takes O(height 3^n) time and O(height 2^n) space for n ranks (3^(n - 1) for one root).
     """
-    costs, parents, levels = _recursion(_usable(entering), roots, min(height, len(entering) - 1))
-    return BoundedTrees(costs, parents, levels)
-
-
-def improve_bounded(entering: LengthArray, roots: Ints, height: int, levels: Ints) -> BoundedTrees:
-    """Good out-trees of at most so many layers, found from given layers by moving one rank at a time.
-
-    Args:
-        entering: as in `cheapest_bounded`, for any number of ranks.
-        roots: where the trees start; a root may come several times.
-        height: at least 1.
-        levels: a row per root: the layer where each rank starts, from 1 to `height`, 0 for the root. They
-            need not make a tree.
-    """
-    levels = levels.copy()
-    costs, parents = _descent(_usable(entering), roots, height, levels, _SWEEPS)
-    return BoundedTrees(costs, parents, levels)
-
-
-def _usable(entering: LengthArray) -> LengthArray:
-    return np.where(entering <= LARGEST_COST, entering, UNUSABLE).astype(np.int64)
+    usable = np.where(entering <= LARGEST_COST, entering, UNUSABLE).astype(np.int64)
+    return BoundedTrees(*_recursion(usable, roots, min(height, len(entering) - 1)))
 
 
 @kernel
-def _recursion(entering: Ints, roots: Ints, height: int) -> tuple[Ints, Ints, Ints]:
+def _recursion(entering: Ints, roots: Ints, height: int) -> tuple[Ints, Ints]:
     """`table[d, joined]`: the least cost of hanging all other ranks on a set in d + 1 more layers."""
     size = entering.shape[0]
     every = (1 << size) - 1
@@ -95,7 +72,6 @@ def _recursion(entering: Ints, roots: Ints, height: int) -> tuple[Ints, Ints, In
     nearest = np.zeros(size, np.int64)
     costs = np.full(roots.shape[0], UNUSABLE)
     parents = np.full((roots.shape[0], size), -1)
-    levels = np.zeros((roots.shape[0], size), np.int64)
     for index, root in enumerate(roots):
         joined, level, cost = 1 << root, 1, np.int64(0)
         while joined != every and cost < UNUSABLE:
@@ -108,11 +84,10 @@ def _recursion(entering: Ints, roots: Ints, height: int) -> tuple[Ints, Ints, In
                 costs[index] = cost
             for rank in range(size):
                 if joining >> rank & 1:
-                    levels[index, rank] = level
                     parents[index, rank] = _nearest(entering, joined, rank)
             joined |= joining
             level += 1
-    return costs, parents, levels
+    return costs, parents
 
 
 @kernel
@@ -180,57 +155,3 @@ def _best_step(
                 best, joining = total, now
         count *= 2
     return best, joining
-
-
-@kernel
-def _descent(entering: Ints, roots: Ints, height: int, levels: Ints, sweeps: int) -> tuple[Ints, Ints]:
-    size = entering.shape[0]
-    costs = np.empty(roots.shape[0], np.int64)
-    parents = np.full((roots.shape[0], size), -1)
-    for index, root in enumerate(roots):
-        level = levels[index]
-        cost = _cost_of(entering, root, level)
-        for _ in range(sweeps):
-            before = cost
-            for rank in range(size):
-                if rank == root:
-                    continue
-                kept = level[rank]
-                for other in range(1, height + 1):
-                    level[rank] = other
-                    moved = _cost_of(entering, root, level)
-                    if moved < cost:
-                        cost, kept = moved, other
-                level[rank] = kept
-            if cost == before:
-                break
-        costs[index] = cost
-        for rank in range(size):
-            if rank != root:
-                parents[index, rank] = _parent_of(entering, level, rank)
-    return costs, parents
-
-
-@kernel
-def _parent_of(entering: Ints, level: Ints, rank: int) -> int:
-    best, cost = -1, np.int64(UNUSABLE)
-    for parent in range(entering.shape[0]):
-        if level[parent] < level[rank] and entering[rank, parent] < cost:
-            best, cost = parent, entering[rank, parent]
-    return best
-
-
-@kernel
-def _cost_of(entering: Ints, root: int, level: Ints) -> np.int64:
-    """Of the cheapest tree with these layers; `UNUSABLE` for each rank without a parent."""
-    size = entering.shape[0]
-    total = np.int64(0)
-    for rank in range(size):
-        if rank == root:
-            continue
-        cost = np.int64(UNUSABLE)
-        for parent in range(size):
-            if level[parent] < level[rank] and entering[rank, parent] < cost:
-                cost = entering[rank, parent]
-        total += cost
-    return total

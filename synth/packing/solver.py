@@ -21,9 +21,10 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.packing.bounded_height import pack_shallow, shallow_frontier
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up, rerooted
 from arborcast.synth.packing.exact import pack_exactly
-from arborcast.synth.packing.fewest import DEFAULT_TOLERANCE, fewest
+from arborcast.synth.packing.fewest import fewest
 from arborcast.synth.packing.lift import lift
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh
 from arborcast.synth.packing.relays import relays_as_switches
@@ -66,10 +67,11 @@ def solve_by_trees(
             round of multiplicative weights, which takes an arborescence per root beyond the deadline.
     """
     if topology.forwarding is not topology:
-        from arborcast.synth.packing.in_network import solve_in_network
+        from arborcast.synth.in_network.schedules import solve_in_network
 
         _check(topology, collective, request)
-        return solve_in_network(topology, collective, request, solve_by_trees)
+        limit = bound(topology, collective, Deadline.after(request.deadline_s))
+        return solve_in_network(topology, collective, request, limit, solve_by_trees)
     task = _Task.of(topology, collective, request)  # 1. the rate, with its certificate
     try:
         if request.max_height is None:
@@ -77,7 +79,7 @@ def solve_by_trees(
             packing = min(_packings(task, splits, known), key=_latency)  # 3. trees that use all of it
             packing = _thinned(task, packing, splits[0].rate)
         else:
-            packing = _within_height(task, request.max_height)
+            packing = pack_shallow(task.graph, task.roots, task.limit.rate, request, task.deadline)
     except TimedOutError as error:
         raise task.too_late(task.schedule("mwu", _one_round(task)), error) from error
     return task.in_time(task.schedule("trees", packing))
@@ -125,8 +127,6 @@ def shallow_schedules(
     Raises:
         TimedOutError: the deadline passed.
     """
-    from arborcast.synth.packing.bounded_height import shallow_frontier
-
     task = _Task.of(topology, collective, Request(seed=seed))
     limit = task.limit.rate
     for found in shallow_frontier(task.graph, task.roots, below, limit=limit, seed=seed, deadline=deadline):
@@ -184,19 +184,6 @@ class _Task:
     def patience(self) -> Deadline:
         """The deadline, a hundredth of a second off where it has passed: small graphs still get an answer."""
         return self.deadline.at_least(0.01)
-
-    @property
-    def thinnings(self) -> Iterator[tuple[Fraction, int | None]]:
-        """What to ask of the choice of few trees, until an answer fits: (tolerance, most trees)."""
-        if self.request.tolerance is not None:
-            yield self.request.tolerance, None
-        if self.request.max_trees is not None:
-            yield DEFAULT_TOLERANCE, self.request.max_trees
-
-    def allows(self, packing: Packing) -> bool:
-        """Whether no root has more carriers than asked for (of an allreduce: whether there are no more)."""
-        counts = Counter(0 if self.roots is None else carrier.root for carrier in packing.carriers)
-        return self.request.max_trees is None or max(counts.values(), default=0) <= self.request.max_trees
 
     def heaviest(self, packing: Packing) -> Packing:
         """Fallback where no time is left to choose: the heaviest `max_trees` carriers per root."""
@@ -273,44 +260,13 @@ def _latency(packing: Packing) -> int:
 
 def _thinned(task: _Task, packing: Packing, rate: Fraction) -> Packing:
     """As few of the trees, and of others, as are wanted; of `rate` a tolerance may give up a part."""
-    few = task.heaviest(packing)
     if task.deadline.has_passed:
-        return few
-    for tolerance, most in task.thinnings:
-        chosen = fewest(
-            task.graph,
-            task.roots,
-            task.of_each_root(rate),
-            packing.carriers,
-            tolerance=tolerance,
-            max_trees=most,
-            seed=task.request.seed,
-            deadline=task.patience,
-        )
-        few = replace(chosen, settings=(*packing.settings, *chosen.settings))
-        if task.allows(few):
-            break
-    return few
-
-
-def _within_height(task: _Task, max_height: int) -> Packing:
-    """The best rate within a height, with few trees if they are wanted."""
-    from arborcast.synth.packing.bounded_height import pack_shallow
-
-    for tolerance, most in [*task.thinnings] or [(Fraction(0), None)]:
-        packing = pack_shallow(
-            task.graph,
-            task.roots,
-            max_height,
-            limit=task.limit.rate,
-            max_trees=most,
-            tolerance=tolerance,
-            seed=task.request.seed,
-            deadline=task.deadline,
-        )
-        if task.allows(packing):
-            break
-    return packing
+        return task.heaviest(packing)
+    if (task.request.tolerance, task.request.max_trees) == (None, None):
+        return packing
+    optimum = task.of_each_root(rate)
+    few = fewest(task.graph, task.roots, optimum, packing.carriers, task.request, task.patience)
+    return replace(few, settings=(*packing.settings, *few.settings))
 
 
 def _one_round(task: _Task) -> Packing:

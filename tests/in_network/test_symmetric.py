@@ -7,11 +7,13 @@ from fractions import Fraction
 import pytest
 
 from arborcast.synth import solve, verify
+from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.in_network.program import steiner_program
-from arborcast.synth.packing.symmetric.in_network import solve_symmetric_in_network
+from arborcast.synth.in_network.symmetric import solve_symmetric_in_network
+from arborcast.synth.request import Request
 from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.able_fabrics import ABLE
 from tests.support.drawn_in_network import star as turning_star
@@ -132,7 +134,14 @@ def test_what_is_found_in_time_is_on_the_fabric_that_was_asked_for():
         raise TimedOutError("late", plain)
 
     with pytest.raises(TimedOutError, match="late") as caught:
-        solve_symmetric_in_network(fabric, plain.collective, forwarding=late, translations=plain.translations)
+        solve_symmetric_in_network(
+            fabric,
+            plain.collective,
+            Request(),
+            bound(fabric, plain.collective),
+            forwarding=late,
+            translations=plain.translations,
+        )
     best = caught.value.best
     assert best is not None and best.topology == fabric
     assert best.bound.rate == 1 > best.rate == plain.rate

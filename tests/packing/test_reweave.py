@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast import topologies as catalog
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.packing.candidates import reweave
+from arborcast.synth.packing.fewest import reweave
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify
 from tests.support.strategies import topologies as graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -10,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.packing.carrier import congestion
-from arborcast.synth.packing.weights import Choice
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
-from tests.support.carriers import carrier
+from tests.support.carriers import carrier, choice_of
 
 LIMIT = Fraction(2000)  # more than any of these links carry
 
@@ -28,8 +28,10 @@ def graph(ranks, rates):
 
 def weighed(topology, groups, limit=LIMIT):
     """The trees of some groups with their best weights."""
-    carriers = tuple(tuple(carrier(topology, tree) for tree in trees) for trees in groups)
-    return Choice(topology, carriers, limit).weighed()
+    carriers = [[carrier(topology, tree) for tree in trees] for trees in groups]
+    weights = choice_of(topology, carriers, limit).weights
+    every = [one for some in carriers for one in some]
+    return [replace(one, weight=its * limit) for one, its in zip(every, weights, strict=True) if its]
 
 
 def test_trees_that_share_nothing_get_their_narrowest_link():
@@ -72,7 +74,7 @@ def test_simple_weights_that_come_near_are_not_taken_for_the_best():
 def test_a_rate_is_reached_or_missed_exactly():
     """3 of 2000 GB/s: near it floating point does not tell, and equal it must."""
     topology = graph(2, {(0, 1): 3})
-    choice = Choice(topology, ((carrier(topology, path(0, 1)),),), LIMIT)
+    choice = choice_of(topology, [[carrier(topology, path(0, 1))]], LIMIT)
     rate, little = Fraction(3, 2000), Fraction(1, 10**9)
     for less in (Fraction(0), rate / 2, rate * (1 - little), rate):
         assert choice.reaches(less)
@@ -84,7 +86,7 @@ def test_a_rate_is_reached_or_missed_exactly():
 
 def test_a_group_without_carriers_reaches_nothing():
     topology = graph(2, {(0, 1): 3, (1, 0): 2})
-    choice = Choice(topology, ((carrier(topology, path(0, 1)),), ()), LIMIT)
+    choice = choice_of(topology, [[carrier(topology, path(0, 1))], []], LIMIT)
     for rate in (Fraction(0), Fraction(1)):
         assert not choice.reaches(rate)
         assert choice.falls_short(rate)
@@ -95,11 +97,9 @@ def test_a_part_of_a_choice_is_the_choice_of_a_part():
     topology = graph(3, {(0, 1): 2, (1, 2): 2, (0, 2): 5, (2, 1): 3, (1, 0): 4, (2, 0): 6})
     one = tuple(carrier(topology, tree) for tree in (path(0, 1, 2), path(0, 2, 1)))
     other = tuple(carrier(topology, tree) for tree in (path(1, 0, 2), path(1, 2, 0)))
-    choice = Choice(topology, (one, other), LIMIT)
-    assert choice.uses  # counted once, for the part, too
-    part, anew = choice.only([3, 1, 2]), Choice(topology, (one[1:], other), LIMIT)
-    assert part.groups == anew.groups
-    assert part.uses == anew.uses == part.known
+    choice = choice_of(topology, (one, other), LIMIT)
+    part, anew = choice.only([3, 1, 2]), choice_of(topology, (one[1:], other), LIMIT)
+    assert part.trees == anew.trees
     assert part.weights == anew.weights
 
 

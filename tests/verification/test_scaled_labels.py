@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.lp.branch_and_bound import is_ruled_out
+from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import TreeProgram
-from arborcast.synth.packing.fewest import fewest, fewest_among
-from arborcast.synth.packing.ruling_out import is_ruled_out
+from arborcast.synth.packing.fewest import fewest
 from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
 from arborcast.synth.packing.symmetric.solver import solve_symmetric
-from arborcast.synth.packing.weights import Choice
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Link, Topology
@@ -29,7 +29,7 @@ from arborcast.synth.verification.verifier import verify
 from tests.fuzzing.all_trees import best_of, best_of_height, best_together
 from tests.packing.test_fewest import spanning_trees
 from tests.packing.test_symmetric_solver import circulants, declared
-from tests.support.carriers import carrier, hops
+from tests.support.carriers import carrier, choice_of, hops
 from tests.support.strategies import collectives
 from tests.support.strategies import topologies as graphs
 
@@ -187,33 +187,29 @@ def test_what_is_called_fewest_or_best_of_few_is(topology: Topology, most: int, 
         return max(best_together(topology, some) for some in combinations(uses, min(count, len(uses))))
 
     whole = best_together(topology, uses)
-    few, facts = fewest_among(
-        Choice(topology, (tuple(every),), whole), every, max_trees=most, deadline=Deadline.after(None)
-    )
-    rate = sum(tree.weight for tree in few)
+    choice, known = choice_of(topology, [every], whole), range(len(every))
+    few, facts = few_as_asked(choice, known, Request(max_trees=most), Deadline.after(None))
+    rate = sum(few.values()) * whole
     if dict(facts)["proved"] in {"best among the candidates", "optimal"}:
         assert rate == reach(most)
     assert rate == whole or dict(facts)["proved"] != "optimal"
     tolerance = data.draw(st.sampled_from([Fraction(0), Fraction(1, 5)]))
-    kept, facts = fewest_among(
-        Choice(topology, (tuple(every),), whole), every, tolerance=tolerance, deadline=Deadline.after(None)
-    )
-    assert sum(tree.weight for tree in kept) >= whole * (1 - tolerance)
+    kept, facts = few_as_asked(choice, known, Request(tolerance=tolerance), Deadline.after(None))
+    assert sum(kept.values()) >= 1 - tolerance
     if dict(facts)["proved"] in {"fewest among the candidates", "no fewer trees are possible"}:
         assert len(kept) == 1 or reach(len(kept) - 1) < whole * (1 - tolerance)
-    choice = Choice(topology, (tuple(every),), whole)
     for strictly in (True, False):
         rate = reach(most) / whole
         assert not is_ruled_out(
             choice.rows,
-            choice.uses,
+            choice.trees,
             most,
             rate * Fraction(9, 10),
             strictly=strictly,
             deadline=Deadline.after(None),
         )
     assert is_ruled_out(
-        choice.rows, choice.uses, most, rate * Fraction(11, 10), strictly=True, deadline=Deadline.after(None)
+        choice.rows, choice.trees, most, rate * Fraction(11, 10), strictly=True, deadline=Deadline.after(None)
     )
 
 
@@ -228,9 +224,9 @@ def test_prices_limit_and_weights_reach_the_best_rate(topology: Topology, decima
     best = best_of(
         topology, {(root, False): [hops(tree) for tree in group] for root, group in enumerate(groups)}
     )
-    choice = Choice(topology, tuple(map(tuple, groups)), best * Fraction(3, 2))
-    assert choice.rate * choice.target == best
-    program = TreeProgram(choice.rows, choice.uses)
+    choice = choice_of(topology, groups, best * Fraction(3, 2))
+    assert choice.rate == Fraction(2, 3)
+    program = TreeProgram(choice.rows, choice.trees)
     program.solve()
     vertex = program.vertex()
     assert vertex is not None
@@ -247,10 +243,10 @@ def test_no_known_tree_reaches_the_rate_and_few_are_found_all_the_same() -> None
         carrier(topology, Tree(0, Fraction(1), (TreeEdge(0, first), TreeEdge(parent, second))))
         for first, parent, second in ((1, 0, 2), (1, 1, 2), (2, 2, 1))
     )
-    found = fewest(topology, [0], 1 + rate, [star, *paths], tolerance=Fraction(0))
+    found = fewest(topology, [0], 1 + rate, [star, *paths], Request(tolerance=Fraction(0)))
     assert sum(tree.weight for tree in found.trees) == 1 + rate
     assert dict(found.settings)["proved"] == "fewest among the candidates"
-    late = fewest(topology, [0], 1 + rate, [star], tolerance=Fraction(0), deadline=Deadline.after(1e-9))
+    late = fewest(topology, [0], 1 + rate, [star], Request(tolerance=Fraction(0)), Deadline.after(1e-9))
     assert late.trees
 
 

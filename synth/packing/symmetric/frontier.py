@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.packing.symmetric.generation import Generation
-from arborcast.synth.packing.symmetric.problem import Column
+from arborcast.synth.packing.symmetric.generation import Generation, with_best_rate
+from arborcast.synth.packing.symmetric.problem import Column, least_height
 from arborcast.synth.packing.symmetric.solver import (
     Question,
     generated,
-    least_height,
-    lowest,
     question_of,
     simplest,
 )
@@ -69,7 +67,7 @@ def symmetric_frontier(
     try:
         for columns in _by_height(question, generation, best.height):
             for number in _MORE if topology.ranks <= FINE_UP_TO else _FEW:
-                few, facts = few_trees(question.problem, columns, number, deadline)
+                few, facts = few_trees(question.problem, columns, Request(max_trees=number), deadline)
                 found.append((weigh_exactly(question.problem, few, deadline), (*settings, *facts)))
             found.append((weigh_exactly(question.problem, columns, deadline), settings))
             deadline.check("the frontier of symmetric trees")
@@ -88,11 +86,15 @@ def _by_height(question: Question, generation: Generation, highest: int) -> list
     for height in wanted[:-1]:
         low = Generation(problem, question.tight, question.deadline, height)
         low.run()
-        for column in low.pool.columns:
-            generation.pool.add(column)
+        for column in low.master.columns:
+            generation.master.add(column)
     groups = set(range(len(problem.groups)))
-    choices = [generation.pool.up_to(height) for height in wanted]
-    return [lowest(problem, columns) for columns in choices if {column.group for column in columns} == groups]
+    choices = [generation.up_to(height) for height in wanted]
+    return [
+        with_best_rate(problem, columns)
+        for columns in choices
+        if {column.group for column in columns} == groups
+    ]
 
 
 def _undominated(found: Sequence[tuple[Chosen, Settings]]) -> list[tuple[Chosen, Settings]]:

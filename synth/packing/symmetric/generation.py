@@ -1,39 +1,48 @@
 """Column generation over orbits: prices of the link orbits say which trees are missing, until none is.
 
-Three sources of trees are asked in turn: the trees that cross the tight cut the minimum number of times,
+Four sources of trees are asked in turn: the trees that cross the tight cut the minimum number of times,
 spread evenly by prices (low, and often enough); cheapest trees under coarse prices, among which many are
-equally cheap and some are low; cheapest trees under fine prices, whose absence proves the optimum.
+equally cheap and some are low; cheapest trees under fine prices, whose absence proves the optimum; of trees
+below a height, where few ranks take part, those of a recursion that finds the cheapest.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, Weighed, whole_prices
+from arborcast.synth.lp.master import Master
+from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, Weighed, whole_prices
 from arborcast.synth.packing.bounded_tree import LARGEST_EXACT, UNUSABLE, cheapest_bounded, effort_of
 from arborcast.synth.packing.symmetric.contraction import LaminarFamily, contract
 from arborcast.synth.packing.symmetric.growth import grow
-from arborcast.synth.packing.symmetric.problem import Column, Pool, Problem, hops_from
+from arborcast.synth.packing.symmetric.problem import Column, Problem, hops_from
 
 log = logging.getLogger(__name__)
 
 COARSE, FINE = 1 << 6, 1 << 30
 """The largest price as a length: of coarse prices many are equal."""
 
+EFFORT = 1_200_000_000
+"""Additions that exact pricing below a height is worth: seconds, where most questions need less than one."""
+
+EXACT_AT_ONCE = 10
+"""Ranks up to which the cheapest low tree takes a millisecond, so that nothing else is tried first."""
+
+_FINEST = 1 << 42  # below a height; 64 links cost no more than one edge may
 _TERTIARY = 1 << 20  # the largest price among equally long ways
 _ROUNDS = 2000  # of weighing and pricing
 _PATIENCE = 8  # rounds in which a quarter of what is missing must be found
 _WARM = 6  # rounds in which loads, not the linear program, make the prices
+_EXACT_TURNS = 20  # that exact prices are asked for a tree that rounded ones did not find
 _HOP_PRICES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 1 << 20)
 
 
@@ -46,94 +55,138 @@ class Generation:
         tight: lengths of the orbits under which all trees of an optimum are cheapest, if they are known.
         deadline: when to stop.
         max_height: higher trees are none; None for any height.
-        pool: all trees that were met.
-        limit: the least rate that no trees, of any or of the given height, were proved to exceed.
         rounds: of weighing and pricing, at most.
-        grown: trees grown so far, whether new or not: the effort.
+        effort: additions that exact pricing below a height may take.
+        grown: trees grown so far, whether new or not.
     """
 
     problem: Problem
     tight: Ints | None
     deadline: Deadline
     max_height: int | None = None
-    pool: Pool = field(default_factory=Pool)
-    limit: Fraction = Fraction(1)
     rounds: int = _ROUNDS
+    effort: int = EFFORT
     grown: int = 0
     _hop_price: dict[int, int] = field(default_factory=dict)
 
-    def run(self) -> Weighed:
-        """Generate until the target is reached or no tree would help; note the `limit` that is then proved.
+    @cached_property
+    def master(self) -> Master[Column]:
+        """All trees that were met, and the program that weighs them."""
+        return Master(self.problem.rows)
 
-        Raises:
-            TimedOutError: the deadline passed.
+    @property
+    def limit(self) -> Fraction:
+        """The least rate that no trees, of any or of the given height, were proved to exceed."""
+        return Fraction(1) if self.master.limit is None else min(Fraction(1), self.master.limit)
+
+    def up_to(self, height: int | None) -> list[Column]:
+        """The trees of at most a height."""
+        return [column for column in self.master.columns if height is None or column.height <= height]
+
+    def run(self) -> Weighed:
+        """Generate until the target is reached, no tree would help or the deadline has passed.
+
+        Notes the limit that is then proved.
         """
-        program = TreeProgram(self.problem.rows)
+        if self.max_height is not None and self.problem.topology.ranks <= EXACT_AT_ONCE:
+            return self._run_exactly(self.max_height)
         zero = np.zeros(len(self.problem.budgets), dtype=np.int64)
         for lengths in [zero] if self.tight is None else [self.tight, zero]:
-            self._take(program, self.spread(lengths))
-        weighed = self._follow_cut(program, program.solve())
+            self._take(self.spread(lengths))
+        weighed = self._follow_cut(self.master.program.solve())
         if weighed.rate < 1 - CLOSE:
-            self._warm(program)
-            weighed = self._follow_prices(program, program.solve())
-        if weighed.rate < 1 - CLOSE:
-            self._prove(program, weighed)
-        log.info("%d columns, rate %.9f of the target", len(self.pool.columns), weighed.rate)
+            self._warm()
+            if self.max_height is not None:
+                self._warm_exactly(self.max_height)
+            sources = [self._smooth(COARSE), self._smooth(FINE), self._fine]
+            if self.max_height is not None:
+                sources.append(partial(self._bounded, self.max_height))
+            weighed = self.master.run(sources, self.deadline, rounds=self.rounds)
+        if weighed.rate < 1 - CLOSE and not self.deadline.has_passed:
+            weighed = self._prove(weighed)
+        log.info("%d columns, rate %.9f of the target", len(self.master.columns), weighed.rate)
         return weighed
 
-    def _follow_cut(self, program: TreeProgram, weighed: Weighed) -> Weighed:
+    def _run_exactly(self, height: int) -> Weighed:
+        self._warm_exactly(height)
+        weighed = self.master.run([partial(self._bounded, height)], self.deadline, rounds=self.rounds)
+        return weighed if weighed.rate >= 1 - CLOSE else self._prove(weighed)
+
+    def _warm_exactly(self, height: int) -> None:
+        """Cheapest trees under prices that grow with what those before have used: narrow links cost more."""
+        slowest = min(self.problem.budgets)
+        even = np.array([max(1, int(FINE * slowest / budget)) for budget in self.problem.budgets])
+        loads = np.zeros(len(even), dtype=np.int64)
+        for turn in range(_WARM):
+            if turn and self.deadline.has_passed:
+                return
+            lengths = even * (1 + loads)
+            columns = list(self._priced_exactly(lengths, height))
+            self._take(columns)
+            for group in range(len(self.problem.groups)):
+                members = [np.array(column.uses) for column in columns if column.group == group]
+                loads += min(members, key=lambda uses: int(uses @ lengths), default=np.zeros_like(loads))
+            loads = np.minimum(loads, _WARM)
+
+    def _follow_cut(self, weighed: Weighed) -> Weighed:
         """Trees that cross the tight cut the minimum number of times, while they bring the target nearer."""
         mark = weighed.rate
         for turn in range(1, self.rounds):
-            if self.tight is None or weighed.rate >= 1 - CLOSE:
+            if self.tight is None or weighed.rate >= 1 - CLOSE or self.deadline.has_passed:
                 break
-            self.deadline.check("the search for symmetric trees")
-            columns = self.trees(self.tight, whole_prices(weighed.prices, _TERTIARY))
-            if not self._take_helpful(program, weighed, columns):
+            columns = self._low(self.trees(self.tight, whole_prices(weighed.prices, _TERTIARY)))
+            if not self.master.add_helpful(columns, weighed):
                 break
-            weighed = program.solve()
+            weighed = self.master.program.solve()
             if turn % _PATIENCE == 0:
                 if weighed.rate - mark < (1 - mark) / 4:
                     break
                 mark = weighed.rate
         return weighed
 
-    def _follow_prices(self, program: TreeProgram, weighed: Weighed) -> Weighed:
-        """Trees that are cheapest under the prices of the program, until there is no better one."""
-        smooth = weighed.prices
-        for _ in range(self.rounds):
-            if weighed.rate >= 1 - CLOSE:
+    def _smooth(self, finest: int) -> Callable[[Weighed], Iterable[Column]]:
+        """Trees that are cheapest under the mean of earlier prices, which zigzag less."""
+        smooth: list[np.ndarray] = []
+
+        def source(weighed: Weighed) -> Iterator[Column]:
+            smooth[:] = [(smooth[0] + weighed.prices) / 2 if smooth else weighed.prices]
+            base = whole_prices(weighed.prices, _TERTIARY)
+            return self._low(self.trees(whole_prices(smooth[0], finest), base))
+
+        return source
+
+    def _fine(self, weighed: Weighed) -> Iterator[Column]:
+        base = whole_prices(weighed.prices, _TERTIARY)
+        return self._low(self.trees(whole_prices(weighed.prices, FINE), base))
+
+    def _bounded(self, height: int, weighed: Weighed) -> Iterator[Column]:
+        # Never nothing: among ways that cost as little the shortest is meant.
+        return self._priced_exactly(whole_prices(weighed.prices, _FINEST) + 1, height)
+
+    def _prove(self, weighed: Weighed) -> Weighed:
+        """The limits of the prices at the end, rounded and exact; trees that these ask for are added."""
+        master, height = self.master, self.max_height
+        if height is None:
+            self._prove_by(whole_prices(weighed.prices, FINE))
+        for _ in range(_EXACT_TURNS):
+            prices = master.exact_prices(FINE if height is None else _FINEST)
+            if prices is None or self.deadline.has_passed:
                 break
-            self.deadline.check("the search for symmetric trees")
-            smooth = (smooth + weighed.prices) / 2
-            if not self._improve(program, weighed, smooth):
+            if height is None:
+                self._prove_by(prices)
                 break
-            weighed = program.solve()
+            if not master.add_helpful(self._priced_exactly(prices, height), None):
+                break
+            weighed = master.program.solve()
         return weighed
 
-    def _prove(self, program: TreeProgram, weighed: Weighed) -> None:
-        """The limits of the prices at the end, rounded and exact."""
-        vertex = program.vertex()
-        exact = (
-            [] if vertex is None or max(vertex.prices) > FINE else [np.array(vertex.prices, dtype=np.int64)]
-        )
-        for lengths in (whole_prices(weighed.prices, FINE), *exact):
-            cheapest: list[int | None] = [None] * len(self.problem.groups)
-            if self.max_height is None:
-                for nest, group in self._nests(lengths):
-                    cheapest[group] = nest.cost(self.problem.groups[group].root)
-            elif is_small(self.problem, self.max_height):
-                for column in bounded_trees(self.problem, lengths, self.max_height):
-                    cheapest[column.group] = sum(
-                        count * int(lengths[orbit]) for orbit, count in column.used.items()
-                    )
-            else:
-                return
-            limit = self.problem.rows.limit(lengths.tolist(), cheapest)
-            if limit is not None:
-                self.limit = min(self.limit, limit)
+    def _prove_by(self, lengths: Ints) -> None:
+        cheapest: list[int | None] = [None] * len(self.problem.groups)
+        for nest, group, root in self._nests(lengths):
+            _note(cheapest, group, nest.cost(root))
+        self.master.prove(lengths, cheapest)
 
-    def _warm(self, program: TreeProgram) -> None:
+    def _warm(self) -> None:
         """Trees under prices that grow with the loads: a good start where there is no tight cut to follow."""
         budgets = np.array([float(budget) for budget in self.problem.budgets])
         loads = np.zeros(len(budgets))
@@ -145,36 +198,14 @@ class Generation:
             columns = list(self.spread(whole_prices(growth / budgets, COARSE)))
             for column in columns:
                 loads += np.array(column.uses) / budgets
-            self._take(program, columns)
+            self._take(columns)
 
-    def _improve(self, program: TreeProgram, weighed: Weighed, smooth: Floats) -> bool:
-        """Ask for cheapest trees under coarser and finer prices."""
-        for prices, finest in ((smooth, COARSE), (smooth, FINE), (weighed.prices, FINE)):
-            columns = self.trees(whole_prices(prices, finest), whole_prices(weighed.prices, _TERTIARY))
-            if self._take_helpful(program, weighed, columns):
-                return True
-        if self.max_height is None or not is_small(self.problem, self.max_height):
-            return False
-        lengths = whole_prices(weighed.prices, FINE)
-        return self._take_helpful(program, weighed, bounded_trees(self.problem, lengths, self.max_height))
+    def _low(self, columns: Iterable[Column]) -> Iterator[Column]:
+        """Those that are low enough."""
+        return (one for one in columns if self.max_height is None or one.height <= self.max_height)
 
-    def _take(self, program: TreeProgram, columns: Iterable[Column]) -> bool:
-        new = False
-        for column in columns:
-            if (self.max_height is None or column.height <= self.max_height) and self.pool.add(column):
-                program.add(column)
-                new = True
-        return new
-
-    def _take_helpful(self, program: TreeProgram, weighed: Weighed, columns: Iterable[Column]) -> bool:
-        """Take the columns; whether one of them is new and cheaper than what its group pays."""
-        helped = False
-        for column in columns:
-            cost = price_of(column, weighed)
-            helps = cost < weighed.values[column.group] * (1 - CLOSE) - CLOSE
-            if self._take(program, [column]) and helps:
-                helped = True
-        return helped
+    def _take(self, columns: Iterable[Column]) -> None:
+        self.master.add_helpful(self._low(columns), None)
 
     def spread(self, lengths: Ints) -> Iterator[Column]:
         """A cheapest tree for each group, all of which together spread evenly over the orbits."""
@@ -191,99 +222,112 @@ class Generation:
         used = np.zeros(len(lengths), dtype=np.int64)
         nests = list(self._nests(lengths))
         for turn in range(max(numbers)):
-            for nest, group in nests:
+            for nest, group, root in nests:
                 if turn < numbers[group]:
-                    column = self._grown(nest, group, 1 + used * steepness, steepness)
+                    column = self._grown(nest, group, root, 1 + used * steepness, steepness)
                     used += np.array(column.uses)
                     yield column
 
     def trees(self, lengths: Ints, base: Ints) -> Iterator[Column]:
-        """A cheapest tree for each group that pays the least of some other price."""
+        """A cheapest tree for each root that pays the least of some other price."""
         flat = np.zeros(len(lengths), dtype=np.int64)
-        for nest, group in self._nests(lengths):
-            yield self._grown(nest, group, 1 + base, flat)
+        for nest, group, root in self._nests(lengths):
+            yield self._grown(nest, group, root, 1 + base, flat)
 
-    def _grown(self, nest: LaminarFamily, group: int, base: Ints, steepness: Ints) -> Column:
-        asked = self.problem.groups[group]
-        graph = self.problem.graph(turned=asked.turned)
+    def _grown(self, nest: LaminarFamily, group: int, root: int, base: Ints, steepness: Ints) -> Column:
+        graph = self.problem.graph(turned=self.problem.groups[group].turned)
         self.grown += 1
-        return Column(group, *grow(graph, nest, self.problem.orbits, asked.root, base, steepness))
+        return Column(group, root, *grow(graph, nest, self.problem.orbits, root, base, steepness))
 
-    def _nests(self, lengths: Ints) -> Iterator[tuple[LaminarFamily, int]]:
-        """For each group the contraction in which its tree is grown: one serves all roots of a side."""
-        orbits = self.problem.orbits
-        of_links = lengths[orbits.of_link] + np.where(orbits.twin >= 0, lengths[orbits.twin], 0)
+    def _nests(self, lengths: Ints) -> Iterator[tuple[LaminarFamily, int, int]]:
+        """For each root the contraction in which its tree is grown: one serves all roots of a side."""
+        of_links = self.problem.orbits.spread(lengths)
         by_side: dict[bool, LaminarFamily] = {}
         for group, asked in enumerate(self.problem.groups):
-            if self.max_height is not None:
-                yield self._low_nest(of_links, group), group
-                continue
-            if asked.turned not in by_side:
-                by_side[asked.turned] = contract(self.problem.graph(turned=asked.turned), of_links)
-            yield by_side[asked.turned], group
+            for root in asked.roots:
+                if self.max_height is not None:
+                    yield self._low_nest(of_links, asked.turned, root, self.max_height), group, root
+                    continue
+                if asked.turned not in by_side:
+                    by_side[asked.turned] = contract(self.problem.graph(turned=asked.turned), of_links)
+                yield by_side[asked.turned], group, root
 
-    def _low_nest(self, of_links: Ints, group: int) -> LaminarFamily:
+    def _low_nest(self, of_links: Ints, turned: bool, root: int, height: int) -> LaminarFamily:
         """The contraction with the least price of a hop that makes the tree low enough, if any does."""
-        assert self.max_height is not None
-        asked = self.problem.groups[group]
-        graph = self.problem.graph(turned=asked.turned)
-        hops = hops_from(graph, asked.root)
+        graph = self.problem.graph(turned=turned)
+        hops = hops_from(graph, root)
         unit = max(1, int(of_links.max()) // 16)
         ones = np.ones(len(self.problem.budgets), dtype=np.int64)
         scaled = of_links * 16
         # What was just enough before is tried first, then a little less.
-        first = max(0, self._hop_price.get(group, 0) - 1)
+        key = 2 * root + turned
+        first = max(0, self._hop_price.get(key, 0) - 1)
         for place in range(first, len(_HOP_PRICES)):
-            self._hop_price[group] = place
+            self._hop_price[key] = place
             nest = contract(graph, scaled, hops * _HOP_PRICES[place] * unit)
-            routes, _ = grow(graph, nest, self.problem.orbits, asked.root, ones, self.problem.steepness)
-            if routes.height <= self.max_height:
+            routes, _ = grow(graph, nest, self.problem.orbits, root, ones, self.problem.steepness)
+            if routes.height <= height:
                 break
         return nest
 
+    def _priced_exactly(self, lengths: Ints, height: int) -> Iterator[Column]:
+        """For each root a cheapest tree of at most a height, and the limit that these prove.
 
-def price_of(column: Column, weighed: Weighed) -> float:
-    """What a tree costs at the prices of a program; rounded once, which every machine does alike."""
-    return math.fsum(count * float(weighed.prices[orbit]) for orbit, count in column.used.items())
+        None where too many ranks take part or too much effort was spent before.
 
-
-_EFFORT = 20_000_000  # additions that one pricing is worth, a tenth of a second
-
-
-def is_small(problem: Problem, height: int) -> bool:
-    """Whether the best trees of a height can be found by a recursion over sets of ranks."""
-    ranks = problem.topology.ranks
-    return ranks <= LARGEST_EXACT and effort_of(ranks, len(problem.groups), height) <= _EFFORT
-
-
-def bounded_trees(problem: Problem, lengths: Ints, height: int) -> Iterator[Column]:
-    """For each group a cheapest tree of at most a height.
-
-    Args:
-        problem: a small one.
-        lengths: of the orbits.
-        height: the most edges between a root and a rank.
-    """
-    orbits = problem.orbits
-    of_links = lengths[orbits.of_link] + np.where(orbits.twin >= 0, lengths[orbits.twin], 0)
-    for turned in (False, True):
-        members = [index for index, group in enumerate(problem.groups) if group.turned == turned]
-        if not members:
-            continue
-        graph, order = _logical(problem, turned)
-        distances = graph.distances(of_links[order])
-        roots = np.array([problem.groups[index].root for index in members])
-        found = cheapest_bounded(distances.entering, roots, height)
-        for place, index in enumerate(members):
-            if found.cost[place] >= UNUSABLE:
+        Args:
+            lengths: of the orbits.
+            height: the most edges between a root and a rank.
+        """
+        problem, orbits = self.problem, self.problem.orbits
+        ranks, roots = problem.topology.ranks, sum(len(group.roots) for group in problem.groups)
+        if ranks > LARGEST_EXACT or effort_of(ranks, roots, height) > self.effort:
+            return
+        if ranks > EXACT_AT_ONCE:
+            self.effort -= effort_of(ranks, roots, height)
+        cheapest: list[int | None] = [None] * len(problem.groups)
+        of_links = orbits.spread(lengths)
+        found: list[Column] = []
+        for turned in (False, True):
+            members = [
+                (index, root)
+                for index, group in enumerate(problem.groups)
+                for root in group.roots
+                if group.turned == turned
+            ]
+            if not members:
                 continue
-            routes = distances.routes(found.parents[place])
-            links = order[routes.links]
-            twins = orbits.twin[links]
-            uses = np.bincount(orbits.of_link[links], minlength=orbits.count)
-            uses += np.bincount(twins[twins >= 0], minlength=orbits.count)
-            tree = Routes(problem.graph(turned=turned), routes.parents, routes.starts, links)
-            yield Column(index, tree, tuple(uses.tolist()))
+            graph, order = _logical(problem, turned)
+            distances = graph.distances(of_links[order])
+            trees = cheapest_bounded(distances.entering, np.array([root for _, root in members]), height)
+            for place, (index, root) in enumerate(members):
+                if (cost := int(trees.cost[place])) >= UNUSABLE:
+                    continue
+                _note(cheapest, index, cost)
+                routes = distances.routes(trees.parents[place])
+                links = order[routes.links]
+                tree = Routes(problem.graph(turned=turned), routes.parents, routes.starts, links)
+                found.append(Column(index, root, tree, orbits.counted(links)))
+        self.master.prove(lengths, cheapest)
+        yield from found
+
+
+def _note(cheapest: list[int | None], group: int, cost: int) -> None:
+    before = cheapest[group]
+    cheapest[group] = cost if before is None else min(cost, before)
+
+
+def with_best_rate(problem: Problem, columns: Sequence[Column]) -> list[Column]:
+    """The trees up to the least height at which the rate is that of all of them."""
+    best = TreeProgram(problem.rows, columns).solve().rate
+    heights = sorted({column.height for column in columns})
+    low, high = 0, len(heights) - 1
+    while low < high:
+        middle = (low + high) // 2
+        kept = [column for column in columns if column.height <= heights[middle]]
+        is_enough = TreeProgram(problem.rows, kept).solve().rate >= best * (1 - CLOSE)
+        low, high = (low, middle) if is_enough else (middle + 1, high)
+    return [column for column in columns if column.height <= heights[low]]
 
 
 @lru_cache(maxsize=8)

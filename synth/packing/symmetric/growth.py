@@ -38,6 +38,17 @@ class Orbits:
     twin: Ints
     count: int
 
+    def spread(self, lengths: Ints) -> Ints:
+        """Lengths of orbits as what one use of each link costs."""
+        of_links: Ints = lengths[self.of_link] + np.where(self.twin >= 0, lengths[self.twin], 0)
+        return of_links
+
+    def counted(self, links: Ints) -> tuple[int, ...]:
+        """How often a tree that passes some links uses each orbit."""
+        twins = self.twin[links]
+        uses = np.bincount(self.of_link[links], minlength=self.count)
+        return tuple((uses + np.bincount(twins[twins >= 0], minlength=self.count)).tolist())
+
 
 def grow(
     graph: LinkGraph, nest: LaminarFamily, orbits: Orbits, root: int, base: Ints, steepness: Ints

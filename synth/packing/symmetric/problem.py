@@ -7,8 +7,8 @@ k times, with the weight w, puts `k * w * order / size` on each link of the orbi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
@@ -19,9 +19,10 @@ from arborcast.synth.kernels.arborescence import Routes
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.lp.tree_program import TreeRows
+from arborcast.synth.packing.carrier import Carrier, centred, mirrored, pair_up
 from arborcast.synth.packing.symmetric.growth import Orbits
 from arborcast.synth.symmetry.translations import Translations
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Link, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,12 @@ class Group:
     """Trees that together carry one amount.
 
     Attributes:
-        root: where they start.
+        roots: where they may start.
         turned: whether they are out-trees of the reversed topology, along which is gathered.
         share: which of the amounts they carry; groups of one share carry the same.
     """
 
-    root: int
+    roots: tuple[int, ...]
     turned: bool
     share: int
 
@@ -127,16 +128,50 @@ def problem_of(
     roots = translations.representatives
     if collective.kind is not Kind.ALLREDUCE:
         turned = collective.kind is Kind.REDUCE_SCATTER
-        groups = tuple(Group(root, turned, 0) for root in roots)
+        groups = tuple(Group((root,), turned, 0) for root in roots)
         return Problem(topology, translations, groups, False, limit / len(collective.ranks))
     if topology.is_symmetric:
         graph = LinkGraph(topology)
         central = min(roots, key=lambda root: (int(hops_from(graph, root).max()), root))
-        groups = (Group(central, False, 0),)
-    else:
-        groups = tuple(
-            Group(root, turned, share) for share, root in enumerate(roots) for turned in (False, True)
-        )
+        roots = (central,)
+    return _of_allreduce(topology, translations, roots, limit)
+
+
+def problem_written_out(topology: Topology, roots: Sequence[int] | None, limit: Fraction) -> Problem:
+    """The problem in which every link is an orbit, for trees whose height is limited: all roots count.
+
+    Args:
+        topology: the graph.
+        roots: one for a broadcast, all ranks for an allgather; None for an allreduce, whose roots are free.
+        limit: of the rate, GB/s.
+    """
+    if roots is not None and len(roots) == 1 and not topology.is_symmetric:
+        topology = _with_returns(topology, roots[0])
+    trivial = Translations.trivial(topology)
+    if roots is None:
+        return _of_allreduce(topology, trivial, tuple(range(topology.ranks)), limit)
+    groups = tuple(Group((root,), False, 0) for root in roots)
+    return Problem(topology, trivial, groups, False, limit / len(roots))
+
+
+def _with_returns(topology: Topology, root: int) -> Topology:
+    """With a link from each rank to the root, which no tree of its uses: contraction asks for ways back."""
+    back = [rank for rank in range(topology.ranks) if rank != root and (rank, root) not in topology.bandwidth]
+    added = (Link(rank, root, topology.bandwidth_unit) for rank in back)
+    return replace(topology, links=tuple(sorted([*topology.links, *added], key=_ends)), symmetries=())
+
+
+def _ends(link: Link) -> tuple[int, int]:
+    return link.src, link.dst
+
+
+def _of_allreduce(
+    topology: Topology, translations: Translations, roots: tuple[int, ...], limit: Fraction
+) -> Problem:
+    groups: tuple[Group, ...] = (Group(roots, False, 0),)
+    if not topology.is_symmetric:
+        each = ((share, root, turned) for share, root in enumerate(roots) for turned in (False, True))
+        groups = tuple(Group((root,), turned, share) for share, root, turned in each)
     return Problem(topology, translations, groups, topology.is_symmetric, limit / translations.order)
 
 
@@ -146,13 +181,20 @@ class Column:
 
     Attributes:
         group: its index in the problem.
+        root: where it starts.
         routes: the tree.
         uses: how often it uses each orbit; of a mirrored tree, both ways together.
     """
 
     group: int
+    root: int
     routes: Routes
     uses: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[int, tuple[int, ...]]:
+        """Trees of one key are not told apart by the program."""
+        return self.group, self.uses
 
     @cached_property
     def height(self) -> int:
@@ -165,25 +207,33 @@ class Column:
         return {orbit: count for orbit, count in enumerate(self.uses) if count}
 
 
-@dataclass
-class Pool:
-    """All trees met so far; of those that a group cannot tell apart by their uses, the lowest."""
+def least_height(problem: Problem) -> int:
+    """Below it no tree spans the ranks; as many as there are and more where none of any height does."""
+    needed: dict[int, int] = {}
+    for group in problem.groups:
+        graph = problem.graph(turned=group.turned)
+        lowest = min(int(hops_from(graph, root).max()) for root in group.roots)
+        needed[group.share] = max(lowest, needed.get(group.share, 0))
+    return min(needed.values())
 
-    columns: list[Column] = field(default_factory=list)
-    _place: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
-    def add(self, column: Column) -> bool:
-        """Put a tree in; whether its uses are new. A lower tree takes the place of a higher one."""
-        key = (column.group, column.uses)
-        if key in self._place:
-            place = self._place[key]
-            if column.height < self.columns[place].height:
-                self.columns[place] = column
-            return False
-        self._place[key] = len(self.columns)
-        self.columns.append(column)
-        return True
+def carriers_of(
+    problem: Problem, columns: Sequence[Column], weights: Sequence[Fraction]
+) -> Sequence[Carrier]:
+    """The trees with their weights, for an allreduce in pairs."""
+    trees: dict[bool, list[Carrier]] = {False: [], True: []}
+    for column, weight in zip(columns, weights, strict=True):
+        trees[problem.groups[column.group].turned].append(Carrier(column.root, weight, column.routes))
+    if problem.mirrored:
+        return [_at_representative(centred(mirrored(tree)), problem.translations) for tree in trees[False]]
+    if trees[False] and trees[True]:
+        return pair_up(trees[False], trees[True])
+    return trees[False] or trees[True]
 
-    def up_to(self, height: int) -> list[Column]:
-        """The trees of at most a height."""
-        return [column for column in self.columns if column.height <= height]
+
+def _at_representative(pair: Carrier, translations: Translations) -> Carrier:
+    """The image of a pair whose root is the first rank of its orbit: no load of an orbit changes."""
+    element = int(translations.minus(0, int(translations.place[pair.root])))
+    if element == 0:
+        return pair
+    return pair.over(pair.out.graph, np.array(translations.permutation(element), dtype=np.int64))

@@ -6,12 +6,9 @@ with a small denominator, then a schedule in implicit form.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-
-import numpy as np
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
@@ -20,12 +17,11 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError,
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, whole_prices
-from arborcast.synth.packing.carrier import Carrier, centred, mirrored, pair_up
 from arborcast.synth.packing.lift import lifted, transfers_of
 from arborcast.synth.packing.relays import relays_as_switches
-from arborcast.synth.packing.symmetric.generation import COARSE, FINE, Generation
+from arborcast.synth.packing.symmetric.generation import COARSE, FINE, Generation, with_best_rate
 from arborcast.synth.packing.symmetric.limits import symmetric_bound, tight_lengths_of
-from arborcast.synth.packing.symmetric.problem import Column, Problem, hops_from, problem_of
+from arborcast.synth.packing.symmetric.problem import Problem, carriers_of, least_height, problem_of
 from arborcast.synth.packing.symmetric.weights import (
     Chosen,
     denominators,
@@ -34,7 +30,6 @@ from arborcast.synth.packing.symmetric.weights import (
     in_fewer_parts,
     small_denominators,
     weigh_exactly,
-    within_tolerance,
 )
 from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Chunk, Method, Settings
@@ -74,7 +69,9 @@ class Question:
 
     def answer(self, chosen: Chosen, settings: Settings) -> ImplicitSchedule:
         """The schedule in which every rank has the images of the trees of its orbit's first rank."""
-        found = lifted(self.topology, self.collective.kind, _carriers(self.problem, chosen))
+        found = lifted(
+            self.topology, self.collective.kind, carriers_of(self.problem, chosen.columns, chosen.weights)
+        )
         total = sum((one.weight for one in found), Fraction(0)) * self.translations.order
         chunks = [Chunk(one.weight / total, one.root) for one in found]
         facts: Settings = (("parts", chosen.parts), *settings)
@@ -140,17 +137,13 @@ def solve_symmetric(
 def _few(question: Question, generation: Generation, request: Request) -> tuple[Chosen, Settings]:
     """As few trees as are asked for, and what is known of them."""
     problem, deadline = question.problem, question.deadline
-    settings: Settings = ()
-    columns = lowest(problem, generation.pool.columns)
-    if request.tolerance is not None:
-        columns, settings = within_tolerance(problem, columns, request.tolerance, deadline)
-    if request.max_trees is not None:
-        columns, few = few_trees(problem, columns, request.max_trees, deadline)
-        settings = (*settings, *few)
+    columns, settings = few_trees(
+        problem, with_best_rate(problem, generation.master.columns), request, deadline
+    )
     chosen = weigh_exactly(problem, columns, deadline)
     if request.tolerance is not None and request.max_trees is None:
         chosen = in_fewer_parts(
-            problem, chosen, exact_rate(problem, generation.pool.columns) * (1 - request.tolerance)
+            problem, chosen, exact_rate(problem, generation.master.columns) * (1 - request.tolerance)
         )
     return chosen, settings
 
@@ -180,19 +173,6 @@ def question_of(
     return Question(topology, collective, translations, limit, problem, tight, request.seed, deadline)
 
 
-def lowest(problem: Problem, columns: Sequence[Column]) -> list[Column]:
-    """The trees up to the least height at which the rate is that of all of them."""
-    best = TreeProgram(problem.rows, columns).solve().rate
-    heights = sorted({column.height for column in columns})
-    low, high = 0, len(heights) - 1
-    while low < high:
-        middle = (low + high) // 2
-        kept = [column for column in columns if column.height <= heights[middle]]
-        is_enough = TreeProgram(problem.rows, kept).solve().rate >= best * (1 - CLOSE)
-        low, high = (low, middle) if is_enough else (middle + 1, high)
-    return [column for column in columns if column.height <= heights[low]]
-
-
 def _check_numbers(request: Request) -> None:
     if request.max_trees is not None and request.max_trees < 1:
         raise InputError(f"max-trees: must be at least 1, got {request.max_trees}")
@@ -212,16 +192,15 @@ def generated(question: Question, max_height: int | None) -> tuple[Generation, S
                 proved_by=[Prover.LIMIT],
             )
     generation = Generation(problem, question.tight, question.deadline, max_height)
-    try:
-        weighed = generation.run()
-    except TimedOutError as error:
-        if not generation.pool.columns:
-            raise
-        best = question.answer(weigh_exactly(problem, generation.pool.columns, question.deadline), ())
-        raise TimedOutError(str(error), best) from error
-    facts: Settings = (("columns", len(generation.pool.columns)),)
+    weighed = generation.run()
+    if question.deadline.has_passed:
+        if not generation.master.columns:
+            raise question.deadline.missed_by("the search for symmetric trees")
+        best = question.answer(weigh_exactly(problem, generation.master.columns, question.deadline), ())
+        raise TimedOutError(str(question.deadline.missed_by("the search for symmetric trees")), best)
+    facts: Settings = (("columns", len(generation.master.columns)),)
     if weighed.rate < 1 - CLOSE:
-        is_best = exact_rate(problem, generation.pool.columns) == generation.limit
+        is_best = exact_rate(problem, generation.master.columns) == generation.limit
         facts = (*facts, ("best_trees", "proved" if is_best else "found"))
     elif max_height is None:
         _lower(question, generation)
@@ -234,11 +213,11 @@ def _lower(question: Question, generation: Generation) -> None:
     By bisection: between a height that is too low for any tree and one that is known to do.
     """
     problem = question.problem
-    enough = max(column.height for column in lowest(problem, generation.pool.columns))
+    enough = max(column.height for column in with_best_rate(problem, generation.master.columns))
     too_low = least_height(problem) - 1
     tight = generation.tight
     if tight is None:
-        tight = whole_prices(TreeProgram(problem.rows, generation.pool.columns).solve().prices, COARSE)
+        tight = whole_prices(TreeProgram(problem.rows, generation.master.columns).solve().prices, COARSE)
     effort = len(problem.groups) * len(problem.topology.links)
     rounds = max(4, min(_ROUNDS_FOR_LOW, _EFFORT_FOR_LOW // effort))
     while enough - too_low > 1:
@@ -247,15 +226,15 @@ def _lower(question: Question, generation: Generation) -> None:
         if low.run().rate < 1 - CLOSE:
             too_low = height
             continue
-        for column in low.pool.columns:
-            generation.pool.add(column)
-        enough = max(column.height for column in lowest(problem, low.pool.columns))
+        for column in low.master.columns:
+            generation.master.add(column)
+        enough = max(column.height for column in with_best_rate(problem, low.master.columns))
 
 
 def simplest(generation: Generation) -> Chosen:
     """The best rate of the trees that were met, by the lowest of them, in the fewest parts."""
     problem = generation.problem
-    columns = lowest(problem, generation.pool.columns)
+    columns = with_best_rate(problem, generation.master.columns)
     weighed = TreeProgram(problem.rows, columns).solve()
     if weighed.rate >= 1 - CLOSE:
         lengths = [whole_prices(weighed.prices, finest) for finest in (COARSE, FINE)]
@@ -268,33 +247,5 @@ def simplest(generation: Generation) -> Chosen:
             )
             if chosen is not None:
                 return chosen
-        columns = generation.pool.up_to(height)
+        columns = generation.up_to(height)
     return weigh_exactly(problem, columns, generation.deadline)
-
-
-def least_height(problem: Problem) -> int:
-    """Below it no tree spans the ranks."""
-    return max(
-        int(hops_from(problem.graph(turned=group.turned), group.root).max()) for group in problem.groups
-    )
-
-
-def _carriers(problem: Problem, chosen: Chosen) -> Sequence[Carrier]:
-    """The trees with their weights, for an allreduce in pairs."""
-    trees: dict[bool, list[Carrier]] = {False: [], True: []}
-    for column, weight in zip(chosen.columns, chosen.weights, strict=True):
-        group = problem.groups[column.group]
-        trees[group.turned].append(Carrier(group.root, weight, column.routes))
-    if problem.mirrored:
-        return [_at_representative(centred(mirrored(tree)), problem.translations) for tree in trees[False]]
-    if trees[False] and trees[True]:
-        return pair_up(trees[False], trees[True])
-    return trees[False] or trees[True]
-
-
-def _at_representative(pair: Carrier, translations: Translations) -> Carrier:
-    """The image of a pair whose root is the first rank of its orbit: no load of an orbit changes."""
-    element = int(translations.minus(0, int(translations.place[pair.root])))
-    if element == 0:
-        return pair
-    return pair.over(pair.out.graph, np.array(translations.permutation(element), dtype=np.int64))

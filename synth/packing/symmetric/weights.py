@@ -19,11 +19,14 @@ import numpy as np
 
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, TreeRows, Weighed, few
+from arborcast.synth.lp.choice import Choice
+from arborcast.synth.lp.master import cost_of
+from arborcast.synth.lp.sparsify import few_as_asked
+from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, TreeRows, Weighed
 from arborcast.synth.lp.tree_program import whole_parts as program_in_parts
-from arborcast.synth.packing.ruling_out import is_ruled_out
-from arborcast.synth.packing.symmetric.generation import Generation, price_of
+from arborcast.synth.packing.symmetric.generation import Generation
 from arborcast.synth.packing.symmetric.problem import Column, Problem
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
 
 MOST_PARTS = 10**6
@@ -35,6 +38,7 @@ _SEARCH_LIMIT = 2000  # vertices of a branch and bound, times columns, that a sm
 _COUNTED_UP_TO = 24  # parts; of more, the number of trees is left to chance
 _MANY, _TRIES_OF_MANY = 50, 3  # of more columns, so few denominators are tried
 _MOST_COLUMNS = 100  # the integer programs of more take too long
+_MOST_CANDIDATES = 120  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def worthwhile(problem: Problem, columns: Sequence[Column], weighed: Weighed) ->
     """The trees that cost no more than their group pays; those in use first, then the lowest."""
     ranked = []
     for index, (column, weight) in enumerate(zip(columns, weighed.weights, strict=True)):
-        excess = price_of(column, weighed) - weighed.values[column.group]
+        excess = cost_of(column, weighed) - weighed.values[column.group]
         if weight > CLOSE or excess <= 1e-7:
             ranked.append((weight <= CLOSE, column.height, index))
     kept = sorted(index for _, _, index in sorted(ranked)[:_MOST_COLUMNS])
@@ -182,73 +186,19 @@ def exact_rate(problem: Problem, columns: Sequence[Column]) -> Fraction:
     return problem.rows.rate(columns, program.exact(program.solve()))
 
 
-_FEW_SEARCH_LIMIT = 200  # vertices of the branch and bound
-_FEW_MOST_COLUMNS = 120  # a larger choice takes too long
-
-
-def within_tolerance(
-    problem: Problem, columns: Sequence[Column], tolerance: Fraction, deadline: Deadline
-) -> tuple[list[Column], Settings]:
-    """The trees with the fewest per group that lose at most a part of the rate of all of them."""
-    wanted = exact_rate(problem, columns) * (1 - tolerance)
-    most = max(np.bincount([column.group for column in columns]))
-    number = 1
-    while True:
-        chosen, facts = few_trees(problem, columns, number, deadline)
-        if number >= most or exact_rate(problem, chosen) >= wanted:
-            return chosen, facts
-        number += 1
-
-
 def few_trees(
-    problem: Problem, columns: Sequence[Column], most: int, deadline: Deadline
+    problem: Problem, columns: Sequence[Column], request: Request, deadline: Deadline
 ) -> tuple[list[Column], Settings]:
-    """At most so many trees per group, at the best rate that was found.
-
-    Returns:
-        The trees, and whether better ones among all that were met are ruled out ("few").
-    """
-    kept = _likely(problem, columns)
-    found, closed = few(
-        problem.rows,
-        kept,
-        most=most,
-        rate=None,
-        start=(),
-        search_limit=_FEW_SEARCH_LIMIT,
-        seed=0,
-        seconds=deadline.left_s,
-    )
-    if found is None:
-        return _heaviest(problem, columns, most), (("few", "found: the heaviest"),)
-    chosen = [kept[index] for index in found]
-    rate = exact_rate(problem, chosen)
-    if closed and is_ruled_out(problem.rows, columns, most, rate, strictly=False, deadline=deadline):
-        return chosen, (("few", "best of the trees met"),)
-    return chosen, (("few", "found: HiGHS calls them the best" if closed else "found: good trees"),)
-
-
-def _likely(problem: Problem, columns: Sequence[Column]) -> list[Column]:
-    """Those that carry something, then those that carry most alone."""
-    if len(columns) <= _FEW_MOST_COLUMNS:
-        return list(columns)
+    """As few trees per group as a request says, and what is known about them."""
     weights = TreeProgram(problem.rows, columns).solve().weights
-    alone = [
-        max(uses / float(b) for uses, b in zip(column.uses, problem.budgets, strict=True))
-        for column in columns
-    ]
-    ranked = sorted(range(len(columns)), key=lambda index: (weights[index] <= CLOSE, alone[index], index))
-    return [columns[index] for index in sorted(ranked[:_FEW_MOST_COLUMNS])]
-
-
-def _heaviest(problem: Problem, columns: Sequence[Column], most: int) -> list[Column]:
-    """The trees of each group that carry most in the optimum of all."""
-    weights = TreeProgram(problem.rows, columns).solve().weights
-    chosen: list[int] = []
-    for group in range(len(problem.groups)):
-        members = [index for index, column in enumerate(columns) if column.group == group]
-        chosen += sorted(members, key=lambda index: (-weights[index], index))[:most]
-    return [columns[index] for index in sorted(chosen)]
+    if len(columns) > _MOST_CANDIDATES:  # those that carry something, then those that carry most alone
+        alone = [-problem.rows.alone(column) for column in columns]
+        order = sorted(range(len(columns)), key=lambda one: (weights[one] <= CLOSE, alone[one], one))
+        kept = sorted(order[:_MOST_CANDIDATES])
+        columns, weights = [columns[index] for index in kept], weights[kept]
+    choice = Choice(problem.rows, tuple(columns))
+    chosen, facts = few_as_asked(choice, np.flatnonzero(weights > CLOSE).tolist(), request, deadline)
+    return [columns[index] for index in chosen], facts
 
 
 _MOST_EDGES = 1 << 17  # tree edges that whole parts are worth
@@ -289,7 +239,7 @@ def small_denominators(
                     continue
                 grown = list(generation.series(one, missing, _steepness(room)))
                 for column in grown:
-                    generation.pool.add(column)
+                    generation.master.add(column)
                 used = np.sum([column.uses for column in grown] or [(0,) * len(room)], axis=0).tolist()
                 worst = min(worst, max(load / max(1, left) for load, left in zip(used, room, strict=True)))
                 fits = all(load <= left for load, left in zip(used, room, strict=True))

@@ -8,42 +8,37 @@ no other trees are better is not proved here, but by the bound where the rate re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, combinations, islice, product
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import InfeasibleError, TimedOutError
+from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.in_network.schedules import moves_of
 from arborcast.synth.in_network.spanning import Spanning
 from arborcast.synth.in_network.steiner_tree import Column, Rows
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, TreeRows, Weighed, few, whole_prices
-from arborcast.synth.packing.in_network import moves_of
-from arborcast.synth.request import DEFAULTS, Request
-from arborcast.synth.routes.reachability import who_is_cut_off
-from arborcast.synth.schedule import Chunk, Method, Transfer
+from arborcast.synth.lp.choice import Choice
+from arborcast.synth.lp.master import Master
+from arborcast.synth.lp.sparsify import few_as_asked
+from arborcast.synth.lp.tree_program import TreeProgram, TreeRows, Weighed, whole_prices
+from arborcast.synth.request import Request
+from arborcast.synth.schedule import Chunk, Method, Settings, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Permutation, Topology, Vertex
-
-if TYPE_CHECKING:
-    from arborcast.synth.methods import ImplicitMethod
 
 _MOST_CHOICES = 64
 """Sets of orbits of switches that are tried under each prices."""
 
 _FINEST = 1 << 20  # prices are whole parts of the largest one
-
-_SEARCH_LIMIT = 2000  # vertices of a branch and bound for few trees
 
 _MOST_GROUPS = 512
 """Groups of translations that are looked at for one with fewer images."""
@@ -52,9 +47,10 @@ _MOST_GROUPS = 512
 def solve_symmetric_in_network(
     topology: Topology,
     collective: Collective,
-    request: Request = DEFAULTS,
+    request: Request,
+    limit: Bound,
     *,
-    forwarding: ImplicitMethod,
+    forwarding: Callable[..., ImplicitSchedule],
     translations: Translations,
 ) -> ImplicitSchedule:
     """The better of trees through able switches and of trees that only pass them.
@@ -63,6 +59,7 @@ def solve_symmetric_in_network(
         topology: the fabric, some of whose switches are able; all ranks take part.
         collective: an allreduce; others are what `forwarding` finds.
         request: as in `solve_symmetric`.
+        limit: of the rate.
         forwarding: what answers where switches only forward.
         translations: automorphisms of the topology.
 
@@ -74,9 +71,6 @@ def solve_symmetric_in_network(
         As `solve_symmetric`.
     """
     deadline = Deadline.after(request.deadline_s)
-    limit = bound(topology, collective)
-    if limit.rate == 0:
-        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     try:
         plain = forwarding(topology.forwarding, collective, request, translations=translations)
     except TimedOutError as error:
@@ -88,7 +82,7 @@ def solve_symmetric_in_network(
     does_both = any(switch.reduces and switch.multicasts for switch in topology.switches)
     if collective.kind is not Kind.ALLREDUCE or not does_both or not topology.is_symmetric:
         return first
-    found = _Generation(topology, collective, translations, limit, deadline).schedule(request)
+    found = _Packing(topology, collective, translations, limit, request, deadline).schedule()
     best = first if found is None else min(first, found, key=lambda one: (-one.rate, one.transfer_count))
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
@@ -117,8 +111,8 @@ class _Orbits:
         capacities = Rows(self.topology).capacities
         sizes = np.bincount(self.of_row).tolist()
         first = np.unique(self.of_row, return_index=True)[1].tolist()
-        offered = (capacities[row] * size / self.limit for row, size in zip(first, sizes, strict=True))
-        return TreeRows(tuple(offered), (0,))
+        offered = (capacities[row] * size for row, size in zip(first, sizes, strict=True))
+        return TreeRows.of(offered, self.limit)
 
     def used(self, of_row: Mapping[int, int]) -> dict[int, int]:
         """Uses of rows as uses of orbits."""
@@ -126,81 +120,62 @@ class _Orbits:
         counts = np.bincount(orbits, weights=list(of_row.values()), minlength=len(self.rows.capacities))
         return {orbit: int(counts[orbit]) for orbit in np.flatnonzero(counts).tolist()}
 
-    def spread(self, prices: Ints) -> list[int]:
-        """Prices of orbits as prices of rows."""
-        return [int(price) for price in prices[self.of_row]]
 
-
-class _Generation:
+@dataclass(frozen=True, eq=False)
+class _Packing:
     """Trees that the prices ask for, until they ask for none, and what they come to."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        collective: Collective,
-        translations: Translations,
-        limit: Bound,
-        deadline: Deadline,
-    ) -> None:
-        self.topology, self.collective, self.translations = topology, collective, translations
-        self.limit, self.deadline = limit, deadline
-        self.orbits = _Orbits(topology, translations, limit.rate)
-        self.spanning = Spanning(topology)
-        self.links = Rows(topology)
-        self.choices = _choices(topology, translations)
-        turning = (v for v, switch in enumerate(topology.switches, topology.ranks) if switch.turns)
-        self.roots = (*range(topology.ranks), *turning)
-        self.columns: dict[tuple[tuple[int, int], ...], Column] = {}
+    topology: Topology
+    collective: Collective
+    translations: Translations
+    limit: Bound
+    request: Request
+    deadline: Deadline
 
-    def schedule(self, request: Request) -> ImplicitSchedule | None:
+    def schedule(self) -> ImplicitSchedule | None:
         """The best that is found; None where nothing keeps to what is asked of trees."""
+        orbits = _Orbits(self.topology, self.translations, self.limit.rate)
+        master: Master[Column] = Master(orbits.rows)
         slowest = min(link.bandwidth for link in self.topology.links)
-        found = self._grow([int(_FINEST * slowest / link.bandwidth) for link in self.topology.links])
-        program = TreeProgram(self.orbits.rows, found)
-        weighed = program.solve()
-        while found and weighed.rate < 1 - CLOSE and not self.deadline.has_passed:
-            found = self._grow(
-                self.orbits.spread(whole_prices(weighed.prices, _FINEST))[: len(self.topology.links)]
-            )
-            for column in found:
-                program.add(column)
-            weighed = program.solve()
-        columns = self._asked_for(request, weighed)
-        if not columns:
-            return None
-        program = TreeProgram(self.orbits.rows, columns)
-        weights = program.exact(program.solve())
-        weighty = [(column, weight) for column, weight in zip(columns, weights, strict=True) if weight]
-        return self._written(weighty, request.seed)
+        first = np.array([int(_FINEST * slowest / link.bandwidth) for link in self.topology.links])
+        master.add_helpful(self._trees(orbits, first, master), None)
 
-    def _asked_for(self, request: Request, weighed: Weighed) -> list[Column]:
-        """The columns that may be used: low enough, and few where few are wanted."""
-        columns = [
+        def priced(weighed: Weighed) -> Iterator[Column]:
+            prices = whole_prices(weighed.prices, _FINEST)[orbits.of_row]
+            return self._trees(orbits, prices[: len(self.topology.links)], master)
+
+        master.run([priced], self.deadline)
+        most = self.request.max_height
+        low = [
             column
-            for column in self.columns.values()
-            if request.max_height is None or all(tree.height <= request.max_height for tree in column.trees)
+            for column in master.columns
+            if most is None or all(tree.height <= most for tree in column.trees)
         ]
-        wanted: list[tuple[int | None, float | None]] = []
-        if request.tolerance is not None:
-            wanted.append((None, weighed.rate * float(1 - request.tolerance)))
-        if request.max_trees is not None:
-            wanted.append((request.max_trees, None))
-        for most, rate in wanted if columns else ():
-            chosen, _ = few(
-                self.orbits.rows,
-                columns,
-                most=most,
-                rate=rate,
-                start=[],
-                search_limit=_SEARCH_LIMIT,
-                seed=request.seed,
-                seconds=self.deadline.left_s,
-            )
-            if chosen is not None and (request.max_trees is None or len(chosen) <= request.max_trees):
-                return [columns[index] for index in chosen]
-        return [] if wanted else columns
+        if not low:
+            return None
+        request = self.request
+        if request.tolerance is None and request.max_trees is None:
+            program = TreeProgram(orbits.rows, low)
+            weights = dict(enumerate(program.exact(program.solve())))
+        else:
+            every = range(len(low))
+            weights, _ = few_as_asked(Choice(orbits.rows, tuple(low)), every, request, self.deadline)
+        chosen = [(low[index], weight) for index, weight in weights.items() if weight]
+        return self._written(chosen, (("columns", len(master.columns)),))
 
-    def _written(self, columns: Sequence[tuple[Column, Fraction]], seed: int) -> ImplicitSchedule:
+    def _trees(self, orbits: _Orbits, lengths: Ints, master: Master[Column]) -> Iterator[Column]:
+        """The cheapest tree that is found for each choice of switches."""
+        spanning, rows = Spanning(self.topology), Rows(self.topology)
+        turning = (v for v, switch in enumerate(self.topology.switches, self.topology.ranks) if switch.turns)
+        roots = (*range(self.topology.ranks), *turning)
+        for through in _choices(self.topology, self.translations):
+            if master.columns and self.deadline.has_passed:
+                break
+            tree = spanning.cheapest(lengths + 1, through)
+            rooted = tree.rooted(self.topology, tree.centre(roots))
+            yield Column(0, rooted, rooted, orbits.used(rows.used(rooted, rooted)))
+
+    def _written(self, columns: Sequence[tuple[Column, Fraction]], facts: Settings) -> ImplicitSchedule:
         """A chunk for each column, and the fewest translations that spread all of them as evenly."""
         topology, total = self.topology, sum(weight for _, weight in columns)
         group = next(group for group in _subgroups(self.translations) if self._fits(group, columns))
@@ -214,34 +189,16 @@ class _Generation:
             for src, dst, step, reduce, via in moves_of(column):
                 way = tuple(images[vertex] for vertex in via)
                 transfers.append(Transfer(index, images[src], images[dst], step, reduce, way))
-        settings = (("through", "able switches"), ("columns", len(self.columns)))
-        method = Method("symmetric", seed, settings)
+        method = Method("symmetric", self.request.seed, (("through", "able switches"), *facts))
         return ImplicitSchedule.build(topology, self.collective, method, self.limit, group, chunks, transfers)
 
     def _fits(self, group: Translations, columns: Sequence[tuple[Column, Fraction]]) -> bool:
         """Whether no link carries more than under all translations."""
-        orbits = _Orbits(self.topology, group, self.limit.rate)
+        orbits, rows = _Orbits(self.topology, group, self.limit.rate), Rows(self.topology)
         under = [
-            replace(column, used=orbits.used(self.links.used(column.out, column.into)))
-            for column, _ in columns
+            replace(column, used=orbits.used(rows.used(column.out, column.into))) for column, _ in columns
         ]
         return orbits.rows.fullest(under, [weight for _, weight in columns]) <= 1
-
-    def _grow(self, lengths: Sequence[int]) -> list[Column]:
-        """The trees that are new among the cheapest ones."""
-        found = []
-        for through in self.choices:
-            if self.columns and self.deadline.has_passed:
-                break
-            tree = self.spanning.cheapest(np.array(lengths, dtype=np.int64) + 1, through)
-            rooted = tree.rooted(self.topology, tree.centre(self.roots))
-            of_row = self.links.used(rooted, rooted)
-            column = Column(0, rooted, rooted, self.orbits.used(of_row))
-            key = tuple(sorted(column.used.items()))
-            if key not in self.columns:
-                self.columns[key] = column
-                found.append(column)
-        return found
 
 
 def _choices(topology: Topology, translations: Translations) -> list[tuple[Vertex, ...]]:

@@ -34,9 +34,9 @@ from fractions import Fraction
 from arborcast.synth.certificate import Certificate, Cut, Dual, Partition
 from arborcast.synth.certification import certified_rate, dual_or_none
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError
-from arborcast.synth.in_network.program import SteinerProgram, steiner_program
+from arborcast.synth.in_network.program import solved_steiner_program
 from arborcast.synth.topology import Link, Topology, Vertex
 
 EXACT_UP_TO = 16
@@ -97,27 +97,6 @@ def _even(topology: Topology, collective: Collective) -> Iterator[Dual]:
             continue
         if dual is not None:
             yield dual
-
-
-_solved: dict[tuple[Topology, Collective], SteinerProgram] = {}
-
-
-def solved_steiner_program(
-    topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE
-) -> SteinerProgram:
-    """The best trees through able switches; the last answer is kept, as schedules follow bounds.
-
-    Raises:
-        As `synth.in_network.program.steiner_program`.
-    """
-    question = (topology, collective)
-    if question not in _solved:
-        program = steiner_program(topology, collective, deadline)
-        if deadline.has_passed:
-            return program
-        _solved.clear()
-        _solved[question] = program
-    return _solved[question]
 
 
 def _priced(topology: Topology, collective: Collective, deadline: Deadline) -> Iterator[Dual]:

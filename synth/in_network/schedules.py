@@ -1,40 +1,36 @@
 """The tree method where switches reduce or multicast: trees that join and fork at switches, made a schedule.
 
-`synth.in_network` packs the trees; here few of them are chosen, no more than switches hold, and each becomes
+`program` packs the trees; here few of them are chosen, no more than switches hold, and each becomes
 a chunk: gathered level by level up to the root, then spread. Trees of the graph whose switches only forward
 are the other candidate, and what is left for kinds that gain nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from arborcast.synth.bounds import bound
-from arborcast.synth.bounds.able_switches import solved_steiner_program
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
-from arborcast.synth.in_network.program import SteinerProgram, steiner_program
+from arborcast.synth.in_network.program import SteinerProgram, solved_steiner_program
 from arborcast.synth.in_network.steiner_tree import Column, SteinerTree
+from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import CLOSE
-from arborcast.synth.packing.fewest import DEFAULT_TOLERANCE, fewest_among
-from arborcast.synth.packing.weights import Choice
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Settings, Transfer
 from arborcast.synth.topology import Topology, Vertex
 
-SEARCHED_UP_TO = 200
-"""Trees up to which an integer program looks for fewer of them; among more they are thinned out."""
-
-BALANCED_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER)
-"""Kinds whose trees are packed through switches only where the others miss the bound."""
-
 CLAIMS = ("within_height", "proved")
 """Settings in which a method says how its trees compare with others of the fabric that it was given."""
+
+_MANY = 200  # trees, of which the lowest alone are looked at: dropping one by one takes seconds
+
+LARGEST_STEINER = 32
+"""Ranks up to which trees through switches are looked for where others reach the bound, for being lower."""
 
 
 def forwarding_answer(
@@ -42,40 +38,40 @@ def forwarding_answer(
     topology: Topology,
     collective: Collective,
     request: Request,
+    limit: Bound,
 ) -> Schedule:
     """What a method finds where switches only forward, as a schedule of the fabric as it is.
 
     Raises:
-        InfeasibleError: there is none; carries the bound of the fabric.
+        InfeasibleError: there is none.
         TimedOutError: the deadline passed; carries the best until then.
     """
-
-    def carried(found: Schedule) -> Schedule:
-        limit = bound(topology, collective, Deadline.after(request.deadline_s))
-        method = found.method if found.rate == limit.rate else _among_forwarding(found.method)
-        return replace(found, topology=topology, bound=limit, method=method)
-
     try:
-        return carried(solve(topology.forwarding, collective, request))
+        return on_able_switches(solve(topology.forwarding, collective, request), topology, limit)
     except TimedOutError as error:
         if isinstance(error.best, Schedule):
-            raise TimedOutError(str(error), carried(error.best)) from error
+            raise TimedOutError(str(error), on_able_switches(error.best, topology, limit)) from error
         raise
 
 
-def _among_forwarding(method: Method) -> Method:
-    """What is said of all trees holds of those that only pass switches; others may be better."""
+def on_able_switches(found: Schedule, topology: Topology, limit: Bound) -> Schedule:
+    """A schedule of the fabric whose switches only forward, as one of the fabric as it is.
+
+    What it says of all trees holds of those that only pass switches; others may be better.
+    """
     settings = (
         (name, f"{value} where switches only forward" if name in CLAIMS else value)
-        for name, value in method.settings
+        for name, value in found.method.settings
     )
-    return replace(method, settings=tuple(settings))
+    method = found.method if found.rate == limit.rate else replace(found.method, settings=tuple(settings))
+    return replace(found, topology=topology, bound=limit, method=method)
 
 
 def solve_in_network(
     topology: Topology,
     collective: Collective,
     request: Request,
+    limit: Bound,
     forwarding: Callable[[Topology, Collective, Request], Schedule],
 ) -> Schedule:
     """The better of trees that join and fork at switches and of trees that only pass them.
@@ -84,6 +80,7 @@ def solve_in_network(
         topology: the fabric, some of whose switches are able.
         collective: a kind that trees can do.
         request: as for `synth.packing.solver.solve_by_trees`.
+        limit: of the rate.
         forwarding: what finds the other trees.
 
     Returns:
@@ -96,15 +93,19 @@ def solve_in_network(
     deadline = Deadline.after(request.deadline_s)
     half = replace(request, deadline_s=deadline.share(2))
     try:
-        first = forwarding_answer(forwarding, topology, collective, half)
+        first = forwarding_answer(forwarding, topology, collective, half, limit)
     except TimedOutError as error:  # trees through switches may still be found in time
         assert isinstance(error.best, Schedule), "trees that only pass switches always leave one"
         first = error.best
-    if collective.kind in BALANCED_KINDS and first.is_optimal and not deadline.has_passed:
+    each_root = collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}
+    if first.is_optimal and (each_root or topology.ranks > LARGEST_STEINER):
         return first
-    is_late = deadline.has_passed
-    found = None if is_late else _through_switches(topology, collective, request, first.bound, deadline)
-    best = first if found is None else min(first, found, key=_merit)
+    best = first
+    if not deadline.has_passed:
+        program = solved_steiner_program(topology, collective, deadline)  # trees, and their best rate
+        if program.rate >= first.rate:
+            found = _through_switches(topology, collective, program, request, limit, deadline)
+            best = min((first, *found), key=_merit)
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
     return best
@@ -115,31 +116,30 @@ def _merit(schedule: Schedule) -> tuple[Fraction, int, int]:
 
 
 def _through_switches(
-    topology: Topology, collective: Collective, request: Request, limit: Bound, deadline: Deadline
-) -> Schedule | None:
-    """The schedule along the best packing; None where no trees keep to what was asked."""
-    program = solved_steiner_program(topology, collective, deadline)
-    columns = _allowed(topology, collective, program, request, deadline)
-    schedules = []
-    for some in _low_first(topology, program, columns):
-        held = _held(topology, program, some)
-        chosen, settings = _few(topology, program, held, request, deadline)
+    topology: Topology,
+    collective: Collective,
+    program: SteinerProgram,
+    request: Request,
+    limit: Bound,
+    deadline: Deadline,
+) -> Iterator[Schedule]:
+    """Schedules along the best packing; none where no trees keep to what was asked."""
+    for some in _low_first(program, _allowed(topology, collective, program, request, deadline)):
+        held = _held(topology, program, some)  # no more at any switch than it holds
+        chosen, settings = _few(program, held, request, deadline)  # few of them
         if chosen:
             method = Method("trees", request.seed, (("through", "able switches"), *settings))
-            schedules.append(lift_columns(topology, collective, method, limit, chosen))
-    return min(schedules, key=_merit, default=None)
+            yield lift_columns(topology, collective, method, limit, chosen)
 
 
-def _low_first(
-    topology: Topology, program: SteinerProgram, columns: Sequence[Column]
-) -> Iterator[Sequence[Column]]:
+def _low_first(program: SteinerProgram, columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
     """The lowest trees that reach as much as all; then all of them, where those may be fewer trees."""
-    rate = _choice(topology, program, columns).best.rate
+    rate = program.choice(columns).best.rate
     for most in sorted({column.height for column in columns})[:-1]:
         low = [column for column in columns if column.height <= most]
-        if _choice(topology, program, low).best.rate >= rate * (1 - CLOSE):
+        if program.choice(low).best.rate >= rate * (1 - CLOSE):
             yield low
-            if len(columns) > SEARCHED_UP_TO:
+            if len(columns) > _MANY:
                 return
             break
     yield columns
@@ -151,7 +151,7 @@ def _allowed(
     """The trees to choose from: low enough; those that need no switch, too, where switches hold few."""
     columns = program.candidates
     if any(switch.trees is not None for switch in topology.switches):
-        columns += steiner_program(topology.forwarding, collective, deadline).candidates
+        columns += solved_steiner_program(topology.forwarding, collective, deadline).candidates
     return [
         column
         for column in columns
@@ -163,15 +163,14 @@ def _held(topology: Topology, program: SteinerProgram, columns: Sequence[Column]
     """Those of the trees that carry most, at no switch more than it holds."""
     limits = {v: s.trees for v, s in enumerate(topology.switches, topology.ranks) if s.trees is not None}
     while columns and limits:
-        weights = _choice(topology, program, columns).best.weights.round(9).tolist()
+        weights = program.choice(columns).best.weights.round(9).tolist()
         used: dict[Vertex, list[int]] = defaultdict(list)
         for place, weight in enumerate(weights):
             for switch in columns[place].switches(topology.ranks) & limits.keys() if weight else ():
                 used[switch].append(place)
         over = [switch for switch, places in used.items() if len(places) > limits[switch]]
         if not over:
-            kept = [column for column, weight in zip(columns, weights, strict=True) if weight]
-            return kept
+            return [column for column, weight in zip(columns, weights, strict=True) if weight]
         switch = max(over, key=lambda switch: (len(used[switch]) - limits[switch], switch))
         heaviest = sorted(used[switch], key=lambda place: (-weights[place], place))[: limits[switch]]
         columns = [
@@ -182,46 +181,19 @@ def _held(topology: Topology, program: SteinerProgram, columns: Sequence[Column]
     return columns
 
 
-def _choice(topology: Topology, program: SteinerProgram, columns: Iterable[Column]) -> Choice[Column]:
-    """Columns by group; a group's target is its part of the best rate."""
-    count = 1 + max(column.group for column in program.candidates)
-    groups: list[list[Column]] = [[] for _ in range(count)]
-    for column in columns:
-        groups[column.group].append(column)
-    adders = program.rows.capacities[len(topology.links) :]
-    return Choice(topology, tuple(map(tuple, groups)), program.rate / count, adders=adders)
-
-
 def _few(
-    topology: Topology,
-    program: SteinerProgram,
-    columns: Sequence[Column],
-    request: Request,
-    deadline: Deadline,
+    program: SteinerProgram, columns: Sequence[Column], request: Request, deadline: Deadline
 ) -> tuple[tuple[Column, ...], Settings]:
     """As few as reach the best rate, or what the request says of few."""
-    choice = _choice(topology, program, columns)
-    if not all(choice.groups):
+    choice = program.choice(columns)
+    if not choice.is_complete:
         return (), ()
-    asked: list[tuple[Fraction, int | None]] = []
-    if request.tolerance is not None:
-        asked.append((request.tolerance, None))
-    if request.max_trees is not None:
-        asked.append((DEFAULT_TOLERANCE, request.max_trees))
-    for tolerance, most in asked or [(Fraction(0), None)]:
-        chosen, settings = fewest_among(
-            choice,
-            program.columns,
-            tolerance=tolerance,
-            max_trees=most,
-            seed=request.seed,
-            deadline=deadline,
-            search_limit=300 if len(columns) <= SEARCHED_UP_TO else 0,
-        )
-        counts = Counter(column.group for column in chosen)
-        if request.max_trees is None or max(counts.values()) <= request.max_trees:
-            break
-    return chosen, settings if asked else ()
+    carrying = {column.key for column in program.columns}
+    known = [index for index, column in enumerate(columns) if column.key in carrying]
+    found, settings = few_as_asked(choice, known, request, deadline, quickly=True)
+    target = program.rate / program.groups
+    chosen = tuple(replace(columns[place], weight=weight * target) for place, weight in found.items())
+    return chosen, settings
 
 
 def lift_columns(
