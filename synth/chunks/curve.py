@@ -13,10 +13,10 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.optimum import StepOptimum
-from arborcast.synth.chunks.optimum_documents import kept_or_found
+from arborcast.synth.chunks.optimum import StepOptimum, kept_optimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, plan_to_document
+from arborcast.synth.chunks.problem.orbits import ChunkSend
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import Workers
@@ -280,15 +280,14 @@ def _optimum(
     encodings = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
     cache = ChunkCache() if options.cache and drafting is None else None
     searcher = Searcher(problem, encodings, options.seed, deadline, workers, cache)
-    return kept_or_found(
+    return kept_optimum(
         cache,
         "optimum",
         problem,
+        steps,
         static,
         lambda: step_optimum(searcher, steps, static, below, budget, drafting),
-        plan_to_document,
-        plan_from_document,
-        steps=steps,
+        (ChunkPlan, ChunkSend),
         below=None if below is None else str(below),
         encodings=encodings,
         seed=options.seed,

@@ -19,7 +19,7 @@ from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, Sta
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.curve import FrontierOptions
 from arborcast.synth.chunks.frontier import Frontier, pareto
-from arborcast.synth.chunks.optimum_documents import limit_from_document, limit_to_document
+from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance
 from arborcast.synth.chunks.problem.symmetry import subgroups
 from arborcast.synth.chunks.sums.compositions import compositions, meetings, parts_of
@@ -274,7 +274,24 @@ def test_certificates_that_promise_too_much_are_refused() -> None:
     assert limit is not None and isinstance(limit.certificate, PairDual)
     whole = limit.certificate
     document = json.loads(json.dumps(limit_to_document(limit, fabric)))
-    assert limit_from_document(document, fabric) == limit
+    assert (document["steps"], Fraction(document["ratio"])) == (3, limit.ratio)
+    written = document["certificate"]
+    index = {(route.src, *route.via, route.dst): number for number, route in enumerate(problem.routes)}
+    hops = [(link.src, link.dst) for link in fabric.links]
+    rows = [{(src, dst): Fraction(length) for src, dst, length in row} for row in written["links"]]
+    read = PairDual(
+        tuple(tuple(row.get(hop, Fraction(0)) for hop in hops) for row in rows),
+        tuple(
+            (
+                pair["from"],
+                pair["to"],
+                tuple((step, index[tuple(way)], Fraction(length)) for step, way, length in pair["lengths"]),
+            )
+            for pair in written["pairs"]
+        ),
+        tuple(map(tuple, written["symmetries"])),
+    )
+    assert read == whole
     longer = tuple((i, r, tuple((s, w, 2 * length) for s, w, length in rows)) for i, r, rows in whole.pairs)
     for wrong, message in (
         (replace(whole, pairs=longer), "lengths must add up to at most"),

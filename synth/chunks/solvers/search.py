@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, ChunkSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.problem.symmetry import useful_groups
-from arborcast.synth.chunks.solvers.cache import ChunkCache
+from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
 from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, race
 from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import Prover
 
 Answer: TypeAlias = ChunkPlan | Infeasible | Unknown
 
@@ -57,21 +58,21 @@ class Searcher:
         Raises:
             TimedOutError: the deadline passed.
         """
-        key = ""
-        if self.cache is not None:
-            key = self.cache.key(
-                self.problem,
-                chunks,
-                steps,
-                rounds,
-                encodings=self.encodings,
-                seed=self.seed,
-                symmetric=int(self.symmetric),
-                slices=slices,
-            )
-            kept = self.cache.get(key)
-            if kept is not None:
-                return kept
+        return kept_or_found(
+            self.cache,
+            "instance",
+            self.problem,
+            lambda: self._raced(chunks, steps, rounds, slices),
+            (ChunkPlan, ChunkSend, Infeasible, Prover),
+            is_final=lambda answer: not isinstance(answer, Unknown),
+            size=[chunks, steps, rounds],
+            encodings=self.encodings,
+            seed=self.seed,
+            symmetric=int(self.symmetric),
+            slices=slices,
+        )
+
+    def _raced(self, chunks: int, steps: int, rounds: int, slices: int | None) -> Answer:
         result = race(
             self._members(chunks),
             steps=steps,
@@ -81,17 +82,13 @@ class Searcher:
             workers=self.workers,
             slices=slices,
         )
-        answer: Answer
         match result.outcome:
             case Feasible(found_rounds, sends):
                 assert result.member is not None, "somebody found it"
                 unfolded = result.member.orbits.unfold(sends)
-                answer = prune(self.problem, chunks, found_rounds, unfolded)
+                return prune(self.problem, chunks, found_rounds, unfolded)
             case outcome:
-                answer = outcome
-        if self.cache is not None and not isinstance(answer, Unknown):
-            self.cache.put(key, answer)
-        return answer
+                return outcome
 
     def _members(self, chunks: int) -> list[PortfolioMember]:
         """Groups first, the larger the faster where one fits, then the problem as it is; by each encoding."""
