@@ -26,7 +26,7 @@ from arborcast.synth.chunks.sums.compositions import compositions, meetings, par
 from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE
-from arborcast.synth.chunks.sums.search import FewestSearch, FewestSumSearch, SpreadSearch, SumSearch
+from arborcast.synth.chunks.sums.search import fewest_search, fewest_sum_search, spread_search, sum_search
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -163,11 +163,11 @@ def searched(fabric: Topology, chunks: int, steps: int, rounds: int) -> tuple[bo
     """Whether one partial sum per rank and chunk finds one, and whether that there is none is proved."""
     problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
     instance = Instance(SumOrbits.trivial(problem, chunks), steps, rounds)
-    found = SumSearch(instance).run(None)
+    found = sum_search(instance).run(None)
     if isinstance(found, Feasible):
         plan = pruned(problem, chunks, found.rounds, instance.orbits.unfold(found.sends))
         assert sum(plan.rounds) == rounds and len(plan.rounds) == steps
-    return isinstance(found, Feasible), isinstance(SpreadSearch(instance).run(None), Infeasible)
+    return isinstance(found, Feasible), isinstance(spread_search(instance).run(None), Infeasible)
 
 
 def agrees(fabric: Topology, size: tuple[int, int, int]) -> None:
@@ -231,14 +231,14 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
         rounds = -(-limit.ratio * chunks // 1) - 1
         if rounds >= steps:
             instance = Instance(SumOrbits.trivial(problem, chunks), steps, int(rounds))
-            assert not isinstance(SumSearch(instance).run(300), Feasible)
+            assert not isinstance(sum_search(instance).run(300), Feasible)
 
 
 @pytest.mark.parametrize(("spec", "steps", "any_kind", "sums"), [("ring:4", 2, 8, 8), ("ring:5", 3, 11, 12)])
 def test_the_fewest_messages(spec: str, steps: int, any_kind: int, sums: int) -> None:
     fabric = load(spec)
     orbits = SumOrbits.trivial(sum_problem(fabric, Collective.on(fabric, "allreduce")), 1)
-    for search, fewest in ((FewestSearch, any_kind), (FewestSumSearch, sums)):
+    for search, fewest in ((fewest_search, any_kind), (fewest_sum_search, sums)):
         assert isinstance(search(Instance(orbits, steps, fewest - 1)).run(None), Infeasible)
         assert not isinstance(search(Instance(orbits, steps, fewest)).run(None), Infeasible)
 
@@ -252,7 +252,7 @@ def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
         for kept in (alone, *subgroups(problem, 2)[:2]):
             if set(kept) <= set(group) and 12 % (len(group) // len(kept)) == 0:
                 orbits = SumOrbits(problem, 12, group, kept)
-                model = SumSearch(Instance(orbits, 5, 7)).run(200)
+                model = sum_search(Instance(orbits, 5, 7)).run(200)
                 if isinstance(model, Feasible):
                     found += 1
                     loads = np.zeros((5, 24), dtype=int)

@@ -32,7 +32,7 @@ class Encoding:
 ENCODINGS: Mapping[str, Encoding] = {
     "smt": Encoding(f"{_HERE}.smt:SmtSearch", "z3-solver"),
     "ilp": Encoding(f"{_HERE}.ilp:IlpSearch", "highspy"),
-    "sat": Encoding(f"{_HERE}.sat:BooleanSearch", "python-sat"),
+    "sat": Encoding(f"{_HERE}.sat:sat_search", "python-sat"),
 }
 
 _held: list[Search] = []

@@ -29,10 +29,10 @@ from arborcast.synth.symmetry.permutations import identity
 SumAnswer: TypeAlias = SumPlan | Infeasible | Unknown
 
 SEARCHES: Mapping[str, Encoding] = {
-    "sums": Encoding("arborcast.synth.chunks.sums.search:SumSearch", "python-sat"),
-    "spread": Encoding("arborcast.synth.chunks.sums.search:SpreadSearch", "python-sat"),
-    "fewest": Encoding("arborcast.synth.chunks.sums.search:FewestSearch", "python-sat"),
-    "fewest sums": Encoding("arborcast.synth.chunks.sums.search:FewestSumSearch", "python-sat"),
+    "sums": Encoding("arborcast.synth.chunks.sums.search:sum_search", "python-sat"),
+    "spread": Encoding("arborcast.synth.chunks.sums.search:spread_search", "python-sat"),
+    "fewest": Encoding("arborcast.synth.chunks.sums.search:fewest_search", "python-sat"),
+    "fewest sums": Encoding("arborcast.synth.chunks.sums.search:fewest_sum_search", "python-sat"),
 }
 """Where the searches are found, as `module:class`."""
 
