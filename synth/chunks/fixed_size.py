@@ -25,7 +25,7 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
+from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
 from arborcast.synth.chunks.sums.compositions import Half, parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.searcher import SearchEffort, SumAnswer, SumSearcher
@@ -125,11 +125,11 @@ def _solved(
     """A schedule of that size on a fabric whose rates are as they are counted in; raises as the caller."""
     settings = (("chunks", size.chunks), ("steps", size.steps), ("rounds", size.rounds))
     how = Method(method, seed, settings)
-    with Workers() as workers:
+    with SolverProcess() as child:
 
         def searcher(problem: ChunkProblem) -> Searcher:
             kept = ChunkCache() if cache else None
-            return Searcher(problem, (method,), seed, deadline, workers, kept)
+            return Searcher(problem, (method,), seed, deadline, child, kept)
 
         try:
             if limit.rate == 0:
@@ -139,13 +139,13 @@ def _solved(
                 if method != "sat":
                     return composition.solve(searcher)
                 kept = ChunkCache() if cache else None
-                sums = SumSearcher(sum_problem(topology, collective), seed, deadline, workers, kept)
+                sums = SumSearcher(sum_problem(topology, collective), seed, deadline, child, kept)
                 return _solve_sums(composition, sums, searcher)
             return _Question.of(topology, collective, limit, searcher).solve(size, how)
         except InfeasibleError as none:
             if proof is None:
                 raise
-            raise _with_proof(none, topology, collective, size, proof, deadline, workers) from none
+            raise _with_proof(none, topology, collective, size, proof, deadline, child) from none
         except WorkerDiedError as error:
             raise SolverDiedError(f"{collective.kind} {size}: {error}") from error
 
@@ -157,14 +157,14 @@ def _with_proof(
     size: Size,
     proof: Path,
     deadline: Deadline,
-    workers: Workers,
+    child: SolverProcess,
 ) -> InfeasibleError:
     """The same answer, with CaDiCaL's proof of it in a file where its formula allows one."""
     from arborcast.synth.chunks.refutation import formula_file, write_refutation
 
     asked = (size.chunks, size.steps, size.rounds)
     try:
-        written = write_refutation(topology, collective, asked, proof, deadline=deadline, workers=workers)
+        written = write_refutation(topology, collective, asked, proof, deadline=deadline, child=child)
     except (TimedOutError, WorkerDiedError) as error:
         kind = SolverDiedError if isinstance(error, WorkerDiedError) else TimedOutError
         raise kind(f"{none}; without a proof in {proof}: {error}") from error

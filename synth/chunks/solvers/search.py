@@ -1,4 +1,4 @@
-"""One instance of (C, S, R), answered: by the cache, or by a race of encodings with and without symmetry.
+"""One instance of (C, S, R), answered: by the cache, or by encodings in turns, with and without symmetry.
 
 This is where the pieces meet: groups of symmetries, encodings, child processes. A plan that comes out of
 here was pruned; that it is correct is still for `synth.verification.verifier` to say.
@@ -15,8 +15,8 @@ from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
-from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, race
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, run_portfolio
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
 
@@ -35,7 +35,7 @@ class Searcher:
         encodings: those that may run; the first is preferred.
         seed: of the solvers; the same seed gives the same plan on any machine.
         deadline: of all searches together.
-        workers: the processes in which solvers run.
+        child: the process in which solvers run.
         cache: where answers are kept; None to keep none.
         symmetric: whether groups of symmetries are tried beside the problem as it is.
     """
@@ -44,7 +44,7 @@ class Searcher:
     encodings: tuple[str, ...]
     seed: int
     deadline: Deadline
-    workers: Workers
+    child: SolverProcess
     cache: ChunkCache | None
     symmetric: bool = True
     _groups: dict[int, tuple[ChunkOrbits, ...]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Searcher:
             self.cache,
             "instance",
             self.problem,
-            lambda: self._raced(chunks, steps, rounds, slices),
+            lambda: self._searched(chunks, steps, rounds, slices),
             (ChunkPlan, ChunkSend, Infeasible, Prover),
             is_final=lambda answer: not isinstance(answer, Unknown),
             size=[chunks, steps, rounds],
@@ -72,14 +72,14 @@ class Searcher:
             slices=slices,
         )
 
-    def _raced(self, chunks: int, steps: int, rounds: int, slices: int | None) -> Answer:
-        result = race(
+    def _searched(self, chunks: int, steps: int, rounds: int, slices: int | None) -> Answer:
+        result = run_portfolio(
             self._members(chunks),
             steps=steps,
             rounds=rounds,
             seed=self.seed,
             deadline=self.deadline,
-            workers=self.workers,
+            child=self.child,
             slices=slices,
         )
         match result.outcome:

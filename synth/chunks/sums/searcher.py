@@ -1,4 +1,4 @@
-"""One (C, S, R) of an allreduce, answered: partial sums raced under several groups, beside the proof of none.
+"""One (C, S, R) of an allreduce, answered: partial sums under several groups in turns with the proof of none.
 
 What comes out was pruned; that it is correct is still for `synth.verification.verifier` to say.
 """
@@ -18,8 +18,8 @@ from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.symmetry import small_subgroups, subgroups
 from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
-from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, RaceResult, race
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, PortfolioResult, run_portfolio
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, pruned
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.deadline import Deadline
@@ -66,14 +66,14 @@ class SumSearcher:
         problem: see `synth.chunks.sums.instance.sum_problem`.
         seed: of the solvers; the same seed gives the same plan on any machine.
         deadline: of all searches together.
-        workers: the processes in which solvers run.
+        child: the process in which solvers run.
         cache: where answers are kept; None to keep none.
     """
 
     problem: ChunkProblem
     seed: int
     deadline: Deadline
-    workers: Workers
+    child: SolverProcess
     cache: ChunkCache | None
     _flow_limits: dict[int, StepBound | None] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ class SumSearcher:
             members = [each for each in members if possible <= trial.most_sends * len(each.orbits.group)]
             if not members:
                 return Unknown()
-        result = self._race(members, steps, rounds, trial.slices)
+        result = self._portfolio(members, steps, rounds, trial.slices)
         match result.outcome:
             case Feasible(found_rounds, sends):
                 assert result.member is not None, "somebody found it"
@@ -146,20 +146,20 @@ class SumSearcher:
         """
         member = PortfolioMember("fewest sums" if sums else "fewest", SumOrbits.trivial(self.problem, 1))
         most = steps * sum(len(route.links) for route in self.problem.routes)
-        while cost <= most and isinstance(self._race([member], steps, cost, slices).outcome, Infeasible):
+        while cost <= most and isinstance(self._portfolio([member], steps, cost, slices).outcome, Infeasible):
             cost += 1
         return cost
 
-    def _race(
+    def _portfolio(
         self, members: list[PortfolioMember], steps: int, rounds: int, slices: int | None
-    ) -> RaceResult:
-        return race(
+    ) -> PortfolioResult:
+        return run_portfolio(
             members,
             steps=steps,
             rounds=rounds,
             seed=self.seed,
             deadline=self.deadline,
-            workers=self.workers,
+            child=self.child,
             slices=slices,
             encodings=SEARCHES,
         )
