@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run import checkpoints
-from arborcast.pipeline.run.arguments import Options, words_of_plan
-from arborcast.pipeline.run.assignment import Place
+from arborcast.pipeline.run.arguments import TrainingOptions, words_of_plan
+from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batches import Tensors
 from arborcast.pipeline.run.failures import Agreement, FailureBroadcast
 from arborcast.pipeline.run.feed import Feed
@@ -32,7 +32,7 @@ from arborcast.pipeline.run.losses import LossFunction
 from arborcast.pipeline.run.meeting import Meeting
 from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import NullRecorder, Recorder
+from arborcast.pipeline.run.recorder import NullRecorder, PassRecorder
 from arborcast.pipeline.run.saving import Saving
 from arborcast.pipeline.run.sharded import Prepare
 from arborcast.pipeline.run.update import OptimizerOf
@@ -137,7 +137,7 @@ class Trainer(Saving):
         record: bool = False,
         weights: Weights | None = None,
     ) -> None:
-        self._options = options = Options(
+        self._options = options = TrainingOptions(
             loss_fn,
             loss_reduction,
             check_loss,
@@ -154,7 +154,7 @@ class Trainer(Saving):
         options.check(plan, optimizer, min(timeout_s, start_timeout_s), device, precision)
         rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
-        self._place = Place.of(plan, rank, tensor_ranks)
+        self._place = RankAssignment.of(plan, rank, tensor_ranks)
         if isinstance(model, Layered):
             options.check_model(model, self._place.column, optimizer)
         self._agreement = Agreement(f"arborcast trainer {next(_numbers)}", rank, size, timeout_s)
@@ -169,7 +169,7 @@ class Trainer(Saving):
         if not isinstance(precision, Precision):
             precision = Precision(precision or "float32", device, self._groups.job)
         self._precision = precision
-        self._recorder = Recorder() if record else NullRecorder()
+        self._recorder = PassRecorder() if record else NullRecorder()
         self._links = Messenger(self._groups.job, self._place.name, self._recorder)
         self._messages = self._links.messages
         self._meeting = Meeting(self._place, loss_fn is None, self._agreement, self._faults, self._groups)

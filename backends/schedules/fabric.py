@@ -34,7 +34,7 @@ ASSUMED_LATENCY_US = 20
 
 
 @dataclass(frozen=True)
-class Fabric:
+class GroupFabric:
     """The links among the ranks of a group.
 
     Attributes:
@@ -70,7 +70,7 @@ class Fabric:
         return f"{self.topology.name}: {self.topology.ranks} ranks, {links} directed links, {self.source}"
 
 
-def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -> Fabric:
+def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -> GroupFabric:
     """The fragment of the fabric that a group is.
 
     Links to ranks outside the group are left out: their processes do not forward for it. The fragment may
@@ -102,7 +102,7 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     place = {rank: own for own, rank in enumerate(chosen)}
     inside = [hop for hop in options.without if place.keys() >= set(hop)]
     healthy = whole if is_whole or not options.spares else whole.subset(chosen)
-    return Fabric(
+    return GroupFabric(
         topology,
         source + _words_of(options.without),
         is_assumed=False,
@@ -198,7 +198,7 @@ def _places(ranks: Sequence[int] | None, whole: Topology, world_size: int) -> Se
     return ranks
 
 
-def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> Fabric:
+def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> GroupFabric:
     """A full mesh; links are left out by global rank, since there is no other."""
     if options.spares:
         raise InputError(
@@ -225,7 +225,7 @@ def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> 
         f"assumed, since nobody described the fabric (ARBORCAST_TOPOLOGY): {ASSUMED_BANDWIDTH} GB/s and "
         f"{ASSUMED_LATENCY_US} us between any two ranks"
     )
-    return Fabric(mesh, source + _words_of(options.without), is_assumed=True, gone=tuple(inside))
+    return GroupFabric(mesh, source + _words_of(options.without), is_assumed=True, gone=tuple(inside))
 
 
 def _words_of(without: Sequence[Hop]) -> str:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from arborcast.backends.schedules.fabric import Fabric
+from arborcast.backends.schedules.fabric import GroupFabric
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
@@ -41,7 +41,7 @@ class JointPart:
     rounds: tuple[int, ...] | None
 
 
-def joint_part(fabric: Fabric, kind: Kind, root: int | None) -> JointPart | None:
+def joint_part(fabric: GroupFabric, kind: Kind, root: int | None) -> JointPart | None:
     """The schedule among the joint ones that a group is to run; None where there is none for it.
 
     Args:

@@ -56,7 +56,7 @@ class _TableShape(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableEntry:
     """A schedule and the bytes of the buffer from which on it serves, up to the next entry."""
 
     from_bytes: int
@@ -69,7 +69,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Table:
+class ScheduleTable:
     """Which schedule serves which size.
 
     Schedules are all written out, or all in implicit form with the same translations.
@@ -84,17 +84,18 @@ class Table:
     """
 
     collective: Collective
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
     is_cut_short: bool = False
 
     @classmethod
-    def of(cls, choices: Iterable[Choice], *, is_cut_short: bool = False) -> Table:
+    def of(cls, choices: Iterable[Choice], *, is_cut_short: bool = False) -> ScheduleTable:
         """The table of what a comparison chose; the first choice serves whatever is smaller, too."""
         choices = tuple(choices)
         if not choices:
             raise InputError("table: must have at least one schedule, got none")
         entries = tuple(
-            Entry(choice.from_bytes if index else 0, choice.schedule) for index, choice in enumerate(choices)
+            TableEntry(choice.from_bytes if index else 0, choice.schedule)
+            for index, choice in enumerate(choices)
         )
         return cls(choices[0].schedule.collective, entries, is_cut_short)
 
@@ -125,7 +126,7 @@ class Table:
         """SHA-256 of the bytes, in hexadecimal: the same on ranks that run the same schedules."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
-    def at(self, size_bytes: int) -> Entry:
+    def at(self, size_bytes: int) -> TableEntry:
         """The entry that serves a buffer of so many bytes (as algbw counts them)."""
         return self.entries[max(bisect_right(self._starts, size_bytes) - 1, 0)]
 
@@ -133,7 +134,7 @@ class Table:
         """The ranks that exchange messages with `rank` in any of its schedules."""
         return frozenset[int]().union(*(partners_of(entry.schedule, rank) for entry in self.entries))
 
-    def renamed(self, name: str) -> Table:
+    def renamed(self, name: str) -> ScheduleTable:
         """The same on a topology of another name."""
         if name == self.topology.name:
             return self
@@ -172,7 +173,7 @@ class Table:
         return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, source: str) -> Table:
+    def from_bytes(cls, data: bytes, source: str) -> ScheduleTable:
         """The table in a document.
 
         Whether its schedules do what they claim is not checked here: see `check`.
@@ -207,7 +208,7 @@ class Table:
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
 
-    def check(self, source: str) -> Table:
+    def check(self, source: str) -> ScheduleTable:
         """This table, whose schedules have been replayed: a checksum does not tell who made them.
 
         That takes a third of the time of reading it.
@@ -263,9 +264,9 @@ def describe(schedule: AnySchedule) -> str:
     return f"{schedule.method.name} ({shape}, {float(rate):.4g} GB/s, {quality})"
 
 
-def _entry(shape: Mapping[str, Any], shared: Mapping[str, Any], source: str, place: str) -> Entry:
+def _entry(shape: Mapping[str, Any], shared: Mapping[str, Any], source: str, place: str) -> TableEntry:
     for key in _SHARED:
         if key in shape["schedule"]:
             raise InputError(f"{source}: {place}.schedule: key {key} must stand once, beside the entries")
     schedule = any_schedule_from_document({**shape["schedule"], **shared}, f"{source}: {place}.schedule")
-    return Entry(shape["from_bytes"], schedule)
+    return TableEntry(shape["from_bytes"], schedule)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.sharding.choice import Choice
+    from arborcast.pipeline.sharding.choice import MeshChoice
     from arborcast.pipeline.sharding.graph import Graph
     from arborcast.pipeline.sharding.program import Sharding
 
@@ -132,7 +132,7 @@ def layout_rows(fabrics: Sequence[tuple[str, str, tuple[int, ...] | None]] = FAB
     return rows
 
 
-def _layouts(found: Choice, memory_bytes: int) -> Iterator[tuple[str, str, Sharding | None]]:
+def _layouts(found: MeshChoice, memory_bytes: int) -> Iterator[tuple[str, str, Sharding | None]]:
     """Name, mesh and sharding by schedules of the free choice and of each layout; None where nothing fits."""
     from arborcast.pipeline.errors import PlanError
     from arborcast.pipeline.sharding.layouts import LAYOUTS

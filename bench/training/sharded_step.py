@@ -27,7 +27,7 @@ from arborcast.bench.emulation.delivery import check_delivery, delivered
 from arborcast.bench.emulation.plan import at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.bench.training.testbed_step import in_turns
-from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.devices import DeviceRates
 
 if TYPE_CHECKING:
     from arborcast.pipeline.model.traced.model import Traced
@@ -44,7 +44,7 @@ LAYOUTS = (CHOSEN, "data-parallel", "megatron")
 STAGED = {CHOSEN: "both levels", "one stage": "one stage", "data-parallel": "data-parallel"}
 """Layouts of cases with microbatches, and the ways of `choose_both` that they are."""
 
-_CORE = Device("a core", {"float32": 6e10}, 12, 2**33, efficiency=1, memory_efficiency=1, launch_us=20)
+_CORE = DeviceRates("a core", {"float32": 6e10}, 12, 2**33, efficiency=1, memory_efficiency=1, launch_us=20)
 """About what a rank of the bench is: plans are chosen for it, and predictions divide measured time by it."""
 
 

@@ -77,7 +77,7 @@ Segments = tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SavedBytes:
     """Bytes that a stage holds of activations.
 
     Attributes:
@@ -114,7 +114,7 @@ def merged(parts: Iterable[Segment]) -> Segments:
     return tuple(made)
 
 
-def held(profile: Profile, segments: Sequence[Segment], share: int) -> Held:
+def held(profile: Profile, segments: Sequence[Segment], share: int) -> SavedBytes:
     """What a stage holds.
 
     Args:
@@ -130,7 +130,7 @@ def held(profile: Profile, segments: Sequence[Segment], share: int) -> Held:
         most, peak = max(most, now), max(peak, now + profile.working_bytes(it.start, it.end, share))
         before = besides if it.treatment is Treatment.OFFLOAD else 0
     sizes = [-(-it * share // profile.samples) for it in (kept, peak, most)]
-    return Held(sizes[0], sizes[1], sizes[1] - sizes[2])
+    return SavedBytes(sizes[0], sizes[1], sizes[1] - sizes[2])
 
 
 def unit_bytes(profile: Profile, unit: Segment, *, first: bool) -> tuple[int, int]:

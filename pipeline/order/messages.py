@@ -18,7 +18,7 @@ from arborcast.pipeline.order.actions import Action, Passes, Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WorkerStep:
     """What a worker does next.
 
     Attributes:
@@ -36,7 +36,7 @@ class Step:
         return f"{self.kind} {self.action}"
 
 
-def with_messages(order: Passes, *, ahead: int = 1) -> tuple[tuple[Step, ...], ...]:
+def with_messages(order: Passes, *, ahead: int = 1) -> tuple[tuple[WorkerStep, ...], ...]:
     """The steps of each worker: its passes in the given order, each result sent as soon as it is there.
 
     The receive of a pass is posted `ahead` passes before it, which lets its message overlap the passes
@@ -64,7 +64,7 @@ class _Placement:
         self.order = order
         self.ahead = ahead
         self.home = {action.stage: worker for worker, actions in enumerate(order) for action in actions}
-        self.steps: list[list[Step]] = [[] for _ in order]
+        self.steps: list[list[WorkerStep]] = [[] for _ in order]
         self.position = [0] * len(order)
         self.sending: list[Action | None] = [None] * len(order)
         self.posted: list[set[Action]] = [set() for _ in order]
@@ -77,7 +77,7 @@ class _Placement:
                 if taker is not None:
                     self.incoming[self.home[taker.stage]].setdefault(worker, deque()).append(taker)
 
-    def run(self) -> tuple[tuple[Step, ...], ...]:
+    def run(self) -> tuple[tuple[WorkerStep, ...], ...]:
         """Let the workers go on as far as they can, time and again."""
         while not self._finished():
             moved = [self._advance(worker) for worker in range(len(self.order))]
@@ -118,7 +118,7 @@ class _Placement:
         if taker not in self.posted[target]:
             return False
         self.arrived.add(taker)
-        self.steps[worker].append(Step("send", action))
+        self.steps[worker].append(WorkerStep("send", action))
         self.sending[worker] = None
         return True
 
@@ -131,7 +131,7 @@ class _Placement:
         action = actions[position]
         if action.giver(len(self.home)) is not None and action not in self.arrived:
             return False
-        self.steps[worker].append(Step("compute", action))
+        self.steps[worker].append(WorkerStep("compute", action))
         self.position[worker] += 1
         if self._taker(worker, action) is not None:
             self.sending[worker] = action
@@ -152,7 +152,7 @@ class _Placement:
     def _post_next(self, worker: int, source: int) -> None:
         action = self.incoming[worker][source].popleft()
         self.posted[worker].add(action)
-        self.steps[worker].append(Step("receive", action))
+        self.steps[worker].append(WorkerStep("receive", action))
 
     def _release(self) -> None:
         """Post one receive that a send waits for; gradients first, for they end what is in flight."""

@@ -69,7 +69,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ActivationPolicy:
     """What becomes of the results of a stage.
 
     Attributes:
@@ -80,7 +80,7 @@ class Choice:
     segments: Segments
     extra_us: float
 
-    def moved(self, layers: int) -> Choice:
+    def moved(self, layers: int) -> ActivationPolicy:
         """The same so many layers further on."""
         segments = (replace(it, start=it.start + layers, end=it.end + layers) for it in self.segments)
         return replace(self, segments=tuple(segments))
@@ -102,7 +102,7 @@ class Units:
     share: int
     samples: float
 
-    def choice(self, start: int, end: int, in_flight: int, limit: int) -> Choice | None:
+    def choice(self, start: int, end: int, in_flight: int, limit: int) -> ActivationPolicy | None:
         """The choice for the layers [start, end) that adds the least time in a room; None where none fits.
 
         Complexity: exponential in the layers at worst, as of any knapsack; the numbers of bytes of a model
@@ -114,7 +114,7 @@ class Units:
             int(-(-it * self.share // self.profile.samples)) for it in (sums[-1], (sums + sizes[3]).max())
         )
         if (in_flight - 1) * kept + peak <= limit:
-            return Choice((Segment(start, end, Treatment.KEEP),), 0.0)
+            return ActivationPolicy((Segment(start, end, Treatment.KEEP),), 0.0)
         if limit < 0:
             return None
         order = _by_ratio(times.min(axis=0), sizes[0])
@@ -122,7 +122,7 @@ class Units:
         added_us, ends, treatments = _least_units(times, sizes, besides, order, room)
         if not len(ends):
             return None
-        return Choice(_segments(start, ends.tolist(), treatments.tolist()), added_us)
+        return ActivationPolicy(_segments(start, ends.tolist(), treatments.tolist()), added_us)
 
     def least_memory(self, start: int, end: int, in_flight: int) -> Segments:
         """The choice for the layers [start, end) that needs the least memory, whatever its time.

@@ -87,7 +87,7 @@ PlanMethod: TypeAlias = Callable[..., Plan]
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class PublishedMethod:
     """A published way to train.
 
     Attributes:
@@ -99,15 +99,17 @@ class Method:
     remark: str = ""
 
 
-METHODS: Mapping[str, Method] = {
-    "data-parallel": Method(data_parallel),
-    "gpipe": Method(straight_gpipe),
-    "pipedream": Method(pipedream, "with a flush after every batch; published without (pipedream-async)"),
-    "hetpipe": Method(
+METHODS: Mapping[str, PublishedMethod] = {
+    "data-parallel": PublishedMethod(data_parallel),
+    "gpipe": PublishedMethod(straight_gpipe),
+    "pipedream": PublishedMethod(
+        pipedream, "with a flush after every batch; published without (pipedream-async)"
+    ),
+    "hetpipe": PublishedMethod(
         hetpipe, "made synchronous: its virtual workers are published to train on each other's older weights"
     ),
-    "rannc": Method(rannc),
-    "spp": Method(spp),
+    "rannc": PublishedMethod(rannc),
+    "spp": PublishedMethod(spp),
 }
 """The alternatives by name."""
 

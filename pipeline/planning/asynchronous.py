@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.memory import Limit, Memory, range_memory, rank_limits, readable
+from arborcast.pipeline.planning.memory import Limit, MemoryNeed, range_memory, rank_limits, readable
 from arborcast.pipeline.planning.pipedream import pipedream
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
@@ -45,7 +45,7 @@ class SteadyState:
     plan: Plan
     time_us: float
     versions: tuple[int, ...]
-    memory: tuple[Memory, ...]
+    memory: tuple[MemoryNeed, ...]
 
     def missing(self, limit: Limit | None) -> str:
         """What does not fit into memory, in words; "" where all does."""

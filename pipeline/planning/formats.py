@@ -128,12 +128,12 @@ def plan_from_document(document: object, place: str) -> Plan:
     Raises:
         PlanError: another format, another shape, or a rule of plans is broken.
     """
-    from arborcast.pipeline.planning.shapes import PlanShape
+    from arborcast.pipeline.planning.shapes import PlanDocument
     from arborcast.synth.formats.shapes import check_shape
 
     with raising(PlanError):
         _check_format(document, PLAN_FORMAT, "a plan", place, *OLD_PLAN_FORMATS)
-        shape = check_shape(PlanShape, document, place)
+        shape = check_shape(PlanDocument, document, place)
         topology = shape.get("topology")
         links = None if topology is None else topology_from_document(topology, f"{place}: topology")
         gbps = shape.get("offload_gbps")

@@ -115,7 +115,7 @@ def best_joint(
             that comes closest.
         PlanError: none for want of links.
     """
-    return _Search(prices, network, tuple(order), most_stages).run(known)
+    return _StageSearch(prices, network, tuple(order), most_stages).run(known)
 
 
 def one_stage(prices: StagePrices, ranks: Sequence[int]) -> JointPlan:
@@ -163,7 +163,7 @@ class _Partial:
 
 
 @dataclass
-class _Search:
+class _StageSearch:
     prices: StagePrices
     network: LinkCosts
     order: tuple[int, ...]
@@ -337,7 +337,7 @@ class _Rest:
         longest: the least largest W.
     """
 
-    def __init__(self, search: _Search) -> None:
+    def __init__(self, search: _StageSearch) -> None:
         self.search = search
         places, depth = len(search.order), search.depth
         self.sums: dict[tuple[int, int], NDArray[np.int64]] = {}

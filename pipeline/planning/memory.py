@@ -29,7 +29,7 @@ RangeFits: TypeAlias = Callable[[int, int, Sequence[int], int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryNeed:
     """Bytes that a rank of a stage needs.
 
     Attributes:
@@ -57,7 +57,7 @@ class Memory:
         return lasting + self.activations + self.boundary + self.working
 
 
-def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Memory:
+def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> MemoryNeed:
     """What the rank with the largest share of the largest microbatch needs, of one stage.
 
     Where ranks hold several stages it is for all of them, at the fullest moment of the order. What a split
@@ -83,7 +83,7 @@ def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Mem
     ranges = [(plan.stages[it].start, plan.stages[it].end) for it in own_stages]
     # What recomputation repeats, or offload fetches, is there for one microbatch of one stage.
     kept = {it: held(profile, plan.segments(it), share).kept for it in own_stages}
-    return Memory(
+    return MemoryNeed(
         parameters=profile.parameter_bytes_of(ranges),
         gradients=profile.gradient_bytes_of(ranges),
         optimizer=sum(it.optimizer for it in one.values()),
@@ -94,7 +94,7 @@ def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Mem
     )
 
 
-def range_memory(profile: Profile, segments: Segments, share: int, in_flight: int) -> Memory:
+def range_memory(profile: Profile, segments: Segments, share: int, in_flight: int) -> MemoryNeed:
     """What a rank needs for consecutive layers.
 
     Args:
@@ -110,7 +110,7 @@ def range_memory(profile: Profile, segments: Segments, share: int, in_flight: in
     found = held(profile, segments, share)
     activations = found.with_in_flight(in_flight) - found.working
     boundary = 2 * (inputs + outputs)
-    return Memory(
+    return MemoryNeed(
         parameters=profile.parameter_bytes(start, end),
         gradients=profile.gradient_bytes(start, end),
         optimizer=profile.optimizer_bytes(start, end),
@@ -274,7 +274,7 @@ def _choices(plan: Plan, stage: int) -> str:
     return f" ({described(own)})" if any(it.treatment is not Treatment.KEEP for it in own) else ""
 
 
-def _parts(memory: Memory) -> str:
+def _parts(memory: MemoryNeed) -> str:
     parts = {
         "parameters": memory.parameters,
         "gradients": memory.gradients,

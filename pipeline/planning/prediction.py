@@ -16,7 +16,7 @@ from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.planning.memory import Memory
+    from arborcast.pipeline.planning.memory import MemoryNeed
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Prediction:
     bound_condition: str
     bubble: float
     peak_in_flight: tuple[int, ...]
-    memory: tuple[Memory, ...]
+    memory: tuple[MemoryNeed, ...]
     samples_per_s: float
     timeline: Timeline
 

@@ -184,7 +184,7 @@ def _solved(
     *,
     every_rank: bool = False,
 ) -> dict[int, PlacedStages]:
-    program = _Program(devices, boundary, stage, added, every_rank=every_rank)
+    program = _StageTables(devices, boundary, stage, added, every_rank=every_rank)
     found = {}
     for count in range(1, most_stages + 1):
         program.add_stage()
@@ -194,7 +194,7 @@ def _solved(
     return found
 
 
-class _Program:
+class _StageTables:
     """The tables `least` and `onwards`, one stage after another from the back."""
 
     def __init__(

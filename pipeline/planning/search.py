@@ -86,7 +86,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SearchKey:
     """What the dynamic program is run for once: a device order, by number, and a question."""
 
     devices: int
@@ -106,7 +106,7 @@ def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated:
     """
     searched = choices.searched
     own = [it for it in searched if it in choices.orders]
-    race = _Race(profile, network, choices)
+    race = _PlanRace(profile, network, choices)
     if not own:
         plans = _Space(race.known, network, replace(choices, orders=searched)).plans()
         made = (it for _, plan in _different(plans) for it in race.derived(plan))
@@ -123,7 +123,7 @@ def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated:
     return race.best[1]
 
 
-class _Race:
+class _PlanRace:
     """Plans that are simulated one after another.
 
     Attributes:
@@ -174,7 +174,7 @@ class _Race:
             yield from (it for it in made if _fits(it, self.profile, self.choices))
 
 
-def _search(race: _Race, orders: tuple[str, ...], simulated: int) -> None:
+def _search(race: _PlanRace, orders: tuple[str, ...], simulated: int) -> None:
     """Run the most promising plans in some orders.
 
     The space: for each device order, number of microbatches, order and choice of recomputation, and each
@@ -266,13 +266,13 @@ def _different(plans: Iterable[tuple[float, Plan]]) -> Iterator[tuple[float, Pla
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _QueuedKey:
     """A group to be opened, or its partition into so many stages, found with the limits or without.
 
     `value_us` is the partition's when it was queued; it may have been found to be higher since.
     """
 
-    group: Group
+    group: SearchKey
     stages: int | None = None
     limited: bool = False
     value_us: float = 0.0
@@ -290,7 +290,7 @@ class _Known:
         self.layers, self.devices, self.stages = layers, devices, stages
         self._found: dict[tuple[object, ...], tuple[int, dict[int, PlacedStages]]] = {}
 
-    def partitions(self, group: Group, *, again: bool = False) -> dict[int, PlacedStages]:
+    def partitions(self, group: SearchKey, *, again: bool = False) -> dict[int, PlacedStages]:
         """The partitions of a group; `again` for rates that have become exact."""
         devices, question = self.devices[group.devices], group.question
         # Of an order only counts what it keeps in flight.
@@ -315,9 +315,9 @@ class _Space:
         self.known, self.layers, self.devices = known, known.layers, known.devices
         self.profile = known.layers.profile
         self.network = network
-        self.opened: dict[Group, None] = {}
-        self.limited: set[Group] = set()  # solved under the limits
-        self.queue: list[tuple[float, int, int, int, _Entry]] = []
+        self.opened: dict[SearchKey, None] = {}
+        self.limited: set[SearchKey] = set()  # solved under the limits
+        self.queue: list[tuple[float, int, int, int, _QueuedKey]] = []
         self.number = count()
 
     def plans(self) -> Iterator[tuple[float, Plan]]:
@@ -375,7 +375,9 @@ class _Space:
             for microbatches in _doublings(choices.microbatches):
                 # With recomputation other partitions may be better, but these tell enough.
                 question = PartitionProblem(choices.batch, microbatches, recompute=choices.recompute[0])
-                known |= {(it.cuts, it.places): it for it in self._solved(Group(devices, question)).values()}
+                known |= {
+                    (it.cuts, it.places): it for it in self._solved(SearchKey(devices, question)).values()
+                }
             costs = [self._costs(it, recompute, choices.microbatches) for it in known.values()]
             for order in choices.orders:
                 times = [estimates_us(it, order, choices.max_in_flight) for it in costs]
@@ -383,17 +385,17 @@ class _Space:
                     choices.microbatches, zip(*times, strict=True), strict=True
                 ):
                     question = choices.question(microbatches, order, recompute)
-                    self._push(min(estimates) / (1 + SLACK), _Entry(Group(devices, question)))
+                    self._push(min(estimates) / (1 + SLACK), _QueuedKey(SearchKey(devices, question)))
 
-    def _solved(self, group: Group, *, again: bool = False) -> dict[int, PlacedStages]:
+    def _solved(self, group: SearchKey, *, again: bool = False) -> dict[int, PlacedStages]:
         if group not in self.limited:  # then the order and its cap do not matter
             question = group.question
             question = PartitionProblem(question.batch, question.microbatches, recompute=question.recompute)
-            group = Group(group.devices, question)
+            group = SearchKey(group.devices, question)
         self.opened[group] = None
         return self.known.partitions(group, again=again)
 
-    def _fits(self, entry: _Entry, plan: Plan) -> bool:
+    def _fits(self, entry: _QueuedKey, plan: Plan) -> bool:
         return entry.limited or _fits(plan, self.profile, self.choices)
 
     def _costs(self, partition: PlacedStages, recompute: bool, counts: Sequence[int]) -> StepCosts:
@@ -403,18 +405,18 @@ class _Space:
             self.layers, partition, batch=batch, recompute=recompute, counts=counts, offload_gbps=gbps
         )
 
-    def _push_plans(self, group: Group) -> None:
+    def _push_plans(self, group: SearchKey) -> None:
         for number in self._solved(group):
             self._push_plan(group, number)
 
-    def _push_plan(self, group: Group, stages: int) -> None:
+    def _push_plan(self, group: SearchKey, stages: int) -> None:
         question, partition = group.question, self._solved(group).get(stages)
         if partition is not None:  # exact rates may have shown that nothing connects so many stages
             costs = self._costs(partition, question.recompute, [question.microbatches])
             (estimate_us,) = estimates_us(costs, question.order, question.max_in_flight)
-            self._push(estimate_us, _Entry(group, stages, group in self.limited, partition.value_us))
+            self._push(estimate_us, _QueuedKey(group, stages, group in self.limited, partition.value_us))
 
-    def _push(self, estimate_us: float, entry: _Entry) -> None:
+    def _push(self, estimate_us: float, entry: _QueuedKey) -> None:
         """Of equal estimates the one that the search prefers comes first."""
         question = entry.group.question
         preference = self.choices.orders.index(question.order), question.microbatches, next(self.number)

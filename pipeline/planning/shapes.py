@@ -85,7 +85,7 @@ class StageShape(TypedDict):
 
 
 @MAPPING
-class PlanShape(TypedDict):
+class PlanDocument(TypedDict):
     """A plan file; `predicted` is for people and other programs, and not read back."""
 
     format: str

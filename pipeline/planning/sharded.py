@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
-from arborcast.pipeline.costs.devices import Device, device_named
+from arborcast.pipeline.costs.devices import DeviceRates, device_named
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.device_order import device_order
@@ -52,7 +52,7 @@ GIVEN = "given"
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingCandidate:
     """One way to train.
 
     Attributes:
@@ -83,7 +83,7 @@ class ShardedChoice:
     sliced: Sliced
     topology: Topology
     microbatches: int
-    ways: Mapping[str, Way]
+    ways: Mapping[str, TrainingCandidate]
     best: str
     bound_ps: int | None
     programs: int
@@ -125,7 +125,7 @@ class ShardedChoice:
 def choose_both(
     graph: Graph,
     topology: Topology,
-    device: Device,
+    device: DeviceRates,
     *,
     microbatches: int = 1,
     optimizer_ratio: Fraction = Fraction(2),
@@ -164,7 +164,7 @@ def choose_both(
         memory_bytes,
         deadline_s=deadline_s,
     )
-    ways: dict[str, Way] = {}
+    ways: dict[str, TrainingCandidate] = {}
     ways[ONE_STAGE] = _way(free, [partial(one_stage, free, order) for order in orders])
     for name, layout in LAYOUTS.items():
         fixed = free.restricted(layout)
@@ -178,7 +178,7 @@ def choose_both(
     for order in orders:
         made.append(partial(best_joint, free, network, order, most_stages=stages, known=known))
     found = _least(made)  # raises where nothing fits
-    ways = {BOTH: Way(found, _scheduled(found, free)), **ways}
+    ways = {BOTH: TrainingCandidate(found, _scheduled(found, free)), **ways}
     steps = {name: it.scheduled.step_ps() for name, it in ways.items() if it.scheduled is not None}
     best = min(steps, key=steps.__getitem__)
     bound = found.step_ps() if free.is_exact else None
@@ -188,7 +188,7 @@ def choose_both(
 def shard_in_stages(
     model: Traced,
     topology: Topology,
-    device: Device | str,
+    device: DeviceRates | str,
     *,
     batch: int,
     microbatches: int = 1,
@@ -222,7 +222,7 @@ def shard_in_stages(
     )
 
 
-def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Device) -> JointPlan:
+def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: DeviceRates) -> JointPlan:
     """A plan of a file on a model and a fabric, its collectives by their schedules.
 
     Raises:
@@ -256,7 +256,12 @@ def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Dev
 
 
 def given_choice(
-    plan: ShardedPlan, graph: Graph, topology: Topology, device: Device, *, memory_bytes: int | None = None
+    plan: ShardedPlan,
+    graph: Graph,
+    topology: Topology,
+    device: DeviceRates,
+    *,
+    memory_bytes: int | None = None,
 ) -> ShardedChoice:
     """The same for a plan of a file alone.
 
@@ -277,17 +282,17 @@ def given_choice(
             f"{least - memory_bytes} short",
             least,
         )
-    way = Way(None, priced)
+    way = TrainingCandidate(None, priced)
     sliced = Sliced(graph, topology.ranks)
     return ShardedChoice(sliced, topology, plan.microbatches, {GIVEN: way}, GIVEN, None, 0)
 
 
-def _way(prices: StagePrices, made: Sequence[Callable[[], JointPlan]]) -> Way:
+def _way(prices: StagePrices, made: Sequence[Callable[[], JointPlan]]) -> TrainingCandidate:
     try:
         found = _least(made)
     except PlanError as error:
-        return Way(None, None, str(error))
-    return Way(found, _scheduled(found, prices))
+        return TrainingCandidate(None, None, str(error))
+    return TrainingCandidate(found, _scheduled(found, prices))
 
 
 def _least(made: Sequence[Callable[[], JointPlan]]) -> JointPlan:

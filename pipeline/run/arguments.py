@@ -26,7 +26,7 @@ BATCH_NORMS = ("microbatch", "deferred")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TrainingOptions:
     """How to train; each as `Trainer` takes it."""
 
     loss_fn: LossFunction | None

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.run.assignment import Place
+from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batches import Batch, Signature, Tensors, as_tuple, said_of, told, words_of
 from arborcast.pipeline.run.failures import Agreement, FailureBroadcast
 from arborcast.pipeline.run.groups import Groups
@@ -41,7 +41,7 @@ class Meeting:
 
     def __init__(
         self,
-        place: Place,
+        place: RankAssignment,
         returns_loss: bool,
         agreement: Agreement,
         faults: FailureBroadcast,

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from arborcast.pipeline.run.boundary import TensorSpec
 from arborcast.pipeline.run.failures import TrainingError, words_of
-from arborcast.pipeline.run.recorder import NullRecorder, Recorder
+from arborcast.pipeline.run.recorder import NullRecorder, PassRecorder
 
 ALIGNMENT = 64
 """Bytes at whose multiples tensors begin in a message: every data type may be read there."""
@@ -36,7 +36,7 @@ _WATCHERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SampleSlice:
     """The samples [start, stop) of a replica's own share, to or from a rank of the job."""
 
     peer: int
@@ -49,7 +49,7 @@ def travels_in_place(wires: Sequence[TensorSpec]) -> bool:
     return len(wires) == 1 and wires[0].dim == 0
 
 
-def packed(wires: Sequence[TensorSpec], tensors: Sequence[Tensor | None], parcel: Slice) -> Tensor:
+def packed(wires: Sequence[TensorSpec], tensors: Sequence[Tensor | None], parcel: SampleSlice) -> Tensor:
     """The bytes of a parcel, to be sent; None where there is no gradient."""
     samples = parcel.stop - parcel.start
     if travels_in_place(wires):
@@ -66,7 +66,7 @@ def packed(wires: Sequence[TensorSpec], tensors: Sequence[Tensor | None], parcel
     return buffer
 
 
-class Arrival:
+class ReceiveTarget:
     """Where the parcels of one microbatch arrive.
 
     Args:
@@ -75,7 +75,7 @@ class Arrival:
         parcels: that make it up, in the order of samples.
     """
 
-    def __init__(self, wires: Sequence[TensorSpec], samples: int, parcels: Sequence[Slice]) -> None:
+    def __init__(self, wires: Sequence[TensorSpec], samples: int, parcels: Sequence[SampleSlice]) -> None:
         self._wires = wires
         self._parcels = parcels
         self._whole: Tensor | None = None
@@ -208,7 +208,7 @@ class Messenger:
         recorder: notes when messages begin and end.
     """
 
-    def __init__(self, group: dist.ProcessGroup, name: str, recorder: Recorder) -> None:
+    def __init__(self, group: dist.ProcessGroup, name: str, recorder: PassRecorder) -> None:
         self._group = group
         self._name = name
         self._recorder = recorder

@@ -21,7 +21,7 @@ from arborcast.pipeline.run.batches import Tensors
 from arborcast.pipeline.run.boundary import Boundaries
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.messages import sharing
-from arborcast.pipeline.run.recorder import Recorder
+from arborcast.pipeline.run.recorder import PassRecorder
 from arborcast.pipeline.simulation.simulator import KIND_OF
 
 
@@ -46,7 +46,7 @@ class StagePasses:
     assignment: Assignment
     boundaries: Boundaries
     losses: Losses
-    recorder: Recorder
+    recorder: PassRecorder
     differentiating: Callable[[], AbstractContextManager[Any]]
     training: bool
     split: SplitBackward | None

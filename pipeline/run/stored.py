@@ -187,7 +187,7 @@ class CheckpointFolder(Stored):
         """Read what it holds, and see that its files are as long as that says."""
         self.where, self._path = shorten_path(path), Path(path)
         with _one_line(self.where, "a folder of torch.distributed.checkpoint"):
-            metadata = _Reader(self._path).read_metadata()
+            metadata = _PickleReader(self._path).read_metadata()
             entries = metadata.state_dict_metadata
             ends: defaultdict[str, int] = defaultdict(int)
             for it in metadata.storage_data.values():
@@ -215,11 +215,11 @@ class CheckpointFolder(Stored):
         if state:
             with _one_line(self.where, "a folder of torch.distributed.checkpoint"), torch.no_grad():
                 planner = _Planner(flatten_state_dict=False, flatten_sharded_tensors=False)
-                dcp.load(state, storage_reader=_Reader(self._path), planner=planner, no_dist=True)
+                dcp.load(state, storage_reader=_PickleReader(self._path), planner=planner, no_dist=True)
         return state
 
 
-class _Reader(dcp.FileSystemReader):
+class _PickleReader(dcp.FileSystemReader):
     """Reads descriptions without executing what else a pickle may name."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from arborcast.pipeline.costs.devices import Device, device_named
+from arborcast.pipeline.costs.devices import DeviceRates, device_named
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.evaluation import Cost, repriced
 from arborcast.pipeline.sharding.graph import Graph, merged
@@ -57,7 +57,7 @@ class OnMesh:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MeshChoice:
     """The meshes of some ranks with what they give.
 
     Attributes:
@@ -104,13 +104,13 @@ def graph_of_microbatch(model: Traced, batch: int, microbatches: int, *, by_laye
 def shard_model(
     model: Traced,
     topology: Topology,
-    device: Device | str,
+    device: DeviceRates | str,
     *,
     batch: int,
     microbatches: int = 1,
     memory_bytes: int | None = None,
     name: str | None = None,
-) -> Choice:
+) -> MeshChoice:
     """The best way to divide the operators of a whole model over all ranks of a topology: `choose`.
 
     Args:
@@ -140,7 +140,7 @@ def shard_model(
 def choose(
     graph: Graph,
     topology: Topology,
-    device: Device,
+    device: DeviceRates,
     *,
     ranks: Sequence[int] | None = None,
     microbatches: int = 1,
@@ -149,7 +149,7 @@ def choose(
     memory_bytes: int | None = None,
     by_schedule: bool = True,
     deadline_s: float | None = None,
-) -> Choice:
+) -> MeshChoice:
     """The best way to divide operators over some ranks of a topology.
 
     Args:
@@ -191,7 +191,7 @@ def choose(
     best = min(tried, key=lambda it: it.scheduled.total_ps(microbatches) if it.scheduled else math.inf)
     if best.sharding is None:
         raise PlanError(tried[0].why_not["free"])
-    return Choice(graph, topology, tuple(tried), best)
+    return MeshChoice(graph, topology, tuple(tried), best)
 
 
 def _total(sharding: Sharding | None) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.graph import Graph, Operator
+from arborcast.pipeline.sharding.graph import Graph, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.stage import StageSharding, operator_sharding
 from arborcast.pipeline.sharding.strategies import Strategy, strategies
@@ -139,5 +139,5 @@ def strategies_of(stage: ShardedStage, graph: Graph, setting: Setting) -> tuple[
     return tuple(found)
 
 
-def _name(operator: Operator) -> str:
+def _name(operator: MergedOperator) -> str:
     return operator.name if operator.given is None else operator.given.path

@@ -24,14 +24,14 @@ import numpy as np
 
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.sharding.evaluation import Cost, cost_of
-from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
+from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import Spec, spec_of
-from arborcast.pipeline.sharding.strategies import Crossing, Demand, Strategy, crossing, strategies
+from arborcast.pipeline.sharding.strategies import ReadLayout, ReshardingCost, Strategy, crossing, strategies
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model
 
-Allowed = Callable[[Operator, Strategy], bool]
+Allowed = Callable[[MergedOperator, Strategy], bool]
 """Whether an operator may be divided so."""
 
 State = tuple[Spec, Spec | None]
@@ -93,7 +93,7 @@ def shard(
     """
     deadline = Deadline.after(deadline_s)
     words = f"mesh {setting.prices.mesh} of ranks {list(setting.prices.mesh.ranks)}"
-    program = _Program(graph, setting, alike, allowed)
+    program = _HighsProgram(graph, setting, alike, allowed)
     found = program.solve(memory_bytes, deadline)
     if found is None and memory_bytes is None:
         raise PlanError(f"{words}: no choice of strategies that its links allow for {graph.name}")
@@ -120,11 +120,11 @@ def least_memory(
     Raises:
         PlanError: links do not allow any choice.
     """
-    return _Program(graph, setting, False, allowed).least_memory(Deadline.after(deadline_s))
+    return _HighsProgram(graph, setting, False, allowed).least_memory(Deadline.after(deadline_s))
 
 
 @dataclass(slots=True)
-class _Use:
+class _CrossingUse:
     """A value that crosses, of all members of a class: who makes and who reads it."""
 
     source: int
@@ -133,7 +133,7 @@ class _Use:
     count: int
 
 
-class _Program:
+class _HighsProgram:
     """Columns and rows for HiGHS; a column is a binary or follows from binaries."""
 
     def __init__(self, graph: Graph, setting: Setting, alike: bool, allowed: Allowed | None) -> None:
@@ -167,7 +167,7 @@ class _Program:
             else:
                 self._shared(use)
 
-    def _allowed(self, operator: Operator, allowed: Allowed | None) -> tuple[Strategy, ...]:
+    def _allowed(self, operator: MergedOperator, allowed: Allowed | None) -> tuple[Strategy, ...]:
         ways = strategies(self.graph, operator, self.setting)
         if allowed is None or not ways:
             return ways
@@ -178,7 +178,7 @@ class _Program:
             )
         return kept
 
-    def _uses(self) -> list[_Use]:
+    def _uses(self) -> list[_CrossingUse]:
         readers: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         for number, operator in enumerate(self.graph.operators):
             for at, tensor in enumerate(operator.reads):
@@ -187,9 +187,9 @@ class _Program:
         for value, theirs in readers.items():
             source, which = self.graph.maker[value]
             found[self.grouping[source], which, tuple(sorted(theirs))] += 1
-        return [_Use(*key, count) for key, count in found.items()]
+        return [_CrossingUse(*key, count) for key, count in found.items()]
 
-    def _column(self, cost: Strategy | Crossing, count: int, *, whole: bool = True) -> int:
+    def _column(self, cost: Strategy | ReshardingCost, count: int, *, whole: bool = True) -> int:
         self.costs.append(count * cost.total_ps(self.setting.microbatches))
         self.memory.append(count * cost.memory_bytes)
         self.whole.append(whole)
@@ -198,26 +198,28 @@ class _Program:
     def _row(self, low: float, high: float, entries: Mapping[int, float]) -> None:
         self.rows.append((low, high, dict(entries)))
 
-    def _asked(self, reader: tuple[int, int]) -> dict[Demand, list[int]]:
+    def _asked(self, reader: tuple[int, int]) -> dict[ReadLayout, list[int]]:
         """The columns of a reader by what they demand."""
         first, at = reader
-        found: defaultdict[Demand, list[int]] = defaultdict(list)
+        found: defaultdict[ReadLayout, list[int]] = defaultdict(list)
         for column, way in zip(self.strategy_columns[first], self.ways[first], strict=True):
             found[way.demands[at]].append(column)
         return found
 
-    def _crossing(self, use: _Use, tensor: Tensor, state: State, demand: Demand) -> Crossing | None:
+    def _crossing(
+        self, use: _CrossingUse, tensor: Tensor, state: State, demand: ReadLayout
+    ) -> ReshardingCost | None:
         return crossing(self.graph, tensor, *state, demand, self.setting)
 
     def _tensor(self, reader: tuple[int, int]) -> Tensor:
         return self.graph.operators[reader[0]].reads[reader[1]]
 
-    def _state(self, use: _Use, way: Strategy) -> State:
+    def _state(self, use: _CrossingUse, way: Strategy) -> State:
         output = self.graph.operators[use.source].outputs[use.which]
         update = None if way.update is None else spec_of(output, way.update)
         return way.outputs[use.which], update
 
-    def _lone(self, use: _Use) -> None:
+    def _lone(self, use: _CrossingUse) -> None:
         """A parameter that one operator reads: for each demand the ways that may be best."""
         (reader,) = use.readers
         tensor = self._tensor(reader)
@@ -226,7 +228,9 @@ class _Program:
             for way in self.ways[use.source]:
                 cost = self._crossing(use, tensor, self._state(use, way), demand)
                 if cost is not None:
-                    both = Crossing(cost.ps, cost.step_ps + way.step_ps, cost.memory_bytes + way.memory_bytes)
+                    both = ReshardingCost(
+                        cost.ps, cost.step_ps + way.step_ps, cost.memory_bytes + way.memory_bytes
+                    )
                     options.append((both, way))
             best = _undominated(options, self.setting.microbatches)
             row = dict.fromkeys(columns, -1)
@@ -236,23 +240,25 @@ class _Program:
                 row[column] = 1
             self._row(0, 0, row)
 
-    def _shared(self, use: _Use) -> None:
+    def _shared(self, use: _CrossingUse) -> None:
         made: defaultdict[State, list[int]] = defaultdict(list)
         for column, way in zip(self.strategy_columns[use.source], self.ways[use.source], strict=True):
             made[self._state(use, way)].append(column)
-        shared: defaultdict[tuple[State, Demand], list[tuple[int, Crossing]]] = defaultdict(list)
+        shared: defaultdict[tuple[State, ReadLayout], list[tuple[int, ReshardingCost]]] = defaultdict(list)
         for reader in use.readers:
             tensor = self._tensor(reader)
             asked = self._asked(reader)
             by_state: defaultdict[State, list[int]] = defaultdict(list)
-            by_demand: defaultdict[Demand, list[int]] = defaultdict(list)
+            by_demand: defaultdict[ReadLayout, list[int]] = defaultdict(list)
             for state in made:
                 for demand in asked:
                     cost = self._crossing(use, tensor, state, demand)
                     if cost is None:
                         continue
                     is_alone = len(use.readers) == 1
-                    column = self._column(cost if is_alone else Crossing(0, 0, 0), use.count, whole=False)
+                    column = self._column(
+                        cost if is_alone else ReshardingCost(0, 0, 0), use.count, whole=False
+                    )
                     by_state[state].append(column)
                     by_demand[demand].append(column)
                     if not is_alone and (cost.ps or cost.step_ps or cost.memory_bytes):
@@ -270,7 +276,7 @@ class _Program:
             keeping = [(column, cost) for column, cost in readings if cost != least]
             if keeping:
                 cost = keeping[0][1]
-                more = Crossing(cost.ps - least.ps, 0, cost.memory_bytes - least.memory_bytes)
+                more = ReshardingCost(cost.ps - least.ps, 0, cost.memory_bytes - least.memory_bytes)
                 kept = self._column(more, use.count, whole=False)
                 for column, _ in keeping:
                     self._row(0, math.inf, {kept: 1, column: -1})
@@ -315,10 +321,10 @@ class _Program:
 
 
 def _undominated(
-    options: Sequence[tuple[Crossing, Strategy]], microbatches: int
-) -> list[tuple[Crossing, Strategy]]:
+    options: Sequence[tuple[ReshardingCost, Strategy]], microbatches: int
+) -> list[tuple[ReshardingCost, Strategy]]:
     """Those of which none is at least as good in time and memory."""
-    best: list[tuple[Crossing, Strategy]] = []
+    best: list[tuple[ReshardingCost, Strategy]] = []
     for cost, way in sorted(options, key=lambda it: (it[0].total_ps(microbatches), it[0].memory_bytes)):
         if all(other.memory_bytes > cost.memory_bytes for other, _ in best):
             best.append((cost, way))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.graph import Graph, Operator
+from arborcast.pipeline.sharding.graph import Graph, MergedOperator
 from arborcast.pipeline.sharding.mesh import Mesh
 from arborcast.pipeline.sharding.specs import SUM, Spec, shown, spec_of
 from arborcast.pipeline.sharding.strategies import Strategy
@@ -49,7 +49,7 @@ class OperatorSharding:
         name: of the value that the first of them makes.
         kind: of the first.
         members: names of all values made, in order.
-        reads: what others make, in the order of `Operator.reads`.
+        reads: what others make, in the order of `MergedOperator.reads`.
         made: how the first result lies; summands along axes that divide what is summed.
         result: the same once it is added up, which holds for all that follow.
         outputs: values that others read, or that the stage gives away, and how they lie.
@@ -104,7 +104,7 @@ def stage_sharding(graph: Graph, chosen: Sequence[Strategy | None], mesh: Mesh) 
     )
 
 
-def operator_sharding(operator: Operator, way: Strategy) -> OperatorSharding | ParameterSharding:
+def operator_sharding(operator: MergedOperator, way: Strategy) -> OperatorSharding | ParameterSharding:
     """What one strategy says, of an operator or of a parameter."""
     if operator.given is not None:
         stored = spec_of(operator.result, way.before)

@@ -94,7 +94,7 @@ KIND_OF = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.WEIGHTS: 
 """What an interval of each phase is called."""
 
 
-class _Part(NamedTuple):
+class _ReplicaShare(NamedTuple):
     """What one replica gives to one of a neighbouring stage for a microbatch of some size."""
 
     pair: Pair | None  # None where both are one rank
@@ -106,11 +106,11 @@ class _Pass(NamedTuple):
 
     duration_us: float
     inputs: int  # parts
-    outputs: tuple[_Part, ...]
+    outputs: tuple[_ReplicaShare, ...]
     messages: int  # of both, those from and to other ranks
 
 
-class _Rank:
+class _RankState:
     """What a rank does, by position in its worker's order, and where it stands."""
 
     def __init__(self, rank: int, worker: int, actions: tuple[Action, ...], passes: list[_Pass]) -> None:
@@ -155,13 +155,13 @@ class _Simulation:
             made += waiting(rank.rank, rank.spans, end)
         return Timeline(tuple(sorted(made, key=lambda it: (it.start_us, it.rank))))
 
-    def _ranks(self, sizes: tuple[int, ...], order: Passes) -> dict[int, _Rank]:
+    def _ranks(self, sizes: tuple[int, ...], order: Passes) -> dict[int, _RankState]:
         passes = {samples: self._passes(samples) for samples in dict.fromkeys(sizes)}
         ranks = {}
         for index, (worker, actions) in enumerate(zip(self.plan.workers, order, strict=True)):
             for rank in worker.ranks:
                 own = [passes[sizes[it.microbatch]][rank, it.stage, it.phase] for it in actions]
-                ranks[rank] = _Rank(rank, index, actions, own)
+                ranks[rank] = _RankState(rank, index, actions, own)
         return ranks
 
     def _passes(self, samples: int) -> dict[tuple[int, int, Phase], _Pass]:
@@ -191,7 +191,7 @@ class _Simulation:
                     passes[rank, index, phase] = _Pass(time, inputs, outputs, handled)
         return passes
 
-    def _part(self, before: int, overlap: Overlap, phase: Phase) -> _Part:
+    def _part(self, before: int, overlap: Overlap, phase: Phase) -> _ReplicaShare:
         """A message over the boundary behind stage `before`; to the rank itself where both are there."""
         ours, theirs = self.plan.stages[before], self.plan.stages[before + 1]
         src, dst = ours.ranks[overlap.sender], theirs.ranks[overlap.receiver]
@@ -200,9 +200,9 @@ class _Simulation:
         if src != dst and (src, dst) not in self.pairs:
             self.pairs[src, dst] = Pair(src, dst, self.network)
         size = self.profile.output_bytes(theirs.start, overlap.stop - overlap.start)
-        return _Part(self.pairs.get((src, dst)), size)
+        return _ReplicaShare(self.pairs.get((src, dst)), size)
 
-    def _compute(self, rank: _Rank, now: float) -> None:
+    def _compute(self, rank: _RankState, now: float) -> None:
         """Begin a rank's next pass if the rank is free and the input is there."""
         place = rank.at
         if rank.busy or place == len(rank.actions) or rank.missing[place]:
@@ -216,7 +216,7 @@ class _Simulation:
         rank.spans.append((now, end))
         self.clock.at(end, self._finish, rank)
 
-    def _finish(self, now: float, rank: _Rank) -> None:
+    def _finish(self, now: float, rank: _RankState) -> None:
         """Send the result of a pass, see to its messages and go on."""
         place = rank.at
         rank.at += 1
@@ -240,11 +240,11 @@ class _Simulation:
         else:
             self._go_on(now, rank)
 
-    def _go_on(self, now: float, rank: _Rank) -> None:
+    def _go_on(self, now: float, rank: _RankState) -> None:
         rank.busy = False
         self._compute(rank, now)
 
-    def _arrive(self, now: float, message: tuple[_Rank, int]) -> None:
+    def _arrive(self, now: float, message: tuple[_RankState, int]) -> None:
         receiver, place = message
         receiver.missing[place] -= 1
         self._compute(receiver, now)

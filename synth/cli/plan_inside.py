@@ -12,9 +12,9 @@ from arborcast.synth.cli.console import table
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.costs.devices import Device
+    from arborcast.pipeline.costs.devices import DeviceRates
     from arborcast.pipeline.planning.joint import JointPlan, JointStage
-    from arborcast.pipeline.planning.sharded import ShardedChoice, Way
+    from arborcast.pipeline.planning.sharded import ShardedChoice, TrainingCandidate
     from arborcast.pipeline.sharding.graph import Graph
     from arborcast.pipeline.sharding.plan import ShardedPlan
     from arborcast.topologies.machine import Machine
@@ -78,7 +78,7 @@ def choose_inside(
     graph: Graph,
     machine: Machine,
     *,
-    device: Device,
+    device: DeviceRates,
     microbatches: int,
     memory_bytes: int | None,
     stages: int | None,
@@ -113,7 +113,7 @@ def choose_inside(
     )
 
 
-def choice_document(found: ShardedChoice, device: Device, seconds: float) -> dict[str, Any]:
+def choice_document(found: ShardedChoice, device: DeviceRates, seconds: float) -> dict[str, Any]:
     """The keys that `--json` prints."""
     plan = found.joint
     at_rates = found.ways[found.best].at_rates
@@ -136,7 +136,7 @@ def choice_document(found: ShardedChoice, device: Device, seconds: float) -> dic
     }
 
 
-def _way(way: Way) -> dict[str, Any]:
+def _way(way: TrainingCandidate) -> dict[str, Any]:
     if way.scheduled is None:
         return {"why": way.why_not}
     return {

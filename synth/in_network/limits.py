@@ -123,7 +123,7 @@ def _whole(prices: tuple[Fraction, ...]) -> tuple[Fraction, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _ContractedFabric:
     """A fabric in which sets of vertices are one rank each, which can do anything for nothing.
 
     Attributes:
@@ -161,7 +161,7 @@ class _Part:
         return frozenset(vertex for vertex, image in enumerate(self.images) if image in side)
 
 
-def _parts(topology: Topology, collective: Collective) -> Iterator[_Part]:
+def _parts(topology: Topology, collective: Collective) -> Iterator[_ContractedFabric]:
     """Boxes as single ranks, and each box of its kind with all others as one rank.
 
     A box is what switches of the same abilities join directly: the ranks of an NVSwitch domain, of a leaf.
@@ -196,7 +196,9 @@ def _boxes(topology: Topology, collective: Collective, switches: Sequence[Vertex
     return sorted((box for box in found if len(box & collective.members) > 1), key=min)
 
 
-def _merged(topology: Topology, collective: Collective, sets: Sequence[frozenset[Vertex]]) -> _Part | None:
+def _merged(
+    topology: Topology, collective: Collective, sets: Sequence[frozenset[Vertex]]
+) -> _ContractedFabric | None:
     """Each of the sets as one rank that takes part; None where only one would."""
     head = list(range(topology.size))
     for merged in sets:
@@ -221,4 +223,4 @@ def _merged(topology: Topology, collective: Collective, sets: Sequence[frozenset
         for place, vertex in enumerate(kept[ranks:])
     ]
     part = Topology.build("part", ranks, links, switches)
-    return _Part(part, Collective(collective.kind, members, root), images)
+    return _ContractedFabric(part, Collective(collective.kind, members, root), images)

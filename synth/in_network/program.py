@@ -26,9 +26,9 @@ from arborcast.synth.in_network.pricing import (
     Priced,
     Side,
 )
-from arborcast.synth.in_network.steiner_tree import Column, Rows, SteinerTree
+from arborcast.synth.in_network.steiner_tree import Rows, SteinerColumn, SteinerTree
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.choice import Choice
+from arborcast.synth.lp.choice import TreeCandidates
 from arborcast.synth.lp.master import Master, is_cheaper
 from arborcast.synth.lp.tree_program import Floats, TreeRows, Weighed, whole_prices
 from arborcast.synth.progress import report
@@ -68,15 +68,15 @@ class SteinerProgram:
     limit: Fraction | None
     lengths: tuple[Fraction, ...]
     adders: tuple[Fraction, ...]
-    columns: tuple[Column, ...]
-    candidates: tuple[Column, ...]
+    columns: tuple[SteinerColumn, ...]
+    candidates: tuple[SteinerColumn, ...]
     rows: Rows
     groups: int
 
-    def choice(self, columns: Sequence[Column]) -> Choice:
+    def choice(self, columns: Sequence[SteinerColumn]) -> TreeCandidates:
         """Some of the candidates to choose from; a group's target is its part of the best rate."""
         rows = TreeRows.of(self.rows.capacities, self.rate / self.groups, self.groups)
-        return Choice(rows, tuple(columns))
+        return TreeCandidates(rows, tuple(columns))
 
     @property
     def is_exact(self) -> bool:
@@ -89,7 +89,7 @@ def steiner_program(
     collective: Collective,
     deadline: Deadline = NO_DEADLINE,
     *,
-    known: Iterable[Column] = (),
+    known: Iterable[SteinerColumn] = (),
 ) -> SteinerProgram:
     """The best rate over all trees (of an allreduce: pairs that meet) with able switches.
 
@@ -108,7 +108,7 @@ def steiner_program(
     """
     if collective.kind not in TREE_KINDS:
         raise CollectiveError(f"{collective.kind}: trees serve {', '.join(TREE_KINDS)} only")
-    return _Generation(topology, collective, deadline, known).run()
+    return _SteinerGeneration(topology, collective, deadline, known).run()
 
 
 _solved: OrderedDict[tuple[Topology, Collective], SteinerProgram] = OrderedDict()
@@ -132,11 +132,11 @@ def solved_steiner_program(
     return program
 
 
-class _Generation:
+class _SteinerGeneration:
     """Column generation: the master, and what its sources of trees need."""
 
     def __init__(
-        self, topology: Topology, collective: Collective, deadline: Deadline, known: Iterable[Column]
+        self, topology: Topology, collective: Collective, deadline: Deadline, known: Iterable[SteinerColumn]
     ) -> None:
         self.topology, self.collective, self.deadline = topology, collective, deadline
         kind = collective.kind
@@ -145,7 +145,7 @@ class _Generation:
         self.rows = Rows(topology)
         self.unit = max(link.bandwidth for link in topology.links)
         rows = TreeRows.of(self.rows.capacities, self.unit, self.groups)
-        self.master: Master[Column] = Master(rows)
+        self.master: Master[SteinerColumn] = Master(rows)
         self.sides = [
             Side(topology, collective.ranks, turned)
             for turned, wanted in ((False, kind is Kind.ALLREDUCE or not kind.reduces), (True, kind.reduces))
@@ -207,7 +207,7 @@ class _Generation:
             for root in self.roots:
                 if turn and self.deadline.has_passed:
                     return
-                asked = _Question(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks)
+                asked = _CheapestTrees(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks)
                 found = asked.column(root)
                 if found is not None:
                     self.master.add(found)
@@ -219,14 +219,14 @@ class _Generation:
     def _few_ranks(self) -> bool:
         return len(self.collective.ranks) <= ALWAYS_EXACT
 
-    def _cheaper(self, exact: bool, weighed: Weighed) -> Iterator[Column]:
+    def _cheaper(self, exact: bool, weighed: Weighed) -> Iterator[SteinerColumn]:
         found = self._priced(whole_prices(weighed.prices, LARGEST_PRICE), exact=exact)
         return (column for column in found if is_cheaper(column, weighed))
 
-    def _priced(self, prices: Ints, *, exact: bool) -> Iterator[Column]:
+    def _priced(self, prices: Ints, *, exact: bool) -> Iterator[SteinerColumn]:
         """A cheap tree of each root; exactly none where too many ranks are apart."""
         report("trees through switches", len(self.master.columns), len(self.master.columns) + 1)
-        asked = _Question(self, prices, exact=exact)
+        asked = _CheapestTrees(self, prices, exact=exact)
         if exact and asked.apart > MOST_APART:
             return
         if exact:
@@ -234,10 +234,10 @@ class _Generation:
         yield from filter(None, map(asked.column, self.roots))
 
 
-class _Question:
+class _CheapestTrees:
     """The cheapest trees, or pairs, under some prices: exactly, or by a heuristic."""
 
-    def __init__(self, generation: _Generation, prices: Ints, *, exact: bool) -> None:
+    def __init__(self, generation: _SteinerGeneration, prices: Ints, *, exact: bool) -> None:
         links = len(generation.topology.links)
         joining = {vertex: int(prices[row]) for vertex, row in generation.rows.of_adder.items()}
         self._of = generation
@@ -247,7 +247,7 @@ class _Question:
         self._cheapest = [Cheapest.of(priced) for priced in self._priced] if exact else None
         self._forks: dict[bool, list[Vertex]] = {}
 
-    def column(self, root: Vertex) -> Column | None:
+    def column(self, root: Vertex) -> SteinerColumn | None:
         """The cheapest of a root; None where some rank cannot be reached."""
         try:
             if self._cheapest is not None:
@@ -258,7 +258,7 @@ class _Question:
             return None
         out, into = trees.get(False), trees.get(True)
         group = self._of.roots.index(root) if self._of.groups > 1 else 0
-        return Column(group, out, into, self._of.rows.used(out, into))
+        return SteinerColumn(group, out, into, self._of.rows.used(out, into))
 
     def cheapest(self) -> list[int | None]:
         """What the trees of each group cost at least, where that is known exactly."""

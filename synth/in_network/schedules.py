@@ -17,7 +17,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.in_network.program import SteinerProgram, solved_steiner_program
-from arborcast.synth.in_network.steiner_tree import Column, SteinerTree
+from arborcast.synth.in_network.steiner_tree import SteinerColumn, SteinerTree
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import CLOSE
 from arborcast.synth.request import Request
@@ -132,7 +132,9 @@ def _through_switches(
             yield lift_columns(topology, collective, method, limit, chosen)
 
 
-def _low_first(program: SteinerProgram, columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
+def _low_first(
+    program: SteinerProgram, columns: Sequence[SteinerColumn]
+) -> Iterator[Sequence[SteinerColumn]]:
     """The lowest trees that reach as much as all; then all of them, where those may be fewer trees."""
     rate = program.choice(columns).best.rate
     for most in sorted({column.height for column in columns})[:-1]:
@@ -147,7 +149,7 @@ def _low_first(program: SteinerProgram, columns: Sequence[Column]) -> Iterator[S
 
 def _allowed(
     topology: Topology, collective: Collective, program: SteinerProgram, request: Request, deadline: Deadline
-) -> list[Column]:
+) -> list[SteinerColumn]:
     """The trees to choose from: low enough; those that need no switch, too, where switches hold few."""
     columns = program.candidates
     if any(switch.trees is not None for switch in topology.switches):
@@ -159,7 +161,9 @@ def _allowed(
     ]
 
 
-def _held(topology: Topology, program: SteinerProgram, columns: Sequence[Column]) -> Sequence[Column]:
+def _held(
+    topology: Topology, program: SteinerProgram, columns: Sequence[SteinerColumn]
+) -> Sequence[SteinerColumn]:
     """Those of the trees that carry most, at no switch more than it holds."""
     limits = {v: s.trees for v, s in enumerate(topology.switches, topology.ranks) if s.trees is not None}
     while columns and limits:
@@ -182,8 +186,8 @@ def _held(topology: Topology, program: SteinerProgram, columns: Sequence[Column]
 
 
 def _few(
-    program: SteinerProgram, columns: Sequence[Column], request: Request, deadline: Deadline
-) -> tuple[tuple[Column, ...], Settings]:
+    program: SteinerProgram, columns: Sequence[SteinerColumn], request: Request, deadline: Deadline
+) -> tuple[tuple[SteinerColumn, ...], Settings]:
     """As few as reach the best rate, or what the request says of few."""
     choice = program.choice(columns)
     if not choice.is_complete:
@@ -197,7 +201,7 @@ def _few(
 
 
 def lift_columns(
-    topology: Topology, collective: Collective, method: Method, limit: Bound, columns: Sequence[Column]
+    topology: Topology, collective: Collective, method: Method, limit: Bound, columns: Sequence[SteinerColumn]
 ) -> Schedule:
     """A schedule along trees that join and fork at switches.
 
@@ -229,7 +233,7 @@ Move = tuple[Vertex, Vertex, int, bool, tuple[Vertex, ...]]
 """From, to, step, whether it is added, through."""
 
 
-def moves_of(column: Column) -> Iterator[Move]:
+def moves_of(column: SteinerColumn) -> Iterator[Move]:
     """What is sent along the trees of a column: first gathered, then spread."""
     gathered = 0
     if column.into is not None:

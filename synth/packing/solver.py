@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 
 from arborcast.synth.bounds import bound
-from arborcast.synth.bounds.capacity_lp import Split, most_central
+from arborcast.synth.bounds.capacity_lp import SplitCapacities, most_central
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
@@ -228,7 +228,7 @@ def _check(topology: Topology, collective: Collective, request: Request) -> None
         raise InputError(f"max-height: counts the steps between ranks that take part, got {relays} relays")
 
 
-def _packings(task: _Task, splits: Sequence[Split], known: StartingTrees) -> Iterator[Packing]:
+def _packings(task: _Task, splits: Sequence[SplitCapacities], known: StartingTrees) -> Iterator[Packing]:
     """Trees that use all of each split, for an allreduce pairs; as many as the deadline leaves time for."""
     graph, seed = LinkGraph(task.graph), task.request.seed
     for number, split in enumerate(splits):

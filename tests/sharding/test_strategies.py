@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.model.traced.rules import Call, form_of
+from arborcast.pipeline.model.traced.rules import OperatorCall, form_of
 from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive, Statistic
 from arborcast.pipeline.run.intra.collectives import MeshCollectives
 from arborcast.pipeline.run.intra.operators import Division, called, run
@@ -261,7 +261,7 @@ CASES = [
 def graph_of(case: Case) -> tuple[Graph, Primitive]:
     """The operator alone; what it reads are weights where it has gradients."""
     whole = case.whole(case.tensors)
-    call = Call(
+    call = OperatorCall(
         {name: tuple(it.shape) for name, it in case.tensors.items()}, case.all_options, tuple(whole.shape)
     )
     form = form_of(case.kind, call, is_pointwise=case.kind in ("mul", "gelu"))

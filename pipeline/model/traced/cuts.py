@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arborcast.pipeline.model.traced.kinds import Kind
+from arborcast.pipeline.model.traced.kinds import ValueKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Item:
 
     name: str
     inputs: tuple[str, ...] = ()
-    kind: Kind = Kind.BATCH
+    kind: ValueKind = ValueKind.BATCH
     copied: bool = False
     sample_dim: int | None = 0
     rows: int = 1
@@ -45,7 +45,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutPoint:
     """A place between two operators.
 
     Attributes:
@@ -66,7 +66,7 @@ def all_cuts(
     inputs: Sequence[Item],
     outputs: Sequence[str],
     held: frozenset[int] = frozenset(),
-) -> tuple[Cut, ...]:
+) -> tuple[CutPoint, ...]:
     """Every place between two operators, legal or not.
 
     Args:
@@ -97,7 +97,7 @@ def all_cuts(
         if item.changes and last_use[item.name] < 0:  # it only counts for the operator behind it
             torn.setdefault(at + 1, f"{item.name} belongs to the operator behind it")
     return tuple(
-        Cut(
+        CutPoint(
             position,
             tuple(value.name for value in crossing[position]),
             sum(value.size_bytes for value in crossing[position]),
@@ -111,7 +111,7 @@ def _fault(crossing: Sequence[Item]) -> str:
     if not crossing:
         return "nothing crosses"
     for value in crossing:
-        if value.kind is not Kind.BATCH:
+        if value.kind is not ValueKind.BATCH:
             return f"{value.name} is a {value.kind.value} value"
         if value.sample_dim is None:
             return f"{value.name} has no one dimension that counts samples"

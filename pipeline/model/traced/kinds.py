@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What a value holds."""
 
     BATCH = "batch"
@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class TracedOperator:
     """An operator of a graph and the one value that it makes.
 
     Attributes:
@@ -39,24 +39,24 @@ class Operator:
     changes: tuple[str, ...] = ()
 
 
-def kind_of(inputs: Iterable[Kind], *, scalar: bool) -> Kind:
+def kind_of(inputs: Iterable[ValueKind], *, scalar: bool) -> ValueKind:
     """The kind of what an operator makes of inputs of these kinds (RaNNC, section 5.2.1)."""
     given = list(inputs)
-    batches = given.count(Kind.BATCH)
-    if (scalar and batches >= 2) or (Kind.LOSS in given and not batches):
-        return Kind.LOSS
+    batches = given.count(ValueKind.BATCH)
+    if (scalar and batches >= 2) or (ValueKind.LOSS in given and not batches):
+        return ValueKind.LOSS
     if batches:
-        return Kind.BATCH
-    return Kind.PARAMETER if given.count(Kind.PARAMETER) == 1 else Kind.CONSTANT
+        return ValueKind.BATCH
+    return ValueKind.PARAMETER if given.count(ValueKind.PARAMETER) == 1 else ValueKind.CONSTANT
 
 
 def kinds(
-    operators: Iterable[Operator],
+    operators: Iterable[TracedOperator],
     *,
     batch: Iterable[str] = (),
     parameters: Iterable[str] = (),
     constants: Iterable[str] = (),
-) -> dict[str, Kind]:
+) -> dict[str, ValueKind]:
     """The kind of every value of a graph, by name.
 
     Args:
@@ -65,12 +65,12 @@ def kinds(
         parameters: the inputs that are parameters.
         constants: all other inputs: buffers, literals, sizes.
     """
-    found = dict.fromkeys(batch, Kind.BATCH)
-    found |= dict.fromkeys(parameters, Kind.PARAMETER)
-    found |= dict.fromkeys(constants, Kind.CONSTANT)
+    found = dict.fromkeys(batch, ValueKind.BATCH)
+    found |= dict.fromkeys(parameters, ValueKind.PARAMETER)
+    found |= dict.fromkeys(constants, ValueKind.CONSTANT)
     for operator in operators:
         kind = kind_of((found[name] for name in operator.inputs), scalar=operator.scalar)
         found[operator.name] = kind
-        if kind in (Kind.BATCH, Kind.LOSS):
+        if kind in (ValueKind.BATCH, ValueKind.LOSS):
             found |= dict.fromkeys(operator.changes, kind)
     return found

@@ -44,7 +44,7 @@ def why_no_mean(captured: Captured, is_weighed: Callable[[fx.Node], bool]) -> st
         captured: a graph that gives a loss.
         is_weighed: whether a mean over targets that count is taken over those of the whole batch.
     """
-    reader, wanted = _Reader(captured, is_weighed), needed(captured)
+    reader, wanted = _MeanReader(captured, is_weighed), needed(captured)
     try:
         for node in captured.operators:
             if node.name in wanted:
@@ -59,7 +59,7 @@ class _NoMeanError(Exception):
     """An operator whose result is none of `_Is`."""
 
 
-class _Reader:
+class _MeanReader:
     """Goes through a graph in order."""
 
     def __init__(self, captured: Captured, is_weighed: Callable[[fx.Node], bool]) -> None:

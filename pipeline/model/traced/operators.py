@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.effects import effects
 from arborcast.pipeline.model.traced.model import Traced
-from arborcast.pipeline.model.traced.rules import PRODUCTS, Call, Form, form_of
+from arborcast.pipeline.model.traced.rules import PRODUCTS, OperatorCall, RuleResult, form_of
 from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.operators import Given, Operand, OperatorTrace, Primitive, Statistic
 
@@ -35,12 +35,12 @@ def operator_trace(traced: Traced, samples: int | None = None, *, by_layer: bool
         by_layer: whether operators bear the number of their layer, across which none is merged.
     """
     captured = traced.training.captured
-    reader = _Reader(captured, Sizes(captured.samples, samples or captured.example))
+    reader = _OperatorReader(captured, Sizes(captured.samples, samples or captured.example))
     places = _places(traced) if by_layer else {}
     return OperatorTrace(traced.name, reader.sizes.samples, *reader.read(places))
 
 
-class _Reader:
+class _OperatorReader:
     """Goes through a graph in order."""
 
     def __init__(self, captured: Captured, sizes: Sizes) -> None:
@@ -81,9 +81,9 @@ class _Reader:
         assert value is not None
         shape, kind = self.sizes.shape(value), kind_of(node)
         shapes = {name: self.sizes.shape(_tensor(it)) for name, it in tensors.items()}
-        form = form_of(kind, Call(shapes, options, shape), is_pointwise=_is_pointwise(node))
+        form = form_of(kind, OperatorCall(shapes, options, shape), is_pointwise=_is_pointwise(node))
         is_known = form is not None
-        form = form or Form({}, (None,) * len(shape), kept=frozenset(read))
+        form = form or RuleResult({}, (None,) * len(shape), kept=frozenset(read))
         gets = [it for it in read.values() if it.name in self.trained]
         factors = {name for name, it in read.items() if name in form.kept and it.name in self.trained}
         inputs, constants = (
@@ -139,7 +139,9 @@ class _Reader:
         return Operand(node.name, dims, shape, self.sizes.bytes_of(node.meta["val"]), kept)
 
 
-def _parts(form: Form, shapes: Mapping[str, tuple[int, ...]], output: tuple[int, ...]) -> dict[str, int]:
+def _parts(
+    form: RuleResult, shapes: Mapping[str, tuple[int, ...]], output: tuple[int, ...]
+) -> dict[str, int]:
     """The greatest common divisor of all dimensions of a label, and of what the rule says."""
     found: dict[str, int] = dict(form.parts)
     pairs = [
@@ -153,7 +155,7 @@ def _parts(form: Form, shapes: Mapping[str, tuple[int, ...]], output: tuple[int,
     return found
 
 
-def _sample(form: Form, node: fx.Node, read: Mapping[str, fx.Node]) -> str | None:
+def _sample(form: RuleResult, node: fx.Node, read: Mapping[str, fx.Node]) -> str | None:
     """The label of the only dimension, of the result or of what is read, whose size depends on samples."""
     values = [
         (form.output, node),

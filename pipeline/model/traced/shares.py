@@ -24,9 +24,15 @@ from torch.utils._pytree import tree_leaves
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.traced.effects import effects, is_tensor
 from arborcast.pipeline.model.traced.failures import line_of
-from arborcast.pipeline.model.traced.segments import Code, LossCode, held_tensors, samples_node, size_node
+from arborcast.pipeline.model.traced.segments import (
+    LossCode,
+    SegmentGraph,
+    held_tensors,
+    samples_node,
+    size_node,
+)
 from arborcast.pipeline.model.traced.sizes import Sizes
-from arborcast.pipeline.model.traced.table import Table
+from arborcast.pipeline.model.traced.table import OperatorTable
 
 _ATEN = torch.ops.aten
 MEAN, SUM = 1, 2
@@ -94,13 +100,13 @@ class State(Enum):
     SUM = "of the share, adding up over shares"
 
 
-def loss_inputs(table: Table) -> tuple[str, ...]:
+def loss_inputs(table: OperatorTable) -> tuple[str, ...]:
     """The model's inputs that its loss reads."""
     needed = table.needed([table.captured.outputs[0].name], table.outputs)
     return tuple(item.name for item in table.inputs if item.name in needed)
 
 
-def loss_code(name: str, table: Table, labels: Sequence[str]) -> LossCode:
+def loss_code(name: str, table: OperatorTable, labels: Sequence[str]) -> LossCode:
     """The loss of a trace.
 
     Args:
@@ -111,13 +117,13 @@ def loss_code(name: str, table: Table, labels: Sequence[str]) -> LossCode:
     Raises:
         PartitionError: the losses of shares do not add up to that of the batch: names the operator and line.
     """
-    return _Writer(name, table, labels).code()
+    return _GraphWriter(name, table, labels).code()
 
 
-class _Writer:
+class _GraphWriter:
     """Writes both graphs, operator by operator."""
 
-    def __init__(self, name: str, table: Table, labels: Sequence[str]) -> None:
+    def __init__(self, name: str, table: OperatorTable, labels: Sequence[str]) -> None:
         self._name, self._table = name, table
         self._loss = table.captured.outputs[0].name
         self._samples = table.captured.samples
@@ -170,8 +176,8 @@ class _Writer:
             graph.eliminate_dead_code()
         owner = self._table.captured.module
         return LossCode(
-            Code(fx.GraphModule(owner, self._whole), tuple(paths)),
-            Code(fx.GraphModule(owner, self._share), tuple(paths)),
+            SegmentGraph(fx.GraphModule(owner, self._whole), tuple(paths)),
+            SegmentGraph(fx.GraphModule(owner, self._share), tuple(paths)),
         )
 
     def _add(self, node: fx.Node) -> None:

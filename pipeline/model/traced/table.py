@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from arborcast.pipeline.model.traced.capture import Captured
-from arborcast.pipeline.model.traced.cuts import Cut, Item, all_cuts
+from arborcast.pipeline.model.traced.cuts import CutPoint, Item, all_cuts
 from arborcast.pipeline.model.traced.effects import Effects, effects, is_tensor
-from arborcast.pipeline.model.traced.kinds import Kind, Operator, kinds
+from arborcast.pipeline.model.traced.kinds import TracedOperator, ValueKind, kinds
 from arborcast.pipeline.model.traced.loss import without_loss
 from arborcast.pipeline.model.traced.sizes import Sizes
 
@@ -32,7 +32,7 @@ VIEWS = {
 
 
 @dataclass(frozen=True)
-class Table:
+class OperatorTable:
     """A graph with what may be done to it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Table:
         return {item.name: item for item in (*self.inputs, *self.items)}
 
     @cached_property
-    def cuts(self) -> tuple[Cut, ...]:
+    def cuts(self) -> tuple[CutPoint, ...]:
         """Every place between two operators."""
         return all_cuts(self.items, self.inputs, self.outputs, self.held)
 
@@ -98,7 +98,7 @@ class Table:
         return frozenset(found)
 
 
-def tabulate(captured: Captured) -> Table:
+def tabulate(captured: Captured) -> OperatorTable:
     """Find out everything that the rules need to know about a graph."""
     nodes = {node.name: node for node in captured.module.graph.nodes}
     sizes = {
@@ -142,7 +142,7 @@ def tabulate(captured: Captured) -> Table:
         is_cheap = {name for name, effect in does.items() if not (effect.flops or effect.random)}
         items, outputs = without_loss(items, inputs, captured.parameters, is_cheap, outputs[0])
     is_view = {name for name, effect in does.items() if effect.shares and not effect.changes}
-    return Table(
+    return OperatorTable(
         captured,
         items,
         inputs,
@@ -253,12 +253,12 @@ def _kinds(
     nodes: dict[str, fx.Node],
     sizes: dict[str, tuple[int, int]],
     memory: dict[str, int],
-) -> dict[str, Kind]:
+) -> dict[str, ValueKind]:
     sharing: dict[int, list[str]] = {}
     for name in nodes:
         sharing.setdefault(memory[name], []).append(name)
     operators = (
-        Operator(
+        TracedOperator(
             name,
             tuple(source.name for source in nodes[name].all_input_nodes if source.op != "get_attr"),
             scalar=is_tensor(nodes[name]) and not nodes[name].meta["val"].dim(),
@@ -281,7 +281,7 @@ def _copied(
     does: dict[str, Effects],
     captured: Captured,
     nodes: dict[str, fx.Node],
-    kind: dict[str, Kind],
+    kind: dict[str, ValueKind],
     memory: dict[str, int],
     held: frozenset[int],
 ) -> frozenset[str]:
@@ -289,7 +289,7 @@ def _copied(
 
     def bound(name: str, effect: Effects) -> bool:
         return (
-            kind[name] in (Kind.BATCH, Kind.LOSS)
+            kind[name] in (ValueKind.BATCH, ValueKind.LOSS)
             or effect.random
             or nodes[name].meta.get("val") is None
             or any(memory[source.name] in held for source in effect.changes)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.pipeline.sharding.mesh import Axes, Mesh
-from arborcast.pipeline.sharding.resharding import Path, Step
+from arborcast.pipeline.sharding.resharding import ReshardingPath, ReshardingStep
 from arborcast.pipeline.sharding.specs import SUM, Spec
 from arborcast.synth.collective import Kind
 
@@ -23,7 +23,7 @@ _c10d: Any = torch.ops._c10d_functional
 
 
 @dataclass(frozen=True)
-class Line:
+class AxisRanks:
     """The ranks along some axes among which this one is.
 
     Attributes:
@@ -58,7 +58,7 @@ class MeshCollectives:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh = mesh.ascending()
         rank = dist.get_rank()
-        self.lines: dict[Axes, Line] = {}
+        self.lines: dict[Axes, AxisRanks] = {}
         self.coordinates: tuple[int, ...] | None = None
         if rank in mesh.ranks:
             place, found = mesh.ranks.index(rank), list[int]()
@@ -73,7 +73,7 @@ class MeshCollectives:
             ascending = sorted(ranks)
             group = make(ascending)
             if dist.get_rank() in ranks and group is not None:
-                self.lines[axes] = Line(group, tuple(ascending.index(it) for it in ranks))
+                self.lines[axes] = AxisRanks(group, tuple(ascending.index(it) for it in ranks))
 
     def _groups(self) -> Iterator[tuple[Axes, list[int]]]:
         for axes in self.mesh.ways if self.mesh.shape else ():
@@ -95,7 +95,7 @@ class MeshCollectives:
                 tensor = self._slice(tensor, (axis,), at)
         return tensor
 
-    def follow(self, tensor: Tensor, source: Spec, path: Path) -> Tensor:
+    def follow(self, tensor: Tensor, source: Spec, path: ReshardingPath) -> Tensor:
         """This rank's part after a path, from its part before."""
         for step in path.steps:
             tensor = self._step(tensor, source, step)
@@ -107,7 +107,7 @@ class MeshCollectives:
         given = tensor.contiguous()
         return _waited(_c10d.all_reduce(given, op, self.lines[axes].group.group_name))
 
-    def _step(self, tensor: Tensor, source: Spec, step: Step) -> Tensor:
+    def _step(self, tensor: Tensor, source: Spec, step: ReshardingStep) -> Tensor:
         at, to = source[step.axes[0]], step.spec[step.axes[0]]
         match step.kind:
             case None:
@@ -131,7 +131,7 @@ class MeshCollectives:
         length = tensor.size(to) // self.mesh.size(axes)
         return tensor.narrow(to, self.index(axes) * length, length)
 
-    def _allgather(self, tensor: Tensor, line: Line, at: int) -> Tensor:
+    def _allgather(self, tensor: Tensor, line: AxisRanks, at: int) -> Tensor:
         count = len(line.order)
         # 0-dimensional blocks cannot be; one dimension is divided.
         made = _waited(_c10d.all_gather_into_tensor(tensor.contiguous(), count, line.group.group_name))
@@ -140,14 +140,14 @@ class MeshCollectives:
         blocks = made.view(count, *tensor.shape)
         return torch.cat([blocks[it] for it in line.order], at)
 
-    def _reduce_scatter(self, tensor: Tensor, line: Line, to: int) -> Tensor:
+    def _reduce_scatter(self, tensor: Tensor, line: AxisRanks, to: int) -> Tensor:
         given = _stacked(tensor, line, to)
         shape = given.shape[1:]
         flat = given.view(math.prod(given.shape[:2]), *given.shape[2:])
         made = _c10d.reduce_scatter_tensor(flat, "sum", len(line.order), line.group.group_name)
         return _waited(made).view(shape)
 
-    def _alltoall(self, tensor: Tensor, line: Line, at: int, to: int) -> Tensor:
+    def _alltoall(self, tensor: Tensor, line: AxisRanks, at: int, to: int) -> Tensor:
         given = _stacked(tensor, line, to)
         count, rows = given.shape[:2]
         sizes = [rows] * count
@@ -156,7 +156,7 @@ class MeshCollectives:
         return torch.cat([made[it] for it in line.order], at)
 
 
-def _stacked(tensor: Tensor, line: Line, to: int) -> Tensor:
+def _stacked(tensor: Tensor, line: AxisRanks, to: int) -> Tensor:
     """The parts along a dimension, one behind the other as the group has its ranks."""
     parts = tensor.chunk(len(line.order), to)
     return torch.stack([parts[line.order.index(it)] for it in range(len(line.order))])
@@ -175,8 +175,8 @@ class _Moved(torch.autograd.Function):
         ctx: Any,
         tensor: Tensor,
         collectives: MeshCollectives,
-        there: tuple[Spec, Path],
-        back: tuple[Spec, Path],
+        there: tuple[Spec, ReshardingPath],
+        back: tuple[Spec, ReshardingPath],
     ) -> Tensor:
         ctx.collectives, ctx.back = collectives, back
         made = collectives.follow(tensor, *there)
@@ -188,7 +188,10 @@ class _Moved(torch.autograd.Function):
 
 
 def moved(
-    tensor: Tensor, collectives: MeshCollectives, there: tuple[Spec, Path], back: tuple[Spec, Path] | None
+    tensor: Tensor,
+    collectives: MeshCollectives,
+    there: tuple[Spec, ReshardingPath],
+    back: tuple[Spec, ReshardingPath] | None,
 ) -> Tensor:
     """A part after a path; its gradient comes back along another. Paths stand behind where they begin.
 

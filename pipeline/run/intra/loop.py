@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from arborcast.pipeline.order.actions import Action, Phase
-from arborcast.pipeline.order.messages import Step
-from arborcast.pipeline.run.intra.stage import ShardedStage
+from arborcast.pipeline.order.messages import WorkerStep
+from arborcast.pipeline.run.intra.stage import DividedStage
 from arborcast.pipeline.run.loop import Loop, wait
 from arborcast.pipeline.run.messages import Messenger, Pending, absent, as_bytes, is_absent
 from arborcast.pipeline.sharding import graph, slices
 from arborcast.pipeline.sharding.mesh import Mesh
-from arborcast.pipeline.sharding.slices import Message, parted_dim
+from arborcast.pipeline.sharding.slices import SliceMessage, parted_dim
 
 TYPES = (
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128),
@@ -76,7 +76,7 @@ class Boundary:
     says_types: bool
     tag_of: Callable[[int, int, bool], int]
     _types: list[torch.dtype] | None = field(default=None, init=False)
-    _pending: dict[tuple[int, bool], list[list[tuple[Message, Tensor, Pending]]]] = field(
+    _pending: dict[tuple[int, bool], list[list[tuple[SliceMessage, Tensor, Pending]]]] = field(
         default_factory=dict, init=False
     )
 
@@ -141,7 +141,7 @@ class Boundary:
     def _crossing(self, back: bool) -> list[CrossingTensor]:
         return [it for it in self.tensors if it.needs_gradient or not back]
 
-    def _messages(self, crossing: CrossingTensor, back: bool) -> Iterator[Message]:
+    def _messages(self, crossing: CrossingTensor, back: bool) -> Iterator[SliceMessage]:
         ends = (self.receivers, self.senders) if back else (self.senders, self.receivers)
         return slices.messages(crossing.tensor, *ends)
 
@@ -181,7 +181,7 @@ class Boundary:
             self._types = [TYPES[it] for it in words.tolist()]
 
 
-def _length(message: Message) -> int:
+def _length(message: SliceMessage) -> int:
     return message.stop - message.start
 
 
@@ -212,8 +212,8 @@ class DividedLoop(Loop):
 
     def __init__(
         self,
-        stage: ShardedStage,
-        steps: Sequence[Step],
+        stage: DividedStage,
+        steps: Sequence[WorkerStep],
         in_flight: int,
         before: Boundary | None,
         behind: Boundary | None,

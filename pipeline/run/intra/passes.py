@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from arborcast.pipeline.run.intra.collectives import moved
-from arborcast.pipeline.run.intra.routes import Reading, Route
-from arborcast.pipeline.sharding.graph import Operator
+from arborcast.pipeline.run.intra.routes import Reading, ValueRoute
+from arborcast.pipeline.sharding.graph import MergedOperator
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.run.intra.stage import Held, ShardedStage
+    from arborcast.pipeline.run.intra.stage import DividedStage, HeldParameter
 
 
 class Pass:
@@ -26,7 +26,7 @@ class Pass:
 
     def __init__(
         self,
-        module: ShardedStage,
+        module: DividedStage,
         inputs: Mapping[str, Tensor],
         received: Mapping[str, Tensor],
         turn: tuple[int, int],
@@ -60,7 +60,7 @@ class Pass:
         for reading in readings:
             self._done(reading)
 
-    def _exchange(self, operator: Operator, readings: Sequence[Reading]) -> None:
+    def _exchange(self, operator: MergedOperator, readings: Sequence[Reading]) -> None:
         """What came from the stage before, or goes to the one behind."""
         self.values |= {it.value: self._received[it.value] for it in operator.outputs}
         for reading in readings:
@@ -88,7 +88,7 @@ class Pass:
             return self._module.collectives.part(whole, demand.spec)
         return self._weight(reading, self._module.held(number), self._module.route(reading))
 
-    def _weight(self, reading: Reading, held: Held, route: Route) -> Tensor:
+    def _weight(self, reading: Reading, held: HeldParameter, route: ValueRoute) -> Tensor:
         stored = held.values[reading[0]]
         if route.is_gathered:
             again = _Again(self._module, held, reading)
@@ -148,7 +148,7 @@ class Pass:
 class _Again:
     """A weight that is gathered for a pass, and once more for its backward pass."""
 
-    def __init__(self, module: ShardedStage, held: Held, reading: Reading) -> None:
+    def __init__(self, module: DividedStage, held: HeldParameter, reading: Reading) -> None:
         self._module, self._held, self._reading = module, held, reading
         self._tensor: Tensor | None = None
 

@@ -22,7 +22,7 @@ from arborcast.pipeline.sharding.slices import Sliced
 
 
 @dataclass(frozen=True)
-class Shares:
+class StageContents:
     """What of a model each stage of a plan holds.
 
     Attributes:
@@ -44,7 +44,7 @@ class Shares:
     has_idle: bool
 
     @classmethod
-    def of(cls, model: Traced, plan: ShardedPlan, rank: int) -> Shares:
+    def of(cls, model: Traced, plan: ShardedPlan, rank: int) -> StageContents:
         """As all ranks see it.
 
         Raises:

@@ -31,9 +31,9 @@ from arborcast.pipeline.run.intra.collectives import MeshCollectives, moved
 from arborcast.pipeline.run.intra.constants import Constants, given, why_unknown
 from arborcast.pipeline.run.intra.operators import AGREEING, MEAN, Division, run, weight_of
 from arborcast.pipeline.run.intra.passes import Pass
-from arborcast.pipeline.run.intra.routes import Reading, Route, additions, routes
+from arborcast.pipeline.run.intra.routes import Reading, ValueRoute, additions, routes
 from arborcast.pipeline.run.sharded import local, over
-from arborcast.pipeline.sharding.graph import Graph, Member, Operator
+from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import Spec, spec_of
 from arborcast.pipeline.sharding.strategies import Strategy, gathering
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Held:
+class HeldParameter:
     """A parameter on this rank.
 
     Attributes:
@@ -56,7 +56,7 @@ class Held:
         gradient: of this rank's part of the update, what has come home so far.
     """
 
-    operator: Operator
+    operator: MergedOperator
     stored: Spec
     update: Spec
     parameter: nn.Parameter
@@ -65,7 +65,7 @@ class Held:
     gradient: Tensor | None = None
 
 
-class ShardedStage:
+class DividedStage:
     """The operators of a stage on this rank.
 
     Args:
@@ -264,7 +264,7 @@ class ShardedStage:
         return found
 
     @property
-    def parameters(self) -> dict[str, Held]:
+    def parameters(self) -> dict[str, HeldParameter]:
         """Those of the stage, by the first of their names in the model."""
         names = self._holdings.names
         return {names[it.operator.given.path]: it for it in self._held.values() if it.operator.given}
@@ -280,7 +280,7 @@ class ShardedStage:
             self.rest[name].copy_(value)
         self._constants.forget()
 
-    def take_home(self, held: Held, value: str, gradient: Tensor) -> None:
+    def take_home(self, held: HeldParameter, value: str, gradient: Tensor) -> None:
         """Add a gradient that came home, of a parameter or of a view of it."""
         if value != held.operator.name:
             with torch.enable_grad():
@@ -296,18 +296,18 @@ class ShardedStage:
         """Of the mesh."""
         return self._collectives
 
-    def operator(self, number: int) -> tuple[Operator, Strategy]:
+    def operator(self, number: int) -> tuple[MergedOperator, Strategy]:
         """One of the graph, and how it is divided."""
         way = self._chosen[number]
         assert way is not None, "inputs are not run"
         return self._graph.operators[number], way
 
-    def source(self, value: str) -> tuple[int, Operator]:
+    def source(self, value: str) -> tuple[int, MergedOperator]:
         """Who makes a value."""
         number = self._graph.maker[value][0]
         return number, self._graph.operators[number]
 
-    def route(self, reading: Reading) -> Route:
+    def route(self, reading: Reading) -> ValueRoute:
         """Between who makes a value and who reads it so."""
         return self._routes[reading]
 
@@ -321,11 +321,11 @@ class ShardedStage:
         )
         return readers, Counter(value for value, _ in readers)
 
-    def held(self, number: int) -> Held:
+    def held(self, number: int) -> HeldParameter:
         """A parameter."""
         return self._held[number]
 
-    def whole_views(self, operator: Operator, whole: Tensor) -> dict[str, Tensor]:
+    def whole_views(self, operator: MergedOperator, whole: Tensor) -> dict[str, Tensor]:
         """An input and its views."""
         return self._views(operator, (None,) * len(self._setting.sizes), whole)
 
@@ -338,7 +338,7 @@ class ShardedStage:
 
     def run_member(
         self,
-        operator: Operator,
+        operator: MergedOperator,
         member: Member,
         way: Strategy,
         values: Mapping[str, Any],
@@ -353,7 +353,7 @@ class ShardedStage:
             member: which of its operators.
             way: how it is divided.
             values: what is made within the merged one, by name.
-            reads: what others made, as it is read, in the order of `Operator.reads`.
+            reads: what others made, as it is read, in the order of `MergedOperator.reads`.
             turn: step and microbatch, for random numbers.
             cast: what autocast does to a tensor that a product reads; None to leave it to autocast.
         """
@@ -384,14 +384,14 @@ class ShardedStage:
 
     # ------------------------------------------------------------------ preparation
 
-    def _hold(self, traced: Traced, operator: Operator, way: Strategy) -> Held:
+    def _hold(self, traced: Traced, operator: MergedOperator, way: Strategy) -> HeldParameter:
         assert operator.given is not None and way.update is not None, "it is a parameter"
         path = operator.given.path
         full = python.attrgetter(path)(traced.model)
         parameter = nn.Parameter(_distributed(full, self._mesh, way.update), full.requires_grad)
-        return Held(operator, way.before, way.update, parameter)
+        return HeldParameter(operator, way.before, way.update, parameter)
 
-    def _division(self, operator: Operator, member: Member, way: Strategy) -> Division:
+    def _division(self, operator: MergedOperator, member: Member, way: Strategy) -> Division:
         name, assignment = member.value.value, way.after
         primitive = self._primitives[name]
         numbers = {
@@ -409,7 +409,7 @@ class ShardedStage:
             primitive, numbers, assignment, tuple(shape), self._collectives, self._totals.get(name)
         )
 
-    def _views(self, operator: Operator, spec: Spec, first: Tensor) -> dict[str, Tensor]:
+    def _views(self, operator: MergedOperator, spec: Spec, first: Tensor) -> dict[str, Tensor]:
         """A parameter or an input, and the views that follow it: labels are its dimensions."""
         values: dict[str, Tensor] = {operator.name: first}
         way = Strategy(spec, spec, (), ())

@@ -35,15 +35,15 @@ from arborcast.pipeline.run.failures import Agreement, FailureBroadcast, Trainin
 from arborcast.pipeline.run.groups import COLLECTIVES, Groups
 from arborcast.pipeline.run.intra.collectives import MeshCollectives
 from arborcast.pipeline.run.intra.loop import Boundary, DividedLoop
-from arborcast.pipeline.run.intra.shares import Shares
-from arborcast.pipeline.run.intra.stage import ShardedStage
+from arborcast.pipeline.run.intra.shares import StageContents
+from arborcast.pipeline.run.intra.stage import DividedStage
 from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import NullRecorder
 from arborcast.pipeline.run.saving import Saving
 from arborcast.pipeline.run.sharded import local, over
 from arborcast.pipeline.run.update import OptimizerOf
-from arborcast.pipeline.sharding.evaluation import Call, calls
+from arborcast.pipeline.sharding.evaluation import CollectiveCall, calls
 from arborcast.pipeline.sharding.mesh import FabricPrices
 from arborcast.pipeline.sharding.plan import ShardedPlan, strategies_of
 from arborcast.pipeline.sharding.setting import Setting
@@ -145,7 +145,7 @@ class ShardedTrainer(Saving):
                 _check(model, plan, optimizer, collectives, clip_norm, precision)
                 self._model = model
                 meshes = [MeshCollectives(it.sharding.mesh) for it in plan.stages]
-                self._shares = Shares.of(model, plan, rank)
+                self._shares = StageContents.of(model, plan, rank)
                 connect = partial(self._connect, words, collectives, groups, meshes, wait_s)
                 self._stage, self.calls = self._staged(by_schedule, seed, meshes, connect)
                 if not isinstance(precision, Precision):
@@ -368,11 +368,11 @@ class ShardedTrainer(Saving):
 
     def _staged(
         self, by_schedule: bool, seed: int, meshes: list[MeshCollectives], connect: Callable[[], Any]
-    ) -> tuple[ShardedStage | None, tuple[Call, ...]]:
+    ) -> tuple[DividedStage | None, tuple[CollectiveCall, ...]]:
         """This rank's stage, with buffers of the first stage's first rank; and its collectives."""
         shares, plan = self._shares, self.plan
-        stage: ShardedStage | None = None
-        made: tuple[Call, ...] = ()
+        stage: DividedStage | None = None
+        made: tuple[CollectiveCall, ...] = ()
         if shares.mine is None:
             connect()
         else:
@@ -382,7 +382,7 @@ class ShardedTrainer(Saving):
             setting = Setting(replace(prices, by_schedule=by_schedule), _ANY, plan.microbatches)
             made = calls(graph, chosen, setting)
             lines = meshes[shares.mine]
-            stage = ShardedStage(self._model, shares.trace, graph, chosen, setting, lines, connect, seed=seed)
+            stage = DividedStage(self._model, shares.trace, graph, chosen, setting, lines, connect, seed=seed)
         if shares.homes:
             found = [None if stage is None else stage.rest]
             dist.broadcast_object_list(found, meshes[0].mesh.ranks[0], group=self._groups.job)

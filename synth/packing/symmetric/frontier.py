@@ -13,9 +13,9 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.packing.symmetric.generation import Generation, with_best_rate
-from arborcast.synth.packing.symmetric.problem import Column, least_height
+from arborcast.synth.packing.symmetric.problem import OrbitTree, least_height
 from arborcast.synth.packing.symmetric.solver import (
-    Question,
+    PackingQuestion,
     generated,
     question_of,
     simplest,
@@ -76,7 +76,7 @@ def symmetric_frontier(
     return tuple(question.answer(chosen, facts) for chosen, facts in _undominated(found))
 
 
-def _by_height(question: Question, generation: Generation, highest: int) -> list[list[Column]]:
+def _by_height(question: PackingQuestion, generation: Generation, highest: int) -> list[list[OrbitTree]]:
     """The trees up to each of a few heights, the last of which has the best rate."""
     problem = question.problem
     least = least_height(problem)

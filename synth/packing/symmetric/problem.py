@@ -26,7 +26,7 @@ from arborcast.synth.topology import Link, Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TreeGroup:
     """Trees that together carry one amount.
 
     Attributes:
@@ -54,7 +54,7 @@ class Problem:
 
     topology: Topology
     translations: Translations
-    groups: tuple[Group, ...]
+    groups: tuple[TreeGroup, ...]
     mirrored: bool
     target: Fraction
 
@@ -128,7 +128,7 @@ def problem_of(
     roots = translations.representatives
     if collective.kind is not Kind.ALLREDUCE:
         turned = collective.kind is Kind.REDUCE_SCATTER
-        groups = tuple(Group((root,), turned, 0) for root in roots)
+        groups = tuple(TreeGroup((root,), turned, 0) for root in roots)
         return Problem(topology, translations, groups, False, limit / len(collective.ranks))
     if topology.is_symmetric:
         graph = LinkGraph(topology)
@@ -150,7 +150,7 @@ def problem_written_out(topology: Topology, roots: Sequence[int] | None, limit: 
     trivial = Translations.trivial(topology)
     if roots is None:
         return _of_allreduce(topology, trivial, tuple(range(topology.ranks)), limit)
-    groups = tuple(Group((root,), False, 0) for root in roots)
+    groups = tuple(TreeGroup((root,), False, 0) for root in roots)
     return Problem(topology, trivial, groups, False, limit / len(roots))
 
 
@@ -168,15 +168,15 @@ def _ends(link: Link) -> tuple[int, int]:
 def _of_allreduce(
     topology: Topology, translations: Translations, roots: tuple[int, ...], limit: Fraction
 ) -> Problem:
-    groups: tuple[Group, ...] = (Group(roots, False, 0),)
+    groups: tuple[TreeGroup, ...] = (TreeGroup(roots, False, 0),)
     if not topology.is_symmetric:
         each = ((share, root, turned) for share, root in enumerate(roots) for turned in (False, True))
-        groups = tuple(Group((root,), turned, share) for share, root, turned in each)
+        groups = tuple(TreeGroup((root,), turned, share) for share, root, turned in each)
     return Problem(topology, translations, groups, topology.is_symmetric, limit / translations.order)
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class OrbitTree:
     """A tree of a group.
 
     Attributes:
@@ -218,7 +218,7 @@ def least_height(problem: Problem) -> int:
 
 
 def carriers_of(
-    problem: Problem, columns: Sequence[Column], weights: Sequence[Fraction]
+    problem: Problem, columns: Sequence[OrbitTree], weights: Sequence[Fraction]
 ) -> Sequence[Carrier]:
     """The trees with their weights, for an allreduce in pairs."""
     trees: dict[bool, list[Carrier]] = {False: [], True: []}

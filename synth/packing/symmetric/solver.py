@@ -44,7 +44,7 @@ _ROUNDS_FOR_LOW = 60  # of weighing and pricing, at most
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class PackingQuestion:
     """What is asked, made ready: relays are switches, the limit is known.
 
     Attributes:
@@ -134,7 +134,7 @@ def solve_symmetric(
     return schedule
 
 
-def _few(question: Question, generation: Generation, request: Request) -> tuple[Chosen, Settings]:
+def _few(question: PackingQuestion, generation: Generation, request: Request) -> tuple[Chosen, Settings]:
     """As few trees as are asked for, and what is known of them."""
     problem, deadline = question.problem, question.deadline
     columns, settings = few_trees(
@@ -153,7 +153,7 @@ def question_of(
     collective: Collective,
     request: Request,
     translations: Translations | None,
-) -> Question:
+) -> PackingQuestion:
     """Check the question and find its limit; see `solve_symmetric` for what is raised."""
     if collective.kind not in SYMMETRIC_KINDS:
         kinds = ", ".join(kind.value for kind in SYMMETRIC_KINDS)
@@ -170,7 +170,7 @@ def question_of(
     limit = symmetric_bound(flat, among, moved)
     problem = problem_of(flat, among, moved, limit.rate)
     tight = tight_lengths_of(problem, limit)
-    return Question(topology, collective, translations, limit, problem, tight, request.seed, deadline)
+    return PackingQuestion(topology, collective, translations, limit, problem, tight, request.seed, deadline)
 
 
 def _check_numbers(request: Request) -> None:
@@ -182,7 +182,7 @@ def _check_numbers(request: Request) -> None:
         raise InputError(f"tolerance: must be at least 0 and below 1, got {request.tolerance}")
 
 
-def generated(question: Question, max_height: int | None) -> tuple[Generation, Settings]:
+def generated(question: PackingQuestion, max_height: int | None) -> tuple[Generation, Settings]:
     problem = question.problem
     if max_height is not None:
         least = least_height(problem)
@@ -207,7 +207,7 @@ def generated(question: Question, max_height: int | None) -> tuple[Generation, S
     return generation, facts
 
 
-def _lower(question: Question, generation: Generation) -> None:
+def _lower(question: PackingQuestion, generation: Generation) -> None:
     """Put lower trees that reach the target into the pool, if a bounded search finds some.
 
     By bisection: between a height that is too low for any tree and one that is known to do.

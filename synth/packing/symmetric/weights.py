@@ -19,13 +19,13 @@ import numpy as np
 
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.choice import Choice
+from arborcast.synth.lp.choice import TreeCandidates
 from arborcast.synth.lp.master import cost_of
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, TreeRows, Weighed
 from arborcast.synth.lp.tree_program import whole_parts as program_in_parts
 from arborcast.synth.packing.symmetric.generation import Generation
-from arborcast.synth.packing.symmetric.problem import Column, Problem
+from arborcast.synth.packing.symmetric.problem import OrbitTree, Problem
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
 
@@ -52,7 +52,7 @@ class Chosen:
         rate: the sum of the shares, as a part of the target.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[OrbitTree, ...]
     weights: tuple[Fraction, ...]
     parts: int
     rate: Fraction
@@ -64,7 +64,7 @@ class Chosen:
 
 
 def weigh_exactly(
-    problem: Problem, columns: Sequence[Column], deadline: Deadline, parts: Sequence[int] | None = None
+    problem: Problem, columns: Sequence[OrbitTree], deadline: Deadline, parts: Sequence[int] | None = None
 ) -> Chosen:
     """The best weights of some trees, exactly.
 
@@ -90,7 +90,7 @@ def weigh_exactly(
     return filled(problem, columns, vertex or program.exact(weighed))
 
 
-def worthwhile(problem: Problem, columns: Sequence[Column], weighed: Weighed) -> list[Column]:
+def worthwhile(problem: Problem, columns: Sequence[OrbitTree], weighed: Weighed) -> list[OrbitTree]:
     """The trees that cost no more than their group pays; those in use first, then the lowest."""
     ranked = []
     for index, (column, weight) in enumerate(zip(columns, weighed.weights, strict=True)):
@@ -113,7 +113,7 @@ def denominators(problem: Problem, weighed: Weighed) -> Iterator[int]:
 
 
 def whole_parts(
-    problem: Problem, columns: Sequence[Column], rate: Fraction, parts: int, deadline: Deadline
+    problem: Problem, columns: Sequence[OrbitTree], rate: Fraction, parts: int, deadline: Deadline
 ) -> list[int] | None:
     """Whole weights that add up to `parts` and reach the rate, of few trees; None where none were found."""
     limits = [math.floor(budget * parts / rate) for budget in problem.budgets]
@@ -132,7 +132,7 @@ def whole_parts(
     return counts if all(load <= limit for load, limit in zip(loads, limits, strict=True)) else None
 
 
-def filled(problem: Problem, columns: Sequence[Column], weights: Sequence[Fraction]) -> Chosen:
+def filled(problem: Problem, columns: Sequence[OrbitTree], weights: Sequence[Fraction]) -> Chosen:
     """The trees that carry something, with weights so that the fullest orbit is full."""
     exact = problem.rows.filled(columns, weights)
     used = [(column, weight) for column, weight in zip(columns, exact, strict=True) if weight]
@@ -180,15 +180,15 @@ def in_fewer_parts(problem: Problem, chosen: Chosen, least: Fraction) -> Chosen:
     return chosen
 
 
-def exact_rate(problem: Problem, columns: Sequence[Column]) -> Fraction:
+def exact_rate(problem: Problem, columns: Sequence[OrbitTree]) -> Fraction:
     """The best rate of some trees that exact weights were found for."""
     program = TreeProgram(problem.rows, columns)
     return problem.rows.rate(columns, program.exact(program.solve()))
 
 
 def few_trees(
-    problem: Problem, columns: Sequence[Column], request: Request, deadline: Deadline
-) -> tuple[list[Column], Settings]:
+    problem: Problem, columns: Sequence[OrbitTree], request: Request, deadline: Deadline
+) -> tuple[list[OrbitTree], Settings]:
     """As few trees per group as a request says, and what is known about them."""
     weights = TreeProgram(problem.rows, columns).solve().weights
     if len(columns) > _MOST_CANDIDATES:  # those that carry something, then those that carry most alone
@@ -196,7 +196,7 @@ def few_trees(
         order = sorted(range(len(columns)), key=lambda one: (weights[one] <= CLOSE, alone[one], one))
         kept = sorted(order[:_MOST_CANDIDATES])
         columns, weights = [columns[index] for index in kept], weights[kept]
-    choice = Choice(problem.rows, tuple(columns))
+    choice = TreeCandidates(problem.rows, tuple(columns))
     chosen, facts = few_as_asked(choice, np.flatnonzero(weights > CLOSE).tolist(), request, deadline)
     return [columns[index] for index in chosen], facts
 
@@ -210,7 +210,7 @@ _LEFT_OPEN = (Fraction(1), Fraction(1, 4), Fraction(1, 16), Fraction(0))
 def small_denominators(
     generation: Generation,
     lengths: Sequence[Ints],
-    columns: Sequence[Column],
+    columns: Sequence[OrbitTree],
     weighed: Weighed,
     denominators: Iterable[int],
     max_height: int,
@@ -251,7 +251,7 @@ def small_denominators(
 
 
 def _starts(
-    generation: Generation, columns: Sequence[Column], weighed: Weighed, parts: int
+    generation: Generation, columns: Sequence[OrbitTree], weighed: Weighed, parts: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """How many parts of each known tree are kept, and how many trees each group lacks then."""
     seen: set[tuple[int, ...]] = set()
@@ -267,7 +267,7 @@ def _starts(
             yield kept, missing
 
 
-def _room(generation: Generation, columns: Sequence[Column], kept: Sequence[int], parts: int) -> list[int]:
+def _room(generation: Generation, columns: Sequence[OrbitTree], kept: Sequence[int], parts: int) -> list[int]:
     """What is left of each orbit."""
     room = [math.floor(budget * parts) for budget in generation.problem.budgets]
     for column, count in zip(columns, kept, strict=True):
@@ -282,9 +282,11 @@ def _steepness(room: Sequence[int]) -> Ints:
     return np.array([max(1, (least << 16) // max(1, left)) for left in room], dtype=np.int64)
 
 
-def _merged(generation: Generation, columns: Sequence[Column], counts: Sequence[int], parts: int) -> Chosen:
+def _merged(
+    generation: Generation, columns: Sequence[OrbitTree], counts: Sequence[int], parts: int
+) -> Chosen:
     """Trees that came up several times, once with their weights together."""
-    first: dict[tuple[int, tuple[int, ...]], Column] = {}
+    first: dict[tuple[int, tuple[int, ...]], OrbitTree] = {}
     weight: Counter[tuple[int, tuple[int, ...]]] = Counter()
     for column, count in zip(columns, counts, strict=True):
         if count:
