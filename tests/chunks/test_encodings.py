@@ -6,6 +6,7 @@ One suite for all of them: a further encoding is a line of `ENCODINGS`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +16,7 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth import bounds
 from arborcast.synth.chunks.encodings import sat, smt
-from arborcast.synth.chunks.encodings.flow_ilp import FlowSearch
-from arborcast.synth.chunks.encodings.ilp import ArrivalSearch, IlpSearch
+from arborcast.synth.chunks.encodings.ilp import IlpSearch
 from arborcast.synth.chunks.encodings.sat import sat_search
 from arborcast.synth.chunks.encodings.smt import SmtSearch
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -34,6 +34,8 @@ from tests.support.strategies import collectives, custom_collectives, topologies
 ENCODINGS: dict[str, Any] = {"smt": SmtSearch, "ilp": IlpSearch, "sat": sat_search}
 COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 ROUTING = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
+
+copying = partial(IlpSearch, copies=True)
 
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS)
 
@@ -63,7 +65,7 @@ def verify_plan(instance: Instance, found: Feasible) -> None:
 
 
 def verdicts(instance: Instance) -> set[bool]:
-    return {verdict(encoding, instance) for encoding in [*ENCODINGS.values(), ArrivalSearch]}
+    return {verdict(encoding, instance) for encoding in [*ENCODINGS.values(), copying]}
 
 
 @st.composite
@@ -271,7 +273,7 @@ def test_effort_adds_up(encoding: Any, instance: Instance, effort: int) -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "kinds"),
-    [(SmtSearch, COPIES), (sat_search, COPIES), (FlowSearch, ROUTING), (ArrivalSearch, ROUTING)],
+    [(SmtSearch, COPIES), (sat_search, COPIES), (IlpSearch, COPIES), (copying, ROUTING)],
 )
 def test_fewer_steps_than_the_latency_are_impossible(encoding: Any, kinds: list[Kind]) -> None:
     for kind in kinds:
