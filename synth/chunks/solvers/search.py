@@ -37,7 +37,6 @@ class Searcher:
         deadline: of all searches together.
         child: the process in which solvers run.
         cache: where answers are kept; None to keep none.
-        symmetric: whether groups of symmetries are tried beside the problem as it is.
     """
 
     problem: ChunkProblem
@@ -46,7 +45,6 @@ class Searcher:
     deadline: Deadline
     child: SolverProcess
     cache: ChunkCache | None
-    symmetric: bool = True
     _groups: dict[int, tuple[ChunkOrbits, ...]] = field(default_factory=dict)
 
     def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
@@ -68,7 +66,6 @@ class Searcher:
             size=[chunks, steps, rounds],
             encodings=self.encodings,
             seed=self.seed,
-            symmetric=int(self.symmetric),
             slices=slices,
         )
 
@@ -101,8 +98,6 @@ class Searcher:
         return members
 
     def _reduced(self, chunks: int) -> tuple[ChunkOrbits, ...]:
-        if not self.symmetric:
-            return ()
         if chunks not in self._groups:
             groups = useful_groups(self.problem, chunks)
             self._groups[chunks] = tuple(ChunkOrbits(self.problem, chunks, group) for group in groups)
