@@ -77,7 +77,17 @@ class Point:
 
 @dataclass(frozen=True)
 class TracedPoints:
-    """The points of a collective, and what is known beyond them; see `synth.chunks.frontier.Frontier`."""
+    """The points of a collective in order of steps, and what is known beyond them.
+
+    Attributes:
+        points: each with more steps and a smaller R/C than the one before.
+        complete: whether nothing is missing: every point is proved and the last one attains the limit.
+        why_stopped: what ended it.
+        open_steps: numbers of steps at which something is left to prove.
+        timed_out: whether the deadline ended it.
+        limits: of each number of steps that was looked at the best limit known, over every schedule; none
+            where none is known.
+    """
 
     points: tuple[Point, ...]
     complete: bool
