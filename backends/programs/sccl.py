@@ -20,6 +20,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from arborcast.backends.programs.formats import Files
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.api import bound
 from arborcast.synth.certificate import Bound
@@ -32,9 +33,6 @@ from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Topology
 
 Entry: TypeAlias = Mapping[str, Any]
-
-MAX_FILE_BYTES = 64 << 20
-"""Bytes beyond which a file is refused."""
 
 NAMES = {
     Kind.BROADCAST: "Broadcast",
@@ -56,6 +54,11 @@ _RUNTIME = {
 }
 MOST_RANKS = 1024
 MOST_SENDS = 1 << 20
+
+
+def export(schedule: AnySchedule) -> Files:
+    """The file; raises as `write` does."""
+    return Files({"": write(schedule)}, "steps and rounds")
 
 
 def write(schedule: AnySchedule) -> str:
@@ -280,6 +283,23 @@ def _read(found: Entry, topology: Topology | None) -> Schedule:
     if sorted(listed) != sorted((sorted(b), sorted(a), address) for b, a, address in _listed(asked, ranks)):
         raise ProgramError(f"collective: its chunks are not those of {asked.kind} among {ranks} ranks")
     return schedule_of(found, topology, asked, bound(topology, asked))
+
+
+def read_schedule(
+    text: str, place: str, *, topology: Topology | None, kind: Kind | None, root: int | None
+) -> Schedule:
+    """The schedule of a file that does what is asked for, where something is.
+
+    Raises:
+        ProgramError: as `read` does, or the file does something else.
+    """
+    found = read(text, place, topology=topology)
+    does = found.collective
+    if (kind is not None and kind is not does.kind) or (root is not None and root != does.root):
+        wanted = f"{kind or does.kind}" + ("" if root is None else f" from {root}")
+        has = f"{does.kind}" + ("" if does.root is None else f" from {does.root}")
+        raise ProgramError(f"{place}: does {has}, not {wanted}")
+    return found
 
 
 def schedule_of(
