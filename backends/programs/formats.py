@@ -113,7 +113,7 @@ FORMATS = {
     "sccl": Format(
         "msccl-tools' JSON",
         export="sccl:export",
-        read="sccl:read_schedule",
+        read="sccl:read",
         begins="{",
         marks=('"msccl_type"',),
     ),
