@@ -147,7 +147,7 @@ def test_the_document_of_a_refusal_is_one_object(tmp_path: Path, command: Comman
     said = command("verify", str(file), "--json")
     found = json.loads(said.out)
     assert (said.status, found["correct"], found["kinds"]) == (1, False, ["race"])
-    assert [wait["rank"] for wait in found["trace"]] == [0, 0]
+    assert [wait["rank"] for wait in found["trace"]] == [1, 1]
 
 
 def test_plans_of_mscclpp_go_out_and_are_judged(tmp_path: Path, command: Command) -> None:
