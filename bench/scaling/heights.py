@@ -21,7 +21,7 @@ def rows(spec: str, kind: str) -> list[dict[str, Any]]:
     """Height, trees of each root, rate and simulated times of every point."""
     from arborcast import synth, topologies
     from arborcast.synth.collective import Collective
-    from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
+    from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
 
     topology = topologies.load(spec)
     points = symmetric_frontier(topology, Collective.on(topology, kind))

@@ -28,11 +28,11 @@ def choice_rows(limits_gib: Sequence[float] = LIMITS_GIB) -> list[dict[str, Any]
     """The best plan of each way under each limit, or why there is none."""
     from arborcast import topologies
     from arborcast.pipeline import zoo
-    from arborcast.pipeline.costs.activations import described
-    from arborcast.pipeline.costs.links import LinkCosts
+    from arborcast.pipeline.costs.link_costs import LinkCosts
+    from arborcast.pipeline.costs.saved_bytes import described
     from arborcast.pipeline.errors import PlanError
+    from arborcast.pipeline.planning.plan_prediction import predict
     from arborcast.pipeline.planning.planner import plan
-    from arborcast.pipeline.planning.prediction import predict
 
     profile, fabric = zoo.analytic_profile(MODEL, "v100"), topologies.load(SPEC)
     network = LinkCosts(fabric)

@@ -19,14 +19,14 @@ from functools import cache
 from typing import Any
 
 from arborcast.pipeline.costs.devices import DEVICES
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.alternatives import data_parallel
+from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.planning.planner import plan as planned
-from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.planning.rannc import rannc
 from arborcast.pipeline.profiles import Layer, Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan, Stage, divided
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load

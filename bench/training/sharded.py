@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.sharding.choice import Choice
     from arborcast.pipeline.sharding.graph import Graph
-    from arborcast.pipeline.sharding.program import Sharding
+    from arborcast.pipeline.sharding.mesh_choice import MeshChoice
+    from arborcast.pipeline.sharding.sharding_program import Sharding
 
 FABRICS = (
     ("four GPUs of a DGX-1", "dgx1", (0, 1, 2, 3)),
@@ -85,7 +85,7 @@ class Gpt(nn.Module):
 def graph_of(blocks: int, width: int, samples: int, tokens: int) -> Graph:
     """The operators of a GPT and its loss, traced without allocating anything."""
     from arborcast.pipeline import trace
-    from arborcast.pipeline.model.traced.operators import operator_trace
+    from arborcast.pipeline.model.traced.operator_reader import operator_trace
     from arborcast.pipeline.sharding.graph import merged
 
     with torch.device("meta"):
@@ -101,7 +101,7 @@ def _loss(scores: Tensor, words: Tensor) -> Tensor:
 def layout_rows(fabrics: Sequence[tuple[str, str, tuple[int, ...] | None]] = FABRICS) -> list[dict[str, Any]]:
     """For each fabric and model the free choice, then each fixed layout, on the mesh that is best for it."""
     from arborcast.pipeline.costs.devices import device_named
-    from arborcast.pipeline.sharding.choice import choose
+    from arborcast.pipeline.sharding.mesh_choice import choose
     from arborcast.topologies import load
 
     device = device_named(DEVICE)
@@ -132,12 +132,12 @@ def layout_rows(fabrics: Sequence[tuple[str, str, tuple[int, ...] | None]] = FAB
     return rows
 
 
-def _layouts(found: Choice, memory_bytes: int) -> Iterator[tuple[str, str, Sharding | None]]:
+def _layouts(found: MeshChoice, memory_bytes: int) -> Iterator[tuple[str, str, Sharding | None]]:
     """Name, mesh and sharding by schedules of the free choice and of each layout; None where nothing fits."""
     from arborcast.pipeline.errors import PlanError
+    from arborcast.pipeline.sharding.fabric_prices import FabricPrices
     from arborcast.pipeline.sharding.layouts import LAYOUTS
-    from arborcast.pipeline.sharding.mesh import FabricPrices
-    from arborcast.pipeline.sharding.program import shard
+    from arborcast.pipeline.sharding.sharding_program import shard
 
     yield FREE, str(found.best.mesh), found.sharding
     for name, layout in LAYOUTS.items():
@@ -181,8 +181,8 @@ def time_rows(cases: Sequence[tuple[int, str, float]] = TIMED) -> list[dict[str,
 def plan_once(blocks: int, spec: str) -> dict[str, Any]:
     """A GPT of these blocks traced and planned; the time of a process's imports is left out."""
     from arborcast.pipeline.costs.devices import device_named
-    from arborcast.pipeline.sharding.choice import choose
-    from arborcast.pipeline.sharding.program import shard
+    from arborcast.pipeline.sharding.mesh_choice import choose
+    from arborcast.pipeline.sharding.sharding_program import shard
     from arborcast.topologies import load
 
     graph_of(1, 64, 8, 16)  # what the first trace imports

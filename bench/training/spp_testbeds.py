@@ -14,12 +14,12 @@ from itertools import product
 from typing import Any
 
 from arborcast.pipeline.costs.devices import GTX_1080_TI, V100
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.alternatives import METHODS, alternatives
 from arborcast.pipeline.planning.asynchronous import fastest_steady_state
+from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.planning.planner import plan as planned
-from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.planning.spp import spp
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan

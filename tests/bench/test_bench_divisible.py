@@ -6,7 +6,7 @@ import pytest
 
 from arborcast.bench.training import divisible_paper as paper
 from arborcast.bench.training import spp_testbeds as spp
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.synth.api import bound

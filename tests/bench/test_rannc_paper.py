@@ -8,9 +8,9 @@ import pytest
 
 from arborcast.bench.training import rannc_paper as paper
 from arborcast.pipeline.costs.analytic import analyse
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.planning.alternatives import data_parallel
-from arborcast.pipeline.planning.prediction import predict
+from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.topologies import load
 
 SMALL = paper.Shape("small", 3, 64, 4, 96, 1000)
