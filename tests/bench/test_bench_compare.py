@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +292,43 @@ def test_the_results_that_we_keep_can_be_compared(name: str) -> None:
     slower = found | {"rows": [row | {"time_us": row["time_us"] * 100} for row in found["rows"]]}
     judged = [row for row in found["rows"] if row["runs"] > 1 and row["spread"] < row["time_us"] * 99]
     assert len(compare(found, slower).worse) == len(judged)
+
+
+# ------------------------------------------------------------------------------------ results of trainings
+
+CANNED = Path(__file__).parents[1] / "canned_results"
+
+
+def canned(part: str, edit: Callable[[dict[str, Any]], None] = lambda content: None) -> dict[str, Any]:
+    """Canned results of a training, changed in one place."""
+    content: dict[str, Any] = json.loads((CANNED / f"pipeline_{part}.json").read_text())
+    edit(content)
+    return content
+
+
+@pytest.mark.parametrize("part", sorted(path.stem[9:] for path in CANNED.glob("pipeline_*.json")))
+def test_results_can_be_compared(part: str) -> None:
+    found = compare(canned(part), canned(part))
+    assert found.worse == found.better == found.vanished == found.new == ()
+    assert found.unchanged + found.unjudged > 0
+
+
+def test_an_error_within_the_spread_of_the_runs_is_no_change() -> None:
+    def off_by(more: float) -> dict[str, Any]:
+        def move(content: dict[str, Any]) -> None:
+            content["rows"][4]["error"] += more  # of 800 ms with a spread of 100 ms: 0.115 may be chance
+
+        return canned("prediction", move)
+
+    assert compare(canned("prediction"), off_by(0.1)).worse == ()
+    (worse,) = compare(canned("prediction"), off_by(0.2)).worse
+    assert (worse.figure, worse.row) == ("error", "pe, stages 4, microbatches 8")
+
+
+def test_a_plan_that_no_longer_fits_is_worse() -> None:
+    def drop(content: dict[str, Any]) -> None:
+        content["rows"][1].update(time_us=None, speed_up=None, fits=False)
+
+    found = compare(canned("plans"), canned("plans", drop))
+    assert {change.figure for change in found.worse} == {"time_us", "speed_up"}
+    assert all(change.new is None for change in found.worse)
