@@ -1,8 +1,8 @@
 """How large may a fabric be? Times and memory of what is promised at 1,024 ranks and more, and their growth.
 
 Parts, each a results file `bench/results/scale_<part>.json`: the promises (targets), the same questions on
-larger and larger fabrics (growth), what is done with a large schedule (uses), and the height of trees against
-their rate (heights). One core, a process for each run, kernels compiled before.
+larger and larger fabrics (growth), and what is done with a large schedule (uses). One core, a process for
+each run, kernels compiled before.
 
     python bench/scale.py --only targets --only growth
 """
@@ -94,26 +94,6 @@ def uses(arguments: argparse.Namespace) -> dict[str, Any]:
             "simulated_us": "64 MiB",
             "written_out_*": "the same from the schedule written out; up to 1,024 ranks",
         },
-    )
-
-
-def heights(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The frontier between the height of trees and their rate."""
-    specs = ("torus:8x8", "torus:16x16", "torus:32x32", "dgx-a100:boxes=32", "mi250:boxes=8")
-    rows: list[dict[str, Any]] = []
-    for spec in specs[:1] if arguments.quick else specs:
-        for kind in ("allgather", "allreduce"):
-            found = _answer("arborcast.bench.scaling.heights", [spec, kind])
-            if found.get("timed_out"):
-                print(f"{spec}, {kind}: heights not found in {LIMIT_S} s", file=sys.stderr)
-                continue
-            rows += [{"topology": spec, "collective": kind, **row} for row in found["rows"]]
-    return document(
-        "What do few and low trees give up?",
-        rows,
-        keys=("topology", "collective", "height", "trees"),
-        measures={"share_of_bound": Measure("more"), "time_us_64KiB": Measure("less")},
-        units={"trees": "of each root", "time_us_64KiB": "simulated", "time_us_64MiB": "simulated"},
     )
 
 
@@ -220,7 +200,6 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "targets": targets,
     "growth": growth,
     "uses": uses,
-    "heights": heights,
 }
 
 
