@@ -216,7 +216,10 @@ def test_what_is_called_fewest_or_best_of_few_is(topology: Topology, most: int, 
 @given(graphs(max_ranks=4, switches=0, symmetric=False), st.integers(0, 12))
 @settings(max_examples=25)
 def test_prices_limit_and_weights_reach_the_best_rate(topology: Topology, decimals: int) -> None:
-    """The vertex and its prices, which share no code with the simplex of the test, prove each other best."""
+    """The vertex and its prices, which share no code with the simplex of the test, prove each other best.
+
+    Where rates differ by less than HiGHS's tolerance its vertex may overfill a row by that much.
+    """
     topology = with_rates(
         topology, lambda link: link.bandwidth + Fraction(7 * link.src + link.dst, 10**decimals)
     )
@@ -230,7 +233,9 @@ def test_prices_limit_and_weights_reach_the_best_rate(topology: Topology, decima
     program.solve()
     vertex = program.vertex()
     assert vertex is not None
-    assert program.limit(vertex.prices) == Fraction(2, 3)
+    limit = program.limit(vertex.prices)
+    assert limit is not None
+    assert 0 <= limit - Fraction(2, 3) <= (Fraction(1, 10**6) if decimals > 6 else 0)
 
 
 def test_no_known_tree_reaches_the_rate_and_few_are_found_all_the_same() -> None:

@@ -94,7 +94,7 @@ class Generation:
         for lengths in [zero] if self.tight is None else [self.tight, zero]:
             self._take(self.spread(lengths))
         weighed = self._follow_cut(self.master.program.solve())
-        if weighed.rate < 1 - CLOSE:
+        if weighed.rate < 1 - CLOSE and not self.deadline.has_passed:
             self._warm()
             if self.max_height is not None:
                 self._warm_exactly(self.max_height)
@@ -125,7 +125,7 @@ class Generation:
             self._take(columns)
             for group in range(len(self.problem.groups)):
                 members = [np.array(column.uses) for column in columns if column.group == group]
-                loads += min(members, key=lambda uses: int(uses @ lengths), default=np.zeros_like(loads))
+                loads += min(members, key=lambda uses: int((uses * lengths).sum()), default=np.zeros_like(loads))
             loads = np.minimum(loads, _WARM)
 
     def _follow_cut(self, weighed: Weighed) -> Weighed:
