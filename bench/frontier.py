@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document, write_document
 from arborcast.bench.harness.processes import WHOLE, answer
+from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.synth.formats.results import Measure, document
 
 HOME = Path(__file__).resolve().parent.parent
-RESULTS = HOME / "bench" / "results"
 CHILD = Path(__file__).resolve().parent / "ours.py"
 OURS_LIMIT_S = 900.0
 
@@ -114,12 +114,12 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--case", action="append", metavar="TITLE", help="frontiers whose title holds this")
     parser.add_argument("--runs", type=int, default=3, help="of each measurement that takes under 10 s")
     parser.add_argument("--limit-s", type=float, default=120.0, help="no further runs of what takes longer")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on; -1 for all")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--output", type=Path, default=KEPT, help="folder of the results")
     return parser.parse_args()
 
 
@@ -201,10 +201,7 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
         limit_s=arguments.limit_s,
         cases=[asdict(case) for case in CASES],
     )
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    file = arguments.output / "frontier.json"
-    write_document(file, found)
-    print(f"\nwritten: {file}")
+    keep(arguments.output / "frontier.json", found, is_part=bool(arguments.case))
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from arborcast.backends.programs import chakra, goal, sccl
 from arborcast.backends.programs.program import ProgramError
 from arborcast.bench.contest.cases import CASES, KINDS
-from arborcast.bench.harness.document import Row
 from arborcast.synth.api import solve
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import Row
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology

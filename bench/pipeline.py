@@ -12,14 +12,15 @@ experiments of SPP, RaNNC and Divisible gave is in `docs/explanation/findings.md
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document, write_document
-from arborcast.bench.harness.provenance import TRAINING
+from arborcast.bench.harness.document import TRAINING
+from arborcast.bench.harness.script import KEPT, CannotMeasureError, command_line, keep
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import Measure, document
 
 HOME = Path(__file__).resolve().parent
 TORCH = ("arborcast", "numpy", "torch")
@@ -287,26 +288,22 @@ def main() -> int:
     """Answer the questions that the command line asks for."""
     # This file has the name of the package that it measures: its folder must not be searched for that.
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HOME]
-    from arborcast.bench.emulation.machine import EmulationError
-    from arborcast.synth.errors import InputError
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--only", action="append", choices=tuple(PARTS), help="of the questions; all")
     parser.add_argument("--quick", action="store_true", help="a few points of each, for a first look")
     parser.add_argument("--results", type=Path, help="folder of the results; bench/results unless --quick")
     arguments = parser.parse_args()
-    folder = arguments.results or (None if arguments.quick else HOME / "results")
+    folder = arguments.results or (None if arguments.quick else KEPT)
     status = 0
     for name in arguments.only or PARTS:
         try:
             found = PARTS[name](arguments.quick)
-        except (InputError, EmulationError) as error:
+        except (InputError, CannotMeasureError) as error:
             print(f"{name}: {error}", file=sys.stderr)
             status = 2  # the others can be answered all the same
             continue
         print(f"\n{found['question']}", *format_rows(found["rows"]), sep="\n")
-        if folder is not None:
-            write_document(folder / f"pipeline_{name}.json", found)
+        keep(folder and folder / f"pipeline_{name}.json", found)
     return status
 
 

@@ -40,18 +40,19 @@ from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import COLLECTIVES, write
 from arborcast.backends.programs.program import GlobalProgram, Protocol
 from arborcast.bench import judges, one_sided_mutants, program_mutants
-from arborcast.bench.harness.document import Measure, Row, document, write_document
-from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.document import RUNTIME
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
 from arborcast.synth import verify
 from arborcast.synth.api import approach
 from arborcast.synth.collective import TREE_KINDS, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.formats.results import Measure, Row, document
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 
-RESULTS = Path(__file__).resolve().parent / "results" / "programs.json"
+RESULTS = KEPT / "programs.json"
 PARTS = ("exports", "mutants", "files", "judges")
 OF_MACHINES = ("exports", "mutants")
 """Parts that ask about machines, all or those named."""
@@ -330,6 +331,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return told
 
 
+@one_line("programs")
 def main() -> None:
     """Ask, print counts, write the results; parts that were not asked keep their rows."""
     arguments = _arguments()
@@ -369,8 +371,7 @@ def main() -> None:
         },
         code=RUNTIME,
     )
-    write_document(arguments.json, found)
-    print(f"written: {arguments.json}")
+    keep(arguments.json, found)
 
 
 def _kept(arguments: argparse.Namespace, asked: Sequence[str]) -> list[Row]:
@@ -389,7 +390,7 @@ def _kept(arguments: argparse.Namespace, asked: Sequence[str]) -> list[Row]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
     parser.add_argument(
         "--runtimes",
@@ -405,7 +406,6 @@ def _arguments() -> argparse.Namespace:
     for name, (_, what) in judges.JUDGES.items():
         parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=what)
     parser.add_argument("--deadline", type=float, default=60, help="seconds for each schedule")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     found = parser.parse_args()
     paths = {name: getattr(found, name.replace("-", "_")) for name in judges.JUDGES}
     found.checkouts = {name: path for name, path in paths.items() if path is not None}
@@ -417,8 +417,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(f"programs: {error}", file=sys.stderr)
-        sys.exit(2)
+    main()

@@ -19,12 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document, write_document
-from arborcast.bench.harness.processes import HOME, answer
+from arborcast.bench.harness.processes import answer
+from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.bench.scaling import cases
 from arborcast.bench.scaling.cases import Case
+from arborcast.synth.formats.results import Measure, document
 
-RESULTS = HOME / "bench" / "results"
 LIMIT_S = 300.0
 KEYS = ("topology", "collective", "method", "faults")
 MEASURES = {
@@ -205,18 +205,16 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for, say what was found, write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--only", action="append", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="fewer cases, one run of each")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where files go")
+    parser.add_argument("--results", type=Path, default=KEPT, metavar="FOLDER", help="where files go")
     chosen = parser.parse_args(arguments)
     for name in chosen.only or PARTS:
         found = PARTS[name](chosen)
         for row in found["rows"]:
             print(_in_words(row))
-        chosen.results.mkdir(parents=True, exist_ok=True)
-        write_document(chosen.results / f"scale_{name}.json", found)
-        print(f"written: {chosen.results / f'scale_{name}.json'}\n")
+        keep(chosen.results / f"scale_{name}.json", found, is_part=chosen.quick)
     return 0
 
 

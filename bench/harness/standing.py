@@ -26,7 +26,7 @@ COMMAND = "arborcast/__main__.py"
 """What is imported where no script of bench/ was run: the command `synth`."""
 
 SHOWING = (
-    "bench/harness/provenance.py",
+    "synth/formats/results.py",
     "bench/harness/standing.py",
     "bench/harness/parts.py",
     "bench/page/",

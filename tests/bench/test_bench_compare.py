@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from arborcast.bench import compare as guard
 from arborcast.bench.compare import compare, format_comparison
-from arborcast.bench.harness.document import TIME, Measure, document, timed_row, write_document
-from arborcast.synth.cli import app as cli
+from arborcast.bench.harness.document import timed_row, write_document
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import TIME, Measure, document
 
 KEYS = ("method", "bytes")
 MACHINE = {"processor": "one", "cores": 2, "system": "Linux", "load_at_the_end": 0.5}
@@ -275,11 +275,13 @@ def test_status_2_and_one_line_where_the_input_is_bad(
         ((old / "times.json", other), "question: must be the same", 2),
     ):
         capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["synth", "bench", "compare", *map(str, arguments)])
-        assert cli._status() == status
+        monkeypatch.setattr(sys, "argv", ["compare.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            guard.main()
+        assert int(end.value.code or 0) == status
         said = capsys.readouterr()
         assert words in said.out + said.err
-        assert status == 1 or (said.err.startswith("synth: ") and said.err.count("\n") == 1)
+        assert status == 1 or (said.err.startswith("compare: ") and said.err.count("\n") == 1)
 
 
 @pytest.mark.parametrize("name", ["frontier", "loopback", "synthesis"])

@@ -13,8 +13,8 @@ from arborcast.backends.programs import sccl
 from arborcast.backends.programs.program import ProgramError
 from arborcast.bench import judges, programs
 from arborcast.bench.contest.cases import CASES
-from arborcast.bench.harness.document import Row
 from arborcast.synth.collective import Kind
+from arborcast.synth.formats.results import Row
 from arborcast.synth.implicit_schedule import AnySchedule
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from arborcast.bench.harness import standing as judge
-from arborcast.bench.harness.provenance import provenance
 from arborcast.bench.harness.standing import HOME, Standing, measured_code
+from arborcast.synth.formats.results import provenance
 
 CODE = {
     "arborcast/__init__.py": "",
