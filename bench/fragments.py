@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from arborcast import synth, topologies
@@ -314,9 +312,6 @@ def main() -> None:
     print("\n".join([*format_table(rows), "", *format_summary(summarize(rows))]))
     is_part = [*arguments.machine, *arguments.collectives] != [*MACHINES, *MODELLED]
     keep(arguments.json, results_document(rows, rates=arguments.rates), is_part=is_part)
-    if arguments.picture is not None:
-        for path in _draw(rows, arguments.picture):
-            print(f"drawn: {path}")
 
 
 def results_document(rows: Sequence[Row], *, rates: str) -> dict[str, Any]:
@@ -340,20 +335,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rates", choices=["nccl", "datasheet"], default="nccl", help="of links; like NCCL's own by default"
     )
-    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw them: .svg or .png")
     return parser.parse_args()
-
-
-def _draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """One picture per machine; the first has the path itself, the others their name in it."""
-    from arborcast.bench.allocations.figure import draw_fragments
-
-    boxes = list(dict.fromkeys(row["box"] for row in rows))
-    names = [re.sub(r"[^\w=.]+", "-", box) for box in boxes]
-    paths = [path, *(path.with_stem(f"{path.stem}-{name}") for name in names[1:])]
-    for box, each in zip(boxes, paths, strict=True):
-        draw_fragments([row for row in rows if row["box"] == box], each)
-    return paths
 
 
 if __name__ == "__main__":

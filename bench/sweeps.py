@@ -306,11 +306,6 @@ def main() -> None:
     print("\n".join(format_summary(found["summary"])))
     is_part = arguments.quick or bool(arguments.only or arguments.collectives)
     keep(arguments.json, found, is_part=is_part)
-    if arguments.picture is not None:
-        from arborcast.bench.clusters.figure import draw
-
-        draw(found["rows"], arguments.picture)
-        print(f"written: {arguments.picture}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -330,7 +325,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--older", action="store_true", help="with --parts: take those of older code; `parts` names commits"
     )
-    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the speed-ups, .svg or .png")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
