@@ -381,6 +381,18 @@ def test_a_small_message_gets_few_steps(spec: str) -> None:
     assert synth.simulate(chosen, 1024).time_us <= synth.simulate(few, 1024).time_us
 
 
+def test_a_limit_by_flows_is_not_rounded_up_to_a_number_of_messages() -> None:
+    # Flows prove R/C 5/9, which is 15 5/9 links passed a chunk, and 10 messages a chunk are enough: nothing
+    # proves 16. A reduction by 4 -> 0, 5 -> 1 and then to rank 2 or 3, and back, attains 5/9.
+    fabric = load("dgx1").subset(range(6))
+    collective = Collective.on(fabric, "allreduce")
+    limits = pareto(fabric, collective, max_steps=4, cache=False).limits
+    problem = sum_problem(fabric, collective)
+    for steps, limit in limits.items():
+        assert certified_ratio(problem, steps, limit.certificate) == limit.ratio
+    assert limits[4].ratio == Fraction(5, 9)
+
+
 def test_the_compositions_of_dgx1() -> None:
     # (2, 2, 3) before (6, 3, 7): C = 6 per rank, R = 9 + 7, which lies between the two of SCCL's paper.
     fabric = load("dgx1")

@@ -192,11 +192,12 @@ class _SumSearch(StepSearch[SumPlan]):
             return self.result.least
         self._report("the fewest messages")
         slices = self._budget.count_slices
-        cost = self._searcher.fewest(self._steps, math.ceil(self.result.least * links), slices=slices)
+        # From what is known, rounded down: a number is proved only once fewer were refuted.
+        cost = self._searcher.fewest(self._steps, math.floor(self.result.least * links), slices=slices)
         ratio = Fraction(cost, links)
         lengths = ((Fraction(1, links),) * len(self._problem.topology.links),) * self._steps
         self._raise_to(StepBound(self._steps, ratio, MessageDual(lengths, ratio)))
-        cost = math.ceil(self.result.least * links)
+        cost = math.floor(self.result.least * links)
         sums = self._searcher.fewest(self._steps, cost, slices=slices, sums=True)
         return max(self.result.least, Fraction(sums, links))
 
