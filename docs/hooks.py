@@ -75,7 +75,7 @@ def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
     """JSON schemas of all files that are read, by their names: what each is, and its schema."""
     from pydantic import TypeAdapter
 
-    from arborcast.pipeline.planning.shapes import PlanDocument, ProfileShape, ShardedPlanShape
+    from arborcast.pipeline.planning.plan_documents import PlanDocument, ProfileShape, ShardedPlanShape
     from arborcast.synth.formats.shapes import (
         CustomShape,
         ImplicitShape,

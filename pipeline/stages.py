@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf, lcm
 
-from arborcast.pipeline.costs.activations import Segment, Segments, Treatment, check_segments, extra_us
+from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, check_segments, extra_us
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Passes

@@ -56,7 +56,7 @@ PIPELINE = ("planning/test_pipeline_simulator.py",)
 SIMULATION = ("simulation/test_simulator.py", "simulation/test_switches.py")
 STEPS = ("chunks/test_step_certification.py", "chunks/test_tree_bounds.py", "chunks/test_allreduce_search.py")
 SYMMETRIC = ("verification/test_implicit_verifier.py", "verification/test_machine_replay.py")
-VERIFIER = ("verification/test_verifier.py",)
+VERIFIER = ("verification/test_verifier.py", "verification/test_switch_use.py")
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "synth.verification.verifier": VERIFIER,
@@ -89,13 +89,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.selection": ("values/test_selection.py",),
     "backends.lowering.lower": ("executors/test_interpreter.py", "lowering/test_program.py"),
     "backends.lowering.additions": ("lowering/test_additions.py",),
-    "pipeline.costs.links": ("planning/test_allreduce_cost.py", *PIPELINE),
+    "pipeline.costs.link_costs": ("planning/test_allreduce_cost.py", *PIPELINE),
     "pipeline.order.zero_bubble": ("planning/test_orders.py",),
     "pipeline.run.gradients": ("training/test_gradient_buffer.py",),
     "pipeline.simulation.deliveries": PIPELINE,
     "pipeline.simulation.link_sharing": PIPELINE,
     "pipeline.simulation.lower_bound": ("planning/test_pipeline_bound.py",),
-    "pipeline.simulation.simulator": PIPELINE,
+    "pipeline.simulation.pass_simulator": PIPELINE,
     "pipeline.simulation.synchronisation": PIPELINE,
     "pipeline.simulation.timeline": ("planning/test_pipeline_pictures.py", "pictures/test_every_picture.py"),
 }

@@ -31,13 +31,13 @@ from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.options import Options, emulated_copies
+from arborcast.backends.schedules.combined import digest_of, joint_part
 from arborcast.backends.schedules.exchange import Exchanges, Sizes
-from arborcast.backends.schedules.fabric import fabric_for
+from arborcast.backends.schedules.group_fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
-from arborcast.backends.schedules.joint import digest_of, joint_part
 from arborcast.backends.schedules.rendezvous import difference, meet, processors, whereabouts
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.spare import digests_of, spare_table
-from arborcast.backends.schedules.table import ScheduleTable
 from arborcast.backends.staging.cuda import CudaDevice
 from arborcast.backends.staging.device import StagingDevice
 from arborcast.backends.staging.emulated import EmulatedDevice

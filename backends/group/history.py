@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 from arborcast.backends.schedules.exchange import Served
-from arborcast.backends.schedules.table import TableEntry
+from arborcast.backends.schedules.schedule_table import TableEntry
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically

@@ -63,7 +63,7 @@ from arborcast.backends.group.posting import ANYBODY, Posting
 from arborcast.backends.group.profiling import ObservedWork, event_of
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.fabric import GroupFabric
+from arborcast.backends.schedules.group_fabric import GroupFabric
 from arborcast.backends.tensors.torch_compat import (
     PeerCalls,
     PrefixStore,

@@ -27,11 +27,11 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.behind import BackgroundQueue
-from arborcast.backends.schedules.joint import JointPart
+from arborcast.backends.schedules.combined import JointPart
 from arborcast.backends.schedules.rendezvous import share_table
+from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
 from arborcast.backends.schedules.simple import is_simple, simple_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, kept_table, synthesize_table
-from arborcast.backends.schedules.table import ScheduleTable, TableEntry
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.backends.staging.ring import Pipeline, Ring
 from arborcast.backends.tensors.torch_compat import Store

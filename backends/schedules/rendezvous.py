@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.schedules.table import ScheduleTable
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.tensors.torch_compat import Store, timeout_of
 from arborcast.backends.transport.addresses import boot_id
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError

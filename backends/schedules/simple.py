@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.schedules.table import ScheduleTable
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from arborcast.backends.schedules.table import ScheduleTable, flaw_of
+from arborcast.backends.schedules.schedule_table import ScheduleTable, flaw_of
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.selection import Choice

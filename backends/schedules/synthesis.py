@@ -20,9 +20,9 @@ from pathlib import Path
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.additions import adds_alike
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.joint import JointPart
+from arborcast.backends.schedules.combined import JointPart
+from arborcast.backends.schedules.schedule_table import TABLE_FORMAT, ScheduleTable, flaw_of
 from arborcast.backends.schedules.selection import GroupSelection
-from arborcast.backends.schedules.table import TABLE_FORMAT, ScheduleTable, flaw_of
 from arborcast.synth.api import Approach, approach
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, wait
@@ -356,5 +356,5 @@ def _key(
 def _own_sources() -> str:
     """The state of the files here that make tables; the key holds that of `synth` anyway."""
     folder = Path(__file__).parent
-    files = ("joint.py", "selection.py", "synthesis.py", "table.py", "../lowering/additions.py")
+    files = ("combined.py", "selection.py", "synthesis.py", "schedule_table.py", "../lowering/additions.py")
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from arborcast import synth
 from arborcast.backends import Options
-from arborcast.backends.schedules.table import ScheduleTable
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.staging.ring import Ring
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.chunks.frontier import pareto

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.balance import balanced
 from arborcast.pipeline.planning.hetpipe import hetpipe
-from arborcast.pipeline.planning.memory import Limit, fitted, with_and_without_recompute
+from arborcast.pipeline.planning.memory_need import Limit, fitted, with_and_without_recompute
 from arborcast.pipeline.planning.pipedream import pipedream
 from arborcast.pipeline.planning.rannc import rannc
 from arborcast.pipeline.planning.spp import spp
+from arborcast.pipeline.planning.stage_balance import balanced
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 
 

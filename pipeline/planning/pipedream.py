@@ -19,10 +19,10 @@ from itertools import accumulate
 from math import inf
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory import (
+from arborcast.pipeline.planning.memory_need import (
     Limit,
     RangeFits,
     fitted,
@@ -30,7 +30,7 @@ from arborcast.pipeline.planning.memory import (
     with_and_without_recompute,
 )
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan, Stage
 
 StageCost: TypeAlias = Callable[[int, int, int, int], float]

@@ -28,12 +28,12 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.balance import balanced_cuts
 from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory import Limit, RangeFits, fitted, range_fits
+from arborcast.pipeline.planning.memory_need import Limit, RangeFits, fitted, range_fits
 from arborcast.pipeline.planning.tables import Floats, Integers
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan, Stage

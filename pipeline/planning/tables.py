@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
-from arborcast.pipeline.planning.activations import ActivationPolicy, Menu, Room, Units
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.planning.activation_search import ActivationPolicy, Menu, Room, Units
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import boundary_messages
 from arborcast.synth.topology import Topology

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborcast.pipeline.run.messages import SampleSlice
-from arborcast.pipeline.run.sharded import column
+from arborcast.pipeline.run.prepared_layers import column
+from arborcast.pipeline.run.stage_messages import SampleSlice
 from arborcast.pipeline.stages import Plan, overlaps, shares
 
 

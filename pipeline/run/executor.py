@@ -19,23 +19,23 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import in_mode
+from arborcast.pipeline.model.module_structure import flatten
 from arborcast.pipeline.model.split import SplitBackward
-from arborcast.pipeline.model.structure import flatten
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import forwards, peak_in_flight
-from arborcast.pipeline.order.messages import WorkerStep, with_messages
-from arborcast.pipeline.run.arguments import TrainingOptions
+from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.run.assignment import Assignment, RankAssignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
 from arborcast.pipeline.run.boundary import KEPT_SHAPES, FakeStage
-from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.loop import StepLoop, tags_of
 from arborcast.pipeline.run.losses import Losses
-from arborcast.pipeline.run.messages import Messenger
 from arborcast.pipeline.run.passes import StagePasses
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import PassRecorder
+from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.stage_messages import Messenger
+from arborcast.pipeline.run.training_options import TrainingOptions
 from arborcast.synth.errors import InputError
 
 

@@ -11,8 +11,7 @@ from torch import nn
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run import checkpoints
-from arborcast.pipeline.run.activations import divided
-from arborcast.pipeline.run.arguments import TrainingOptions
+from arborcast.pipeline.run.activation_treatment import divided
 from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batch_norm import (
     DeferredStatistics,
@@ -23,14 +22,15 @@ from arborcast.pipeline.run.batch_norm import (
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.executor import LocalStage, StepExecutor
 from arborcast.pipeline.run.failures import FailureBroadcast
-from arborcast.pipeline.run.groups import Groups
-from arborcast.pipeline.run.messages import Messenger
+from arborcast.pipeline.run.initial_weights import broadcast, give_values, joined
 from arborcast.pipeline.run.precision import Precision
+from arborcast.pipeline.run.prepared_layers import AXES, prepared
 from arborcast.pipeline.run.recorder import PassRecorder
-from arborcast.pipeline.run.sharded import AXES, prepared
+from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.stage_messages import Messenger
 from arborcast.pipeline.run.ties import TieGroups
+from arborcast.pipeline.run.training_options import TrainingOptions
 from arborcast.pipeline.run.update import OptimizerOf, Update
-from arborcast.pipeline.run.weights import broadcast, give_values, joined
 
 NAMED = 3
 """Frozen parameters that are named in words."""

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.order.actions import Action, Phase
-from arborcast.pipeline.order.messages import WorkerStep
+from arborcast.pipeline.order.pass_messages import WorkerStep
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batches import described
 from arborcast.pipeline.run.boundary import TensorSpec
-from arborcast.pipeline.run.messages import Messenger, Pending, ReceiveTarget, SampleSlice, packed
 from arborcast.pipeline.run.passes import StagePasses
+from arborcast.pipeline.run.stage_messages import Messenger, Pending, ReceiveTarget, SampleSlice, packed
 
 
 class Loop(ABC):

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.sharding.fabric_prices import Axes, CollectivePrices
 from arborcast.pipeline.sharding.graph import Graph, Tensor
-from arborcast.pipeline.sharding.mesh import Axes, CollectivePrices
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import Spec, spec_of
 from arborcast.pipeline.sharding.strategies import (

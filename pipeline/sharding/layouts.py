@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from arborcast.pipeline.sharding.graph import MergedOperator
-from arborcast.pipeline.sharding.program import Allowed
+from arborcast.pipeline.sharding.sharding_program import Allowed
 from arborcast.pipeline.sharding.specs import Assignment
 from arborcast.pipeline.sharding.strategies import Strategy
 

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from arborcast.pipeline.sharding.mesh import Axes, CollectivePrices
+from arborcast.pipeline.sharding.fabric_prices import Axes, CollectivePrices
 from arborcast.pipeline.sharding.specs import SUM, Spec, divides, local_bytes
 from arborcast.synth.collective import Kind
 

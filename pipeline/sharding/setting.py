@@ -9,8 +9,8 @@ from fractions import Fraction
 from functools import cached_property
 
 from arborcast.pipeline.costs.devices import DeviceRates
+from arborcast.pipeline.sharding.fabric_prices import CollectivePrices
 from arborcast.pipeline.sharding.graph import MemberOperator
-from arborcast.pipeline.sharding.mesh import CollectivePrices
 from arborcast.pipeline.sharding.resharding import Resharder
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from arborcast.pipeline.operators import Given
+from arborcast.pipeline.sharding.fabric_prices import Mesh
 from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator, Tensor
-from arborcast.pipeline.sharding.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

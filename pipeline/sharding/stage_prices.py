@@ -14,10 +14,10 @@ from itertools import accumulate
 
 from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.errors import MemoryShortError, PlanError
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh, meshes
 from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh, meshes
-from arborcast.pipeline.sharding.program import Allowed, Sharding, least_memory, shard
 from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.sharding_program import Allowed, Sharding, least_memory, shard
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.synth.topology import Topology
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from arborcast.pipeline.sharding.fabric_prices import Axes
 from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
-from arborcast.pipeline.sharding.mesh import Axes
 from arborcast.pipeline.sharding.resharding import ReshardingPath, ReshardingStep
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import (

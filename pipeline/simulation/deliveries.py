@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.link_sharing import MessageInFlight, SharedLinks
 from arborcast.pipeline.simulation.timeline import Interval

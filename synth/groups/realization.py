@@ -18,7 +18,7 @@ from arborcast.synth.groups.view import GroupView
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up
 from arborcast.synth.packing.exact import pack_exactly
-from arborcast.synth.packing.lift import lift
+from arborcast.synth.packing.to_schedule import lift
 from arborcast.synth.routes.paths import PathShare, lift_routes, routes_of_flow
 from arborcast.synth.schedule import Method, Schedule, Settings
 from arborcast.synth.topology import Hop, Topology

@@ -22,9 +22,9 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.in_network.schedules import moves_of
-from arborcast.synth.in_network.spanning import Spanning
 from arborcast.synth.in_network.steiner_tree import Rows, SteinerColumn
+from arborcast.synth.in_network.switch_schedules import moves_of
+from arborcast.synth.in_network.switch_trees import Spanning
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.choice import TreeCandidates
 from arborcast.synth.lp.master import Master

@@ -19,7 +19,7 @@ from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import CLOSE, TreeRows, Weighed
 from arborcast.synth.packing.carrier import Carrier, Packing, mirrored, pair
 from arborcast.synth.packing.symmetric.generation import EFFORT, Generation
-from arborcast.synth.packing.symmetric.problem import OrbitTree, least_height, problem_written_out
+from arborcast.synth.packing.symmetric.orbit_problem import OrbitTree, least_height, problem_written_out
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology

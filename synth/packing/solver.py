@@ -25,11 +25,11 @@ from arborcast.synth.packing.bounded_height import pack_shallow, shallow_frontie
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up, rerooted
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.fewest import fewest
-from arborcast.synth.packing.lift import lift
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh
 from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.splits import best_splits
-from arborcast.synth.packing.starting_trees import NOTHING_KNOWN, StartingTrees
+from arborcast.synth.packing.to_schedule import lift
+from arborcast.synth.packing.warm_start import NOTHING_KNOWN, StartingTrees
 from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
@@ -67,7 +67,7 @@ def solve_by_trees(
             round of multiplicative weights, which takes an arborescence per root beyond the deadline.
     """
     if topology.forwarding is not topology:
-        from arborcast.synth.in_network.schedules import solve_in_network
+        from arborcast.synth.in_network.switch_schedules import solve_in_network
 
         _check(topology, collective, request)
         limit = bound(topology, collective, Deadline.after(request.deadline_s))

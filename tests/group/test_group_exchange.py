@@ -18,7 +18,7 @@ from arborcast.backends.errors import ChannelClosedError, ExecutionError
 from arborcast.backends.schedules import rendezvous as module
 from arborcast.backends.schedules import synthesis
 from arborcast.backends.schedules.rendezvous import share_table
-from arborcast.backends.schedules.table import ScheduleTable
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError, TopologyError

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from arborcast import topologies
 from arborcast.backends import Options
 from arborcast.backends.schedules import held, synthesis
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.simple import SIMPLE, simple_table
-from arborcast.backends.schedules.table import ScheduleTable
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import TimedOutError

@@ -19,9 +19,9 @@ from torch import Tensor  # noqa: E402
 from arborcast import topologies  # noqa: E402
 from arborcast.backends import Options  # noqa: E402
 from arborcast.backends.group.communicator import SERVED  # noqa: E402
-from arborcast.backends.schedules.fabric import fabric_for  # noqa: E402
+from arborcast.backends.schedules.group_fabric import fabric_for  # noqa: E402
+from arborcast.backends.schedules.schedule_table import ScheduleTable  # noqa: E402
 from arborcast.backends.schedules.spare import spare_table  # noqa: E402
-from arborcast.backends.schedules.table import ScheduleTable  # noqa: E402
 from arborcast.synth import solve  # noqa: E402
 from arborcast.synth.collective import Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402

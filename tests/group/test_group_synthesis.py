@@ -17,8 +17,8 @@ import pytest
 import arborcast.synth.kernels.compiled  # noqa: F401  (says where kernels are kept, before the tests move all other caches)
 from arborcast.backends import ExecutionError, Options
 from arborcast.backends.schedules import synthesis as module
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.synthesis import synthesize_table, tables
-from arborcast.backends.schedules.table import ScheduleTable
 from arborcast.synth.api import solve
 from arborcast.synth.chunks.solvers.worker import Worker
 from arborcast.synth.collective import Collective, Kind

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
+from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
 from arborcast.backends.schedules.selection import ORDERS, GroupSelection, most_messages, with_messages  # type: ignore[attr-defined]
 from arborcast.backends.schedules.synthesis import tables
-from arborcast.backends.schedules.table import ScheduleTable, TableEntry
 from arborcast.bench.contest.cases import CASES, Case
 from arborcast.bench.emulation.plan import at_rates
 from arborcast.synth.collective import Collective, Kind

@@ -13,8 +13,8 @@ from arborcast.pipeline.order.cap import capped
 from arborcast.pipeline.order.gpipe import gpipe
 from arborcast.pipeline.order.interleaved import interleaved
 from arborcast.pipeline.order.list_order import list_order
-from arborcast.pipeline.order.messages import WorkerStep, with_messages
 from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_backward
+from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.order.zero_bubble import zb_h1, zb_v
 from tests.support.blocking_sends import check_order
 

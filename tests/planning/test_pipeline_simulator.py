@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Phase, parse
@@ -17,7 +17,7 @@ from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.link_sharing import MessageInFlight, SharedLinks
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.simulation.synchronisation import ties_us
 from arborcast.pipeline.stages import Plan, divided
 from arborcast.synth.topology import Link, Topology

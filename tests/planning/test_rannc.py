@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.memory import check_memory
+from arborcast.pipeline.planning.memory_need import check_memory
 from arborcast.pipeline.planning.rannc import BlockRange, rannc, stages
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.topologies import load

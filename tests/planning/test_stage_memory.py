@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import actions
-from arborcast.pipeline.planning.memory import (
+from arborcast.pipeline.planning.memory_need import (
     MemoryNeed,
     check_memory,
     fits,

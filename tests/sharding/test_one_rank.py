@@ -16,18 +16,18 @@ from torch.nn import functional  # noqa: E402
 from arborcast.pipeline.errors import PlanError  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.model.traced.means import why_no_mean  # noqa: E402
-from arborcast.pipeline.model.traced.operators import kind_of, operator_trace  # noqa: E402
+from arborcast.pipeline.model.traced.operator_reader import kind_of, operator_trace  # noqa: E402
 from arborcast.pipeline.operators import Operand, Primitive  # noqa: E402
-from arborcast.pipeline.run.intra.collectives import MeshCollectives  # noqa: E402
-from arborcast.pipeline.run.intra.loop import TYPES, Boundary, CrossingTensor  # noqa: E402
-from arborcast.pipeline.run.intra.operators import AGREEING, Division, run  # noqa: E402
-from arborcast.pipeline.run.intra.stage import DividedStage  # noqa: E402
+from arborcast.pipeline.run.intra.divided_loop import TYPES, Boundary, CrossingTensor  # noqa: E402
+from arborcast.pipeline.run.intra.divided_operators import AGREEING, Division, run  # noqa: E402
+from arborcast.pipeline.run.intra.divided_stage import DividedStage  # noqa: E402
+from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives  # noqa: E402
 from arborcast.pipeline.sharding import graph  # noqa: E402
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
 from arborcast.pipeline.sharding.graph import merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import data_parallel  # noqa: E402
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh  # noqa: E402
-from arborcast.pipeline.sharding.program import shard  # noqa: E402
 from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
+from arborcast.pipeline.sharding.sharding_program import shard  # noqa: E402
 from tests.sharding.examples import UNIT, ring  # noqa: E402
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from arborcast.pipeline import trace
-from arborcast.pipeline.model.traced.operators import operator_trace
+from arborcast.pipeline.model.traced.operator_reader import operator_trace
 from arborcast.pipeline.model.traced.rules import OperatorCall, form_of
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.sharding.graph import merged

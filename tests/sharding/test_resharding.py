@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
 from arborcast.pipeline.sharding.resharding import Resharder, ReshardingStep
 from arborcast.pipeline.sharding.specs import SUM, Spec, divides, shown
 from arborcast.synth.collective import Kind

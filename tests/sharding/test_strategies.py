@@ -23,10 +23,10 @@ from torch import Tensor
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.traced.rules import OperatorCall, form_of
 from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive, Statistic
-from arborcast.pipeline.run.intra.collectives import MeshCollectives
-from arborcast.pipeline.run.intra.operators import Division, called, run
+from arborcast.pipeline.run.intra.divided_operators import Division, called, run
+from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
+from arborcast.pipeline.sharding.fabric_prices import Axes, FabricPrices, Mesh
 from arborcast.pipeline.sharding.graph import Graph, merged
-from arborcast.pipeline.sharding.mesh import Axes, FabricPrices, Mesh
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import SUM, Spec
 from arborcast.pipeline.sharding.strategies import Strategy, strategies

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order.actions import Action, Phase
-from arborcast.pipeline.order.messages import WorkerStep
+from arborcast.pipeline.order.pass_messages import WorkerStep
 
 UP = {Phase.FORWARD: 1, Phase.BACKWARD: -1}
 """Where the result of a pass goes, in stages."""

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.balance import balanced_cuts
-from arborcast.pipeline.model.traced.cuts import CutPoint, Item, all_cuts
-from arborcast.pipeline.model.traced.kinds import ValueKind
+from arborcast.pipeline.model.traced.cut_points import CutPoint, Item, all_cuts
 from arborcast.pipeline.model.traced.layers import NEAR, worthwhile
+from arborcast.pipeline.model.traced.value_kinds import ValueKind
 
 X = Item("x", size_bytes=4, storages=frozenset({0}))
 

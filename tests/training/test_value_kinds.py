@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.pipeline.model.traced.kinds import TracedOperator, ValueKind, kind_of, kinds
+from arborcast.pipeline.model.traced.value_kinds import TracedOperator, ValueKind, kind_of, kinds
 
 B, P, L, C = ValueKind.BATCH, ValueKind.PARAMETER, ValueKind.LOSS, ValueKind.CONSTANT
 

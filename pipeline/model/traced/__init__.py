@@ -17,12 +17,12 @@ from torch import nn
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.traced.capture import Arguments, Captured, capture, checked_example
-from arborcast.pipeline.model.traced.holdings import holdings
 from arborcast.pipeline.model.traced.layers import chosen_cuts
+from arborcast.pipeline.model.traced.loss_partition import loss_code, loss_inputs
 from arborcast.pipeline.model.traced.model import BoundaryTensor, Traced
 from arborcast.pipeline.model.traced.modes import partners
-from arborcast.pipeline.model.traced.shares import loss_code, loss_inputs
-from arborcast.pipeline.model.traced.table import OperatorTable, tabulate
+from arborcast.pipeline.model.traced.operator_table import OperatorTable, tabulate
+from arborcast.pipeline.model.traced.parameter_registry import holdings
 
 __all__ = ["BoundaryTensor", "Traced", "trace"]
 

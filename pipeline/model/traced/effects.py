@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from arborcast.pipeline.model.traced.sizes import Sizes
+from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 
 log = logging.getLogger(__name__)
 

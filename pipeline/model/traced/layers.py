@@ -12,8 +12,8 @@ from typing import Literal
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.balance import balanced_cuts
-from arborcast.pipeline.model.traced.cuts import CutPoint
-from arborcast.pipeline.model.traced.table import OperatorTable
+from arborcast.pipeline.model.traced.cut_points import CutPoint
+from arborcast.pipeline.model.traced.operator_table import OperatorTable
 
 MOST = 64
 """Layers where no number is asked for: enough to balance any number of stages that a plan has."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from arborcast.pipeline.model.traced.cuts import Item
-from arborcast.pipeline.model.traced.kinds import ValueKind
+from arborcast.pipeline.model.traced.cut_points import Item
+from arborcast.pipeline.model.traced.value_kinds import ValueKind
 
 
 def without_loss(

@@ -17,10 +17,18 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from arborcast.pipeline.model.traced.capture import Captured
-from arborcast.pipeline.model.traced.failures import line_of
-from arborcast.pipeline.model.traced.operators import arguments, needed
-from arborcast.pipeline.model.traced.shares import ADDITIVE, AVERAGED, LINEAR, MEAN, SCALING, SUM, WEIGHED
-from arborcast.pipeline.model.traced.table import linear_in
+from arborcast.pipeline.model.traced.loss_partition import (
+    ADDITIVE,
+    AVERAGED,
+    LINEAR,
+    MEAN,
+    SCALING,
+    SUM,
+    WEIGHED,
+)
+from arborcast.pipeline.model.traced.operator_reader import arguments, needed
+from arborcast.pipeline.model.traced.operator_table import linear_in
+from arborcast.pipeline.model.traced.trace_failures import line_of
 
 _ATEN = torch.ops.aten
 _DIVISIONS = {_ATEN.div, _ATEN.div_, _ATEN.divide}

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError, PartitionError
 from arborcast.pipeline.model.traced.capture import Arguments
-from arborcast.pipeline.model.traced.cuts import CutPoint
-from arborcast.pipeline.model.traced.holdings import Holdings
+from arborcast.pipeline.model.traced.cut_points import CutPoint
 from arborcast.pipeline.model.traced.layers import layer_names
+from arborcast.pipeline.model.traced.operator_table import OperatorTable
+from arborcast.pipeline.model.traced.parameter_registry import Holdings
 from arborcast.pipeline.model.traced.segments import (
     LossCode,
     SegmentGraph,
@@ -23,8 +24,7 @@ from arborcast.pipeline.model.traced.segments import (
     build,
     literal_path,
 )
-from arborcast.pipeline.model.traced.sizes import Sizes
-from arborcast.pipeline.model.traced.table import OperatorTable
+from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)

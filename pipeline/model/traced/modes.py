@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from arborcast.pipeline.model.traced.cuts import Item
-from arborcast.pipeline.model.traced.table import OperatorTable
+from arborcast.pipeline.model.traced.cut_points import Item
+from arborcast.pipeline.model.traced.operator_table import OperatorTable
 
 IDENTITIES = {
     torch.ops.aten.dropout,

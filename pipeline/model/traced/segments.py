@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.structure import Structure
-from arborcast.pipeline.model.traced.cuts import Item
-from arborcast.pipeline.model.traced.table import OperatorTable
+from arborcast.pipeline.model.module_structure import Structure
+from arborcast.pipeline.model.traced.cut_points import Item
+from arborcast.pipeline.model.traced.operator_table import OperatorTable
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,17 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
+from arborcast.synth.chunks.sums.links import met_on_links
+
 from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.curve import FrontierOptions, why_enough
 from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.step_optimum import is_large
 from arborcast.synth.chunks.sums.halves import static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
-from arborcast.synth.chunks.sums.links import met_on_links
 from arborcast.synth.chunks.sums.meeting import MOST_SENDS, Meetings
 from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
 from arborcast.synth.chunks.sums.points import (
@@ -63,9 +64,9 @@ def trace_allreduce(
         options: how to go about it.
         deadline: what is found by then is returned.
     """
-    with Workers() as workers:
-        workers.warm()
-        return _Tracing(topology, collective, limit, last, options, deadline, workers).run()
+    with SolverProcess() as child:
+        child.start()
+        return _Tracing(topology, collective, limit, last, options, deadline, child).run()
 
 
 class _Tracing:
@@ -85,7 +86,7 @@ class _Tracing:
         last: int,
         options: FrontierOptions,
         deadline: Deadline,
-        workers: Workers,
+        child: SolverProcess,
     ) -> None:
         self.points: list[Point] = []
         self.open_steps: list[int] = []
@@ -98,7 +99,7 @@ class _Tracing:
         self._deadline = deadline
         self._problem = sum_problem(topology, collective)
         cache = ChunkCache() if options.cache else None
-        self._searcher = SumSearcher(self._problem, options.seed, deadline, workers, cache)
+        self._searcher = SumSearcher(self._problem, options.seed, deadline, child, cache)
         self._ratio = static_ratio(topology, collective, limit)
         self._met: list[RestrictedSchedule] | None = None
         self._flows: dict[int, StepBound] = {}

@@ -153,7 +153,7 @@ def whole_numbers(
     ended = model.modelStatusToString(model.getModelStatus())
     if ended != "Optimal" and (rounds is not None or model.getInfo().primal_solution_status != _FEASIBLE):
         return None
-    values = program.solution_of(model).tolist()
+    values = program.solution_of(model)
     return values[: len(candidates)], values[len(candidates) :]
 
 

@@ -24,7 +24,7 @@ from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, Weighed, whole_p
 from arborcast.synth.packing.bounded_tree import LARGEST_EXACT, UNUSABLE, cheapest_bounded, effort_of
 from arborcast.synth.packing.symmetric.contraction import LaminarFamily, contract
 from arborcast.synth.packing.symmetric.growth import grow
-from arborcast.synth.packing.symmetric.problem import OrbitTree, Problem, hops_from
+from arborcast.synth.packing.symmetric.orbit_problem import OrbitTree, Problem, hops_from
 
 log = logging.getLogger(__name__)
 
