@@ -16,8 +16,8 @@ from fractions import Fraction
 from arborcast.synth import bounds
 from arborcast.synth.chunks.curve import Curve, FrontierOptions
 from arborcast.synth.chunks.grid import Grid
-from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, static_ratio
 from arborcast.synth.chunks.sums.frontier import trace_allreduce
+from arborcast.synth.chunks.sums.halves import Half, latency_of_parts, static_ratio
 from arborcast.synth.chunks.sums.instance import sum_problem
 from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, point_method, point_of
 from arborcast.synth.collective import Collective, Kind
@@ -70,8 +70,8 @@ def pareto(
     Args:
         topology: the fabric.
         collective: what to do on it.
-        max_steps: the largest S looked at; None for the latency (of an allreduce, of its compositions) and
-            `STEPS_BEYOND_LATENCY` more.
+        max_steps: the largest S looked at; None for the latency (of an allreduce, that of a reduce-scatter
+            and an allgather) and `STEPS_BEYOND_LATENCY` more.
         tolerance: stop where R/C is within this part of the static limit; None: only where it is attained.
         rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.grid.Grid.of`. Where
             rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also counts as
@@ -79,8 +79,8 @@ def pareto(
         deadline_s: limit in seconds; what was found by then is returned. None for no limit.
         seed: of the solvers.
         jobs: numbers of steps worked on at once, through joblib (whose own backends take over inside
-            `joblib.parallel_config`); negative for all cores but so many, as joblib counts. Of an allreduce,
-            those of its halves.
+            `joblib.parallel_config`); negative for all cores but so many, as joblib counts. Of an
+            allreduce always one at a time.
         cache: whether to keep and use answers on disk.
         proofs: whether to prove the points; otherwise good schedules are looked for with little effort.
 
@@ -105,7 +105,7 @@ def pareto(
     latency = latency_of(topology, collective)
     last = max_steps
     if last is None:
-        # Compositions end later than what is searched as it is, and are among what is looked at.
+        # Hierarchies need more steps than what is searched as it is, and are among what is looked at.
         last = (latency_of_parts(topology, collective) or latency) + STEPS_BEYOND_LATENCY
     if last < latency:
         words = f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}"
