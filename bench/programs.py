@@ -32,12 +32,14 @@ from arborcast import topologies
 from arborcast.backends.programs import chakra, goal, mscclpp, nccl_graph, sccl
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.export import export_program, in_units, rounded
-from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
+from arborcast.backends.programs.exporting.one_sided import export_one_sided
 from arborcast.backends.programs.folder import usual_units
 from arborcast.backends.programs.interpreter import Interpretation, interpret, interpret_all
 from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.reader import read
-from arborcast.backends.programs.msccl.writer import COLLECTIVES, write
+from arborcast.backends.programs.msccl.writer import KINDS as COLLECTIVES
+from arborcast.backends.programs.msccl.writer import write
+from arborcast.backends.programs.mscclpp.writer import KINDS
 from arborcast.backends.programs.program import GlobalProgram, Protocol
 from arborcast.bench import judges, one_sided_mutants, program_mutants
 from arborcast.bench.harness.document import Measure, Row, document, write_document
