@@ -106,10 +106,7 @@ bench: install
 	$(BIN)/python bench/synthesis.py
 	$(BIN)/python bench/frontier.py
 	$(BIN)/python bench/fragments.py
-	$(BIN)/python bench/degraded.py
 	$(BIN)/python bench/sweeps.py
-	$(BIN)/python bench/aggregation.py
-	$(BIN)/python bench/programs.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/loopback.py
 	$(BIN)/python bench/ddp.py

@@ -11,26 +11,25 @@ root and iproute2, and are left out otherwise) the engine runs both. Results: `b
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from arborcast import topologies
 from arborcast.bench.emulation.machine import EmulationError, check_machine
-from arborcast.bench.harness.document import Measure, document, write_document
-from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.document import RUNTIME
+from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.synth.alltoallv.patterns import balanced, pairwise
 from arborcast.synth.alltoallv.plan import pieces_of
 from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.errors import CollectiveError, InputError
+from arborcast.synth.formats.results import Measure, document
 from arborcast.synth.kernels.compiled import compile_all
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
@@ -38,7 +37,7 @@ from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify
 
-RESULTS = Path(__file__).resolve().parent / "results" / "alltoallv.json"
+RESULTS = KEPT / "alltoallv.json"
 MACHINES = (
     "dgx1",
     "dgx-a100",
@@ -268,11 +267,10 @@ def measured(spec: str, slowest_mbit: int, runs: int) -> list[Row]:
 
 def main() -> None:
     """Simulate, time, measure, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--steps", type=int, default=LEAST_STEPS, help="matrices that are timed per pattern")
     parser.add_argument("--machines", nargs="+", default=MACHINES, help="names of the catalog")
     parser.add_argument("--no-links", action="store_true", help="nothing on emulated links")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     arguments = parser.parse_args()
     if arguments.json == RESULTS and arguments.steps < LEAST_STEPS:
         parser.error(
@@ -289,8 +287,7 @@ def main() -> None:
         except EmulationError as error:
             _say(str(error))
             raise SystemExit(1) from None
-    write_document(arguments.json, results_document(rows))
-    print(f"written: {arguments.json}")
+    keep(arguments.json, results_document(rows))
 
 
 def results_document(rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Shows what became slower between two results files, beyond what the spread of their runs explains.
 
-    synth bench compare OLD NEW          two files, or two folders: then all files of the same name
+    python bench/compare.py OLD NEW      two files, or two folders: then all files of the same name
 
 Prints what is worse, then what is better, and counts the rest. Exit status 0: nothing is worse; 1: something
 is; 2: the files cannot be compared. It knows neither questions nor benches: which columns tell rows apart and
-which are figures is in the files, see `bench/harness/document.py`.
+which are figures is in the files, see `synth/formats/results.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from arborcast.bench.harness.document import Row, read_document
+from arborcast.bench.harness.document import read_document
+from arborcast.bench.harness.script import command_line, one_line
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import Row
 
 TOLERANCE = 0.05
 EXACT = 1e-9
@@ -410,3 +412,21 @@ def _compared(old: Path, new: Path, tolerance: float) -> Comparison:
         return compare(*documents, tolerance=tolerance)
     except InputError as error:
         raise InputError(f"{old} and {new}: {error}") from error
+
+
+@one_line("compare")
+def main() -> None:
+    """Compare what the command line names."""
+    parser = command_line(__doc__)
+    parser.add_argument("old", type=Path, help="a results file, or a folder of them")
+    parser.add_argument("new", type=Path, help="the same, later")
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, help="part of a timed figure that does not matter"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    asked = parser.parse_args()
+    raise SystemExit(compared(asked.old, asked.new, tolerance=asked.tolerance, as_json=asked.json))
+
+
+if __name__ == "__main__":
+    main()

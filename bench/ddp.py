@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.bench.contenders import BASELINE, Contender
-from arborcast.bench.harness.document import TIME, document, write_document
+from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
+from arborcast.synth.formats.results import TIME, document
 
 HOME = Path(__file__).resolve().parent.parent
-RESULTS = HOME / "bench" / "results" / "ddp.json"
+RESULTS = KEPT / "ddp.json"
 CONTENDERS = (BASELINE, "sockets", "shared memory")
 TARGETS = {"sockets": 1.0, "shared memory": 1.2}  # times gloo's speed
 WIDTH = 1024  # of each layer
@@ -40,19 +41,16 @@ def main() -> None:
             samples = run_ranks(ranks, _measure, *asked, timeout_s=TIMEOUT_S)[0]
             rows += [_row(ranks, millions, name, samples) for name in CONTENDERS]
             _print(rows[-len(CONTENDERS) :])
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    write_document(arguments.json, _document(rows))
-    print(f"written: {arguments.json}")
+    keep(arguments.json, _document(rows))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of processes")
     parser.add_argument(
         "--millions", type=int, nargs="+", default=[10, 50], help="numbers of parameters / 1e6, rounded up"
     )
     parser.add_argument("--runs", type=int, default=15, help=f"measured rounds, after {WARM_UPS} warm-ups")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     arguments = parser.parse_args()
     if arguments.runs < 5:
         parser.error(f"--runs {arguments.runs}: a median needs at least 5")

@@ -36,12 +36,12 @@ from typing import Any, cast
 from arborcast import topologies
 from arborcast.bench.emulation import machine, network
 from arborcast.bench.emulation.plan import plan_emulation
-from arborcast.bench.harness.document import Measure, Row, document, write_document
+from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.processes import started
-from arborcast.bench.harness.provenance import RUNTIME
-from arborcast.synth.errors import InputError
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
+from arborcast.synth.formats.results import Measure, Row, document
 
-RESULTS = Path(__file__).resolve().parent / "results" / "faults.json"
+RESULTS = KEPT / "faults.json"
 FAULTS = ("kill", "stop", "abort", "cut")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGUSR1}
 TRANSPORTS = ("shared memory", "sockets")
@@ -359,13 +359,12 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--rounds", type=int, default=300, help="groups that are made and struck")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, help="in turn")
     parser.add_argument("--timeout", type=float, default=3.0, help="seconds, of each group")
     parser.add_argument("--at-once", type=int, default=2, help="rounds that run at the same time")
     parser.add_argument("--seed", type=int, default=0, help="for whom it strikes, and when")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     arguments = parser.parse_args()
     if min(arguments.rounds, arguments.at_once) < 1 or arguments.timeout <= 0:
         parser.error("--rounds and --at-once must be at least 1, --timeout positive")
@@ -396,20 +395,13 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+@one_line("faults")
 def main() -> None:
     """Run what the command line asks for, print the table, write the results."""
     arguments = _arguments()
-    try:
-        outcomes = measure(arguments)
-        print(format_table(rows_of(outcomes)))
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        write_document(arguments.json, results_document(outcomes))
-        print(f"\nwritten: {arguments.json}")
-    except (InputError, machine.EmulationError) as error:
-        _say(f"faults: {error}")
-        raise SystemExit(2 if isinstance(error, InputError) else 1) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    outcomes = measure(arguments)
+    print(format_table(rows_of(outcomes)))
+    keep(arguments.json, results_document(outcomes))
 
 
 if __name__ == "__main__":

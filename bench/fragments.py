@@ -12,25 +12,25 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from arborcast import synth, topologies
 from arborcast.bench.allocations.nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
-from arborcast.bench.harness.document import Measure, document, write_document
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
 from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.cli.console import progress, table
 from arborcast.synth.collective import Collective, Kind, bandwidths
-from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
+from arborcast.synth.errors import CollectiveError, InfeasibleError
+from arborcast.synth.formats.results import Measure, document
 from arborcast.synth.progress import report
 from arborcast.synth.sweeps.fragments import Fragment, representatives
 from arborcast.synth.topology import Topology
 
-RESULTS = Path(__file__).resolve().parent / "results" / "fragments.json"
+RESULTS = KEPT / "fragments.json"
+MACHINES = ("dgx1", "dgx1-p100")
 SIZE_BYTES = 1 << 30
 MWU_TOLERANCE = Fraction(1, 20)
 _BLINK = "3 and more"  # the allocations that BLINK counts
@@ -301,22 +301,17 @@ def format_summary(summary: Iterable[Row]) -> list[str]:
     )
 
 
+@one_line("fragments")
 def main() -> None:
     """Survey the machines of the command line, print the tables, write results and pictures."""
     arguments = _arguments()
     rows: list[Row] = []
-    try:
-        for spec in arguments.machine:
-            with progress(f"fragments of {spec}", quiet=False):
-                rows += survey(topologies.load(spec, rates=arguments.rates))
-        print("\n".join([*format_table(rows), "", *format_summary(summarize(rows))]))
-        write_document(arguments.json, results_document(rows, rates=arguments.rates))
-        print(f"\nwritten: {arguments.json}")
-        if arguments.picture is not None:
-            for path in _draw(rows, arguments.picture):
-                print(f"drawn: {path}")
-    except InputError as error:
-        raise SystemExit(str(error)) from error
+    for spec in arguments.machine:
+        with progress(f"fragments of {spec}", quiet=False):
+            rows += survey(topologies.load(spec, rates=arguments.rates), arguments.collectives)
+    print("\n".join([*format_table(rows), "", *format_summary(summarize(rows))]))
+    is_part = [*arguments.machine, *arguments.collectives] != [*MACHINES, *MODELLED]
+    keep(arguments.json, results_document(rows, rates=arguments.rates), is_part=is_part)
 
 
 def results_document(rows: Sequence[Row], *, rates: str) -> dict[str, Any]:
@@ -334,26 +329,13 @@ def results_document(rows: Sequence[Row], *, rates: str) -> dict[str, Any]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--machine", nargs="+", default=["dgx1", "dgx1-p100"], metavar="SPEC")
+    parser = command_line(__doc__, RESULTS)
+    parser.add_argument("--machine", nargs="+", default=MACHINES, metavar="SPEC")
+    parser.add_argument("--collectives", nargs="+", choices=MODELLED, default=MODELLED)
     parser.add_argument(
         "--rates", choices=["nccl", "datasheet"], default="nccl", help="of links; like NCCL's own by default"
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
-    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw them: .svg or .png")
     return parser.parse_args()
-
-
-def _draw(rows: Sequence[Row], path: Path) -> list[Path]:
-    """One picture per machine; the first has the path itself, the others their name in it."""
-    from arborcast.bench.allocations.figure import draw_fragments
-
-    boxes = list(dict.fromkeys(row["box"] for row in rows))
-    names = [re.sub(r"[^\w=.]+", "-", box) for box in boxes]
-    paths = [path, *(path.with_stem(f"{path.stem}-{name}") for name in names[1:])]
-    for box, each in zip(boxes, paths, strict=True):
-        draw_fragments([row for row in rows if row["box"] == box], each)
-    return paths
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How long do whole frontiers take? Which solver wins where? Of DGX-1, tori and cubes, in seconds.
+"""How long do whole frontiers take? Of DGX-1, tori and cubes, in seconds.
 
 Everything runs on one core and without the cache, each run in a process of its own. SCCL's tool is asked for
-frontiers by `bench/peers.py`. Results go to `bench/results`: `frontier.json` and `solvers.json`.
+frontiers by `bench/peers.py`. Results go to `bench/results/frontier.json`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document, write_document
 from arborcast.bench.harness.processes import WHOLE, answer
-from arborcast.bench.instances import INSTANCES, Point, print_instances, summary_of, table_of
+from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.synth.formats.results import Measure, document
 
 HOME = Path(__file__).resolve().parent.parent
-RESULTS = HOME / "bench" / "results"
 CHILD = Path(__file__).resolve().parent / "ours.py"
 OURS_LIMIT_S = 900.0
 
@@ -33,7 +32,7 @@ class Case:
         title: for the table.
         spec: the topology.
         collective: with root 0 where it has one.
-        expected: points that must be found (see ALGORITHMS in the design, and SCCL, PPoPP 2021).
+        expected: chunks, steps and rounds of points that must be found (see SCCL, PPoPP 2021).
         max_steps: the largest S; None for the default.
         deadline_s: seconds after which what is known by then counts; None to go on to the end.
     """
@@ -41,7 +40,7 @@ class Case:
     title: str
     spec: str
     collective: str
-    expected: tuple[Point, ...]
+    expected: tuple[tuple[int, int, int], ...]
     max_steps: int | None = None
     deadline_s: float | None = None
 
@@ -81,8 +80,7 @@ CASES = [
 ]
 
 
-FRONTIER_KEYS = ("topology", "collective", "method", "max_steps")
-INSTANCE_KEYS = ("topology", "collective", "method", "chunks", "steps", "rounds", "symmetric")
+KEYS = ("topology", "collective", "method", "max_steps")
 MEASURES = {
     "time_us": Measure("less", "spread"),
     "complete": Measure("more"),
@@ -90,8 +88,7 @@ MEASURES = {
     "as_expected": Measure("more"),
 }
 UNITS = {
-    "seconds": "median; of rows: the whole process from its start to its end; of instances: writing "
-    "the instance in the solver's terms and solving it, without imports",
+    "seconds": "median, the whole process from its start to its end",
     "call_seconds": "median, the call of pareto() alone, imports within it included",
     "again_seconds": "median, further calls in a process that has made one",
     "cpu_seconds": "median, of the process and its children",
@@ -101,7 +98,6 @@ UNITS = {
     "largest_gap": "of gaps; none where there is no point, or one without a limit",
     "gaps": "of each point, by what part of the proved limit of its number of steps its R/C is more",
     "restrictions": "of each point, the schedules among which alone it was looked for; none for all",
-    "group": "order of the group of symmetries; 1 for the problem as it is",
 }
 
 
@@ -110,33 +106,20 @@ def main() -> None:
     arguments = _arguments()
     if arguments.core >= 0:
         os.sched_setaffinity(0, {arguments.core})  # every process started from here inherits it
-    rows: list[dict[str, Any]] = []
-    instances: list[dict[str, Any]] = []
-    if arguments.only != "instances":
-        for case in _chosen(arguments.case):
-            rows.append(_row(case, arguments))
-        _print(rows)
-    if arguments.only != "frontiers":
-        for instance in INSTANCES:
-            instances += table_of(instance, runs=arguments.runs, limit_s=arguments.limit_s)
-        print_instances(instances)
-    if rows:
-        cases = [asdict(case) for case in CASES]
-        _write("frontier.json", rows, arguments, FRONTIER_KEYS, cases=cases)
-    if instances:
-        _write("solvers.json", instances, arguments, INSTANCE_KEYS, summary=summary_of(instances))
-    if not all(row["as_expected"] for row in (*rows, *instances)):
+    rows = [_row(case, arguments) for case in _chosen(arguments.case)]
+    _print(rows)
+    _write(rows, arguments)
+    if not all(row["as_expected"] for row in rows):
         raise SystemExit("not all answers are as expected: see as_expected in the results")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", choices=["frontiers", "instances"], help="one of the two tables")
+    parser = command_line(__doc__)
     parser.add_argument("--case", action="append", metavar="TITLE", help="frontiers whose title holds this")
     parser.add_argument("--runs", type=int, default=3, help="of each measurement that takes under 10 s")
-    parser.add_argument("--limit-s", type=float, default=120.0, help="for a solver on one question")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="no further runs of what takes longer")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on; -1 for all")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--output", type=Path, default=KEPT, help="folder of the results")
     return parser.parse_args()
 
 
@@ -204,25 +187,21 @@ def _times(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def _write(
-    name: str, rows: list[dict[str, Any]], arguments: argparse.Namespace, keys: Sequence[str], **more: Any
-) -> None:
-    """One table with the circumstances in which it was measured."""
+def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """The table with the circumstances in which it was measured."""
     found = document(
+        # As files asked when solvers were measured, too, so that they can be compared.
         "How long do whole frontiers take, and which solver wins where?",
         rows,
-        keys=keys,
+        keys=KEYS,
         measures=MEASURES,
         units=UNITS,
         packages=("arborcast", "numpy", "numba", "highspy", "z3-solver", "python-sat"),
         core=None if arguments.core < 0 else arguments.core,
         limit_s=arguments.limit_s,
-        **more,
+        cases=[asdict(case) for case in CASES],
     )
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    file = arguments.output / name
-    write_document(file, found)
-    print(f"\nwritten: {file}")
+    keep(arguments.output / "frontier.json", found, is_part=bool(arguments.case))
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

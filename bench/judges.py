@@ -2,7 +2,10 @@
 
 They stay where they are: each is named by the path of a checkout that its user has built. The simulators get
 the cases of the testbed at latency 0, cut fine, where a schedule takes the time of the bound and of nothing
-else; each first gets a chain of two links whose time can be told by hand.
+else; each first gets a chain of two links whose time can be told by hand. Results go to
+`bench/results/judges.json`.
+
+    python bench/judges.py --loggopsim FOLDER --astra-sim BINARY --msccl-tools FOLDER
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -20,12 +24,16 @@ from pathlib import Path
 from arborcast.backends.programs import chakra, goal, sccl
 from arborcast.backends.programs.program import ProgramError
 from arborcast.bench.contest.cases import CASES, KINDS
-from arborcast.bench.harness.document import Row
+from arborcast.bench.harness.document import RUNTIME
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
 from arborcast.synth.api import solve
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import Measure, Row, document
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
+
+KEYS = ("topology", "collective", "bytes", "pieces", "service")
 
 SIZE = 256 << 20
 """Bytes of the whole buffer: so many that nanoseconds and bytes that simulators round are nothing."""
@@ -48,7 +56,7 @@ def rows(checkouts: Mapping[str, Path]) -> Iterator[Row]:
     for name, path in checkouts.items():
         for row in JUDGES[name][0](path):
             print(f"{name}: {row['topology']} {row['collective']} {row['verdict']}", file=sys.stderr)
-            yield {"part": "judges", "runtime": None, "judge": name, **row}
+            yield {"judge": name, **dict.fromkeys(KEYS), **row}
 
 
 def _loggopsim(folder: Path) -> Iterator[Row]:
@@ -250,3 +258,31 @@ JUDGES: Mapping[str, tuple[Callable[[Path], Iterator[Row]], str]] = {
     "msccl-tools": (_msccl_tools, "a checkout of msccl-tools: its folder with the package msccl"),
 }
 """Each by its option: what it does with the path, and what the path is."""
+
+
+@one_line("judges")
+def main() -> None:
+    """Ask the judges that the command line names, count their verdicts, write the results."""
+    parser = command_line(__doc__, KEPT / "judges.json")
+    for name, (_, what) in JUDGES.items():
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", dest=name, help=what)
+    asked = vars(parser.parse_args())
+    checkouts = {name: asked[name] for name in JUDGES if asked[name] is not None}
+    if not checkouts:
+        raise InputError(f"give at least one of {', '.join(f'--{name}' for name in JUDGES)}")
+    found = list(rows(checkouts))
+    for (name, verdict), count in Counter((row["judge"], row["verdict"]) for row in found).items():
+        print(f"{name}: {count} {verdict}")
+    results = document(
+        "What do programs of others say of our schedules?",
+        found,
+        keys=("judge", *KEYS),
+        measures={"over_bound": Measure("less")},
+        units={"over_bound": "their time over that of the bound"},
+        code=RUNTIME,
+    )
+    keep(asked["json"], results)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,13 +26,14 @@ from arborcast.bench.contenders import (
     Contender,
     Measured,
 )
-from arborcast.bench.harness.document import TIME, document, write_document
+from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
+from arborcast.synth.formats.results import TIME, document
 
 HOME = Path(__file__).resolve().parent.parent
-RESULTS = HOME / "bench" / "results" / "loopback.json"
+RESULTS = KEPT / "loopback.json"
 WARM_UPS = 2
 SAMPLE_S = 0.020  # one sample repeats short calls for at least this long
 POOL_BYTES = 64 << 20  # of buffers that the calls of one sample work on, so that each is checked
@@ -56,15 +57,13 @@ def main() -> None:
         for case, found in zip(cases, measured, strict=True):
             rows += [_row(ranks, case, name, found) for name in found]
         _print([row for row in rows if row["ranks"] == ranks])
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    write_document(arguments.json, _document(rows))
-    print(f"\nwritten: {arguments.json}")
+    keep(arguments.json, _document(rows))
 
 
 def _arguments() -> argparse.Namespace:
     from arborcast.synth.formats.sizes import parse_size
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="numbers of processes")
     parser.add_argument(
         "--sizes",
@@ -88,7 +87,6 @@ def _arguments() -> argparse.Namespace:
         default=[0, 1],
         help="0: main threads wait for the calls; 1: they compute in Python meanwhile",
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     arguments = parser.parse_args()
     if arguments.runs < 5:
         parser.error(f"--runs {arguments.runs}: a median needs at least 5")

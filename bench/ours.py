@@ -1,8 +1,7 @@
-"""The children of `bench/frontier.py`: one frontier, or one solver alone, in a process of its own.
+"""The children of `bench/frontier.py`: one frontier in a process of its own.
 
-Run as `python bench/ours.py frontier SPEC COLLECTIVE ROOT MAX_STEPS DEADLINE` (or `checked` with the same) or
-`python bench/ours.py solver ENCODING SPEC COLLECTIVE ROOT CHUNKS STEPS ROUNDS GROUP`; the answer is one line
-of JSON.
+Run as `python bench/ours.py frontier SPEC COLLECTIVE ROOT MAX_STEPS DEADLINE` (or `checked` with the same);
+the answer is one line of JSON.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
-NO_GROUP = "none"
 AGAIN_CALLS = 5
 AGAIN_ENOUGH_S = 10.0
 
@@ -73,55 +70,6 @@ def _pareto(spec: str, kind: str, root: str, max_steps: str, deadline: str) -> t
     return time.perf_counter() - start, found
 
 
-def solver(
-    encoding: str, spec: str, kind: str, root: str, chunks: str, steps: str, rounds: str, group: str
-) -> dict[str, Any]:
-    """One encoding alone on one instance, under the useful group of that number or under none.
-
-    The time is that of writing the instance in the solver's terms and of solving it.
-    """
-    from arborcast import topologies
-    from arborcast.synth import bounds
-    from arborcast.synth.chunks.encodings.registry import ENCODINGS
-    from arborcast.synth.chunks.problem.instance import ChunkProblem
-    from arborcast.synth.chunks.problem.orbits import ChunkOrbits
-    from arborcast.synth.chunks.problem.outcome import Feasible, Instance
-    from arborcast.synth.chunks.problem.prune import prune
-    from arborcast.synth.chunks.problem.symmetry import useful_groups
-    from arborcast.synth.chunks.problem.time_reversal import schedule_of
-    from arborcast.synth.collective import Collective
-    from arborcast.synth.schedule import Method
-
-    topology = topologies.load(spec)
-    collective = Collective.on(topology, kind, root=int(root))
-    problem = ChunkProblem.of(topology, collective)
-    orbits = ChunkOrbits.trivial(problem, int(chunks))
-    groups = () if group == NO_GROUP else useful_groups(problem, int(chunks))
-    if group != NO_GROUP:
-        if int(group) >= len(groups):
-            return {"verdict": "no such group"}
-        orbits = ChunkOrbits(problem, int(chunks), groups[int(group)])
-    instance = Instance(orbits, int(steps), int(rounds))
-    module, _, name = ENCODINGS[encoding].place.partition(":")
-    search = getattr(import_module(module), name)
-    start, cpu_start = time.perf_counter(), time.process_time()
-    outcome = search(instance, seed=0).run(None)
-    row = {
-        "seconds": time.perf_counter() - start,
-        "cpu_seconds": time.process_time() - cpu_start,
-        "group": len(orbits.group),
-        "verdict": "impossible",
-        "verified": None,
-    }
-    if isinstance(outcome, Feasible):
-        plan = prune(problem, int(chunks), outcome.rounds, orbits.unfold(outcome.sends))
-        limit = bounds.bound(topology, collective)
-        method = Method(encoding)
-        schedule = schedule_of(topology, collective, problem, int(chunks), plan, method=method, bound=limit)
-        row |= {"verdict": "found", "verified": _is_correct(schedule)}
-    return row
-
-
 def _is_correct(schedule: Any) -> bool:
     from arborcast.synth.verification.verifier import verify
 
@@ -131,7 +79,6 @@ def _is_correct(schedule: Any) -> bool:
 CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {
     "frontier": frontier,
     "checked": checked,
-    "solver": solver,
 }
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@ from arborcast.bench.adapters.ours import FRONTIER, Ours
 from arborcast.bench.adapters.rows import SIZES, format_table, judged, ratios, refusal, timing_of
 from arborcast.bench.adapters.sccl import Sccl
 from arborcast.bench.adapters.tacos import Tacos
-from arborcast.bench.harness.document import Measure, document, write_document
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
+from arborcast.synth.cli.options import rank_list
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import Measure, document
 
-RESULTS = Path(__file__).resolve().parent / "results" / "peers.json"
+RESULTS = KEPT / "peers.json"
 PEERS = ("sccl", "forestcoll", "tacos")
 KEYS = ("topology", "collective", "method")
 MEASURES = {
@@ -162,36 +164,26 @@ def rows_of(
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@one_line("peers")
+def main(arguments: Sequence[str] | None = None) -> None:
     """Ask the peers given the fixed set of questions, or the one given; print the table, write the file."""
     options = _parser().parse_args(arguments)
     peers = {name: getattr(options, name) for name in PEERS if getattr(options, name) is not None}
     if not peers:
-        print(
-            "peers: give at least one checkout: --sccl PATH, --forestcoll PATH, --tacos PATH", file=sys.stderr
-        )
-        return 2
-    cases = CASES if options.topology is None else [Case(options.topology, PEERS, options.collective)]
+        raise InputError("give at least one checkout: --sccl PATH, --forestcoll PATH, --tacos PATH")
+    contenders_of(peers, options.sccl_python)
+    limits = {"runs": options.runs, "limit_s": options.limit_s, "sccl_python": options.sccl_python}
     rows: list[dict[str, Any]] = []
-    try:
-        contenders_of(peers, options.sccl_python)
-        for case in cases:
-            asked = {name: path for name, path in peers.items() if name in case.peers}
-            if asked:
-                limits = {
-                    "runs": options.runs,
-                    "limit_s": options.limit_s,
-                    "sccl_python": options.sccl_python,
-                }
-                rows += compare(case.spec, case.kind, asked, **limits)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.topology is not None:
+        ranks = None if options.ranks is None else rank_list(options.ranks)
+        one = {"ranks": ranks, "root": options.root}
+        rows += compare(options.topology, options.collective, peers, **one, **limits)
+    for case in CASES if options.topology is None else ():
+        asked = {name: path for name, path in peers.items() if name in case.peers}
+        if asked:
+            rows += compare(case.spec, case.kind, asked, **limits)
     print(format_table(rows))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    write_document(options.json, results_document(rows, peers))
-    print(f"\nwritten: {options.json}")
-    return 0
+    keep(options.json, results_document(rows, peers), is_part=options.topology is not None)
 
 
 def results_document(rows: Iterable[Mapping[str, Any]], peers: Mapping[str, Path]) -> dict[str, Any]:
@@ -215,7 +207,7 @@ def _commit(checkout: Path) -> str | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--sccl", type=Path, metavar="PATH", help="a checkout of msccl-tools")
     parser.add_argument(
         "--sccl-python", default=sys.executable, metavar="PYTHON", help="an interpreter with its requirements"
@@ -226,11 +218,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--topology", metavar="SPEC", help="ask this instead of the fixed set")
     parser.add_argument("--collective", default="allgather", help="with --topology")
+    parser.add_argument("--ranks", metavar="R,R,...", help="with --topology: the fragment of these ranks")
+    parser.add_argument("--root", type=int, default=0, help="with --topology, of collectives that have one")
     parser.add_argument("--runs", type=int, default=3, help="of each contender, in turns")
     parser.add_argument("--limit-s", type=float, default=120.0, help="for one run of one contender")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="where the rows go")
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,27 +1,26 @@
-"""Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
+"""Pipelined training beside serial training, predictions beside measurements, and the planners' own time.
 
-Seventeen questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
-models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside the
-others (plans), where they gain (gains), RaNNC's experiments planned (rannc), the sweeps of the Divisible
-paper (divisible), the planner's own time (planner), a training step on emulated links (testbed), divided
-models on them (sharded), what orders leave of the bubble (bubbles), our steps beside those of torch's own
-schedules and DDP (runtimes), accuracy over time with and without waiting for updates (convergence), what
-limits of memory cost by what becomes of results (activations), what ranks hold of a model made on "meta"
-(memory), layouts of operators on meshes (sharding) and how long they take to find (intra).
+Ten questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+models of libraries in stages (models), predicted against measured time (prediction), the planner's own time
+(planner), a training step on emulated links (testbed), divided models on them (sharded), what orders leave of
+the bubble (bubbles), our steps beside those of torch's own schedules and DDP (runtimes), what ranks hold of a
+model made on "meta" (memory), and how long layouts of operators on meshes take to find (intra). What the
+experiments of SPP, RaNNC and Divisible gave is in `docs/explanation/findings.md`.
 
-    python bench/pipeline.py --only planner --only plans
+    python bench/pipeline.py --only planner --only intra
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document, write_document
-from arborcast.bench.harness.provenance import TRAINING
+from arborcast.bench.harness.document import TRAINING
+from arborcast.bench.harness.script import KEPT, CannotMeasureError, command_line, keep
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import Measure, document
 
 HOME = Path(__file__).resolve().parent
 TORCH = ("arborcast", "numpy", "torch")
@@ -91,99 +90,6 @@ def prediction(quick: bool) -> dict[str, Any]:
     )
 
 
-def plans(quick: bool) -> dict[str, Any]:
-    """SPP's plan against the others on its two testbeds."""
-    from arborcast.bench.training.spp_testbeds import compare
-    from arborcast.pipeline import zoo as networks
-
-    names = networks.NAMES[:2] if quick else networks.NAMES
-    return document(
-        "On the two testbeds of the SPP paper, is its plan the fastest?",
-        compare(names),
-        keys=("testbed", "model", "method"),
-        measures={"time_us": Measure("less"), "speed_up": Measure("more", follows="time_us")},
-        units={
-            "time_us": "predicted by the simulator, one step",
-            "speed_up": "time of this method over time of SPP's plan",
-            "floor_us": "the work of a batch divided by all ranks: no plan is faster",
-        },
-        packages=TORCH,
-        code=TRAINING,
-    )
-
-
-def gains(quick: bool) -> dict[str, Any]:
-    """Links and batches with which SPP's plan gains."""
-    from arborcast.bench.training.spp_testbeds import GAIN_NETWORKS, gain_rows
-
-    return document(
-        "With which links and batches does SPP gain over the others?",
-        gain_rows(GAIN_NETWORKS[:1]) if quick else gain_rows(),
-        keys=("nic_gbit", "model", "samples_each"),
-        measures={"time_us": Measure("less"), "gain": Measure("more", follows="time_us")},
-        units={
-            "nic_gbit": "Gbit/s of the NIC that both ranks of a host share",
-            "samples_each": "of a step, on each rank",
-            "time_us": "of SPP's plan, predicted by the simulator, one step",
-            "data_parallel_us": "likewise of data parallelism",
-            "floor_us": "the work of a batch divided by all ranks: no plan is faster",
-            "gain": "time of the fastest of data parallelism, GPipe, PipeDream and HetPipe over SPP's",
-        },
-        packages=TORCH,
-        code=TRAINING,
-    )
-
-
-def rannc(quick: bool) -> dict[str, Any]:
-    """RaNNC's experiments, planned."""
-    from arborcast.bench.training import rannc_paper as paper
-
-    rows = paper.tall_rows(paper.DEVICE_COUNTS[:2] if quick else paper.DEVICE_COUNTS)
-    rows += paper.large_rows(paper.LAYERS[:2] if quick else paper.LAYERS)
-    return document(
-        "What does the partitioner of RaNNC give in its experiments?",
-        rows if quick else rows + paper.largest_rows(),
-        keys=("experiment", "devices", "method", "parts", "asked", "layers"),
-        measures={"samples_per_second": Measure("more")},
-        units={
-            "samples_per_second": f"predicted; {paper.TOKENS} tokens a sample, float16",
-            "parts": "of the model: stages, or ranks that divide it as Megatron-LM does; null for any",
-            "asked": "microbatches; null for the best",
-            "inside_us": "of a step, in the allreduces of Megatron-LM's blocks",
-            "memory_bytes": f"of the fullest rank, at most {paper.LIMIT_BYTES}",
-            "parameters": "of the model; layers are its blocks",
-        },
-        packages=TORCH,
-        code=TRAINING,
-    )
-
-
-def divisible(quick: bool) -> dict[str, Any]:
-    """The paper's sweeps, by the model."""
-    from arborcast.bench.training import divisible_paper as paper
-
-    rows = paper.divisible_sweeps()
-    return document(
-        "Does the model reproduce the sweeps of the Divisible paper?",
-        rows,
-        keys=("sweep", "stages", "microbatches", "width", "network"),
-        measures={"time_us": Measure("less")},
-        units={
-            "time_us": "predicted, one step",
-            "speed_up": "over one process that does not divide its batch; in the sweep over the "
-            "width, over as many processes that do not",
-        },
-        code=TRAINING,
-        claims=paper.claims(rows),
-        calibration={
-            "processes": paper.CALIBRATED,
-            "message_us": paper.MESSAGE_US,
-            "tile_samples": paper.TILE,
-            "tiles_tried": list(paper.TILES_TRIED),
-        },
-    )
-
-
 def planner(quick: bool) -> dict[str, Any]:
     """The planner's own time."""
     from arborcast.bench.training.planner_time import planner_rows
@@ -200,26 +106,6 @@ def planner(quick: bool) -> dict[str, Any]:
             "seconds": "from profile and topology to plan; the median over processes",
             "first_seconds": "of the first plan of a process, which loads compiled kernels",
         },
-        code=TRAINING,
-    )
-
-
-def sharding(quick: bool) -> dict[str, Any]:
-    """The best layouts of operators beside fixed ones."""
-    from arborcast.bench.training.sharded import FABRICS, layout_rows
-
-    return document(
-        "Which layout of operators is best on a mesh, and by how much?",
-        layout_rows(FABRICS[:1] if quick else FABRICS),
-        keys=("topology", "model", "method"),
-        measures={"time_us": Measure("less"), "ratio": Measure("more", follows="time_us")},
-        units={
-            "time_us": "of a step, predicted: compute by rates, collectives by simulated schedules",
-            "ratio": "over the time of the free choice",
-            "how": "what products of a block make: for each axis of the mesh the dimension divided, or R",
-            "memory_bytes": "weights, gradients, Adam's state and activations of a rank",
-        },
-        packages=TORCH,
         code=TRAINING,
     )
 
@@ -342,47 +228,6 @@ def runtimes(quick: bool) -> dict[str, Any]:
     )
 
 
-def convergence(quick: bool) -> dict[str, Any]:
-    """Accuracy over time of pipelines that wait for each update and of PipeDream's."""
-    from arborcast.bench.training.convergence import TARGET, convergence_rows
-
-    return document(
-        "Does training end sooner without waiting for each update?",
-        convergence_rows(epochs=2, rates=(0.05,)) if quick else convergence_rows(),
-        keys=("method", "learning_rate"),
-        measures={"passes_to_target": Measure("less"), "best": Measure("more")},
-        units={
-            "accuracy": "share of the test images that are classified correctly, after each epoch",
-            "best": "of them",
-            "epoch_passes": "computed time of an epoch, in passes of a batch through the whole model",
-            "passes_to_target": "until the first epoch that reaches the target; null where none does",
-        },
-        packages=(*TORCH, "scikit-learn"),
-        code=TRAINING,
-        target=TARGET,
-    )
-
-
-def activations(quick: bool) -> dict[str, Any]:
-    """What memory that is short costs a step, by what becomes of the results of forward passes."""
-    from arborcast.bench.training.activation_choices import LIMITS_GIB, OFFLOAD_GBPS, choice_rows
-
-    return document(
-        "Under a limit of memory, what do recomputation and offload by layer save of a step?",
-        choice_rows(LIMITS_GIB[:2] if quick else LIMITS_GIB),
-        keys=("limit_gib", "way"),
-        measures={"time_us": Measure("less")},
-        units={
-            "time_us": "predicted by the simulator, one step; null where no plan fits",
-            "memory_bytes": "of the fullest rank",
-            "treated": "what becomes of the results of layers, by stage, where not all are kept",
-        },
-        packages=TORCH,
-        code=TRAINING,
-        offload_gbps=OFFLOAD_GBPS,
-    )
-
-
 def memory(quick: bool) -> dict[str, Any]:
     """The memory of ranks, beside what their plan says."""
     from arborcast.bench.training.memory_use import SETTINGS, SMALL, memory_rows
@@ -410,19 +255,12 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "curves": curves,
     "models": models,
     "prediction": prediction,
-    "plans": plans,
-    "gains": gains,
-    "rannc": rannc,
-    "divisible": divisible,
     "planner": planner,
-    "sharding": sharding,
     "intra": intra,
     "testbed": testbed,
     "sharded": sharded,
     "bubbles": bubbles,
     "runtimes": runtimes,
-    "convergence": convergence,
-    "activations": activations,
     "memory": memory,
 }
 
@@ -450,26 +288,22 @@ def main() -> int:
     """Answer the questions that the command line asks for."""
     # This file has the name of the package that it measures: its folder must not be searched for that.
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HOME]
-    from arborcast.bench.emulation.machine import EmulationError
-    from arborcast.synth.errors import InputError
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--only", action="append", choices=tuple(PARTS), help="of the questions; all")
     parser.add_argument("--quick", action="store_true", help="a few points of each, for a first look")
     parser.add_argument("--results", type=Path, help="folder of the results; bench/results unless --quick")
     arguments = parser.parse_args()
-    folder = arguments.results or (None if arguments.quick else HOME / "results")
+    folder = arguments.results or (None if arguments.quick else KEPT)
     status = 0
     for name in arguments.only or PARTS:
         try:
             found = PARTS[name](arguments.quick)
-        except (InputError, EmulationError) as error:
+        except (InputError, CannotMeasureError) as error:
             print(f"{name}: {error}", file=sys.stderr)
             status = 2  # the others can be answered all the same
             continue
         print(f"\n{found['question']}", *format_rows(found["rows"]), sep="\n")
-        if folder is not None:
-            write_document(folder / f"pipeline_{name}.json", found)
+        keep(folder and folder / f"pipeline_{name}.json", found)
     return status
 
 

@@ -8,7 +8,6 @@ cannot be repeated is refused; nothing is typed.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import sys
@@ -18,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from arborcast.bench.harness.script import KEPT, command_line, one_line
 from arborcast.bench.harness.standing import history, standing
 from arborcast.bench.page.charts import svg
 from arborcast.bench.page.headline import headline, more, tally
@@ -264,10 +264,11 @@ def _section(section: Section, document: Document | None) -> dict[str, Any]:
     }
 
 
+@one_line("report")
 def main() -> None:
     """Write what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--results", type=Path, default=HOME / "bench" / "results", help="folder of results")
+    parser = command_line(__doc__)
+    parser.add_argument("--results", type=Path, default=KEPT, help="folder of results")
     parser.add_argument("-o", "--output", type=Path, default=HOME / "out" / "bench.html", help="the page")
     parser.add_argument("--headline", type=Path, default=HOME / "README.md", help="Markdown for the headline")
     parser.add_argument(
@@ -279,17 +280,13 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every row of every bench, a table each")
     arguments = parser.parse_args()
     markdown = arguments.headline, arguments.tables
-    try:
-        documents = judged(arguments.results)
-        if arguments.check:
-            raise SystemExit(_checked(documents, *markdown))
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        write_report(documents, arguments.output, *markdown)
-        if arguments.csv is not None:
-            write_tables(documents, arguments.csv)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    documents = judged(arguments.results)
+    if arguments.check:
+        raise SystemExit(_checked(documents, *markdown))
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    write_report(documents, arguments.output, *markdown)
+    if arguments.csv is not None:
+        write_tables(documents, arguments.csv)
     print("written:", *filter(None, (arguments.output, *markdown, arguments.csv)))
     for line in questionable(documents):
         print(line)

@@ -1,8 +1,8 @@
 """How large may a fabric be? Times and memory of what is promised at 1,024 ranks and more, and their growth.
 
 Parts, each a results file `bench/results/scale_<part>.json`: the promises (targets), the same questions on
-larger and larger fabrics (growth), what is done with a large schedule (uses), and the height of trees against
-their rate (heights). One core, a process for each run, kernels compiled before.
+larger and larger fabrics (growth), and what is done with a large schedule (uses). One core, a process for
+each run, kernels compiled before.
 
     python bench/scale.py --only targets --only growth
 """
@@ -19,12 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document, write_document
-from arborcast.bench.harness.processes import HOME, answer
+from arborcast.bench.harness.processes import answer
+from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.bench.scaling import cases
 from arborcast.bench.scaling.cases import Case
+from arborcast.synth.formats.results import Measure, document
 
-RESULTS = HOME / "bench" / "results"
 LIMIT_S = 300.0
 KEYS = ("topology", "collective", "method", "faults")
 MEASURES = {
@@ -94,26 +94,6 @@ def uses(arguments: argparse.Namespace) -> dict[str, Any]:
             "simulated_us": "64 MiB",
             "written_out_*": "the same from the schedule written out; up to 1,024 ranks",
         },
-    )
-
-
-def heights(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The frontier between the height of trees and their rate."""
-    specs = ("torus:8x8", "torus:16x16", "torus:32x32", "dgx-a100:boxes=32", "mi250:boxes=8")
-    rows: list[dict[str, Any]] = []
-    for spec in specs[:1] if arguments.quick else specs:
-        for kind in ("allgather", "allreduce"):
-            found = _answer("arborcast.bench.scaling.heights", [spec, kind])
-            if found.get("timed_out"):
-                print(f"{spec}, {kind}: heights not found in {LIMIT_S} s", file=sys.stderr)
-                continue
-            rows += [{"topology": spec, "collective": kind, **row} for row in found["rows"]]
-    return document(
-        "What do few and low trees give up?",
-        rows,
-        keys=("topology", "collective", "height", "trees"),
-        measures={"share_of_bound": Measure("more"), "time_us_64KiB": Measure("less")},
-        units={"trees": "of each root", "time_us_64KiB": "simulated", "time_us_64MiB": "simulated"},
     )
 
 
@@ -220,24 +200,21 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "targets": targets,
     "growth": growth,
     "uses": uses,
-    "heights": heights,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for, say what was found, write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--only", action="append", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="fewer cases, one run of each")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where files go")
+    parser.add_argument("--results", type=Path, default=KEPT, metavar="FOLDER", help="where files go")
     chosen = parser.parse_args(arguments)
     for name in chosen.only or PARTS:
         found = PARTS[name](chosen)
         for row in found["rows"]:
             print(_in_words(row))
-        chosen.results.mkdir(parents=True, exist_ok=True)
-        write_document(chosen.results / f"scale_{name}.json", found)
-        print(f"written: {chosen.results / f'scale_{name}.json'}\n")
+        keep(chosen.results / f"scale_{name}.json", found, is_part=chosen.quick)
     return 0
 
 

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from arborcast import topologies
@@ -27,18 +26,18 @@ from arborcast.bench.contest.ranks import Order, run_order
 from arborcast.bench.contest.rows import Limits, rows_of
 from arborcast.bench.emulation import network
 from arborcast.bench.emulation.delivery import check_delivery, delivered
-from arborcast.bench.emulation.machine import EmulationError, check_machine
+from arborcast.bench.emulation.machine import check_machine
 from arborcast.bench.emulation.plan import at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
-from arborcast.bench.harness.document import TIME, Measure, Row, document, write_document
-from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.document import RUNTIME
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
 from arborcast.synth.api import solve
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import TIME, Measure, Row, document
 from arborcast.synth.formats.sizes import format_size, parse_size
 from arborcast.synth.schedule import Schedule
 
-RESULTS = Path(__file__).resolve().parent / "results" / "staging.json"
+RESULTS = KEPT / "staging.json"
 LEAST_RUNS = 5
 DEPTHS = (1, 2, 4, 8)
 IN_HOST_MEMORY, WHOLE, CHOSEN = "host memory", "whole tensors", "chosen"
@@ -186,7 +185,7 @@ def format_table(rows: Sequence[Row]) -> str:
 
 def _arguments() -> argparse.Namespace:
     kib = 1 << 10
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--topology", default="star:4", help="what the ranks are joined by")
     parser.add_argument("--mbit", type=int, default=200, help="Mbit/s of the slowest link")
     parser.add_argument(
@@ -204,7 +203,6 @@ def _arguments() -> argparse.Namespace:
         "--buffers", type=parse_size, nargs="*", default=buffers, help="tried at the largest size"
     )
     parser.add_argument("--runs", type=int, default=LEAST_RUNS, help="rounds, after one that warms up")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     arguments = parser.parse_args()
     if arguments.runs < LEAST_RUNS and arguments.json == RESULTS:
         parser.error(f"--runs {arguments.runs}: kept results need at least {LEAST_RUNS}; or say --json PATH")
@@ -217,24 +215,14 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+@one_line("staging")
 def main() -> None:
     """Measure what the command line asks for, print the table, write the results."""
     arguments = _arguments()
-    try:
-        check_machine()
-        rows = measure(arguments)
-        print(format_table(rows))
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        write_document(arguments.json, results_document(rows))
-        print(f"\nwritten: {arguments.json}")
-    except InputError as error:
-        _say(f"staging: {error}")
-        raise SystemExit(2) from None
-    except EmulationError as error:
-        _say(f"staging: {error}")
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    check_machine()
+    rows = measure(arguments)
+    print(format_table(rows))
+    keep(arguments.json, results_document(rows))
 
 
 if __name__ == "__main__":

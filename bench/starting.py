@@ -23,11 +23,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, Row, document, write_document
+from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.processes import run_ranks
-from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.synth.formats.results import Measure, Row, document
 
-RESULTS = Path(__file__).resolve().parent / "results" / "starting.json"
+RESULTS = KEPT / "starting.json"
 LEAST_RUNS = 5
 RANKS = 4
 DESCRIPTORS = 1024
@@ -206,7 +207,7 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--groups", type=int, default=20, help="how many are made one after another")
     parser.add_argument(
         "--groups-at-limit",
@@ -217,7 +218,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--many", type=int, default=64, help="ranks of the large job; 0 for none")
     parser.add_argument("--runs", type=int, default=LEAST_RUNS, help="turns")
     parser.add_argument("--kept", type=Path, help="a folder of caches where tables are kept, or will be")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     arguments = parser.parse_args()
     if arguments.runs < LEAST_RUNS and arguments.json == RESULTS:
         parser.error(f"--runs {arguments.runs}: kept results need at least {LEAST_RUNS}; or say --json PATH")
@@ -237,9 +237,7 @@ def main() -> None:
     arguments = _arguments()
     rows = measure(arguments)
     print(format_table(rows))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    write_document(arguments.json, results_document(rows))
-    print(f"\nwritten: {arguments.json}")
+    keep(arguments.json, results_document(rows))
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ from arborcast.bench.clusters.words import (
     format_table,
     results_document,
 )
-from arborcast.bench.harness.document import timed_row, write_document
+from arborcast.bench.harness.document import timed_row
 from arborcast.bench.harness.parts import kept
-from arborcast.bench.harness.processes import HOME, ChildError, answer
-from arborcast.bench.harness.provenance import SYNTHESIS
+from arborcast.bench.harness.processes import ChildError, answer
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
 from arborcast.synth.api import LARGEST_EXPLICIT
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.baselines.nccl_model import TREE, ModelTime, nccl_times
@@ -49,11 +49,12 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError
+from arborcast.synth.formats.results import SYNTHESIS
 from arborcast.synth.simulation.simulator import sweep as simulate_sizes
 from arborcast.synth.simulation.timing import Timing
 from arborcast.synth.topology import Topology
 
-RESULTS = HOME / "bench" / "results" / "sweeps.json"
+RESULTS = KEPT / "sweeps.json"
 SIZES = tuple(1 << power for power in range(10, 31, 2))
 """1 KiB to 1 GiB, every power of 4."""
 
@@ -283,6 +284,7 @@ def _timed(found: _Found, method: str, size: int, time_us: float) -> dict[str, A
 # ----------------------------------------------------------------------------------- the command
 
 
+@one_line("sweeps")
 def main() -> None:
     """Sweep what the command line asks for, print the tables, write the results."""
     arguments = _arguments()
@@ -293,7 +295,7 @@ def main() -> None:
     sweeps: list[Sweep] = []
     commits: dict[str, str] = {}
     for spec in specs:
-        for kind in _kinds(spec):
+        for kind in arguments.collectives or _kinds(spec):
             start = time.perf_counter()
             swept, commit = _kept(arguments.parts, spec, kind, arguments.deadline, older=arguments.older)
             sweeps.append(swept)
@@ -302,20 +304,15 @@ def main() -> None:
             print(format_table(sweeps[-1]), end="\n\n", flush=True)
     found = {**results_document(sweeps), "parts": commits}
     print("\n".join(format_summary(found["summary"])))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    write_document(arguments.json, found)
-    print(f"written: {arguments.json}")
-    if arguments.picture is not None:
-        from arborcast.bench.clusters.figure import draw
-
-        draw(found["rows"], arguments.picture)
-        print(f"written: {arguments.picture}")
+    is_part = arguments.quick or bool(arguments.only or arguments.collectives)
+    keep(arguments.json, found, is_part=is_part)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--quick", action="store_true", help="one small machine of each family")
     parser.add_argument("--only", nargs="+", metavar="SPEC", help="these machines instead of the full set")
+    parser.add_argument("--collectives", nargs="+", type=Kind, metavar="KIND", help="instead of the usual")
     parser.add_argument(
         "--deadline", type=float, default=DEADLINE_S, help="seconds for each machine and collective"
     )
@@ -328,8 +325,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--older", action="store_true", help="with --parts: take those of older code; `parts` names commits"
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
-    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the speed-ups, .svg or .png")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 

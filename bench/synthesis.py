@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document, write_document
 from arborcast.bench.harness.processes import HOME, WHOLE, answer, run
+from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.synth.formats.results import Measure, document
 
-RESULTS = HOME / "bench" / "results" / "synthesis.json"
+RESULTS = KEPT / "synthesis.json"
 CHILD_LIMIT_S = 1800
 START_UP = ("bound", "dgx1", "allreduce")
 
@@ -99,15 +100,12 @@ def main() -> None:
     rows = [_row(case) for case in CASES if case.quick or not arguments.quick]
     rows.append(_start_up_row())
     _print(rows)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    write_document(arguments.json, _document(rows))
-    print(f"\nwritten: {arguments.json}")
+    keep(arguments.json, _document(rows))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     parser.add_argument("--quick", action="store_true", help="leave out what takes over 10 s")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="where the rows go")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -37,17 +37,18 @@ from arborcast.bench.contest.ranks import Order, run_order
 from arborcast.bench.contest.rows import Limits, delivered_fabric, format_table, links_of, rows_of
 from arborcast.bench.emulation import network
 from arborcast.bench.emulation.delivery import check_delivery, delivered
-from arborcast.bench.emulation.machine import EmulationError, check_machine, real_time
+from arborcast.bench.emulation.machine import check_machine, real_time
 from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
-from arborcast.bench.harness.document import TIME, Measure, Row, document, read_document, write_document
-from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.document import RUNTIME, read_document, write_document
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import TIME, Measure, Row, document
 from arborcast.synth.formats.sizes import format_size, parse_size
 from arborcast.synth.topology import Hop, Topology
 
-RESULTS = Path(__file__).resolve().parent / "results" / "testbed.json"
+RESULTS = KEPT / "testbed.json"
 LEAST_RUNS = 5
 """Of results that are kept: medians of fewer runs say little."""
 
@@ -181,27 +182,19 @@ def _report(rows: Sequence[Row], order: Order, plan: EmulationPlan, say: Say) ->
 # --------------------------------------------------------------------------------------- the command
 
 
+@one_line("testbed")
 def main() -> None:
     """Measure what the command line asks for, print the table, write the results."""
     arguments = _arguments()
-    try:
-        if arguments.predict:
-            _predict(arguments.json)
-            return
-        check_machine()
-        result = Result()
-        for case in arguments.cases:
-            result.add(_measure_case(case, arguments))
-        print("\n" + format_table(result.rows))
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        write_document(arguments.json, results_document(result))
-        print(f"\nwritten: {arguments.json}")
-    except InputError as error:
-        raise SystemExit(_complain(error, 2)) from None
-    except EmulationError as error:
-        raise SystemExit(_complain(error, 1)) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    if arguments.predict:
+        _predict(arguments.json)
+        return
+    check_machine()
+    result = Result()
+    for case in arguments.cases:
+        result.add(_measure_case(case, arguments))
+    print("\n" + format_table(result.rows))
+    keep(arguments.json, results_document(result), is_part=arguments.quick or arguments.only is not None)
 
 
 def _predict(path: Path) -> None:
@@ -213,11 +206,6 @@ def _predict(path: Path) -> None:
     print(f"written: {path}")
 
 
-def _complain(error: Exception, status: int) -> int:
-    print(f"testbed: {error}", file=sys.stderr)
-    return status
-
-
 def _measure_case(case: Case, arguments: argparse.Namespace) -> Result:
     return measure(
         case.topology,
@@ -226,6 +214,7 @@ def _measure_case(case: Case, arguments: argparse.Namespace) -> Result:
         slowest_mbit=arguments.mbit or case.slowest_mbit,
         methods=arguments.methods,
         runs=arguments.runs,
+        root=arguments.root,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
 
@@ -302,7 +291,7 @@ def _emulation() -> dict[str, Any]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, RESULTS)
     names = ", ".join(case.topology.name for case in CASES)
     parser.add_argument("--only", metavar="SPEC", help=f"one of {names}; or any other topology, with --mbit")
     parser.add_argument("--ranks", metavar="R,R,...", help="with --only SPEC: the fragment of these ranks")
@@ -312,8 +301,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--sizes", type=_size, nargs="+", help="of the whole buffer")
     parser.add_argument("--methods", nargs="+", choices=KNOWN, help=f"{GLOO} and {RING} are compared with")
+    parser.add_argument("--root", type=int, default=0, help="of collectives that have one")
     parser.add_argument("--runs", type=int, default=LEAST_RUNS, help="rounds, after one that warms up")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument(
         "--predict", action="store_true", help="measure nothing: simulate the rows of --json again"
     )
@@ -321,10 +310,7 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.collectives, arguments.sizes = arguments.collectives[:1], arguments.sizes or [8 * MIB]
-    try:
-        arguments.cases = _cases(arguments)
-    except InputError as error:
-        parser.error(str(error))
+    arguments.cases = _cases(arguments)
     if arguments.runs < LEAST_RUNS and arguments.json == RESULTS:
         parser.error(
             f"--runs {arguments.runs}: results that are kept need at least {LEAST_RUNS}; or say --json PATH"

@@ -8,7 +8,6 @@ link, with what the limit would need beside it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -25,9 +24,10 @@ from arborcast.bench.contest.timeline import Timeline
 from arborcast.bench.contest.wires import Load, uses
 from arborcast.bench.emulation import network
 from arborcast.bench.emulation.delivery import check_delivery, delivered
-from arborcast.bench.emulation.machine import EmulationError, check_machine
+from arborcast.bench.emulation.machine import check_machine
 from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
+from arborcast.bench.harness.script import command_line, one_line
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
@@ -156,9 +156,10 @@ def format_links(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
+@one_line("testbed_timeline")
 def main() -> None:
     """Record what the command line asks for, print where time went, draw it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("spec", help="a topology of the testbed, or any other with --mbit")
     parser.add_argument("collective")
     parser.add_argument("--ranks", metavar="R,R,...", help="the fragment of these ranks")
@@ -170,26 +171,22 @@ def main() -> None:
         "-o", "--output", type=Path, help="picture, .png or .svg; beside it, .json has the figures"
     )
     arguments = parser.parse_args()
-    try:
-        case = case_of(arguments.spec, arguments.ranks, arguments.mbit)
-        timeline = record(
-            case.topology,
-            arguments.collective,
-            arguments.size,
-            slowest_mbit=case.slowest_mbit,
-            method=arguments.method,
-            runs=arguments.runs,
-        )
-        print(format_links(timeline))
-        if arguments.output is not None:
-            from arborcast.bench.contest.timeline_picture import draw
+    case = case_of(arguments.spec, arguments.ranks, arguments.mbit)
+    timeline = record(
+        case.topology,
+        arguments.collective,
+        arguments.size,
+        slowest_mbit=case.slowest_mbit,
+        method=arguments.method,
+        runs=arguments.runs,
+    )
+    print(format_links(timeline))
+    if arguments.output is not None:
+        from arborcast.bench.contest.timeline_picture import draw
 
-            draw(timeline, arguments.output)
-            text = json.dumps(as_document(timeline))
-            write_atomically(arguments.output.with_suffix(".json"), text + "\n")
-    except (InputError, EmulationError) as error:
-        print(f"testbed_timeline: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, InputError) else 1) from None
+        draw(timeline, arguments.output)
+        text = json.dumps(as_document(timeline))
+        write_atomically(arguments.output.with_suffix(".json"), text + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Results go to `bench/results/torch_suite.json`; rows of what is not asked for st
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,11 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document, read_document, write_document
+from arborcast.bench.harness.document import RUNTIME, read_document, write_document
 from arborcast.bench.harness.processes import ONE_CORE
-from arborcast.bench.harness.provenance import RUNTIME
+from arborcast.bench.harness.script import KEPT, command_line, one_line
 from arborcast.bench.suite.cases import CONFIGURATIONS, applies
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import Measure, document
 
 HOME = Path(__file__).resolve().parent.parent
 BACKENDS = ("gloo", "synth", "cpu:synth")
@@ -140,35 +140,26 @@ def results_document(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
 
 
+@one_line("torch_suite")
 def main() -> None:
     """Run what the command line asks for, write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__, KEPT / "torch_suite.json")
     names = [one.name for one in CONFIGURATIONS]
     parser.add_argument("--configurations", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
     parser.add_argument("--only", default="", help="a part of the names of tests; nothing is written then")
     parser.add_argument("--deadline", type=float, default=120.0, metavar="S", help="for each test")
-    parser.add_argument("--json", type=Path, default=HOME / "bench" / "results" / "torch_suite.json")
     asked = parser.parse_args()
     try:
         import expecttest  # noqa: F401 - torch's tests import it
     except ImportError:
-        print(
-            "torch_suite: torch's tests need the package expecttest: pip install expecttest", file=sys.stderr
-        )
-        raise SystemExit(2) from None
-    try:
-        kept = read_document(asked.json)["rows"] if asked.json.exists() and not asked.only else []
-        rows = {(row["configuration"], row["backend"]): row for row in kept if "skips" in row}
-        for row in run_suite(asked.configurations, asked.backends, asked.only, asked.deadline):
-            rows[row["configuration"], row["backend"]] = row
-            if not asked.only:
-                write_document(asked.json, results_document(list(rows.values())))
-    except InputError as error:
-        print(f"torch_suite: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise InputError("torch's tests need the package expecttest: pip install expecttest") from None
+    kept = read_document(asked.json)["rows"] if asked.json.exists() and not asked.only else []
+    rows = {(row["configuration"], row["backend"]): row for row in kept if "skips" in row}
+    for row in run_suite(asked.configurations, asked.backends, asked.only, asked.deadline):
+        rows[row["configuration"], row["backend"]] = row
+        if not asked.only:
+            write_document(asked.json, results_document(list(rows.values())))
     found = compared(list(rows.values()))
     for row in found:
         for name in row["behind"]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arborcast.bench.harness.document import Measure, document
 from arborcast.synth.baselines.nccl_model import NOT_RUN
+from arborcast.synth.formats.results import Measure, document
 from arborcast.synth.formats.sizes import format_size
 
 EVEN = 0.005

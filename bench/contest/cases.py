@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.document import Row
+from arborcast.synth.cli.options import rank_list
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import Row
 from arborcast.synth.topology import Topology
 
 KINDS = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER)
@@ -58,7 +59,7 @@ def case_of(spec: str, ranks: str | None = None, slowest_mbit: int | None = None
 
     Args:
         spec: for `topologies.load`, or the name of a topology of `CASES`.
-        ranks: of a fragment, as in "0,1,3".
+        ranks: of a fragment, as in "0,1,3" or "0-5".
         slowest_mbit: Mbit/s of the slowest link; needed where no case says it.
 
     Raises:
@@ -70,11 +71,7 @@ def case_of(spec: str, ranks: str | None = None, slowest_mbit: int | None = None
                 return case if slowest_mbit is None else replace(case, slowest_mbit=slowest_mbit)
     if slowest_mbit is None:
         raise InputError(f"{spec}: needs --mbit, the rate of its slowest link")
-    try:
-        chosen = None if ranks is None else tuple(int(word) for word in ranks.split(","))
-    except ValueError:
-        raise InputError(f"ranks {ranks}: must be numbers with commas between") from None
-    return Case(spec, slowest_mbit, chosen)
+    return Case(spec, slowest_mbit, None if ranks is None else rank_list(ranks))
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from arborcast.bench.contest.contenders import CHUNKS, KNOWN, Contender, line_up
 from arborcast.bench.contest.ranks import ITEM_BYTES, Order, pieces_of
 from arborcast.bench.contest.rows import delivered_fabric
 from arborcast.bench.emulation.plan import at_rates
-from arborcast.bench.harness.document import Row
 from arborcast.synth.collective import Collective
+from arborcast.synth.formats.results import Row
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology

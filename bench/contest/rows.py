@@ -13,8 +13,9 @@ from arborcast.bench.contest.contenders import GLOO, RING
 from arborcast.bench.contest.ranks import Order, Round, pieces_of
 from arborcast.bench.emulation.network import burst_bytes
 from arborcast.bench.emulation.plan import EmulationPlan
-from arborcast.bench.harness.document import Row, timed_row
+from arborcast.bench.harness.document import timed_row
 from arborcast.synth import bounds
+from arborcast.synth.formats.results import Row
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.topology import Hop, Topology
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from arborcast.bench.harness.script import CannotMeasureError
 from arborcast.synth.errors import InputError
 
 _CLONE_NEWNET = 0x40000000
@@ -33,7 +34,7 @@ _TRIAL = {
 """What a kernel must be able to do, by tool."""
 
 
-class EmulationError(Exception):
+class EmulationError(CannotMeasureError):
     """The machine refused something; the message is its own, in one line."""
 
 

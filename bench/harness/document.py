@@ -1,61 +1,27 @@
-"""A results file: rows that say what was asked and what was found, and the circumstances of the measurement.
+"""Results files of benches: rows of what was timed, and a file written and read.
 
-Which columns are keys (independent variables: no two rows have the same) and which are measures (and where
-their spread stands) is in the document itself, so that `bench/compare.py` and `bench/report.py` need to know
-neither the question nor its bench.
-
-    {"question": "How close to the limit are schedules on real links?",
-     "command": "python bench/testbed.py", "machine": {...}, "versions": {...}, "date": "2026-01-31",
-     "code": {"folders": ["synth", "topologies", "backends"], "commit": "1f5f065...", "dirty": false},
-     "keys": ["topology", "collective", "method", "bytes"],
-     "measures": {"time_us": {"better": "less", "spread": "spread"}, "algbw": {"better": "more"}},
-     "units": {"time_us": "of the slowest rank; median over the runs"},
-     "rows": [{"topology": "full:4", ...}]}
+What a file holds is said in `synth/formats/results.py`; `standing.py` says what one is worth today.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from arborcast.bench.harness.provenance import SYNTHESIS, circumstances, provenance
 from arborcast.synth.collective import Kind, bandwidths
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.results import SYNTHESIS
 
-Row: TypeAlias = Mapping[str, Any]
+RUNTIME = (*SYNTHESIS, "backends")
+"""Folders of code that the process group depends on."""
 
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """What a column of figures means to whoever compares two files.
-
-    Attributes:
-        better: "less" or "more".
-        spread: the column with the spread of the same figure, in its unit: largest minus smallest of the
-            runs, or a list of both; None where it is exact, as what is computed and not timed, or where it
-            follows another one.
-        follows: the measure that this one is worked out from and has its relative spread of, as algbw from
-            time_us.
-    """
-
-    better: str
-    spread: str | None = None
-    follows: str | None = None
-
-
-TIME = {
-    "time_us": Measure("less", "spread"),
-    "algbw": Measure("more", follows="time_us"),
-    "busbw": Measure("more", follows="time_us"),
-}
-"""The measures of `timed_row`; a share of a limit is `Measure("more", follows="time_us")` as well."""
+TRAINING = (*RUNTIME, "pipeline")
+"""What the trainer and its planner depend on."""
 
 
 def timed_row(
@@ -102,55 +68,6 @@ def timed_row(
         "share_of_optimum": None if optimum_us is None else optimum_us / median,
         "share_of_nominal": None if nominal_us is None else nominal_us / median,
         **more,
-    }
-
-
-def document(
-    question: str,
-    rows: Iterable[Row],
-    *,
-    keys: Sequence[str],
-    measures: Mapping[str, Measure],
-    units: Mapping[str, str] | None = None,
-    packages: Sequence[str] = ("arborcast", "numpy"),
-    code: Sequence[str] = SYNTHESIS,
-    **more: Any,
-) -> dict[str, Any]:
-    """A results file as a value, with the circumstances of this process.
-
-    Args:
-        question: that the rows answer, for the reader.
-        rows: in the order in which they are to be read.
-        keys: the columns that tell rows apart.
-        measures: the columns of figures.
-        units: what figures mean, where their name does not say it.
-        packages: whose versions matter.
-        code: the folders of code that the figures depend on, see `bench.harness.provenance`.
-        more: further entries, such as the rates that links delivered.
-
-    Raises:
-        ValueError: a row lacks a key, or two rows have the same keys.
-    """
-    listed = [dict(row) for row in rows]
-    seen = set()
-    for row in listed:
-        missing = [key for key in keys if key not in row]
-        if missing:
-            raise ValueError(f"row {row}: lacks {', '.join(missing)}")
-        identity = tuple(row[key] for key in keys)
-        if identity in seen:
-            raise ValueError(f"two rows of {dict(zip(keys, identity, strict=True))}")
-        seen.add(identity)
-    return {
-        "question": question,
-        **circumstances(*packages),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "code": provenance(code),
-        "keys": list(keys),
-        "measures": {name: asdict(measure) for name, measure in measures.items()},
-        "units": dict(units or {}),
-        **more,
-        "rows": listed,
     }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.harness.provenance import provenance
 from arborcast.bench.harness.standing import Standing, standing
+from arborcast.synth.formats.results import provenance
 
 
 def kept(

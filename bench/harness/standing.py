@@ -26,7 +26,7 @@ COMMAND = "arborcast/__main__.py"
 """What is imported where no script of bench/ was run: the command `synth`."""
 
 SHOWING = (
-    "bench/harness/provenance.py",
+    "synth/formats/results.py",
     "bench/harness/standing.py",
     "bench/harness/parts.py",
     "bench/page/",
@@ -72,7 +72,7 @@ def standing(content: Mapping[str, Any], home: Path = HOME) -> Standing:
     if commit not in commits:
         return Standing(f"measured at {commit[:9]}, a commit that this history lacks")
     folders = tuple(sorted(str(folder) for folder in code.get("folders") or []))
-    script = str(code.get("script") or _script(str(content.get("command") or "")))
+    script = _script(home, str(content.get("command") or ""))
     return Standing(changed=_changed(home, commit, script, folders))
 
 
@@ -85,9 +85,12 @@ def history(home: Path = HOME) -> frozenset[str] | None:
     return None if listed is None else frozenset(listed.decode().split())
 
 
-def _script(command: str) -> str:
-    """What a command line runs, relative to the root of a checkout."""
-    return next((word for word in shlex.split(command)[1:2] if word.endswith(".py")), COMMAND)
+def _script(home: Path, command: str) -> str:
+    """What a command line runs, relative to the root of a checkout; also where that has been moved."""
+    named = next((word for word in shlex.split(command)[1:2] if word.endswith(".py")), COMMAND)
+    name = named.rpartition("/")[2]
+    moved = [path for path in _files(home) if path.startswith("bench/") and path.endswith(f"/{name}")]
+    return moved[0] if named not in _files(home) and len(moved) == 1 else named
 
 
 # ------------------------------------------------------------------------------------ what is imported
@@ -97,7 +100,7 @@ def measured_code(home: Path, script: str, folders: tuple[str, ...]) -> frozense
     """The files of a checkout that figures depend on: what the script imports, and data and C beside that."""
     below = ("bench/", "arborcast/", *(f"{name}/" for name in folders))
     found: set[str] = set()
-    waiting = [script]
+    waiting = [script] if script in _files(home) else []
     while waiting:
         path = waiting.pop()
         if path not in found and path.startswith(below) and not path.startswith(SHOWING):
@@ -146,7 +149,8 @@ def _reached(home: Path, path: str) -> frozenset[str]:
     packages = {target.rsplit(".", up)[0] for target in targets for up in range(target.count(".") + 1)}
     places = {place for each in packages for place in _places(each)}
     if path.startswith("bench/"):
-        places |= {f"bench/{name}" for name in re.findall(r"[\"'](?:bench/)?(\w+\.py)[\"']", text)}
+        children = re.findall(r"[\"'](?:bench/)?(\w+\.py)[\"']", text)
+        places |= {f"{folder}/{name}" for folder in ("bench", path.rpartition("/")[0]) for name in children}
     return _files(home) & places
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arborcast.bench.harness.document import Measure
 from arborcast.bench.harness.processes import cpu_seconds
+from arborcast.synth.formats.results import Measure
 
 MEASURES = {
     "times_gloo": Measure("more", "times_gloo_spread"),

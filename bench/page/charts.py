@@ -48,9 +48,10 @@ def svg(chart: Chart, document: Document) -> str:
         return ""
     colour = alt.Color("series:N", title=None, sort=None)
     if chart.mark == "line":
-        log = alt.Scale(type="log")
-        x = alt.X("x:Q", title=chart.lower, scale=log)
-        y = alt.Y("y:Q", title=chart.upright, scale=log)
+        # Without grids: logarithmic ones hide the curves.
+        log = alt.Scale(type="log", nice=False, padding=8)
+        x = alt.X("x:Q", title=chart.lower, scale=log, axis=alt.Axis(format="~s", grid=False))
+        y = alt.Y("y:Q", title=chart.upright, scale=log, axis=alt.Axis(grid=False))
         drawn: Any = alt.Chart().mark_line(point=True).encode(x, y, colour)
     else:
         x = alt.X("y:Q", title=chart.upright)
@@ -65,6 +66,7 @@ def svg(chart: Chart, document: Document) -> str:
         .facet(facet=alt.Facet("panel:N", title=None, sort=None), columns=3)
         .resolve_scale(y="shared" if chart.mark == "line" else "independent")
         .configure(background="transparent")
+        .configure_axis(labelOverlap=True)
     )
     markup = vl_convert.vegalite_to_svg(whole.to_json(validate=False))
     return re.sub(r' xmlns(:\w+)?="[^"]*"', "", markup)

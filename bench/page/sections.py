@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from arborcast.bench.allocations.nccl import NCCL
 from arborcast.bench.page.charts import Chart, Point
 from arborcast.bench.page.contest import Case, cases, clusters
 from arborcast.bench.page.results import (
@@ -168,6 +169,17 @@ def _allocations(document: Document) -> Table:
         },
         groups(joined, "box", "collective"),
     )
+
+
+def _allocation_points(document: Document) -> Iterator[Point]:
+    """Of each set of GPUs the trees, NCCL's rings by its model, and the optimum of both."""
+    shown = {"trees": "trees", NCCL: "NCCL's rings (model)"}
+    for row in document.rows:
+        if row.text("method") in shown:
+            place = f"{row.text('box')}, {row.text('collective')}"
+            yield place, shown[row.text("method")], row.text("gpus"), row.figure("algbw")
+            if row.text("method") == "trees" and row.figure("share_of_optimum") < 1:
+                yield place, "optimum, where trees miss it", row.text("gpus"), row.figure("optimum")
 
 
 # -------------------------------------------------------------------------------------- alltoallv, synthesis
@@ -657,6 +669,7 @@ SECTIONS: tuple[Section, ...] = (
         "differs in its links is counted once. Rates of our trees, of rings and of the optimum are exact; "
         f"those of NCCL are of {NOT_RUN}. Medians, least to most.",
         _allocations,
+        chart=Chart(_allocation_points, "", "GB/s", "point"),
     ),
     Section(
         "sweeps",

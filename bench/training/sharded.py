@@ -1,14 +1,10 @@
-"""Operators divided over meshes: which layout is chosen, beside each fixed one, and how long that takes.
-
-All layouts are priced alike, by simulated schedules of exactly these ranks; each has its best mesh.
-"""
+"""How long it takes to divide the operators of a GPT over meshes: from the module to the best layout."""
 
 from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +14,6 @@ from torch.nn import functional
 
 if TYPE_CHECKING:
     from arborcast.pipeline.sharding.graph import Graph
-    from arborcast.pipeline.sharding.mesh_choice import MeshChoice
-    from arborcast.pipeline.sharding.sharding_program import Sharding
-
-FABRICS = (
-    ("four GPUs of a DGX-1", "dgx1", (0, 1, 2, 3)),
-    ("two boxes of four, 100 Gbit/s between", "boxes:2,gpus=4,inside=150,nic=12.5,nics=1", None),
-    ("torus 2x4 of 25 GB/s", "torus:2x4,bandwidth=25", None),
-)
-"""Name, spec, and the ranks where not all are used."""
-
-MODELS = ((4, 1024, 64, 256), (4, 1024, 8, 64), (2, 4096, 8, 64))
-"""Blocks of a GPT, their width, samples of a step and tokens of a sample."""
 
 WORDS = 32_000
 DEVICE = "v100"
@@ -40,8 +24,6 @@ TIMED = (
     (96, "dgx-a100:boxes=2", 60.0),
 )
 """Blocks, topology, and the seconds that planning may take."""
-
-FREE = "chosen freely"
 
 
 class Block(nn.Module):
@@ -96,76 +78,6 @@ def graph_of(blocks: int, width: int, samples: int, tokens: int) -> Graph:
 
 def _loss(scores: Tensor, words: Tensor) -> Tensor:
     return functional.cross_entropy(scores.transpose(1, 2), words)
-
-
-def layout_rows(fabrics: Sequence[tuple[str, str, tuple[int, ...] | None]] = FABRICS) -> list[dict[str, Any]]:
-    """For each fabric and model the free choice, then each fixed layout, on the mesh that is best for it."""
-    from arborcast.pipeline.costs.devices import device_named
-    from arborcast.pipeline.sharding.mesh_choice import choose
-    from arborcast.topologies import load
-
-    device = device_named(DEVICE)
-    rows = []
-    for name, spec, ranks in fabrics:
-        for shape in MODELS:
-            blocks, width, samples, tokens = shape
-            found = choose(
-                graph_of(*shape), load(spec), device, ranks=ranks, memory_bytes=device.memory_bytes
-            )
-            best = found.sharding.total_ps
-            for method, mesh, sharding in _layouts(found, device.memory_bytes):
-                rows.append(
-                    {
-                        "title": name,
-                        "topology": spec,
-                        "ranks": len(found.best.mesh.ranks),
-                        "model": f"{blocks} blocks of {width}, {samples} samples of {tokens} tokens",
-                        "method": method,
-                        "mesh": mesh,
-                        "how": "" if sharding is None else _how(sharding),
-                        "time_us": None if sharding is None else sharding.total_ps / 1e6,
-                        "ratio": None if sharding is None else sharding.total_ps / best,
-                        "memory_bytes": None if sharding is None else sharding.cost.memory_bytes,
-                        "optimal": None if sharding is None else sharding.is_optimal,
-                    }
-                )
-    return rows
-
-
-def _layouts(found: MeshChoice, memory_bytes: int) -> Iterator[tuple[str, str, Sharding | None]]:
-    """Name, mesh and sharding by schedules of the free choice and of each layout; None where nothing fits."""
-    from arborcast.pipeline.errors import PlanError
-    from arborcast.pipeline.sharding.fabric_prices import FabricPrices
-    from arborcast.pipeline.sharding.layouts import LAYOUTS
-    from arborcast.pipeline.sharding.sharding_program import shard
-
-    yield FREE, str(found.best.mesh), found.sharding
-    for name, layout in LAYOUTS.items():
-        fitting = []
-        for tried in found.tried:
-            prices = tried.setting.prices
-            assert isinstance(prices, FabricPrices)
-            real = replace(tried.setting, prices=replace(prices, by_schedule=True))
-            try:
-                sharding = shard(
-                    found.graph, real, memory_bytes=memory_bytes, allowed=layout(tried.mesh.shape)
-                )
-            except PlanError:
-                continue
-            fitting.append((sharding.total_ps, str(tried.mesh), sharding))
-        yield (name, *min(fitting)[1:]) if fitting else (name, "", None)
-
-
-def _how(sharding: Sharding) -> str:
-    """What the second block makes of its parts, as DTensor writes placements, for each axis of the mesh."""
-    from arborcast.pipeline.sharding.specs import shown
-
-    found = []
-    for operator, way in zip(sharding.graph.operators, sharding.chosen, strict=True):
-        module = operator.module.rpartition(".")
-        if way is not None and module[0] == "blocks.1" and module[2] in ("query", "out", "up", "down"):
-            found.append(f"{module[2]} {shown(way.outputs[0])}")
-    return ", ".join(found)
 
 
 def time_rows(cases: Sequence[tuple[int, str, float]] = TIMED) -> list[dict[str, Any]]:

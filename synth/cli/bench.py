@@ -1,298 +1,205 @@
-"""`synth bench`: single questions to the benchmarks of `bench/`, and the report of all their answers.
+"""`synth bench run`: a schedule file measured with the options and the columns of nccl-tests.
 
-`make bench` asks the full set; every command here asks one thing of one machine, prints the same table and,
-with `--json` or `-o`, the same document.
+Alone it starts local processes; started by torchrun on every rank it measures between those: then rank 0
+reads the file and speaks, and the others end with its status.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from arborcast.synth.cli.bench_run import bench_run
-from arborcast.synth.cli.console import fail, print_json, print_lines, progress
-from arborcast.synth.cli.inputs import load_fabric, text_of
-from arborcast.synth.cli.options import (
-    AsJson,
-    FabricOptions,
-    Picture,
-    Ranks,
-    Rates,
-    Root,
-    Spec,
-    about_a_fabric,
-    collective_name,
-    duration,
-    number,
-    option,
-    rank_list,
-    seconds,
-    with_voice,
-    writable,
-)
+from arborcast.synth.cli.console import fail, print_json, print_lines
+from arborcast.synth.cli.options import AsJson, File, duration, number, option, with_voice
+from arborcast.synth.cli.probe import end_after_rank_0, is_follower, is_rank_of_a_job
 from arborcast.synth.errors import InputError
 
-bench = typer.Typer(
-    name="bench",
-    help="Measure a schedule, a machine, its allocations, its peers.",
-    rich_markup_mode=None,
-)
-bench.command("run")(with_voice(bench_run))
+if TYPE_CHECKING:
+    from arborcast.backends.measure.job import Row, Sweep
+    from arborcast.synth.implicit_schedule import AnySchedule
 
-CollectiveName = Annotated[
-    str,
-    typer.Argument(
-        parser=collective_name, metavar="COLLECTIVE", help="by name: allreduce, broadcast, allgather, ..."
-    ),
-]
-Output = Annotated[Path | None, option("-o", "--output", "write the results document here")]
-Runs = Annotated[int, number("--runs", "of each, in turns")]
+bench = typer.Typer(name="bench", help="Measure a schedule.", rich_markup_mode=None)
+
+_DEFAULT_SIZE = "32M"
 
 
-@bench.command()
+@bench.command("run")
 @with_voice
-def sweep(
-    spec: Spec,
-    collective: CollectiveName,
-    sizes: Annotated[str, option("--sizes", "a range, from which every power of 4")] = "1KiB:1GiB",
-    root: Root = None,
-    deadline: Annotated[float, duration("--deadline", "stop after so long")] = 90,
-    output: Output = None,
-    picture: Picture = None,
-    as_json: AsJson = False,
-) -> None:
-    """Simulate our choice by size beside rings, trees, NCCL's models."""
-    from arborcast.bench.clusters.machines import load
-    from arborcast.bench.clusters.words import format_table, results_document
-    from arborcast.bench.sweeps import sweep as swept
-    from arborcast.synth.collective import Collective
-    from arborcast.synth.formats.sizes import size_range
-
-    _check_outputs(output, picture)
-    wanted = size_range(sizes)[::2]
-    _check_named(collective, root)
-    topology = load(spec)
-    asked = Collective.on(topology, collective, root=root or 0)
-    with progress(f"sweeping {collective} on {topology.name}", quiet=as_json):
-        found = swept(topology, asked, wanted, deadline_s=deadline)
-    if picture is not None:
-        from arborcast.bench.clusters.figure import draw
-
-        draw(found.rows, picture)
-    _tell(results_document([found]), format_table(found), output, picture, as_json)
-
-
-@bench.command()
-@with_voice
-def fragments(
-    spec: Spec,
-    collective: Annotated[
-        str | None,
-        typer.Argument(
-            parser=collective_name, metavar="[COLLECTIVE]", help="broadcast or allreduce; both where none"
-        ),
+def bench_run(
+    file: File,
+    minbytes: Annotated[str, option("-b", "--minbytes", "smallest size")] = _DEFAULT_SIZE,
+    maxbytes: Annotated[
+        str | None, option("-e", "--maxbytes", "largest size; 32M, or the smallest above it")
     ] = None,
-    rates: Rates = "nccl",
-    output: Output = None,
-    picture: Picture = None,
-    as_json: AsJson = False,
-) -> None:
-    """Survey every allocation of a box.
-
-    What its links allow, what rings reach, what trees reach.
-    """
-    from arborcast import topologies
-    from arborcast.bench.allocations.nccl import MODELLED
-    from arborcast.bench.fragments import format_summary, format_table, results_document, summarize, survey
-
-    _check_outputs(output, picture)
-    topology = topologies.load(spec, rates=rates)
-    with progress(f"fragments of {topology.name}", quiet=as_json):
-        rows = survey(topology, MODELLED if collective is None else [collective])
-    if picture is not None:
-        from arborcast.bench.allocations.figure import draw_fragments
-
-        draw_fragments(rows, picture)
-    text = "\n".join([*format_table(rows), "", *format_summary(summarize(rows))])
-    _tell(results_document(rows, rates=rates), text, output, picture, as_json)
-
-
-@bench.command()
-@with_voice
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")
-def testbed(
-    fabric: FabricOptions,
-    collective: CollectiveName,
-    sizes: Annotated[str, option("--sizes", "one size or a range that doubles")] = "8MiB",
-    mbit: Annotated[int, number("--mbit", "Mbit/s of the slowest emulated link")] = 50,
-    methods: Annotated[
-        str | None, option("--methods", "names with commas between; the usual ones where none")
+    stepbytes: Annotated[
+        str | None, option("-i", "--stepbytes", "from one size to the next; instead of -f")
     ] = None,
-    runs: Runs = 5,
-    root: Root = None,
-    output: Output = None,
+    stepfactor: Annotated[int | None, number("-f", "--stepfactor", "from one size to the next; 2")] = None,
+    iters: Annotated[int, number("-n", "--iters", "timed iterations, back to back")] = 20,
+    warmup_iters: Annotated[int, number("-w", "--warmup-iters", "--warmup_iters", "warm-up iterations")] = 5,
+    check: Annotated[bool, option("--check/--no-check", "compare every element once")] = True,
+    check_iters: Annotated[Literal["0", "1"], option("-c", "the same as nccl-tests says it")] = "1",
+    datatype: Annotated[
+        Literal["float", "double", "bfloat16", "int64", "float32", "float64"],
+        option("-d", "--datatype", "as nccl-tests or torch says it"),
+    ] = "float",
+    op: Annotated[
+        Literal["sum", "prod", "min", "max", "avg", "product"],
+        option("-o", "--op", "how contributions are combined"),
+    ] = "sum",
+    average: Annotated[
+        Literal["0", "1", "2", "3"], option("-a", "--average", "0 rank 0, 1 average, 2 min, 3 max")
+    ] = "1",
+    via: Annotated[
+        Literal["group", "messages"],
+        option("--via", "group: the engine of the process group; messages: torch's own"),
+    ] = "group",
+    timeout: Annotated[float, duration("-T", "--timeout", "abort after so long")] = 1800,
     as_json: AsJson = False,
 ) -> None:
-    """Run schedules beside gloo on emulated links; needs root.
+    """Measure a schedule as nccl-tests measures a collective.
 
-    Real processes and real TCP on this machine.
+    Between local processes, or the ranks of torchrun.
     """
-    from arborcast.bench.contest.rows import format_table
-    from arborcast.bench.emulation.machine import EmulationError
-    from arborcast.bench.testbed import measure, results_document
-    from arborcast.synth.formats.sizes import size_range
+    from arborcast.backends.measure.job import AVERAGES
+    from arborcast.backends.measure.nccl_tests import sweep_of
 
-    _check_outputs(output, None)
-    _check_named(collective, root)
-    topology = load_fabric(fabric).topology
-    wanted = None if methods is None else [name.strip() for name in methods.split(",")]
-    try:
-        result = measure(
-            topology,
-            [collective],
-            size_range(sizes),
-            slowest_mbit=mbit,
-            methods=wanted,
-            runs=runs,
-            root=root or 0,
-            say=lambda line: typer.echo(line, err=True),
+    sizes = _sizes(minbytes, maxbytes, stepbytes, stepfactor)
+    sweep_for = partial(
+        sweep_of,
+        sizes=sizes,
+        dtype=datatype,
+        op=op,
+        iterations=iters,
+        warmup=warmup_iters,
+        check=check and check_iters == "1",
+        average=AVERAGES[int(average)],
+        via=via,
+    )
+    _Run(file, sweep_for, as_json).run(timeout)
+
+
+class _Run:
+    """One measurement, and what is said of it; on each rank of a job."""
+
+    def __init__(self, file: Path, sweep_for: Callable[[AnySchedule], Sweep], as_json: bool) -> None:
+        self._file = file
+        self._sweep_for = sweep_for
+        self._as_json = as_json
+        self._sweep: Sweep | None = None
+        self._is_job = is_rank_of_a_job()
+
+    def run(self, timeout_s: float) -> None:
+        """Measure; exit status 1 where a rank failed or elements are wrong."""
+        from arborcast.backends.errors import ExecutionError
+        from arborcast.backends.measure.launch import RunError, run_local, see_what_runs_need
+
+        see_what_runs_need()
+        try:
+            if self._is_job:
+                from arborcast.backends.measure.sweep import run_under_torchrun
+
+                rows = run_under_torchrun(self._prepare, timeout_s=timeout_s, on_row=self._show)
+            else:
+                rows = run_local(self._prepare(None), on_row=self._show, timeout_s=timeout_s)
+        except (RunError, ExecutionError) as error:
+            self._end(f"{self._file}: {error}")
+        wrong = sum(row.wrong or 0 for row in rows)
+        if self._sweep is not None:
+            self._conclude(self._sweep, rows)
+        if wrong:
+            self._end(f"{self._file}: {wrong} wrong elements")
+
+    def _prepare(self, processes: int | None) -> Sweep:
+        """What to measure, checked against the number of processes of a job; the titles are said."""
+        from arborcast import synth
+        from arborcast.backends.measure.nccl_tests import header_lines
+
+        schedule = synth.read_schedule(self._file)
+        verdict = synth.verify(schedule)
+        if not verdict.correct:
+            raise InputError(f"{self._file}: not correct: {verdict.errors[0]}")
+        ranks = schedule.topology.ranks
+        if processes is not None and processes != ranks:
+            raise InputError(
+                f"{self._file}: needs a process for each of its {ranks} ranks, got {processes} processes"
+            )
+        self._sweep = self._sweep_for(schedule)
+        if not self._as_json:
+            where = f"{processes} processes of torchrun" if self._is_job else "local processes"
+            self._say(header_lines(self._sweep, where=where))
+        return self._sweep
+
+    def _show(self, row: Row) -> None:
+        from arborcast.backends.measure.nccl_tests import row_line
+
+        if not self._as_json:
+            self._say([row_line(row)])
+
+    def _conclude(self, sweep: Sweep, rows: Sequence[Row]) -> None:
+        from arborcast.backends.measure.nccl_tests import footer_lines
+
+        if not self._as_json:
+            self._say(footer_lines(rows))
+            return
+        print_json(self._document(sweep, rows))
+        sys.stdout.flush()
+
+    def _document(self, sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
+        from arborcast.backends.measure.nccl_tests import RESULT_KEYS, result_rows
+        from arborcast.synth.formats.results import TIME, Measure, document
+
+        found = result_rows(sweep, rows, on_fabric=self._is_job)
+        return document(
+            "How fast is this schedule, measured as nccl-tests does?",
+            found,
+            keys=RESULT_KEYS,
+            measures={**TIME, "wrong": Measure("less")},
+            units={
+                "time_us": "of one call: mean of a rank's calls back to back; of the ranks as average says",
+                "spread": "longest minus shortest call, us",
+                "bytes": "of the whole buffer, as rounded; asked_bytes as asked",
+                "wrong": "elements over all ranks; null where none was compared",
+                "share_of_nominal": "of the bound at the topology's rates; null on local processes",
+            },
+            packages=("arborcast", "torch", "numpy"),
+            file=self._file.name,
+            processes="torchrun" if self._is_job else "local",
+            correct=not any(row.wrong for row in rows) if sweep.check else None,
         )
-    except EmulationError as error:
-        fail(f"testbed: {error}")
-        raise typer.Exit(1) from None
-    _tell(results_document(result), format_table(result.rows), output, None, as_json)
 
+    @staticmethod
+    def _say(lines: Sequence[str]) -> None:
+        """At once, so that whoever waits sees how far it is."""
+        print_lines(lines)
+        sys.stdout.flush()
 
-@bench.command()
-@with_voice
-def peers(
-    spec: Spec,
-    collective: CollectiveName,
-    sccl: Annotated[Path | None, option("--sccl", "a checkout of msccl-tools")] = None,
-    sccl_python: Annotated[
-        str, option("--sccl-python", "an interpreter that has what it requires")
-    ] = sys.executable,
-    forestcoll: Annotated[Path | None, option("--forestcoll", "a checkout of ForestColl")] = None,
-    tacos: Annotated[Path | None, option("--tacos", "a checkout of TACOS")] = None,
-    ranks: Ranks = None,
-    root: Root = None,
-    runs: Runs = 3,
-    deadline: Annotated[float, duration("--deadline", "of each run")] = 120,
-    limit: Annotated[
-        float | None, typer.Option("--limit", parser=seconds, metavar="SECONDS", hidden=True)
-    ] = None,
-    output: Output = None,
-    as_json: AsJson = False,
-) -> None:
-    """Ask other synthesizers the same; verify all answers alike."""
-    from arborcast.bench.adapters.rows import format_table
-    from arborcast.bench.peers import compare as asked
-    from arborcast.bench.peers import results_document
-
-    _check_outputs(output, None)
-    _check_named(collective, root)
-    given = {"sccl": sccl, "forestcoll": forestcoll, "tacos": tacos}
-    checkouts = {name: path for name, path in given.items() if path is not None}
-    if not checkouts:
-        raise InputError("peers: needs a checkout at least: --sccl PATH, --forestcoll PATH or --tacos PATH")
-    with progress(f"{collective} on {spec}", quiet=as_json):
-        rows = asked(
-            spec,
-            collective,
-            checkouts,
-            ranks=None if ranks is None else rank_list(ranks),
-            root=root or 0,
-            runs=runs,
-            limit_s=limit or deadline,  # --limit was its name before
-            sccl_python=sccl_python,
-        )
-    _tell(results_document(rows, checkouts), format_table(rows), output, None, as_json)
-
-
-@bench.command()
-@with_voice
-def report(
-    results: Annotated[Path, typer.Argument(help="the folder of results documents")],
-    output: Annotated[Path, option("-o", "--output", "the page")] = Path("bench.html"),
-    markdown: Annotated[
-        Path | None, option("--markdown", "a file whose summary between its markers is replaced")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make one self-contained page of all results."""
-    from arborcast.bench.report import judged, write_report
-
-    writable(output)
-    try:
-        write_report(judged(results), output, markdown)
-    except ModuleNotFoundError as missing:
-        raise InputError(
-            f"report: needs {missing.name}; install it with: pip install 'arborcast[bench]'"
-        ) from None
-    if as_json:
-        print_json({"page": str(output), "markdown": text_of(markdown)})
-        return
-    print_lines([f"written   {path}" for path in (output, markdown) if path is not None])
-
-
-@bench.command()
-@with_voice
-def compare(
-    old: Annotated[Path, typer.Argument(help="a results document, or a folder of them")],
-    new: Annotated[Path, typer.Argument(help="the same, later")],
-    tolerance: Annotated[
-        float, option("--tolerance", "of a timed figure that does not matter", metavar="PART")
-    ] = 0.05,
-    as_json: AsJson = False,
-) -> None:
-    """Show what became worse beyond the spread.
-
-    Exit status 1 where anything did.
-    """
-    from arborcast.bench.compare import compared
-
-    if compared(old, new, tolerance=tolerance, as_json=as_json):
+    @staticmethod
+    def _end(message: str) -> NoReturn:
+        """Status 1; said once."""
+        if is_follower():
+            end_after_rank_0()
+        else:
+            fail(message)
         raise typer.Exit(1)
 
 
-def _check_named(name: str, root: int | None) -> None:
-    """Benchmarks ask for collectives that all contenders know; custom ones, in files, they do not.
+def _sizes(first: str, last: str | None, step: str | None, factor: int | None) -> tuple[int, ...]:
+    from arborcast.backends.measure.nccl_tests import sizes_between
+    from arborcast.synth.formats.sizes import parse_size
 
-    Raises:
-        InputError: a file, an unknown name, or a root where there is none.
-    """
-    from arborcast.synth.collective import NAMED_KINDS, did_you_mean
-
-    if name not in [kind.value for kind in NAMED_KINDS]:
-        known = ", ".join(kind.value for kind in NAMED_KINDS)
-        raise InputError(f"collective {name}: a benchmark needs one of {known}{did_you_mean(name)}")
-    if root is not None and name in [kind.value for kind in NAMED_KINDS if not kind.has_root]:
-        raise InputError(f"--root {root}: {name} has no root")
-
-
-def _check_outputs(output: Path | None, picture: Path | None) -> None:
-    writable(output)
-    if picture is not None:
-        from arborcast.synth.pictures.canvas import check_path
-
-        check_path(picture)
-        writable(picture)
-
-
-def _tell(
-    found: Mapping[str, Any], text: str, output: Path | None, picture: Path | None, as_json: bool
-) -> None:
-    """The answer, in the form that was asked for."""
-    if output is not None:
-        from arborcast.bench.harness.document import write_document
-
-        write_document(output, found)
-    if as_json:
-        print_json({**found, "file": text_of(output), "picture": text_of(picture)})
-        return
-    print_lines([text])
-    print_lines([f"written   {path}" for path in (output, picture) if path is not None])
+    if step is not None and factor is not None:
+        raise InputError(f"-i {step} and -f {factor}: only one of them says how sizes grow")
+    smallest = parse_size(first)
+    largest = max(parse_size(_DEFAULT_SIZE), smallest) if last is None else parse_size(last)
+    return sizes_between(
+        smallest,
+        largest,
+        factor=2 if factor is None else factor,
+        step=None if step is None else parse_size(step),
+    )

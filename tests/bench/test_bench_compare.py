@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 from arborcast.bench import compare as guard
 from arborcast.bench.compare import compare, format_comparison
-from arborcast.bench.harness.document import TIME, Measure, document, timed_row, write_document
-from arborcast.synth.cli import app as cli
+from arborcast.bench.harness.document import timed_row, write_document
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.results import TIME, Measure, document
 
 KEYS = ("method", "bytes")
 MACHINE = {"processor": "one", "cores": 2, "system": "Linux", "load_at_the_end": 0.5}
@@ -274,14 +275,16 @@ def test_status_2_and_one_line_where_the_input_is_bad(
         ((old / "times.json", other), "question: must be the same", 2),
     ):
         capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["synth", "bench", "compare", *map(str, arguments)])
-        assert cli._status() == status
+        monkeypatch.setattr(sys, "argv", ["compare.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            guard.main()
+        assert int(end.value.code or 0) == status
         said = capsys.readouterr()
         assert words in said.out + said.err
-        assert status == 1 or (said.err.startswith("synth: ") and said.err.count("\n") == 1)
+        assert status == 1 or (said.err.startswith("compare: ") and said.err.count("\n") == 1)
 
 
-@pytest.mark.parametrize("name", ["frontier", "solvers", "loopback", "synthesis"])
+@pytest.mark.parametrize("name", ["frontier", "loopback", "synthesis"])
 def test_the_results_that_we_keep_can_be_compared(name: str) -> None:
     path = Path(guard.__file__).parent / "results" / f"{name}.json"
     found = json.loads(path.read_text())
@@ -291,3 +294,42 @@ def test_the_results_that_we_keep_can_be_compared(name: str) -> None:
     slower = found | {"rows": [row | {"time_us": row["time_us"] * 100} for row in found["rows"]]}
     judged = [row for row in found["rows"] if row["runs"] > 1 and row["spread"] < row["time_us"] * 99]
     assert len(compare(found, slower).worse) == len(judged)
+
+
+# ------------------------------------------------------------------------------------ results of trainings
+
+CANNED = Path(__file__).parents[1] / "canned_results"
+
+
+def canned(part: str, edit: Callable[[dict[str, Any]], None] = lambda content: None) -> dict[str, Any]:
+    """Canned results of a training, changed in one place."""
+    content: dict[str, Any] = json.loads((CANNED / f"pipeline_{part}.json").read_text())
+    edit(content)
+    return content
+
+
+@pytest.mark.parametrize("part", sorted(path.stem[9:] for path in CANNED.glob("pipeline_*.json")))
+def test_results_can_be_compared(part: str) -> None:
+    found = compare(canned(part), canned(part))
+    assert found.worse == found.better == found.vanished == found.new == ()
+    assert found.unchanged + found.unjudged > 0
+
+
+def test_an_error_within_the_spread_of_the_runs_is_no_change() -> None:
+    def off_by(more: float) -> dict[str, Any]:
+        def move(content: dict[str, Any]) -> None:
+            content["rows"][4]["error"] += more  # of 800 ms with a spread of 100 ms: 0.115 may be chance
+
+        return canned("prediction", move)
+
+    assert compare(canned("prediction"), off_by(0.1)).worse == ()
+    (worse,) = compare(canned("prediction"), off_by(0.2)).worse
+    assert (worse.figure, worse.row) == ("error", "pe, stages 4, microbatches 8")
+
+
+def test_a_plan_that_is_no_longer_found_is_worse() -> None:
+    def drop(content: dict[str, Any]) -> None:
+        content["rows"][1].update(seconds=None)
+
+    (worse,) = compare(canned("planner"), canned("planner", drop)).worse
+    assert (worse.figure, worse.new) == ("seconds", None) and worse.row.startswith("mi250")

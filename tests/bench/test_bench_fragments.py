@@ -1,4 +1,4 @@
-"""The survey of allocations: classes against networkx, drawn rates, rings by brute force, the picture."""
+"""The survey of allocations: classes against networkx, drawn rates, rings by brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
-from arborcast.bench.allocations.figure import draw_fragments
 from arborcast.bench.allocations.nccl import Over, nccl_rate, nccl_rings
 from arborcast.bench.fragments import RESULTS, format_summary, format_table, main, summarize, survey
 from arborcast.bench.harness.document import read_document
@@ -312,24 +311,7 @@ def test_only_what_is_modelled_is_surveyed() -> None:
 # ---------------------------------------------------------------------------- files and pictures
 
 
-def test_the_picture_is_the_same_each_time(small: list[dict[str, Any]], tmp_path: Path) -> None:
-    for name in ("first.svg", "second.svg"):
-        draw_fragments(small, tmp_path / name)
-
-    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
-    text = (tmp_path / "first.svg").read_text()
-    assert all(f"<!-- {gpus} -->" in text for gpus in ("0 5", "0 3 4", "0 1 2 3 4 5 6 7", "cut off"))
-
-
-def test_a_picture_shows_one_box(small: list[dict[str, Any]], tmp_path: Path) -> None:
-    other = [dict(row, box="other") for row in small]
-    with pytest.raises(InputError, match="must show the fragments of one box, got 2"):
-        draw_fragments([*small, *other], tmp_path / "both.svg")
-    with pytest.raises(InputError, match="must show the fragments of one box, got 0"):
-        draw_fragments([], tmp_path / "none.svg")
-
-
-def test_main_writes_a_document_and_a_picture_for_each_box(
+def test_main_writes_a_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [
@@ -341,7 +323,6 @@ def test_main_writes_a_document_and_a_picture_for_each_box(
         "--json",
         str(tmp_path / "found.json"),
     ]
-    options += ["--picture", str(tmp_path / "found.svg")]
     monkeypatch.setattr(sys, "argv", ["bench/fragments.py", *options])
 
     main()
@@ -350,11 +331,6 @@ def test_main_writes_a_document_and_a_picture_for_each_box(
     assert found["keys"] == ["topology", "collective", "method"]
     # ring:4 has pairs with and without a link, one triple and itself; full:3 a pair and itself.
     assert len(found["rows"]) == (4 + 2) * 2 * len(METHODS)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "found.json",
-        "found.svg",
-        "found-full-3-bandwidth=20.svg",
-    }
     assert "x NCCL*" in capsys.readouterr().out
 
 

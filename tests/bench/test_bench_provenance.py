@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from arborcast.bench.harness import standing as judge
-from arborcast.bench.harness.provenance import provenance
 from arborcast.bench.harness.standing import HOME, Standing, measured_code
+from arborcast.synth.formats.results import provenance
 
 CODE = {
     "arborcast/__init__.py": "",
@@ -142,6 +142,18 @@ def test_a_module_that_was_moved_is_no_change(checkout: Path) -> None:
         text = CODE["synth/solver.py"].replace("synth.rate ", f"synth.rates.{moved} ")
         write(checkout, "synth/solver.py", text)
         assert bool(standing(found, checkout).changed) == changed, moved
+
+
+def test_a_script_that_was_moved_with_its_child_is_no_change(checkout: Path) -> None:
+    found = result(checkout)
+    (checkout / "bench" / "measure").mkdir()
+    for name in ("rate.py", "child.py"):
+        git(checkout, "mv", f"bench/{name}", f"bench/measure/{name}")
+    assert standing(found, checkout) == Standing()
+    write(checkout, "bench/measure/child.py", "print(2)\n")
+    assert standing(found, checkout) == Standing(changed="bench/measure/child.py")
+    write(checkout, "bench/other/rate.py", "print(1)\n")  # which of the two is it?
+    assert standing(found, checkout) == Standing(changed="bench/rate.py")
 
 
 def test_c_changes_with_its_code_alone(checkout: Path) -> None:

@@ -32,7 +32,7 @@ from arborcast.bench.page.results import Document, Row, number, read_results
 from arborcast.bench.page.sections import SECTIONS, _shape
 from arborcast.bench.page.tables import Table, strong
 from arborcast.bench.page.words import count, digits, duration, percent, size, times, tiny
-from arborcast.bench.report import main, summary, write_report, write_tables
+from arborcast.bench.report import judged, main, summary, write_report, write_tables
 from arborcast.synth.errors import InputError
 
 CANNED = Path(__file__).parents[1] / "canned_results"
@@ -275,6 +275,25 @@ def test_a_readme_without_its_markers_is_refused(tmp_path: Path, content: str, w
     with pytest.raises(InputError, match=re.escape(f"{readme}: {why}")):
         between_markers(readme, "new")
     assert readme.read_text() == content
+
+
+def test_a_report_without_its_packages_says_what_brings_them(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    files = [word for name in ("-o", "--headline", "--tables") for word in (name, str(tmp_path / "none"))]
+    monkeypatch.setattr(sys, "argv", ["report.py", "--results", str(results), *files])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "report: needs jinja2, which `make install` brings\n"
+
+
+def test_results_without_their_commit_are_refused_on_the_page(results: Path, tmp_path: Path) -> None:
+    (results / "ddp.json").write_text('{"question": "?", "rows": []}')
+    write_report(judged(results), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "ddp.json</code> was measured at a commit that was not recorded" in page
 
 
 def test_what_is_no_results_file_is_refused(results: Path) -> None:

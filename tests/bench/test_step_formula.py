@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.bench.training.step_formula import Fit, PipelineModel, Run, fit, residuals
-from arborcast.bench.training.step_formula_figure import draw_fit
 from arborcast.synth.errors import InputError
 
 MICROBATCHES = (1, 2, 3, 5, 8, 12, 20, 40)
@@ -115,16 +113,3 @@ def test_bad_input() -> None:
         Run(1, 2, float("nan"))
     with pytest.raises(InputError, match="pipeline model: start_us must be finite and not negative, got -1"):
         PipelineModel(1, -1, 0)
-
-
-def test_the_picture_of_a_fit(tmp_path: Path) -> None:
-    runs = measured(TRUE, 4, noise=0.02) + measured(TRUE, 2, noise=0.02)
-    model = fit(runs, compute_us=TRUE.compute_us).model
-    draw_fit(model, runs, tmp_path / "fit.svg")
-    draw_fit(model, runs, tmp_path / "again.svg")
-    assert (tmp_path / "fit.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
-    draw_fit(model, runs[:1], tmp_path / "one.png")
-    with pytest.raises(InputError, match="fit picture: must have at least one run, got none"):
-        draw_fit(model, [], tmp_path / "none.svg")
-    with pytest.raises(InputError, match=r"must end in \.svg or \.png"):
-        draw_fit(model, runs, tmp_path / "fit.pdf")

@@ -277,7 +277,7 @@ def test_cases_by_name_and_others_with_a_rate() -> None:
     assert case_of("dgx1", "0,3", 9).topology.ranks == 2
     with pytest.raises(InputError, match=r"^torus:3x3: needs --mbit, the rate of its slowest link$"):
         case_of("torus:3x3")
-    with pytest.raises(InputError, match=r"^ranks 0,x: must be numbers with commas between$"):
+    with pytest.raises(InputError, match=r"^--ranks 0,x: must be numbers or ranges .*, got 'x'$"):
         case_of("dgx1", "0,x", 9)
 
 

@@ -152,18 +152,6 @@ WRONG: list[tuple[str, ...]] = [
     ("plan missing.json ring:4", "missing.json: cannot be read"),
     ("plan missing.py:model ring:4", "missing.py: there is no such file"),
     # Benches.
-    *(
-        (f"bench {name} ring:4 {collective}", message)
-        for name in ("sweep", "testbed", "peers")
-        for collective, message in {
-            "all-gathr": "did you mean allgather?",
-            "mine.yaml": "collective mine.yaml: a benchmark needs one of broadcast, reduce, allgather",
-            "allreduce --root 2": "--root 2: allreduce has no root",
-        }.items()
-    ),
-    ("bench peers ring:3 allgather --limit 9", "needs a checkout"),
-    ("bench fragments ring:4,bandwidth=10", "ring: has no nccl rates", "take rates datasheet"),
-    ("bench compare {folder}/old {folder}/new", "results file of the same"),
     ("bench run {file} -b 16 -e 8", "maxbytes 8: must not be below minbytes, got 16"),
     ("bench run {file} -f 1", "stepfactor 1: must be at least 2"),
     ("bench run {file} -f 2 -i 8", "-i 8 and -f 2: only one of them says how sizes grow"),

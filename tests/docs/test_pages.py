@@ -64,7 +64,7 @@ def test_links_lead_to_files(page: str) -> None:
 
 def test_commands_are_all_in_the_reference() -> None:
     told = hooks().commands()
-    for name in ("synth solve", "synth bench testbed", "synth plan"):
+    for name in ("synth solve", "synth bench run", "synth plan"):
         assert re.search(rf"^##+ {name}$", told, re.MULTILINE)
     assert told.count("--json") > 15
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.bench.training import spp_testbeds
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
@@ -212,10 +211,10 @@ def test_free_to_choose_the_microbatches_no_plan_is_slower_than_with_a_number():
         Layer(f"block{i}", 40_000, 80_000, 13 * 10**6, 10**9, 50 * 10**6, 50 * 10**6, 10**8, 400, 800)
         for i in range(24)
     ]
-    profile, hosts = Profile("equal", 8, tuple(layers)), spp_testbeds.four_hosts()
+    profile, fabric = Profile("equal", 8, tuple(layers)), hosts(4, 2, 12, Fraction(25, 8))
 
     def time_us(**asked):
-        return predict(plan(profile, hosts, batch=64, **asked), profile, batch=64).time_us
+        return predict(plan(profile, fabric, batch=64, **asked), profile, batch=64).time_us
 
     free = time_us()
     assert all(free <= time_us(microbatches=count) for count in (8, 16, 32))

@@ -11,11 +11,11 @@ from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.export import export_program
 from arborcast.backends.programs.interpreter import interpret_all
 from arborcast.backends.programs.program import GlobalProgram, Protocol
-from arborcast.bench.program_mutants import judge, mutants
 from arborcast.synth import solve
-from arborcast.synth.collective import Kind
+from arborcast.synth.collective import TREE_KINDS, Kind
 from arborcast.topologies import load
 from tests.programs.drawn import drawn
+from tests.support.program_mutants import judge, mutants
 
 PAIR = """
     0>1: s i0 !
@@ -178,16 +178,28 @@ def test_steps_of_ll_pass_on_before_they_write() -> None:
     assert check_program(replace(simple, protocol=Protocol.LL)).kinds == {"race"}
 
 
+FEW = (("ring:3", Kind.ALLREDUCE), ("ring:4", Kind.ALLGATHER), ("star:3", Kind.REDUCE_SCATTER))
+SPECS = ("ring:3", "ring:4", "star:4", "full:4", "torus:3x3", "dgx1")
+MANY = (*itertools.product(SPECS, TREE_KINDS), *((spec, Kind.ALLTOALL) for spec in SPECS if spec != "dgx1"))
+"""An alltoall on a DGX-1 waits in the FIFOs of MSCCL, and is no program."""
+
+
 @pytest.mark.parametrize(
-    ("count", "orders"), [(40, 8), pytest.param(1000, 50, marks=pytest.mark.long)], ids=["few", "many"]
+    ("cases", "count", "orders"),
+    [
+        pytest.param(FEW, 40, 8, id="few"),
+        pytest.param(FEW, 1000, 50, id="many", marks=pytest.mark.long),
+        pytest.param(MANY, 20, 20, id="machines", marks=pytest.mark.long),
+    ],
 )
-def test_mutants_are_rejected_or_equivalent(count: int, orders: int) -> None:
+def test_mutants_are_rejected_or_equivalent(
+    cases: tuple[tuple[str, Kind], ...], count: int, orders: int
+) -> None:
     rejected = 0
-    cases = (("ring:3", Kind.ALLREDUCE), ("ring:4", Kind.ALLGATHER), ("star:3", Kind.REDUCE_SCATTER))
     for spec, kind in cases:
-        program = export_program(solve(load(spec), kind))
+        program = export_program(solve(load(spec), kind, form="explicit"))
         for name, mutant in itertools.islice(mutants(program, 1), count):
             outcome = judge(name, mutant, orders)
-            assert not outcome.missed, name
+            assert not outcome.missed, (spec, kind, name)
             rejected += bool(outcome.rejected)
     assert rejected > len(cases) * count * 0.6

@@ -27,7 +27,7 @@ from arborcast.backends.programs.program import (
     Span,
     Wait,
 )
-from arborcast.bench.program_mutants import Outcome
+from tests.support.program_mutants import Outcome
 
 
 def mutants(program: GlobalProgram, seed: int) -> Iterator[tuple[str, GlobalProgram]]:

@@ -1,9 +1,7 @@
-"""The bench of programs: judges that die or hang, and rows that are not asked for again."""
+"""Judges of programs: those that die or hang, and what they are asked."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +9,10 @@ import pytest
 
 from arborcast.backends.programs import sccl
 from arborcast.backends.programs.program import ProgramError
-from arborcast.bench import judges, programs
+from arborcast.bench import judges
 from arborcast.bench.contest.cases import CASES
-from arborcast.bench.harness.document import Row
 from arborcast.synth.collective import Kind
+from arborcast.synth.formats.results import Row
 from arborcast.synth.implicit_schedule import AnySchedule
 
 
@@ -74,29 +72,4 @@ def test_the_damaged_file_is_told_by_its_own_collective(
         ("broadcast", "not passed"),
         ("allgather", "does not fit"),
         ("broadcast", "refused"),
-    ]
-
-
-def test_machines_that_are_not_asked_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four exports one is asked again: its row is replaced, of all others none."""
-    path = tmp_path / "programs.json"
-    base = dict.fromkeys(programs.KEYS) | {"part": "exports", "verdict": "correct", "why": "", "wrong": 0}
-    rows = [
-        base | {"runtime": runtime, "topology": topology}
-        for runtime in ("sccl", "msccl")
-        for topology in ("ring:3", "dgx1")
-    ]
-    path.write_text(json.dumps({"rows": rows}))
-    ask = ["programs.py", "--only", "exports", "--machines", "ring:3", "--runtimes", "sccl"]
-    monkeypatch.setattr(sys, "argv", [*ask, "--json", str(path)])
-    monkeypatch.setattr(programs, "exports", lambda *_: iter([rows[0] | {"verdict": "asked again"}]))
-    programs.main()
-    found = [
-        (row["runtime"], row["topology"], row["verdict"]) for row in json.loads(path.read_text())["rows"]
-    ]
-    assert sorted(found) == [
-        ("msccl", "dgx1", "correct"),
-        ("msccl", "ring:3", "correct"),
-        ("sccl", "dgx1", "correct"),
-        ("sccl", "ring:3", "asked again"),
     ]
