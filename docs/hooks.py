@@ -75,7 +75,7 @@ def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
     """JSON schemas of all files that are read, by their names: what each is, and its schema."""
     from pydantic import TypeAdapter
 
-    from arborcast.pipeline.planning.shapes import PlanShape, ProfileShape, ShardedPlanShape
+    from arborcast.pipeline.planning.plan_documents import PlanDocument, ProfileShape, ShardedPlanShape
     from arborcast.synth.formats.shapes import (
         CustomShape,
         ImplicitShape,
@@ -96,7 +96,7 @@ def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
         "collective": ("a collective of your own, in YAML or JSON", CustomShape),
         "groups": ("`groups.json` in a folder of `synth groups`", GroupsShape),
         "profile": ("a profile of a model", ProfileShape),
-        "plan": ("a plan, of `synth plan -o`", PlanShape),
+        "plan": ("a plan, of `synth plan -o`", PlanDocument),
         "sharded-plan": ("a plan of `synth plan --intra -o`", ShardedPlanShape),
     }
     found = {"topology": ("a topology, in YAML or JSON", topology)}

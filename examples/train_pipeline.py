@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from arborcast import pipeline, topologies
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.pictures import draw_timelines
-from arborcast.pipeline.pictures.timeline import title_of
+from arborcast.pipeline.pictures.timeline_picture import title_of
 from arborcast.synth.errors import InputError
 from arborcast.synth.pictures.canvas import FAINT, PALETTE, check_path, headline, picture
 

@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING
 from arborcast.lazy import loader
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.costs.activations import Segment as Segment
-    from arborcast.pipeline.costs.links import LinkCosts as LinkCosts
+    from arborcast.pipeline.costs.link_costs import LinkCosts as LinkCosts
     from arborcast.pipeline.costs.measured import profile as profile
+    from arborcast.pipeline.costs.saved_bytes import Segment as Segment
+    from arborcast.pipeline.model.deferred_init import initialise as initialise
+    from arborcast.pipeline.model.deferred_init import on_meta as on_meta
     from arborcast.pipeline.model.divisible import Divisible as Divisible
-    from arborcast.pipeline.model.meta import initialise as initialise
-    from arborcast.pipeline.model.meta import on_meta as on_meta
     from arborcast.pipeline.model.traced import trace as trace
     from arborcast.pipeline.order.actions import Action as Action
-    from arborcast.pipeline.planning.comparison import Comparison as Comparison
-    from arborcast.pipeline.planning.comparison import compare as compare
     from arborcast.pipeline.planning.formats import read_plan as read_plan
     from arborcast.pipeline.planning.formats import read_profile as read_profile
     from arborcast.pipeline.planning.formats import read_sharded_plan as read_sharded_plan
     from arborcast.pipeline.planning.formats import write_plan as write_plan
     from arborcast.pipeline.planning.formats import write_profile as write_profile
     from arborcast.pipeline.planning.formats import write_sharded_plan as write_sharded_plan
+    from arborcast.pipeline.planning.plan_comparison import Comparison as Comparison
+    from arborcast.pipeline.planning.plan_comparison import compare as compare
+    from arborcast.pipeline.planning.plan_prediction import Prediction as Prediction
+    from arborcast.pipeline.planning.plan_prediction import predict as predict
     from arborcast.pipeline.planning.planner import plan as plan
-    from arborcast.pipeline.planning.prediction import Prediction as Prediction
-    from arborcast.pipeline.planning.prediction import predict as predict
-    from arborcast.pipeline.planning.sharded import shard_in_stages as shard_in_stages
+    from arborcast.pipeline.planning.sharded_planning import shard_in_stages as shard_in_stages
     from arborcast.pipeline.profiles import Layer as Layer
     from arborcast.pipeline.profiles import Profile as Profile
     from arborcast.pipeline.profiles import Tie as Tie
-    from arborcast.pipeline.run.intra.trainer import ShardedTrainer as ShardedTrainer
-    from arborcast.pipeline.sharding.choice import shard_model as shard_model
-    from arborcast.pipeline.simulation.simulator import simulate as simulate
+    from arborcast.pipeline.run.intra.sharded_trainer import ShardedTrainer as ShardedTrainer
+    from arborcast.pipeline.sharding.mesh_choice import shard_model as shard_model
+    from arborcast.pipeline.simulation.pass_simulator import simulate as simulate
     from arborcast.pipeline.simulation.timeline import Timeline as Timeline
     from arborcast.pipeline.stages import Plan as Plan
     from arborcast.pipeline.stages import Stage as Stage
@@ -47,31 +47,31 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Action": "arborcast.pipeline.order.actions",
-    "Comparison": "arborcast.pipeline.planning.comparison",
+    "Comparison": "arborcast.pipeline.planning.plan_comparison",
     "Divisible": "arborcast.pipeline.model.divisible",
     "Layer": "arborcast.pipeline.profiles",
-    "LinkCosts": "arborcast.pipeline.costs.links",
+    "LinkCosts": "arborcast.pipeline.costs.link_costs",
     "Plan": "arborcast.pipeline.stages",
-    "Prediction": "arborcast.pipeline.planning.prediction",
+    "Prediction": "arborcast.pipeline.planning.plan_prediction",
     "Profile": "arborcast.pipeline.profiles",
-    "Segment": "arborcast.pipeline.costs.activations",
-    "ShardedTrainer": "arborcast.pipeline.run.intra.trainer",
+    "Segment": "arborcast.pipeline.costs.saved_bytes",
+    "ShardedTrainer": "arborcast.pipeline.run.intra.sharded_trainer",
     "Stage": "arborcast.pipeline.stages",
     "Tie": "arborcast.pipeline.profiles",
     "Timeline": "arborcast.pipeline.simulation.timeline",
     "Trainer": "arborcast.pipeline.trainer",
-    "compare": "arborcast.pipeline.planning.comparison",
-    "initialise": "arborcast.pipeline.model.meta",
-    "on_meta": "arborcast.pipeline.model.meta",
+    "compare": "arborcast.pipeline.planning.plan_comparison",
+    "initialise": "arborcast.pipeline.model.deferred_init",
+    "on_meta": "arborcast.pipeline.model.deferred_init",
     "plan": "arborcast.pipeline.planning.planner",
-    "predict": "arborcast.pipeline.planning.prediction",
+    "predict": "arborcast.pipeline.planning.plan_prediction",
     "profile": "arborcast.pipeline.costs.measured",
     "read_plan": "arborcast.pipeline.planning.formats",
     "read_profile": "arborcast.pipeline.planning.formats",
     "read_sharded_plan": "arborcast.pipeline.planning.formats",
-    "shard_in_stages": "arborcast.pipeline.planning.sharded",
-    "shard_model": "arborcast.pipeline.sharding.choice",
-    "simulate": "arborcast.pipeline.simulation.simulator",
+    "shard_in_stages": "arborcast.pipeline.planning.sharded_planning",
+    "shard_model": "arborcast.pipeline.sharding.mesh_choice",
+    "simulate": "arborcast.pipeline.simulation.pass_simulator",
     "trace": "arborcast.pipeline.model.traced",
     "write_plan": "arborcast.pipeline.planning.formats",
     "write_profile": "arborcast.pipeline.planning.formats",

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf, lcm
 
-from arborcast.pipeline.costs.activations import Segment, Segments, Treatment, check_segments, extra_us
+from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, check_segments, extra_us
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Passes
@@ -46,7 +46,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class StageWorker:
     """Ranks that hold the same stages and do the same passes.
 
     Attributes:
@@ -238,12 +238,12 @@ class Plan:
         return tuple(stage.start for stage in self.stages[1:])
 
     @cached_property
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[StageWorker, ...]:
         """Who does the same, in the order of their first stages."""
         held: dict[tuple[int, ...], list[int]] = {}
         for index, stage in enumerate(self.stages):
             held.setdefault(stage.ranks, []).append(index)
-        return tuple(Worker(tuple(stages), ranks) for ranks, stages in held.items())
+        return tuple(StageWorker(tuple(stages), ranks) for ranks, stages in held.items())
 
     @property
     def ranks(self) -> tuple[int, ...]:

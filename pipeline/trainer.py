@@ -21,22 +21,22 @@ from torch import Tensor, nn
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run import checkpoints
-from arborcast.pipeline.run.arguments import Options, words_of_plan
-from arborcast.pipeline.run.assignment import Place
+from arborcast.pipeline.run.assignment import RankAssignment
+from arborcast.pipeline.run.batch_negotiation import BatchNegotiation
 from arborcast.pipeline.run.batches import Tensors
-from arborcast.pipeline.run.failures import Agreement, FailureBroadcast
-from arborcast.pipeline.run.feed import Feed
-from arborcast.pipeline.run.groups import Groups, fabric_of
+from arborcast.pipeline.run.distributed_batches import DistributedBatches
+from arborcast.pipeline.run.failures import ConfigBarrier, FailureBroadcast
+from arborcast.pipeline.run.initial_weights import Weights
 from arborcast.pipeline.run.local_model import LocalModel
 from arborcast.pipeline.run.losses import LossFunction
-from arborcast.pipeline.run.meeting import Meeting
-from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import NullRecorder, Recorder
+from arborcast.pipeline.run.prepared_layers import Prepare
+from arborcast.pipeline.run.recorder import NullRecorder, PassRecorder
 from arborcast.pipeline.run.saving import Saving
-from arborcast.pipeline.run.sharded import Prepare
+from arborcast.pipeline.run.stage_groups import Groups, fabric_of
+from arborcast.pipeline.run.stage_messages import Messages, Messenger
+from arborcast.pipeline.run.training_options import TrainingOptions, words_of_plan
 from arborcast.pipeline.run.update import OptimizerOf
-from arborcast.pipeline.run.weights import Weights
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
@@ -137,7 +137,7 @@ class Trainer(Saving):
         record: bool = False,
         weights: Weights | None = None,
     ) -> None:
-        self._options = options = Options(
+        self._options = options = TrainingOptions(
             loss_fn,
             loss_reduction,
             check_loss,
@@ -154,10 +154,10 @@ class Trainer(Saving):
         options.check(plan, optimizer, min(timeout_s, start_timeout_s), device, precision)
         rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
-        self._place = Place.of(plan, rank, tensor_ranks)
+        self._place = RankAssignment.of(plan, rank, tensor_ranks)
         if isinstance(model, Layered):
             options.check_model(model, self._place.column, optimizer)
-        self._agreement = Agreement(f"arborcast trainer {next(_numbers)}", rank, size, timeout_s)
+        self._agreement = ConfigBarrier(f"arborcast trainer {next(_numbers)}", rank, size, timeout_s)
         words = f"{words_of_plan(plan)}, {options.words(collectives, precision)}"
         self._agreement.agree("start", words, what="trainer", timeout_s=start_timeout_s)
         self.plan = plan
@@ -169,10 +169,12 @@ class Trainer(Saving):
         if not isinstance(precision, Precision):
             precision = Precision(precision or "float32", device, self._groups.job)
         self._precision = precision
-        self._recorder = Recorder() if record else NullRecorder()
+        self._recorder = PassRecorder() if record else NullRecorder()
         self._links = Messenger(self._groups.job, self._place.name, self._recorder)
         self._messages = self._links.messages
-        self._meeting = Meeting(self._place, loss_fn is None, self._agreement, self._faults, self._groups)
+        self._meeting = BatchNegotiation(
+            self._place, loss_fn is None, self._agreement, self._faults, self._groups
+        )
         self._calls = self._steps = 0
         self._is_closed = False
         self._kept: tuple[nn.Module, Any, float | None] | None = None
@@ -235,9 +237,11 @@ class Trainer(Saving):
         """
         return self._place.needs(self._options.loss_fn is None)[1]
 
-    def feed(self, loader: Iterable[Any] | None) -> Feed:
-        """Batches for `step` on every rank, from a loader on those that need data; see `Feed`."""
-        return Feed(loader, self._groups.job, self._faults, self.needs_inputs or self.needs_targets)
+    def feed(self, loader: Iterable[Any] | None) -> DistributedBatches:
+        """Batches for `step` on every rank, from a loader on those that need data."""
+        return DistributedBatches(
+            loader, self._groups.job, self._faults, self.needs_inputs or self.needs_targets
+        )
 
     def _run(self, inputs: Tensors | None, targets: Tensors | None, *, training: bool) -> float:
         self._faults.refuse()

@@ -103,7 +103,7 @@ def _forwarding(solve: Method, topology: Topology, collective: Collective, reque
     if topology.forwarding is topology:
         return solve(topology, collective, request)
     from arborcast.synth.bounds import bound
-    from arborcast.synth.in_network.schedules import forwarding_answer
+    from arborcast.synth.in_network.switch_schedules import forwarding_answer
 
     limit = bound(topology, collective, Deadline.after(request.deadline_s))
     return forwarding_answer(solve, topology, collective, request, limit)
@@ -141,7 +141,7 @@ def implicit_method_for(topology: Topology, collective: Collective) -> ImplicitM
     if collective.kind is Kind.ALLTOALL:
         from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall as found
     else:
-        from arborcast.synth.packing.symmetric.solver import solve_symmetric as found
+        from arborcast.synth.packing.symmetric.symmetric_solver import solve_symmetric as found
     if topology.forwarding is topology:
         return found
     return partial(_implicitly_in_network, found)

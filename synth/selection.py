@@ -252,7 +252,7 @@ def candidates(
         wanted += [("trees", replace(request, max_trees=few)) for few in counts]
     if topology.forwarding is not topology and first == "trees":
         from arborcast.synth.bounds import bound
-        from arborcast.synth.in_network.schedules import forwarding_answer
+        from arborcast.synth.in_network.switch_schedules import forwarding_answer
 
         deadline.check("the comparison of methods")
         left = replace(request, deadline_s=deadline)
@@ -278,7 +278,7 @@ def candidates(
 def _on(topology: Topology, collective: Collective, found: Iterator[Schedule]) -> Iterator[Schedule]:
     """The same schedules, also the one of an error, where switches may do more than they ask of them."""
     from arborcast.synth.bounds import bound
-    from arborcast.synth.in_network.schedules import on_able_switches
+    from arborcast.synth.in_network.switch_schedules import on_able_switches
 
     limit = bound(topology, collective)
     try:
@@ -322,7 +322,7 @@ def implicit_candidates(
     yield best
     if collective.kind is Kind.ALLTOALL or request.is_about_trees:
         return
-    from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
+    from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
 
     deadline.check("the comparison of methods")
     left = replace(request, deadline_s=deadline)
@@ -417,7 +417,7 @@ def shallow_by_symmetry(
     """
     if collective.kind not in IMPLICIT_KINDS:
         return
-    from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
+    from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
     from arborcast.synth.symmetry.translation_search import translations_of
 
     deadline.check("the comparison of methods")

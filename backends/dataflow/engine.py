@@ -32,8 +32,8 @@ from arborcast.backends.errors import (
 )
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
-from arborcast.backends.staging.device import Device
-from arborcast.backends.tensors.torch_reduction import Operator
+from arborcast.backends.staging.device import StagingDevice
+from arborcast.backends.tensors.torch_reduction import ReductionOperator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.silence import LOST_AFTER_S, SilenceWatch
 from arborcast.backends.transport.socket_channel import SocketChannel
@@ -144,10 +144,10 @@ class Engine:
         graph: TaskGraph,
         memory: Mapping[Buffer, Tensor],
         opening: CollectiveFingerprint,
-        operator: Operator | None,
+        operator: ReductionOperator | None,
         *,
         dtype: torch.dtype | None = None,
-        device: Device | None = None,
+        device: StagingDevice | None = None,
     ) -> None:
         """Do this rank's part of one collective; return when its own buffers are final.
 
@@ -174,9 +174,9 @@ class Engine:
         graph: TaskGraph,
         memory: Mapping[Buffer, Tensor],
         opening: CollectiveFingerprint,
-        operator: Operator | None,
+        operator: ReductionOperator | None,
         dtype: torch.dtype | None,
-        device: Device | None,
+        device: StagingDevice | None,
     ) -> None:
         self._refuse_after_failure()
         copies = None
@@ -381,7 +381,7 @@ class Engine:
         return self._next != self.rank and self._network.channels[self._next].wants_write
 
     def _working_space(
-        self, graph: TaskGraph, dtype: torch.dtype, device: Device | None
+        self, graph: TaskGraph, dtype: torch.dtype, device: StagingDevice | None
     ) -> dict[Buffer, Tensor]:
         """Scratch and ring where the graph has some; all lengths and types share them: one call runs."""
         found = {}

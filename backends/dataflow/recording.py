@@ -13,7 +13,7 @@ from arborcast.backends.transport.socket_channel import SocketChannel
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RecordedBytes:
     """Bytes that went to a peer, or came from it.
 
     Attributes:
@@ -35,8 +35,8 @@ class Recorder:
     """Takes the place of a network, and has its channels note what passes."""
 
     def __init__(self) -> None:
-        self._sent: list[Moment] = []
-        self._received: list[Moment] = []
+        self._sent: list[RecordedBytes] = []
+        self._received: list[RecordedBytes] = []
         self._networks: list[Connections] = []
         self._watched: dict[int, SocketChannel] = {}
 
@@ -47,13 +47,13 @@ class Recorder:
         return self
 
     @property
-    def sent(self) -> list[Moment]:
+    def sent(self) -> list[RecordedBytes]:
         """What went since the last `forget`, in its order for each peer."""
         self._take_over()
         return self._sent
 
     @property
-    def received(self) -> list[Moment]:
+    def received(self) -> list[RecordedBytes]:
         """What came, likewise."""
         self._take_over()
         return self._received
@@ -88,4 +88,4 @@ class Recorder:
     def _take_over(self) -> None:
         for peer, channel in self._watched.items():
             for at, count in channel.recorded():
-                (self._sent if count > 0 else self._received).append(Moment(at, peer, abs(count)))
+                (self._sent if count > 0 else self._received).append(RecordedBytes(at, peer, abs(count)))

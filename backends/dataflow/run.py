@@ -32,7 +32,7 @@ from arborcast.backends.native.library import (
     combiner,
     in_peace,
 )
-from arborcast.backends.tensors.torch_reduction import Operator
+from arborcast.backends.tensors.torch_reduction import ReductionOperator
 from arborcast.backends.transport.fingerprint import OPENING_BYTES, CollectiveFingerprint
 from arborcast.backends.transport.socket_channel import SocketChannel
 
@@ -143,7 +143,7 @@ class GraphRun:
     def run(
         self,
         memory: Mapping[Buffer, Tensor],
-        operator: Operator | None,
+        operator: ReductionOperator | None,
         opening: CollectiveFingerprint,
         *,
         timeout_s: float,
@@ -213,7 +213,7 @@ class GraphRun:
     def _begin(
         self,
         memory: Mapping[Buffer, Tensor],
-        operator: Operator | None,
+        operator: ReductionOperator | None,
         opening: CollectiveFingerprint,
     ) -> None:
         state = self._state

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from arborcast.backends.dataflow.task_graph import Action, TaskGraph
+from arborcast.backends.dataflow.task_graph import GraphTask, TaskGraph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.layout import Buffer
-from arborcast.backends.staging.device import Device, Way
+from arborcast.backends.staging.device import CopyDirection, StagingDevice
 from arborcast.backends.tensors.torch_compat import split
 
 
@@ -30,24 +30,28 @@ class StagedCopies:
     """
 
     def __init__(
-        self, graph: TaskGraph, memory: Mapping[Buffer, Tensor], device: Device, ring: Callable[[], None]
+        self,
+        graph: TaskGraph,
+        memory: Mapping[Buffer, Tensor],
+        device: StagingDevice,
+        ring: Callable[[], None],
     ) -> None:
         self._views = _views_of(graph, memory)
         self._device = device
         self._ring = ring
-        self._begun: dict[int, Action] = {}
+        self._begun: dict[int, GraphTask] = {}
         self._ended: deque[tuple[int, BaseException | None]] = deque()
         self._changed = threading.Condition()
 
-    def begin(self, number: int, action: Action) -> None:
+    def begin(self, number: int, action: GraphTask) -> None:
         """Begin an action of the graph and return.
 
         Raises:
             ExecutionError: the device refuses.
         """
-        way = Way.WITHIN
+        way = CopyDirection.WITHIN
         if Buffer.RING in {action.into.buffer, action.source.buffer}:
-            way = Way.IN if action.into.buffer is Buffer.RING else Way.OUT
+            way = CopyDirection.IN if action.into.buffer is Buffer.RING else CopyDirection.OUT
 
         def done(error: BaseException | None) -> None:
             with self._changed:
@@ -86,7 +90,7 @@ class StagedCopies:
             self._changed.wait_for(lambda: len(self._ended) == len(self._begun), seconds)
 
 
-def _failure(action: Action, error: BaseException) -> ExecutionError:
+def _failure(action: GraphTask, error: BaseException) -> ExecutionError:
     return ExecutionError(f"{action.operation}: {type(error).__name__}: {error}")
 
 

@@ -51,7 +51,7 @@ class Act(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class GraphTask:
     """One operation of a program, or two that have become one.
 
     Attributes:
@@ -97,7 +97,7 @@ class TaskGraph:
     """
 
     program: Program
-    actions: tuple[Action, ...]
+    actions: tuple[GraphTask, ...]
     sends: Mapping[int, tuple[int, ...]]
     receives: Mapping[int, tuple[int, ...]]
     slices: tuple[Slice, ...]
@@ -134,7 +134,7 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
     actions = []
     for number, draft in enumerate(drafts):
         actions.append(
-            Action(
+            GraphTask(
                 draft.act,
                 _shown(draft),
                 draft.into,

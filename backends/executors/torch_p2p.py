@@ -22,7 +22,7 @@ from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
 from arborcast.backends.lowering.program import Operation, Program, Receive, Reduce, Send
 from arborcast.backends.lowering.rank_view import digest_of, refuse_switches
 from arborcast.backends.tensors.checks import check_buffers
-from arborcast.backends.tensors.torch_reduction import Operator, served_operator
+from arborcast.backends.tensors.torch_reduction import ReductionOperator, served_operator
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -155,7 +155,7 @@ class Executor:
             memory[Buffer.INPUT] = given
         if output is not None:
             memory[Buffer.OUTPUT] = output
-        call = _Call(program, self._group, memory, operator)
+        call = _ProgramRun(program, self._group, memory, operator)
         try:
             call.run()
         except BaseException as error:
@@ -202,7 +202,7 @@ class Executor:
         return lower_rank(self.schedule, self.rank, count, pieces=self.pieces_for(count, dtype))
 
 
-class _Call:
+class _ProgramRun:
     """One run of a program.
 
     Attributes:
@@ -214,7 +214,7 @@ class _Call:
         program: Program,
         group: dist.ProcessGroup,
         memory: Mapping[Buffer, Tensor],
-        operator: Operator | None,
+        operator: ReductionOperator | None,
     ) -> None:
         self.reached: Operation | None = None
         self._operations = program.operations

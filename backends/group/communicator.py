@@ -31,19 +31,19 @@ from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.options import Options, emulated_copies
+from arborcast.backends.schedules.combined import digest_of, joint_part
 from arborcast.backends.schedules.exchange import Exchanges, Sizes
-from arborcast.backends.schedules.fabric import fabric_for
+from arborcast.backends.schedules.group_fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
-from arborcast.backends.schedules.joint import digest_of, joint_part
 from arborcast.backends.schedules.rendezvous import difference, meet, processors, whereabouts
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.spare import digests_of, spare_table
-from arborcast.backends.schedules.table import Table
 from arborcast.backends.staging.cuda import CudaDevice
-from arborcast.backends.staging.device import Device
+from arborcast.backends.staging.device import StagingDevice
 from arborcast.backends.staging.emulated import EmulatedDevice
 from arborcast.backends.tensors.shared_store import shared_store
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of
-from arborcast.backends.tensors.torch_reduction import Operator, name_of, served_operator
+from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
@@ -331,7 +331,7 @@ class Communicator:
 
     # ------------------------------------------------------------------ around them
 
-    def prepare(self, kind: Kind | str, root: int = 0) -> Table | None:
+    def prepare(self, kind: Kind | str, root: int = 0) -> ScheduleTable | None:
         """Find the schedules of a collective now, and wait for them; all ranks make this call.
 
         Returns:
@@ -466,7 +466,7 @@ class Communicator:
     # ------------------------------------------------------------------ one call
 
     def _call(
-        self, kind: Kind, root: int, count: int, dtype: torch.dtype, operator: Operator | None = None
+        self, kind: Kind, root: int, count: int, dtype: torch.dtype, operator: ReductionOperator | None = None
     ) -> CollectiveFingerprint:
         elements = str(dtype).removeprefix("torch.")
         if operator is not None:
@@ -478,7 +478,7 @@ class Communicator:
         call: CollectiveFingerprint,
         dtype: torch.dtype,
         memory: dict[Buffer, Tensor],
-        operator: Operator | None,
+        operator: ReductionOperator | None,
         by_gloo: Callable[[Any, Memory], Any],
         *,
         shown: CollectiveFingerprint | None = None,
@@ -563,7 +563,7 @@ class Communicator:
             return f"which serves below {format_size(below)} (gloo_below)"
         return None
 
-    def _table(self, kind: Kind, root: int, *, waits: bool = False) -> Table | str:
+    def _table(self, kind: Kind, root: int, *, waits: bool = False) -> ScheduleTable | str:
         return self._schedules.table(CollectiveFingerprint(0, 0, root, kind, ""), self._next, waits=waits)
 
     def _new_schedules(self) -> Schedules:
@@ -600,7 +600,7 @@ class Communicator:
         }
 
 
-def _device_of(options: Options) -> Device | None:
+def _device_of(options: Options) -> StagingDevice | None:
     """Where the tensors lie that pass through host memory; None where none do.
 
     Raises:

@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 from arborcast.backends.schedules.exchange import Served
-from arborcast.backends.schedules.table import Entry
+from arborcast.backends.schedules.schedule_table import TableEntry
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
@@ -75,7 +75,7 @@ class Call:
         history: History,
         opening: CollectiveFingerprint,
         nbytes: int,
-        entry: Entry | Served | None,
+        entry: TableEntry | Served | None,
         is_counted: bool,
     ) -> None:
         self._history = history
@@ -172,7 +172,7 @@ class History:
         self,
         opening: CollectiveFingerprint,
         nbytes: int,
-        entry: Entry | Served | None,
+        entry: TableEntry | Served | None,
         is_counted: bool = True,
     ) -> Call:
         """A call that its `with` block serves; arguments as `Call` has them."""
@@ -219,7 +219,7 @@ class History:
             counter["gloo" if found.entry is None else "schedule"] += found.calls
             counter["bytes"] += found.nbytes
             counter["seconds"] += seconds
-            if isinstance(found.entry, Entry):
+            if isinstance(found.entry, TableEntry):
                 least_s[kind] += found.nbytes / float(found.entry.schedule.bound.rate) / 1e9
                 took_s[kind] += seconds
                 counter["share"] = least_s[kind] / took_s[kind]

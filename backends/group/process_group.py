@@ -63,7 +63,7 @@ from arborcast.backends.group.posting import ANYBODY, Posting
 from arborcast.backends.group.profiling import ObservedWork, event_of
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.fabric import Fabric
+from arborcast.backends.schedules.group_fabric import GroupFabric
 from arborcast.backends.tensors.torch_compat import (
     PeerCalls,
     PrefixStore,
@@ -808,7 +808,7 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
     )
 
 
-def _announce(fabric: Fabric, is_whole: bool) -> None:
+def _announce(fabric: GroupFabric, is_whole: bool) -> None:
     """Say once what the fabric of the job is; that it is only assumed is said of whichever group is first."""
     key = "assumed" if fabric.is_assumed else str(fabric)
     if key not in _announced and (is_whole or fabric.is_assumed):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.backends.dataflow.recording import Moment, Recorder
+from arborcast.backends.dataflow.recording import RecordedBytes, Recorder
 from arborcast.backends.dataflow.task_graph import Act, TaskGraph
 from arborcast.backends.group.history import EPOCH_NS, Call
 from arborcast.synth.formats.atomic import write_atomically
@@ -59,7 +59,7 @@ class Tracer:
                 ("to", graph.sends, self.recorder.sent),
                 ("from", graph.receives, self.recorder.received),
             ):
-                of_peer: dict[int, list[Moment]] = defaultdict(list)
+                of_peer: dict[int, list[RecordedBytes]] = defaultdict(list)
                 for moment in moments:
                     of_peer[moment.peer].append(moment)
                 for peer, numbers in orders.items():
@@ -82,7 +82,7 @@ class Tracer:
         begin_ns: int,
         graph: TaskGraph,
         numbers: Iterable[int],
-        moments: Iterable[Moment],
+        moments: Iterable[RecordedBytes],
         item_bytes: int,
     ) -> None:
         """A bar of each message; bytes tell where one ends and the next begins."""

@@ -147,7 +147,7 @@ def _lower(
     if rank not in layout.collective.members:  # all inputs of a piece take a slot, those of the next others
         window *= _most_inputs(rank, transfers)
     sent = {(it.chunk, it.step, it.dst) for _, it in transfers if it.src == rank and it.reduce}
-    writer = _Writer(layout, rank, pieces, Scratch(layout.count, window), ring, sent)
+    writer = _OperationWriter(layout, rank, pieces, Scratch(layout.count, window), ring, sent)
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
         writer.copy(0, *kept)
@@ -215,7 +215,7 @@ class _Ring:
 
 
 @dataclass(frozen=True, slots=True)
-class _Message:
+class _PieceMessage:
     """One piece of one transfer; `tag` tells it from all other messages of the collective."""
 
     time: int
@@ -231,7 +231,7 @@ class _Message:
 
 def _messages_of(
     layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], pieces: int, pace: Fraction
-) -> list[_Message]:
+) -> list[_PieceMessage]:
     """The messages of a rank in the one order that all ranks share."""
     found = []
     for index, transfer in transfers:
@@ -243,13 +243,13 @@ def _messages_of(
             length = span.part(piece, pieces).length
             if length:
                 time = transfer.step + piece * pace.numerator // pace.denominator
-                found.append(_Message(time, transfer, piece, length, index * pieces + piece))
+                found.append(_PieceMessage(time, transfer, piece, length, index * pieces + piece))
     found.sort(key=lambda message: (message.time, message.tag))
     return found
 
 
 @dataclass(slots=True)
-class _Arrival:
+class _PendingReceive:
     """A receive whose data does not count yet; `claims` where its slice becomes the cell's home."""
 
     src: int
@@ -270,18 +270,18 @@ class _Cell:
     final: Slice | None
     target: Slice | None = None
     latest: Transfer | None = None  # the last that came in
-    arrivals: list[_Arrival] = field(default_factory=list)
+    arrivals: list[_PendingReceive] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class _Use:
+class _SliceUse:
     """Who touched a slice last: the operation that wrote it, and those that have read it since."""
 
     written: int | None = None
     read: list[int] = field(default_factory=list)
 
 
-class _Writer:
+class _OperationWriter:
     """Writes the operations of one rank and keeps track of what depends on what.
 
     Slices that are in use at the same time are disjoint and keep their start, so a slice is known by its
@@ -305,9 +305,9 @@ class _Writer:
         self._pieces = pieces
         self._sent_summands = sent_summands
         self._cells: dict[tuple[int, int], _Cell] = {}
-        self._uses: dict[tuple[Buffer, int], _Use] = defaultdict(_Use)
+        self._uses: dict[tuple[Buffer, int], _SliceUse] = defaultdict(_SliceUse)
 
-    def send(self, message: _Message) -> None:
+    def send(self, message: _PieceMessage) -> None:
         cell = self._cell(message)
         if cell.home is None:
             step, chunk = message.transfer.step, message.transfer.chunk
@@ -317,7 +317,7 @@ class _Writer:
             Send(message.time, message.transfer.dst, cell.home, message.tag, tuple(sorted(after)))
         )
 
-    def receive(self, message: _Message, more_sends: bool) -> None:
+    def receive(self, message: _PieceMessage, more_sends: bool) -> None:
         cell = self._cell(message)
         transfer = message.transfer
         if (
@@ -338,11 +338,11 @@ class _Writer:
             claims = True
             direct = cell.home != cell.final or not more_sends
         into = cell.final if direct and cell.final is not None else self._take(message)
-        cell.arrivals.append(_Arrival(transfer.src, into, transfer.reduce, claims))
+        cell.arrivals.append(_PendingReceive(transfer.src, into, transfer.reduce, claims))
         after = self._writes(into)
         self.operations.append(Receive(message.time, transfer.src, into, message.tag, tuple(sorted(after))))
 
-    def settle(self, message: _Message) -> None:
+    def settle(self, message: _PieceMessage) -> None:
         """Let what arrived in this step count."""
         cell = self._cell(message)
         added = [it for it in cell.arrivals if it.reduce]
@@ -353,7 +353,7 @@ class _Writer:
             self._add(message, cell, added)
         cell.arrivals.clear()
 
-    def _add(self, message: _Message, cell: _Cell, arrivals: Sequence[_Arrival]) -> None:
+    def _add(self, message: _PieceMessage, cell: _Cell, arrivals: Sequence[_PendingReceive]) -> None:
         """Add up what is here and what arrived.
 
         Ranks that exchange their values do so in the order of ranks: each adds up for itself, and where all
@@ -378,7 +378,7 @@ class _Writer:
                 self.scratch.give_back(chunk, arrival.into)
         cell.home = result
 
-    def close(self, message: _Message) -> None:
+    def close(self, message: _PieceMessage) -> None:
         """No message of this cell follows."""
         cell = self._cells.pop(message.cell)
         assert cell.home is not None, "what was sent or received has its place"
@@ -391,7 +391,7 @@ class _Writer:
         after = self._reads(source) | self._writes(into)
         self.operations.append(Copy(time, source, into, tuple(sorted(after))))
 
-    def _replace(self, message: _Message, cell: _Cell, into: Slice) -> None:
+    def _replace(self, message: _PieceMessage, cell: _Cell, into: Slice) -> None:
         chunk = message.transfer.chunk
         if cell.final is not None and into != cell.final:
             self.copy(message.time, into, cell.final)
@@ -405,7 +405,7 @@ class _Writer:
         after = self._reads(source) | self._writes(into)
         self.operations.append(Reduce(time, source, into, tuple(sorted(after))))
 
-    def _cell(self, message: _Message) -> _Cell:
+    def _cell(self, message: _PieceMessage) -> _Cell:
         cell = self._cells.get(message.cell)
         if cell is None:
             chunk, piece = message.cell
@@ -420,7 +420,7 @@ class _Writer:
             self._cells[message.cell] = cell
         return cell
 
-    def _through(self, ring: _Ring, cell: _Cell, message: _Message) -> _Cell:
+    def _through(self, ring: _Ring, cell: _Cell, message: _PieceMessage) -> _Cell:
         """The cell in a ring, copied in where the rank holds it at the start."""
         if cell.home is None and cell.final is None:
             return cell
@@ -429,7 +429,7 @@ class _Writer:
             self.copy(message.time, cell.home, slot)
         return _Cell(cell.home and slot, cell.final and slot, target=cell.final)
 
-    def _take(self, message: _Message) -> Slice:
+    def _take(self, message: _PieceMessage) -> Slice:
         place = self._layout.places[message.transfer.chunk]
         longest = -(-(place.stop - place.start) // self._pieces)
         return self.scratch.take(message.transfer.chunk, message.length, longest)

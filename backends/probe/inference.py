@@ -16,7 +16,7 @@ from itertools import combinations, permutations
 
 from arborcast.backends.probe.measurements import Flow, Measurements, Spread
 from arborcast.backends.probe.prediction import Predictor, agrees, fair_rates, ratio
-from arborcast.backends.probe.shape import Groups, Shape, build, capacity, clustered, rounded
+from arborcast.backends.probe.shape import Groups, ProbedShape, build, capacity, clustered, rounded
 from arborcast.synth.topology import Link, Topology
 
 ALIKE = 0.06
@@ -64,7 +64,7 @@ class Inference:
     """What `infer` found: the topology, the shape it has, and the worst that it does not explain."""
 
     topology: Topology
-    shape: Shape
+    shape: ProbedShape
     misses: tuple[Miss, ...]
 
 
@@ -79,7 +79,7 @@ def infer(
         alike: relative difference below which numbers are made equal.
         explained: how far a prediction may be outside the spread of a measurement.
     """
-    best: tuple[float, Topology, Shape] | None = None
+    best: tuple[float, Topology, ProbedShape] | None = None
     for shape in candidates(measured, explained=explained):
         topology = fitted(build(shape, measured, name=name, alike=alike), measured, explained=explained)
         links = sum(_joins_switch(topology, link) for link in topology.links)
@@ -93,11 +93,11 @@ def infer(
     return Inference(topology, best[2], misses(topology, measured, explained=explained))
 
 
-def candidates(measured: Measurements, *, explained: float) -> Iterator[Shape]:
+def candidates(measured: Measurements, *, explained: float) -> Iterator[ProbedShape]:
     """The shapes worth a try, simple ones first."""
     everyone = tuple(range(measured.ranks))
     for groups in ((everyone,), *partitions(measured, explained=explained)):
-        plain = Shape(groups)
+        plain = ProbedShape(groups)
         yield plain
         ported = _with_ports(plain, measured, explained=explained)
         stars = _stars(ported, measured, explained=explained)
@@ -182,7 +182,7 @@ def _size(miss: Miss) -> float:
     return ratio(miss.measured.median, miss.predicted)
 
 
-def _with_ports(shape: Shape, measured: Measurements, *, explained: float) -> Shape:
+def _with_ports(shape: ProbedShape, measured: Measurements, *, explained: float) -> ProbedShape:
     """A port for each rank whose flows inside its group slow each other down when all run at once."""
     out_ports, in_ports = set(), set()
     for load in measured.loads:
@@ -199,7 +199,7 @@ def _with_ports(shape: Shape, measured: Measurements, *, explained: float) -> Sh
     return replace(shape, out_ports=frozenset(out_ports), in_ports=frozenset(in_ports))
 
 
-def _stars(shape: Shape, measured: Measurements, *, explained: float) -> frozenset[int]:
+def _stars(shape: ProbedShape, measured: Measurements, *, explained: float) -> frozenset[int]:
     """The groups of which all ranks have both ports, and no pair another limit."""
     found = set()
     for number, group in enumerate(shape.groups):

@@ -18,7 +18,7 @@ from itertools import combinations
 from arborcast.backends.probe.measurements import Flow, Measurements
 from arborcast.backends.probe.prediction import Predictor, ratio
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.symmetry.isomorphism import Shape
+from arborcast.synth.symmetry.isomorphism import ComparableTopology
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.catalog import catalog
 from arborcast.topologies.entries import Entry
@@ -177,7 +177,9 @@ def likeness(measured: Measurements, topology: Topology, name: str, tolerance: f
     if seen is None:
         return None
     try:
-        image = Shape(_pattern(measured.ranks, seen)).isomorphism(Shape(_pattern(measured.ranks, said)))
+        image = ComparableTopology(_pattern(measured.ranks, seen)).isomorphism(
+            ComparableTopology(_pattern(measured.ranks, said))
+        )
     except TopologyError:  # too large to be compared
         return None
     if image is None:

@@ -92,7 +92,7 @@ Way: TypeAlias = tuple[Label, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ProbedShape:
     """One look of a fabric.
 
     Attributes:
@@ -170,7 +170,7 @@ def capacity(measured: Measurements, among: Callable[[Flow], bool], *, near: flo
     )
 
 
-def build(shape: Shape, measured: Measurements, *, name: str, alike: float) -> Topology:
+def build(shape: ProbedShape, measured: Measurements, *, name: str, alike: float) -> Topology:
     """The topology of a shape with the measured rates and latencies, in round numbers.
 
     Args:

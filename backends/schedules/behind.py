@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 
-class Line(Generic[Result]):
+class BackgroundQueue(Generic[Result]):
     """First in, first out; the thread ends when there is nothing left to do."""
 
     def __init__(self) -> None:

@@ -26,12 +26,12 @@ from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.behind import Line
-from arborcast.backends.schedules.joint import JointPart
+from arborcast.backends.schedules.behind import BackgroundQueue
+from arborcast.backends.schedules.combined import JointPart
 from arborcast.backends.schedules.rendezvous import share_table
+from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
 from arborcast.backends.schedules.simple import is_simple, simple_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, kept_table, synthesize_table
-from arborcast.backends.schedules.table import Entry, Table
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.backends.staging.ring import Pipeline, Ring
 from arborcast.backends.tensors.torch_compat import Store
@@ -57,7 +57,7 @@ ASK_EVERY, ASK_FIRST = 16, (4, 8)
 """Calls of a collective by a simple schedule at which ranks ask whether there is another."""
 
 
-_line: Line[Table] = Line()
+_line: BackgroundQueue[ScheduleTable] = BackgroundQueue()
 """Where this process looks for tables behind the calls."""
 
 
@@ -71,7 +71,7 @@ class _Change:
         asked: how often ranks have asked for the other one.
     """
 
-    found: Future[Table] | None = None
+    found: Future[ScheduleTable] | None = None
     calls: int = 0
     asked: int = 0
 
@@ -107,7 +107,7 @@ class Schedules:
         cut: PieceRule,
         copying: CopyCosts | None = None,
         joint: Callable[[Kind, int | None], JointPart | None] | None = None,
-        spare: Callable[[Kind, int | None], Table | None] | None = None,
+        spare: Callable[[Kind, int | None], ScheduleTable | None] | None = None,
         cores: int | None = None,
     ) -> None:
         self.topology = left_of(fabric)
@@ -122,21 +122,21 @@ class Schedules:
         self._spare = spare
         self._cores = cores
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
-        self._tables: dict[tuple[Kind, int], Table | str] = {}
+        self._tables: dict[tuple[Kind, int], ScheduleTable | str] = {}
         self._changes: dict[tuple[Kind, int], _Change] = {}  # of simple tables, which serve for a time
         self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
 
-    def known(self, kind: Kind, root: int) -> Table | str | None:
+    def known(self, kind: Kind, root: int) -> ScheduleTable | str | None:
         """The table of a collective, or why it has none; None where nobody has asked yet."""
         return self._tables.get((kind, root))
 
-    def is_to_change(self, table: Table) -> bool:
+    def is_to_change(self, table: ScheduleTable) -> bool:
         """Whether a table serves only until there is another."""
         return any(self._tables.get(key) is table for key in list(self._changes))
 
     def table(
         self, call: CollectiveFingerprint, sequence: Callable[[], int], *, waits: bool = False
-    ) -> Table | str:
+    ) -> ScheduleTable | str:
         """The table for a call, or why there is none, so that gloo serves it; all ranks make this call.
 
         Args:
@@ -181,7 +181,7 @@ class Schedules:
             is_staged: whether the tensors pass through a ring of host buffers.
         """
         table = self._tables[kind, root]
-        assert isinstance(table, Table), "the caller has looked"
+        assert isinstance(table, ScheduleTable), "the caller has looked"
         entry = table.at(nbytes)
         schedule, rank, digest = entry.schedule, self._network.rank, _digest(table, entry)
         if not is_staged:
@@ -202,7 +202,7 @@ class Schedules:
         log.info("%s of %d bytes from and to a device: %s", schedule.collective.kind, nbytes, ring)
         return ring
 
-    def _make(self, kind: Kind, root: int, *, waits: bool) -> Table | str:
+    def _make(self, kind: Kind, root: int, *, waits: bool) -> ScheduleTable | str:
         if self._network.size == 1:
             return "a group of one rank"
         if (spare := self._spare_table(kind, root, waits)) is not None:
@@ -223,7 +223,7 @@ class Schedules:
             log.info("%s", table.summary())
         return table
 
-    def _spare_table(self, kind: Kind, root: int, waits: bool) -> Table | None:
+    def _spare_table(self, kind: Kind, root: int, waits: bool) -> ScheduleTable | None:
         """The table made before links failed, which every rank has; others are looked for behind it."""
         if self._spare is None or waits or not self._is_at_once:
             return None
@@ -242,14 +242,14 @@ class Schedules:
         options = self._options
         return options.method == "auto" and options.start == "at once"
 
-    def _changed(self, kind: Kind, root: int, change: _Change, *, waits: bool) -> Table:
+    def _changed(self, kind: Kind, root: int, change: _Change, *, waits: bool) -> ScheduleTable:
         """The table that is to serve from now on: the simple one still, where there is no other yet."""
         key, asked = (kind, root), change.asked
         change.asked += 1
         table = self._shared(f"change/{kind}/{root}/{asked}", lambda: self._later(key, waits))
         if table is None:
             simple = self._tables[key]
-            assert isinstance(simple, Table), "it serves"
+            assert isinstance(simple, ScheduleTable), "it serves"
             return simple
         del self._changes[key]
         self._tables[key] = table
@@ -258,7 +258,7 @@ class Schedules:
             log.info("%s, from this call on", table.summary())
         return table
 
-    def _shared(self, key: str, make: Callable[[], Table | None]) -> Table | None:
+    def _shared(self, key: str, make: Callable[[], ScheduleTable | None]) -> ScheduleTable | None:
         """What rank 0 makes, and the connections that it needs."""
         rank = self._network.rank
         wait_s = self._options.deadline_s + KERNELS_S + 60
@@ -281,7 +281,7 @@ class Schedules:
             self._engine.give_up(f"rank {self._network.rank}: schedules ({key}): {error}")
             raise
 
-    def _first(self, kind: Kind, root: int, waits: bool) -> Table:
+    def _first(self, kind: Kind, root: int, waits: bool) -> ScheduleTable:
         """On rank 0: the table; a simple one where it has to be looked for, which begins."""
         of = root if root >= 0 else None
         part = None if self._joint is None else self._joint(kind, of)
@@ -304,10 +304,10 @@ class Schedules:
                 return table
         return synthesize_table(self._fabric, kind, of, self._options, self._cores)
 
-    def _later(self, key: tuple[Kind, int], waits: bool) -> Table | None:
+    def _later(self, key: tuple[Kind, int], waits: bool) -> ScheduleTable | None:
         """On rank 0: the table found behind the calls, the simple one where none was; None for not yet."""
         found, table = self._changes[key].found, self._tables[key]
-        assert found is not None and isinstance(table, Table), "rank 0 looks for it"
+        assert found is not None and isinstance(table, ScheduleTable), "rank 0 looks for it"
         # No longer than the others wait for an answer: much may stand before it in the line.
         wait([found], self._options.deadline_s + KERNELS_S if waits else 0)
         if not found.done():
@@ -334,7 +334,7 @@ class Schedules:
             pause_s = min(2 * pause_s, SELDOM_S)
 
 
-def _digest(table: Table, entry: Entry) -> bytes:
+def _digest(table: ScheduleTable, entry: TableEntry) -> bytes:
     """What calls name a schedule of a table by."""
     return hashlib.sha256(f"{table.digest}/{entry.from_bytes}".encode()).digest()[:8]
 

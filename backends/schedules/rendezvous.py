@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.schedules.table import Table
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.tensors.torch_compat import Store, timeout_of
 from arborcast.backends.transport.addresses import boot_id
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
@@ -162,8 +162,8 @@ def difference(everybody: Sequence[Mapping[str, object]]) -> str:
 
 
 def share_table(
-    store: Store, key: str, rank: int, make: Callable[[], Table | None], *, timeout_s: float = 60.0
-) -> Table | None:
+    store: Store, key: str, rank: int, make: Callable[[], ScheduleTable | None], *, timeout_s: float = 60.0
+) -> ScheduleTable | None:
     """The table that rank 0 makes, on every rank of a group; None on all where there is none yet.
 
     Args:
@@ -183,7 +183,7 @@ def share_table(
     return _give(store, key, make) if rank == 0 else _take(store, key, rank, timeout_s)
 
 
-def _give(store: Store, key: str, make: Callable[[], Table | None]) -> Table | None:
+def _give(store: Store, key: str, make: Callable[[], ScheduleTable | None]) -> ScheduleTable | None:
     try:
         table = make()
         if table is None:
@@ -204,7 +204,7 @@ def _give(store: Store, key: str, make: Callable[[], Table | None]) -> Table | N
     return table
 
 
-def _take(store: Store, key: str, rank: int, timeout_s: float) -> Table | None:
+def _take(store: Store, key: str, rank: int, timeout_s: float) -> ScheduleTable | None:
     try:
         store.wait([key], timedelta(seconds=timeout_s))
         head = json.loads(store.get(key))
@@ -228,13 +228,13 @@ def _take(store: Store, key: str, rank: int, timeout_s: float) -> Table | None:
         )
     source = f"schedules of rank 0 ({key})"
     try:
-        table = _taken[head["sha256"]] = Table.from_bytes(data, source).check(source)
+        table = _taken[head["sha256"]] = ScheduleTable.from_bytes(data, source).check(source)
     except InputError as error:
         raise ExecutionError(f"rank {rank}: {error}") from error
     return table
 
 
-_taken: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
+_taken: weakref.WeakValueDictionary[str, ScheduleTable] = weakref.WeakValueDictionary()
 """The tables that this process has from others, by the hash of their bytes, as long as a group has them."""
 
 

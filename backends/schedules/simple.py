@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.schedules.table import Table
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
@@ -39,7 +39,7 @@ Ways: TypeAlias = Mapping[tuple[int, int], tuple[Vertex, ...]]
 
 
 @dataclass(frozen=True)
-class _Tree:
+class _DistanceTree:
     """How one rank reaches all others: the rank before each, and how many steps away each is."""
 
     before: Mapping[int, int]
@@ -50,12 +50,12 @@ class _Tree:
         return max(self.depth.values())
 
 
-def is_simple(table: Table) -> bool:
+def is_simple(table: ScheduleTable) -> bool:
     """Whether a table is one that serves until there is another."""
     return table.entries[0].schedule.method.name == SIMPLE
 
 
-def simple_table(topology: Topology, collective: Collective) -> Table | None:
+def simple_table(topology: Topology, collective: Collective) -> ScheduleTable | None:
     """The table of a simple schedule, verified; None where there is none that is made at once.
 
     Args:
@@ -91,7 +91,7 @@ def simple_table(topology: Topology, collective: Collective) -> Table | None:
     verdict = verify(schedule)
     if not verdict.correct:
         raise ExecutionError(f"method {SIMPLE} made a schedule that is not correct: {verdict.errors[0]}")
-    return Table.of([Choice(0, schedule)])
+    return ScheduleTable.of([Choice(0, schedule)])
 
 
 def _owners(collective: Collective, ranks: int) -> Sequence[int]:
@@ -138,7 +138,9 @@ def _thinned(ways: Ways, ranks: int) -> Ways:
     }
 
 
-def _trees(pairs: Sequence[tuple[int, int]], owners: Sequence[int], ranks: int) -> dict[int, _Tree] | None:
+def _trees(
+    pairs: Sequence[tuple[int, int]], owners: Sequence[int], ranks: int
+) -> dict[int, _DistanceTree] | None:
     """A tree of shortest ways from each owner; None where it does not reach all.
 
     Neighbours come in the order of their distance in the circle, so that the trees of a full mesh are turned
@@ -161,11 +163,11 @@ def _trees(pairs: Sequence[tuple[int, int]], owners: Sequence[int], ranks: int) 
                     reached.append(dst)
         if len(depth) < ranks:
             return None
-        found[owner] = _Tree(before, depth)
+        found[owner] = _DistanceTree(before, depth)
     return found
 
 
-def _up(tree: _Tree, chunk: int, ways: Ways) -> list[Transfer]:
+def _up(tree: _DistanceTree, chunk: int, ways: Ways) -> list[Transfer]:
     """Sums towards the owner: who is far away sends first. The tree's pairs are those of `ways` reversed."""
     return [
         Transfer(chunk, rank, into, tree.height - tree.depth[rank], reduce=True, via=ways[rank, into])
@@ -173,7 +175,7 @@ def _up(tree: _Tree, chunk: int, ways: Ways) -> list[Transfer]:
     ]
 
 
-def _down(tree: _Tree, chunk: int, first_step: int, ways: Ways) -> list[Transfer]:
+def _down(tree: _DistanceTree, chunk: int, first_step: int, ways: Ways) -> list[Transfer]:
     """Copies from the owner."""
     return [
         Transfer(chunk, of, rank, first_step + tree.depth[of], via=ways[of, rank])

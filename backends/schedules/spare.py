@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from arborcast.backends.schedules.table import Table, flaw_of
+from arborcast.backends.schedules.schedule_table import ScheduleTable, flaw_of
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.selection import Choice
@@ -45,7 +45,7 @@ def fitting_spares(
 
 def spare_table(
     spares: Sequence[Spares], gone: Sequence[Hop], topology: Topology, kind: Kind, root: int | None
-) -> Table | None:
+) -> ScheduleTable | None:
     """The table of the spare schedule after the links of a group have failed; None where there is none.
 
     Args:
@@ -67,7 +67,7 @@ def spare_table(
             found = it.after(failure)
             same = replace(found.topology, name=topology.name, symmetries=topology.symmetries)
             assert same == topology, "both are the same fabric without the same links"
-            return Table.of([Choice(0, replace(found, topology=topology))])
+            return ScheduleTable.of([Choice(0, replace(found, topology=topology))])
     return None
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.additions import adds_alike
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.joint import JointPart
+from arborcast.backends.schedules.combined import JointPart
+from arborcast.backends.schedules.schedule_table import TABLE_FORMAT, ScheduleTable, flaw_of
 from arborcast.backends.schedules.selection import GroupSelection
-from arborcast.backends.schedules.table import TABLE_FORMAT, Table, flaw_of
 from arborcast.synth.api import Approach, approach
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, wait
@@ -59,7 +59,7 @@ KERNELS_S = 240.0
 
 def synthesize_table(
     fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options, cores: int | None = None
-) -> Table:
+) -> ScheduleTable:
     """The table of one collective among all ranks of a fabric.
 
     Args:
@@ -93,7 +93,7 @@ def synthesize_table(
 
 def kept_table(
     fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options, cores: int | None = None
-) -> Table | None:
+) -> ScheduleTable | None:
     """The table of an earlier time, where there is one; arguments and InputError as above."""
     topology = left_of(fabric)
     collective = Collective.on(topology, kind, root=root or 0)
@@ -108,7 +108,7 @@ def kept_table(
     return None
 
 
-def given_table(part: JointPart, options: Options) -> Table:
+def given_table(part: JointPart, options: Options) -> ScheduleTable:
     """The table of a schedule that is known already, once it has been bounded and verified.
 
     Args:
@@ -140,7 +140,7 @@ def given_table(part: JointPart, options: Options) -> Table:
     return table
 
 
-def verified_table(part: JointPart) -> Table:
+def verified_table(part: JointPart) -> ScheduleTable:
     """In the child: a given schedule with a bound of its own."""
     from arborcast.synth.bounds import bound
 
@@ -151,7 +151,9 @@ def verified_table(part: JointPart) -> Table:
     return _checked((Choice(0, made),), is_cut_short=False)
 
 
-def _made(fabric: Topology | Faulty, collective: Collective, options: Options, cores: int | None) -> Table:
+def _made(
+    fabric: Topology | Faulty, collective: Collective, options: Options, cores: int | None
+) -> ScheduleTable:
     """The table out of a child process."""
     what = f"{collective.kind} on {left_of(fabric).name}"
     worker = Worker(memory_bytes=None, modules=(__name__,))
@@ -184,7 +186,7 @@ def _by(
     collective: Collective,
     options: Options,
     cores: int | None,
-) -> Table:
+) -> ScheduleTable:
     """The table that a child makes; the first schedule's alone where no more was done by the deadline."""
     late = f"{what}: there was no schedule within {options.deadline_s:g} s"
     deadline = Deadline.after(options.deadline_s)
@@ -196,16 +198,16 @@ def _by(
         return _result(worker, what, late, deadline)
 
 
-def _result(worker: Worker, what: str, late: str, deadline: Deadline) -> Table:
+def _result(worker: Worker, what: str, late: str, deadline: Deadline) -> ScheduleTable:
     """The whole table of a child that has the first one, or else that one."""
     try:
-        first: Table = worker.result()
+        first: ScheduleTable = worker.result()
     except TimedOutError as error:  # it speaks of the part of the deadline that it was given
         raise TimedOutError(late, error.best) from error
     if not first.is_cut_short:
         return first
     worker.start(what, whole_table)
-    whole: Table | None = worker.result() if wait([worker], deadline) else None
+    whole: ScheduleTable | None = worker.result() if wait([worker], deadline) else None
     return first if whole is None else whole
 
 
@@ -221,13 +223,13 @@ def _notice(line: str) -> Iterator[None]:
         timer.cancel()
 
 
-_held: list[Iterator[Table]] = []
+_held: list[Iterator[ScheduleTable]] = []
 """In the child: where its one question stands between the two tasks."""
 
 
 def first_table(
     fabric: Topology | Faulty, collective: Collective, method: str, request: Request, cores: int | None
-) -> Table:
+) -> ScheduleTable:
     """In the child: the first table that there is; cut short unless there is nothing to compare it with.
 
     Raises:
@@ -239,7 +241,7 @@ def first_table(
     return next(_held[0])
 
 
-def whole_table() -> Table | None:
+def whole_table() -> ScheduleTable | None:
     """In the child: the table of all that was compared; None where the first is all there is."""
     return next(_held[0], None)
 
@@ -250,7 +252,7 @@ def tables(
     method: str,
     request: Request,
     cores: int | None = None,
-) -> Iterator[Table]:
+) -> Iterator[ScheduleTable]:
     """The table of the first schedule, and then that of all candidates by the deadline of the request.
 
     There is only one table for one method, and where the first schedule took until the deadline. Errors are
@@ -260,7 +262,7 @@ def tables(
     yield from _compared(asked.candidates(), cores) if method == "auto" else _only(asked)
 
 
-def _only(asked: Approach) -> Iterator[Table]:
+def _only(asked: Approach) -> Iterator[ScheduleTable]:
     """The table of one schedule, or of the best until the deadline."""
     try:
         yield _checked((Choice(0, asked.answer()),), is_cut_short=False)
@@ -270,7 +272,7 @@ def _only(asked: Approach) -> Iterator[Table]:
         yield _checked((Choice(0, error.best),), is_cut_short=True)
 
 
-def _compared(schedules: Iterator[AnySchedule], cores: int | None) -> Iterator[Table]:
+def _compared(schedules: Iterator[AnySchedule], cores: int | None) -> Iterator[ScheduleTable]:
     """The table of the first schedule by which every rank gets the same bits, then that of all of them."""
     found: list[AnySchedule] = []
     refused: AnySchedule | None = None
@@ -296,15 +298,15 @@ def _compared(schedules: Iterator[AnySchedule], cores: int | None) -> Iterator[T
     yield _checked(choices, is_cut_short=is_late)
 
 
-def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
+def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> ScheduleTable:
     """The table of schedules that do what they should: nobody runs one that was not replayed."""
     for choice in choices:
         if flaw := flaw_of(choice.schedule):
             raise ExecutionError(f"method {choice.schedule.method.name} made {flaw}")
-    return Table.of(choices, is_cut_short=is_cut_short)
+    return ScheduleTable.of(choices, is_cut_short=is_cut_short)
 
 
-def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective) -> Table | None:
+def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective) -> ScheduleTable | None:
     """The table of an earlier time, under the present name of the topology."""
     text = kept.get_json(key)
     if text is None:
@@ -313,7 +315,7 @@ def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective
     try:
         if not isinstance(text, str):
             raise InputError(f"{source}: must hold text, got {shorten(text)}")
-        read = _read.get(text) or Table.from_bytes(text.encode(), source).check(source)
+        read = _read.get(text) or ScheduleTable.from_bytes(text.encode(), source).check(source)
         table = read.renamed(topology.name)
         if table.collective != collective or table.topology != topology:
             raise InputError(f"{source}: must be of {collective.kind} on the topology that was asked for")
@@ -324,7 +326,7 @@ def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective
         return None
 
 
-_read: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
+_read: weakref.WeakValueDictionary[str, ScheduleTable] = weakref.WeakValueDictionary()
 """The tables that this process has from files, by their text, as long as a group has them."""
 
 
@@ -354,5 +356,5 @@ def _key(
 def _own_sources() -> str:
     """The state of the files here that make tables; the key holds that of `synth` anyway."""
     folder = Path(__file__).parent
-    files = ("joint.py", "selection.py", "synthesis.py", "table.py", "../lowering/additions.py")
+    files = ("combined.py", "selection.py", "synthesis.py", "schedule_table.py", "../lowering/additions.py")
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()

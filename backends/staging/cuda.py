@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from arborcast.backends.staging.device import CopyCosts, CopyThread, Done, Way
+from arborcast.backends.staging.device import CopyCosts, CopyDirection, CopyThread, Done
 
 ASSUMED = CopyCosts(Fraction(12), Fraction(10))
 """A slot of PCIe 3.0 with 16 lanes, and a copy's launch: estimates by which depth and pieces are chosen."""
@@ -32,8 +32,8 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self.costs = ASSUMED
-        self._streams: dict[tuple[torch.device, Way | None], torch.cuda.Stream] = {}
-        self._threads = {way: CopyThread(f"cuda-{way.name.lower()}") for way in Way}
+        self._streams: dict[tuple[torch.device, CopyDirection | None], torch.cuda.Stream] = {}
+        self._threads = {way: CopyThread(f"cuda-{way.name.lower()}") for way in CopyDirection}
 
     def holds(self, tensor: Tensor) -> bool:
         """See `Device`."""
@@ -43,9 +43,9 @@ class CudaDevice:
         """See `Device`."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def copy(self, way: Way, into: Tensor, source: Tensor, done: Done) -> None:
+    def copy(self, way: CopyDirection, into: Tensor, source: Tensor, done: Done) -> None:
         """See `Device`."""
-        device = source.device if way is Way.IN else into.device
+        device = source.device if way is CopyDirection.IN else into.device
         stream = self._stream(device, way)
         # What made the tensor is in the stream that the call has entered; a piece that goes out has been
         # copied in, if it was, since the engine begins a copy when those that it waits for are done.
@@ -81,7 +81,7 @@ class CudaDevice:
         for thread in self._threads.values():
             thread.close()
 
-    def _stream(self, device: torch.device, way: Way | None) -> torch.cuda.Stream:
+    def _stream(self, device: torch.device, way: CopyDirection | None) -> torch.cuda.Stream:
         stream = self._streams.get((device, way))
         if stream is None:
             stream = self._streams[device, way] = _CUDA.Stream(device)

@@ -18,7 +18,7 @@ Done: TypeAlias = Callable[[BaseException | None], None]
 """Called once when a copy has ended, from any thread, with what went wrong where something did."""
 
 
-class Way(IntEnum):
+class CopyDirection(IntEnum):
     """From the device to host memory, back, or from one place on the device to another."""
 
     IN = 0
@@ -43,7 +43,7 @@ class CopyCosts:
         return nbytes / (1000 * self.rate) + copies * self.each_us
 
 
-class Device(Protocol):
+class StagingDevice(Protocol):
     """Where tensors lie.
 
     Attributes:
@@ -58,7 +58,7 @@ class Device(Protocol):
     def host_memory(self, nbytes: int) -> Tensor:
         """Bytes in host memory that copies are fastest with."""
 
-    def copy(self, way: Way, into: Tensor, source: Tensor, done: Done) -> None:
+    def copy(self, way: CopyDirection, into: Tensor, source: Tensor, done: Done) -> None:
         """Begin a copy, after all that the current thread's stream holds, and return.
 
         Copies of one way end in the order in which they began. Both tensors must stay until it is done.

@@ -12,7 +12,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from arborcast.backends.staging.device import CopyCosts, CopyThread, Done, Way
+from arborcast.backends.staging.device import CopyCosts, CopyDirection, CopyThread, Done
 
 
 class EmulatedDevice:
@@ -28,7 +28,9 @@ class EmulatedDevice:
 
     def __init__(self, rate: Fraction, each_us: Fraction = Fraction(0)) -> None:
         self.costs = CopyCosts(rate, each_us)
-        self._threads = {way: CopyThread(f"device-{way.name.lower()}") for way in (Way.IN, Way.OUT)}
+        self._threads = {
+            way: CopyThread(f"device-{way.name.lower()}") for way in (CopyDirection.IN, CopyDirection.OUT)
+        }
         self._free_at = dict.fromkeys(self._threads, 0.0)
 
     def holds(self, tensor: Tensor) -> bool:
@@ -39,9 +41,9 @@ class EmulatedDevice:
         """See `Device`."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def copy(self, way: Way, into: Tensor, source: Tensor, done: Done) -> None:
+    def copy(self, way: CopyDirection, into: Tensor, source: Tensor, done: Done) -> None:
         """See `Device`; from one place on the device to another a copy takes no time of its directions."""
-        if way is Way.WITHIN:
+        if way is CopyDirection.WITHIN:
             into.copy_(source)
             done(None)
             return

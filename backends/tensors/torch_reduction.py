@@ -49,7 +49,7 @@ _TYPES = frozenset(
 
 
 @dataclass(frozen=True)
-class Operator:
+class ReductionOperator:
     """A reduction as the engine applies it.
 
     Attributes:
@@ -90,7 +90,7 @@ class Operator:
         return factor.to(contribution.dtype) if isinstance(factor, Tensor) else factor
 
 
-def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator | None:
+def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> ReductionOperator | None:
     """The operator that torch's operation is on elements of a type; None where schedules do not serve it.
 
     Args:
@@ -112,10 +112,10 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
         if state is None:
             return None
         factor = state[1]
-    return Operator(name.lower(), _COMBINE[name], factor, name == "AVG")
+    return ReductionOperator(name.lower(), _COMBINE[name], factor, name == "AVG")
 
 
-def served_operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:
+def served_operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> ReductionOperator:
     """The same where there must be one.
 
     Raises:

@@ -6,7 +6,7 @@ import struct
 from enum import IntEnum
 
 
-class Code(IntEnum):
+class FrameCode(IntEnum):
     """What a frame is."""
 
     PART = 1  # of a message
@@ -23,9 +23,9 @@ REASON_BYTES = 2048  # a longer reason is cut
 def abort_frame(reason: str) -> bytes:
     """The last frame of a rank that gives up, cut to `REASON_BYTES` of text."""
     text = reason.encode()[:REASON_BYTES]
-    return HEADER.pack(Code.ABORT, len(text)) + text
+    return HEADER.pack(FrameCode.ABORT, len(text)) + text
 
 
 def bye_frame() -> bytes:
     """The last frame of a rank that leaves."""
-    return HEADER.pack(Code.BYE, 0)
+    return HEADER.pack(FrameCode.BYE, 0)

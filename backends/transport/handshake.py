@@ -86,7 +86,7 @@ def answer(refusal: str = "") -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class UnansweredCall:
     """A connection to a rank that has not answered yet.
 
     Attributes:
@@ -117,7 +117,7 @@ def is_of_this_user(sock: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(found)[1] == os.geteuid())
 
 
-def dial_unix(name: str, handshake: Handshake, shelf: int, deadline: float) -> Call | None:
+def dial_unix(name: str, handshake: Handshake, shelf: int, deadline: float) -> UnansweredCall | None:
     """Call by an abstract name; None where no process of this user has it here, as in another namespace.
 
     New memory for both, and that of this rank's shelf, a descriptor, go along.
@@ -154,10 +154,10 @@ def dial_unix(name: str, handshake: Handshake, shelf: int, deadline: float) -> C
     except BaseException:
         sock.close()
         raise
-    return Call(sock, memory)
+    return UnansweredCall(sock, memory)
 
 
-def dial_tcp(host: str, port: int, handshake: Handshake, deadline: float) -> Call:
+def dial_tcp(host: str, port: int, handshake: Handshake, deadline: float) -> UnansweredCall:
     """Call by an address.
 
     Raises:
@@ -170,10 +170,10 @@ def dial_tcp(host: str, port: int, handshake: Handshake, deadline: float) -> Cal
     except BaseException:
         sock.close()
         raise
-    return Call(sock)
+    return UnansweredCall(sock)
 
 
-def read_reply(call: Call, peer: int, deadline: float, look: Callable[[], None]) -> str:
+def read_reply(call: UnansweredCall, peer: int, deadline: float, look: Callable[[], None]) -> str:
     """What a rank refuses a call with, empty where it welcomes it; descriptors that come are the call's.
 
     Args:
@@ -209,7 +209,7 @@ def receive_descriptors(sock: socket.socket, most: int, came: list[int]) -> tupl
     return said, bool(flags & socket.MSG_CTRUNC)
 
 
-def _read(call: Call, length: int, deadline: float, look: Callable[[], None]) -> bytes:
+def _read(call: UnansweredCall, length: int, deadline: float, look: Callable[[], None]) -> bytes:
     data = b""
     while len(data) < length:
         call.sock.settimeout(min(_LOOK_S, seconds_until(deadline)))

@@ -25,8 +25,8 @@ from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.addresses import boot_id, listening_address
 from arborcast.backends.transport.handshake import (
     TOKEN_BYTES,
-    Call,
     Handshake,
+    UnansweredCall,
     answer,
     dial_tcp,
     dial_unix,
@@ -60,7 +60,7 @@ REDIAL_S = 30.0
 _PAUSES_S = 0.001, 0.05  # the shortest and the longest between two looks into the store
 
 
-class _Entry(TypedDict):
+class _PublishedAddress(TypedDict):
     """What a rank publishes: its TCP listener, and for shared memory its kernel and its Unix socket.
 
     Who connects says the token, and so has read it in the store.
@@ -138,7 +138,7 @@ class Network:
             )
         except OSError as error:
             raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
-        entry = _Entry(
+        entry = _PublishedAddress(
             host=self._reception.host,
             port=self._reception.port,
             token=self._token.hex(),
@@ -177,7 +177,7 @@ class Network:
                 self._shelf.close()  # there is nobody left to have it
 
     def _connect(self, missing: list[int], deadline: float) -> None:
-        calls: dict[int, Call] = {}
+        calls: dict[int, UnansweredCall] = {}
         try:
             lower = [peer for peer in missing if peer < self.rank]
             entries = self._entries(lower, deadline)
@@ -233,7 +233,7 @@ class Network:
             return "this system has no anonymous shared memory (memfd_create)"
         return None if self._boot_id else "this system does not tell which processes share a kernel (boot_id)"
 
-    def _entries(self, peers: list[int], deadline: float) -> dict[int, _Entry]:
+    def _entries(self, peers: list[int], deadline: float) -> dict[int, _PublishedAddress]:
         """What ranks have published."""
         keys = {f"{_PREFIX}/{peer}": peer for peer in peers}
         pause, longest = _PAUSES_S
@@ -263,7 +263,7 @@ class Network:
             f"rank {self.rank} waited {self.timeout_s:g} s to connect with {who}, which did not come{because}"
         )
 
-    def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
+    def _dial(self, peer: int, entry: _PublishedAddress, deadline: float) -> UnansweredCall:
         """Connect to a rank and greet it; again where it drops the call at once, as one with many guests may.
 
         Raises:
@@ -281,7 +281,7 @@ class Network:
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
 
-    def _dial_once(self, peer: int, entry: _Entry, deadline: float) -> Call:
+    def _dial_once(self, peer: int, entry: _PublishedAddress, deadline: float) -> UnansweredCall:
         wants_memory = self._transport == "shared memory"
         token = bytes.fromhex(entry["token"])
         handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
@@ -300,7 +300,9 @@ class Network:
         except OSError as error:
             raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
 
-    def _await_reply(self, peer: int, entry: _Entry, calls: dict[int, Call], deadline: float) -> None:
+    def _await_reply(
+        self, peer: int, entry: _PublishedAddress, calls: dict[int, UnansweredCall], deadline: float
+    ) -> None:
         """Wait for the answer to a handshake; dial again where the call was dropped by one who is there."""
         last = min(deadline, time.monotonic() + REDIAL_S)
         while True:
@@ -313,7 +315,7 @@ class Network:
             time.sleep(_PAUSES_S[1])
             calls[peer] = self._dial(peer, entry, deadline)
 
-    def _read_reply(self, peer: int, call: Call, deadline: float) -> None:
+    def _read_reply(self, peer: int, call: UnansweredCall, deadline: float) -> None:
         """Wait for the answer to a handshake; an OSError says that there is none."""
         try:
             refusal = read_reply(call, peer, deadline, self._look)

@@ -30,7 +30,7 @@ import numpy as np
 
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 from arborcast.backends.native.library import ChannelState, Gone, Moment, Trouble, at_once
-from arborcast.backends.transport.frames import Code, abort_frame, bye_frame
+from arborcast.backends.transport.frames import FrameCode, abort_frame, bye_frame
 from arborcast.backends.transport.silence import unheard_s
 
 FAREWELL_S = 1.0  # that the last bytes may take, also to a peer that waits for a processor
@@ -179,7 +179,9 @@ class SocketChannel:
             found = bytes(state.header).hex()
             raise DisagreementError(f"rank {self.peer} sent {found} where a frame begins")
         what = (
-            "the begin of a collective" if state.code == Code.OPENING else f"a part of {state.length} bytes"
+            "the begin of a collective"
+            if state.code == FrameCode.OPENING
+            else f"a part of {state.length} bytes"
         )
         due = f"a part of {state.due} bytes is due" if state.due >= 0 else "a collective should begin"
         raise DisagreementError(f"rank {self.peer} sends {what} where {due}")

@@ -31,7 +31,7 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.packing.carrier import Carrier
-from arborcast.synth.packing.lift import breadth_first, lift
+from arborcast.synth.packing.to_schedule import breadth_first, lift
 from arborcast.synth.schedule import Method
 from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree, TreeEdge

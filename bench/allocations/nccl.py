@@ -15,7 +15,7 @@ from fractions import Fraction
 from random import Random
 
 from arborcast.synth.baselines.budget import Budget
-from arborcast.synth.baselines.hamiltonian import Fabric, find_ring, links_of, rings_of
+from arborcast.synth.baselines.hamiltonian import RingFabric, find_ring, links_of, rings_of
 from arborcast.synth.baselines.nccl_model import Medium, NcclSetup, Protocol, nccl_plan, nccl_times
 from arborcast.synth.baselines.paths import Path, Paths, switch_paths
 from arborcast.synth.collective import Collective, Kind
@@ -72,12 +72,12 @@ def nccl_rings(fragment: Topology, *, relays: bool, pcie: Fraction = PCIE, seed:
     """
     ranks = tuple(range(fragment.ranks))
     capacity = dict(zip(fragment.bandwidth, fragment.capacities, strict=True))
-    direct = Fabric(ranks, switch_paths(fragment, ranks), capacity)
+    direct = RingFabric(ranks, switch_paths(fragment, ranks), capacity)
     if find_ring(direct, start=0, rng=Random(seed), deadline=Deadline.after(None)) is not None:
         plan = nccl_plan(fragment, Collective.on(fragment, Kind.ALLREDUCE), seed=seed)
         return Rings(plan, Over.NVLINK)
     if relays:
-        relayed = Fabric(ranks, _with_relays(fragment, direct.paths), capacity)
+        relayed = RingFabric(ranks, _with_relays(fragment, direct.paths), capacity)
         count = _most_rings(relayed, seed)
         if count:
             source = f"{count} rings of {fragment.name}, some hops through another GPU"
@@ -127,7 +127,7 @@ def _with_relays(fragment: Topology, direct: Paths) -> Paths:
     return ways
 
 
-def _most_rings(fabric: Fabric, seed: int) -> int:
+def _most_rings(fabric: RingFabric, seed: int) -> int:
     """The size of the largest set of rings that the links carry side by side: all are listed, HiGHS picks."""
     import highspy
 

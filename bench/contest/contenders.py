@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from arborcast import synth
 from arborcast.backends import Options
-from arborcast.backends.schedules.table import Table
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.staging.ring import Ring
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.chunks.frontier import pareto
@@ -85,7 +85,7 @@ class Contender:
     name: str
     schedule: Schedule | None = None
     by_messages: bool = False
-    table: Table | None = None
+    table: ScheduleTable | None = None
     candidates: tuple[Schedule, ...] = ()
     copies: Copies | None = None
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from arborcast.backends.dataflow.engine import Connections
     from arborcast.backends.dataflow.task_graph import TaskGraph
     from arborcast.backends.lowering.layout import Buffer
-    from arborcast.backends.staging.device import Device, Way
+    from arborcast.backends.staging.device import CopyDirection, StagingDevice
     from arborcast.backends.staging.ring import Ring
 
 LEAD_S = 0.01
@@ -144,7 +144,7 @@ class Participant:
         connections: Connections = network if watch is None else watch(network)
         self._engine = Engine(rank, connections, timeout_s=order.timeout_s)
         self._calls = 0
-        self._devices: dict[tuple[Fraction, Fraction], Device] = {}
+        self._devices: dict[tuple[Fraction, Fraction], StagingDevice] = {}
         self.begun_at = 0.0
         self.data = Data(order, rank)
 
@@ -235,7 +235,7 @@ class Participant:
     ) -> Callable[[], None]:
         """The data lie on a device, and are copied before and after the collective."""
         from arborcast.backends.lowering.layout import Buffer
-        from arborcast.backends.staging.device import Way
+        from arborcast.backends.staging.device import CopyDirection
 
         device, memory, kind = self._device(copies), self.data.memory, self.order.collective.kind
         host = {buffer: tensor.clone() for buffer, tensor in memory.items()}
@@ -245,14 +245,14 @@ class Participant:
 
         def call() -> None:
             for buffer in held:
-                _copy(device, Way.IN, host[buffer], memory[buffer])
+                _copy(device, CopyDirection.IN, host[buffer], memory[buffer])
             collective()
             if not is_root:
-                _copy(device, Way.OUT, memory[Buffer.OUTPUT], host[Buffer.OUTPUT])
+                _copy(device, CopyDirection.OUT, memory[Buffer.OUTPUT], host[Buffer.OUTPUT])
 
         return call
 
-    def _device(self, copies: Copies) -> Device:
+    def _device(self, copies: Copies) -> StagingDevice:
         from arborcast.backends.staging.emulated import EmulatedDevice
 
         key = (copies.rate, copies.each_us)
@@ -370,7 +370,7 @@ def _sleep_until(instant: float) -> None:
         time.sleep(left)
 
 
-def _copy(device: Device, way: Way, into: torch.Tensor, source: torch.Tensor) -> None:
+def _copy(device: StagingDevice, way: CopyDirection, into: torch.Tensor, source: torch.Tensor) -> None:
     """A whole tensor, waited for."""
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
     device.copy(way, into, source, ended.put)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from arborcast.backends.dataflow.recording import Moment, Recorder
+from arborcast.backends.dataflow.recording import RecordedBytes, Recorder
 from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.lowering.program import Receive, Send
 from arborcast.bench.contest.ranks import ITEM_BYTES, Order, Participant, pieces_of
@@ -94,7 +94,9 @@ def _messages(graph: TaskGraph, numbers: Iterable[int], schedule: Schedule, orde
     return found
 
 
-def _cut(moments: Iterable[Moment], messages: Mapping[int, list[Part]], begun_at: float) -> tuple[Part, ...]:
+def _cut(
+    moments: Iterable[RecordedBytes], messages: Mapping[int, list[Part]], begun_at: float
+) -> tuple[Part, ...]:
     """Bytes that passed, by the messages that they belong to."""
     left = {
         peer: [(message, message.size_bytes) for message in reversed(known)]

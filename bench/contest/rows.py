@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from arborcast.backends.schedules.table import describe
+from arborcast.backends.schedules.schedule_table import describe
 from arborcast.bench.contest.contenders import GLOO, RING
 from arborcast.bench.contest.ranks import Order, Round, pieces_of
 from arborcast.bench.emulation.network import burst_bytes

@@ -80,8 +80,8 @@ class Setting:
         """Stages of about equal times, and what each needs."""
         from arborcast.pipeline.costs.analytic import analyse
         from arborcast.pipeline.costs.devices import device_named
-        from arborcast.pipeline.planning.balance import balanced
-        from arborcast.pipeline.planning.memory import stage_memory
+        from arborcast.pipeline.planning.memory_need import stage_memory
+        from arborcast.pipeline.planning.stage_balance import balanced
         from arborcast.pipeline.stages import Plan
 
         batch = self.batch()

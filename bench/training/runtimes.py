@@ -179,8 +179,8 @@ def bubble_rows(*, workers: int = 4, microbatches: int = 8, rounds: int = ROUNDS
 def _predicted(setting: Setting, order: str) -> float:
     """The bubble by the simulator, over links that cost nothing to speak of."""
     from arborcast import topologies
-    from arborcast.pipeline.costs.links import LinkCosts
-    from arborcast.pipeline.planning.prediction import predict
+    from arborcast.pipeline.costs.link_costs import LinkCosts
+    from arborcast.pipeline.planning.plan_prediction import predict
     from arborcast.pipeline.profiles import Layer, Profile
 
     time_us = setting.sleep_us

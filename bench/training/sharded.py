@@ -67,7 +67,7 @@ class Gpt(nn.Module):
 def graph_of(blocks: int, width: int, samples: int, tokens: int) -> Graph:
     """The operators of a GPT and its loss, traced without allocating anything."""
     from arborcast.pipeline import trace
-    from arborcast.pipeline.model.traced.operators import operator_trace
+    from arborcast.pipeline.model.traced.operator_reader import operator_trace
     from arborcast.pipeline.sharding.graph import merged
 
     with torch.device("meta"):
@@ -93,8 +93,8 @@ def time_rows(cases: Sequence[tuple[int, str, float]] = TIMED) -> list[dict[str,
 def plan_once(blocks: int, spec: str) -> dict[str, Any]:
     """A GPT of these blocks traced and planned; the time of a process's imports is left out."""
     from arborcast.pipeline.costs.devices import device_named
-    from arborcast.pipeline.sharding.choice import choose
-    from arborcast.pipeline.sharding.program import shard
+    from arborcast.pipeline.sharding.mesh_choice import choose
+    from arborcast.pipeline.sharding.sharding_program import shard
     from arborcast.topologies import load
 
     graph_of(1, 64, 8, 16)  # what the first trace imports

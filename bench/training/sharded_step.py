@@ -27,15 +27,15 @@ from arborcast.bench.emulation.delivery import check_delivery, delivered
 from arborcast.bench.emulation.plan import at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.bench.training.testbed_step import in_turns
-from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.devices import DeviceRates
 
 if TYPE_CHECKING:
     from arborcast.pipeline.model.traced.model import Traced
+    from arborcast.pipeline.sharding.fabric_prices import Mesh
     from arborcast.pipeline.sharding.graph import Graph
-    from arborcast.pipeline.sharding.mesh import Mesh
-    from arborcast.pipeline.sharding.plan import ShardedPlan
-    from arborcast.pipeline.sharding.program import Sharding
     from arborcast.pipeline.sharding.setting import Setting
+    from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
+    from arborcast.pipeline.sharding.sharding_program import Sharding
     from arborcast.synth.groups import GroupSchedules
     from arborcast.synth.topology import Topology
 
@@ -44,7 +44,7 @@ LAYOUTS = (CHOSEN, "data-parallel", "megatron")
 STAGED = {CHOSEN: "both levels", "one stage": "one stage", "data-parallel": "data-parallel"}
 """Layouts of cases with microbatches, and the ways of `choose_both` that they are."""
 
-_CORE = Device("a core", {"float32": 6e10}, 12, 2**33, efficiency=1, memory_efficiency=1, launch_us=20)
+_CORE = DeviceRates("a core", {"float32": 6e10}, 12, 2**33, efficiency=1, memory_efficiency=1, launch_us=20)
 """About what a rank of the bench is: plans are chosen for it, and predictions divide measured time by it."""
 
 
@@ -223,7 +223,7 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
 
 def graph_of(case: Case) -> Graph:
     """The operators of a case, for a microbatch; with their layers where stages are cut."""
-    from arborcast.pipeline.model.traced.operators import operator_trace
+    from arborcast.pipeline.model.traced.operator_reader import operator_trace
     from arborcast.pipeline.sharding.graph import merged
 
     samples = case.batch // case.microbatches
@@ -236,7 +236,7 @@ def plans(case: Case, topology: Topology) -> list[Plan]:
 
 
 def _in_stages(case: Case, topology: Topology) -> list[Plan]:
-    from arborcast.pipeline.planning.sharded import choose_both
+    from arborcast.pipeline.planning.sharded_planning import choose_both
 
     choice = choose_both(graph_of(case), topology, _CORE, microbatches=case.microbatches)
     found = []
@@ -253,12 +253,12 @@ def _in_stages(case: Case, topology: Topology) -> list[Plan]:
 
 def _of_one_stage(case: Case, topology: Topology) -> list[Plan]:
     from arborcast.pipeline.errors import PlanError
+    from arborcast.pipeline.sharding.fabric_prices import FabricPrices, meshes
     from arborcast.pipeline.sharding.layouts import LAYOUTS as FIXED
-    from arborcast.pipeline.sharding.mesh import FabricPrices, meshes
-    from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage
-    from arborcast.pipeline.sharding.program import shard
     from arborcast.pipeline.sharding.setting import Setting
-    from arborcast.pipeline.sharding.stage import stage_sharding
+    from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage
+    from arborcast.pipeline.sharding.sharding_program import shard
+    from arborcast.pipeline.sharding.stage_sharding import stage_sharding
 
     graph = graph_of(case)
     tried = [FabricPrices(topology, mesh, by_schedule=True) for mesh in meshes(range(topology.ranks))]
@@ -284,7 +284,7 @@ def _of_one_stage(case: Case, topology: Topology) -> list[Plan]:
 def _groups(sharding: Sharding, topology: Topology, mesh: Mesh) -> tuple[GroupSchedules, ...]:
     """What the groups of its axes run at once."""
     from arborcast.pipeline.sharding.evaluation import calls
-    from arborcast.pipeline.sharding.mesh import FabricPrices
+    from arborcast.pipeline.sharding.fabric_prices import FabricPrices
     from arborcast.pipeline.sharding.setting import Setting
 
     prices = FabricPrices(topology, mesh, by_schedule=True)
@@ -304,10 +304,10 @@ def predicted(
         serial_us: of a step of the undivided model.
         besides_us: by rank, what its collectives cost besides.
     """
-    from arborcast.pipeline.planning.sharded import priced_plan
-    from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
-    from arborcast.pipeline.sharding.program import shard
+    from arborcast.pipeline.planning.sharded_planning import priced_plan
+    from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
     from arborcast.pipeline.sharding.setting import Setting
+    from arborcast.pipeline.sharding.sharding_program import shard
 
     whole = shard(graph, Setting(FabricPrices(fabric, Mesh((), (0,))), _CORE)).cost
     joint, parts = priced_plan(plan, graph, fabric, _CORE), []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from arborcast.pipeline.costs.links import LinkCosts
+    from arborcast.pipeline.costs.link_costs import LinkCosts
     from arborcast.pipeline.model.divisible import Divisible
     from arborcast.pipeline.profiles import Profile
     from arborcast.pipeline.simulation.timeline import Timeline
@@ -163,7 +163,7 @@ def sleeping_rows(
     order and number of stages to the runs that have `fitted` set, at most three; both relative to the
     measured time, without their sign.
     """
-    from arborcast.pipeline.simulation.simulator import simulate
+    from arborcast.pipeline.simulation.pass_simulator import simulate
 
     sleep = Sleep() if sleep is None else sleep
     profile, serial_us = costs(sleep, timeout_s)
@@ -294,7 +294,7 @@ def handling_us(
     It is found by bisection: so much that one plan takes as long as simulated. Ranks that share cores have
     each their own, so that it holds for this number of stages.
     """
-    from arborcast.pipeline.simulation.simulator import simulate
+    from arborcast.pipeline.simulation.pass_simulator import simulate
 
     (seen,) = measure(sleep, [plan], runs, timeout_s)
     low, high = 0.0, seen.time_us / plan.microbatches
@@ -309,7 +309,7 @@ def handling_us(
 
 def links(sleep: Sleep, ranks: int, timeout_s: float, *, repeats: int = 50) -> LinkCosts:
     """What messages between ranks of this machine cost, as a network in which all are connected."""
-    from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+    from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
     from arborcast.synth.topology import Link, Topology
 
     small, large = 64, sleep.batch * sleep.width * 4

@@ -1,1 +1,1 @@
-"""What layers and links cost: `measured`, from operators (`analytic`), from the topology (`links`)."""
+"""What layers and links cost: `measured`, from operators (`analytic`), from the topology (`link_costs`)."""

@@ -1,8 +1,8 @@
 """Costs of a model's layers on a device that is not here, from its operators alone; nothing is allocated.
 
 Layers run on fake tensors, which have a shape and no memory; every operator, forward and backward, costs what
-its arithmetic and its memory traffic cost on the device (`Device.operator_us`). The model may be larger than
-any machine: build it on the "meta" device.
+its arithmetic and its memory traffic cost on the device (`DeviceRates.operator_us`). The model may be larger
+than any machine: build it on the "meta" device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from arborcast.pipeline.costs import layer_pass
-from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.costs.layer_pass import (
     Example,
     LossFunction,
@@ -48,7 +48,7 @@ _GATHERS = {aten.embedding, aten.index_select, aten.gather, aten.index}
 def analyse(
     model: nn.Module | Layered,
     example: Example,
-    device: Device,
+    device: DeviceRates,
     *,
     loss_fn: LossFunction | None = None,
     optimizer: OptimizerFactory | None = None,
@@ -101,7 +101,7 @@ def _analysed(
     index: int,
     values: Sequence[Tensor],
     targets: Sequence[Tensor],
-    device: Device,
+    device: DeviceRates,
     optimizer: OptimizerFactory | None,
     stayed: Sequence[bool],
 ) -> tuple[Layer, PassCosts]:
@@ -146,7 +146,7 @@ class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         moved_bytes: memory traffic.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceRates) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.us = 0.0

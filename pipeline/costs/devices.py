@@ -1,6 +1,7 @@
 """What an accelerator can do at most, and what share of it training gets: the numbers behind analytic costs.
 
-Rates are the vendors' own, each with its public source; the shares are ours (see `Device`). No torch in here.
+Rates are the vendors' own, each with its public source; the shares are ours (see `DeviceRates`).
+No torch in here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceRates:
     """The rates that the time of an operator follows from.
 
     `efficiency` and `memory_efficiency` are one number each for all operators, so that times are within a
@@ -86,13 +87,13 @@ class Device:
         return max(flops / (self.flops[dtype] * self.efficiency) * 1e6, memory_us) + self.launch_us
 
 
-def _device(name: str, teraflops: str, memory_gbps: float, gib: int, source: str) -> Device:
+def _device(name: str, teraflops: str, memory_gbps: float, gib: int, source: str) -> DeviceRates:
     """A row of the table: `teraflops` of float64, float32, float16 and bfloat16, - for none."""
     types = ("float64", "float32", "float16", "bfloat16")
     flops = {
         dtype: float(rate) * 1e12 for dtype, rate in zip(types, teraflops.split(), strict=True) if rate != "-"
     }
-    return Device(name, flops, memory_gbps, gib * GIB, source=source)
+    return DeviceRates(name, flops, memory_gbps, gib * GIB, source=source)
 
 
 # Dense rates, 16-bit ones of tensor or matrix cores that add up in float32; NVIDIA's float32 without TF32
@@ -159,13 +160,13 @@ _KNOWN = (
     _device("gaudi3", "- - - 1835", 3670, 128, "Gaudi 3 white paper; no rate of float32 products is public"),
 )
 
-DEVICES: Mapping[str, Device] = MappingProxyType({device.name: device for device in _KNOWN})
+DEVICES: Mapping[str, DeviceRates] = MappingProxyType({device.name: device for device in _KNOWN})
 """By name; GPUs by the names of `topologies.GPUS`."""
 
 V100, P100, GTX_1080_TI, A100, H100 = _KNOWN[:5]
 
 
-def device_or_none(name: str) -> Device | None:
+def device_or_none(name: str) -> DeviceRates | None:
     """The device of a name, in any case, with or without hyphens ("V100", "1080-Ti"); None for no device."""
     key = _plain(name)
     return next((device for device in _KNOWN if _plain(device.name) == key), None)
@@ -175,7 +176,7 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def device_named(name: str) -> Device:
+def device_named(name: str) -> DeviceRates:
     """The same; what is no device is an error.
 
     Raises:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from arborcast.pipeline.costs.live import LiveBytes
 from arborcast.pipeline.errors import ProfileError, first_line
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.module_structure import Structure, flatten
 from arborcast.pipeline.model.split import Second, SplitBackward
-from arborcast.pipeline.model.structure import Structure, flatten
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 
 Example: TypeAlias = Any

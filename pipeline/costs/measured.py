@@ -25,8 +25,8 @@ from arborcast.pipeline.costs.layer_pass import (
     first_samples,
 )
 from arborcast.pipeline.errors import ProfileError
+from arborcast.pipeline.model.deferred_init import allocate, tensors_on_meta
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.model.meta import allocate, tensors_on_meta
 from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.profiles import Layer, Profile
 

@@ -7,7 +7,7 @@ received.
 
 from __future__ import annotations
 
-from arborcast.pipeline.order.actions import Order
+from arborcast.pipeline.order.actions import PassOrder
 from arborcast.pipeline.order.gpipe import GPIPE
 from arborcast.pipeline.order.interleaved import INTERLEAVED
 from arborcast.pipeline.order.list_order import LIST_ORDER
@@ -16,7 +16,7 @@ from arborcast.pipeline.order.zero_bubble import ZB_H1, ZB_V
 
 __all__ = ["ORDERS"]
 
-ORDERS: dict[str, Order] = {
+ORDERS: dict[str, PassOrder] = {
     "1f1b": ONE_FORWARD_ONE_BACKWARD,
     "pe": LIST_ORDER,
     "gpipe": GPIPE,

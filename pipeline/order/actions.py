@@ -68,7 +68,7 @@ ONE_EACH = "must have every stage on ranks of its own"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PassOrder:
     """An order of passes, for any number of stages and microbatches.
 
     Attributes:

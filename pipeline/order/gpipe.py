@@ -7,7 +7,7 @@ in serial training, so that they round alike.
 
 from __future__ import annotations
 
-from arborcast.pipeline.order.actions import Action, Order, Passes, Phase
+from arborcast.pipeline.order.actions import Action, Passes, PassOrder, Phase
 
 
 def gpipe(stages: int, microbatches: int) -> Passes:
@@ -23,7 +23,7 @@ def gpipe(stages: int, microbatches: int) -> Passes:
     )
 
 
-GPIPE = Order(
+GPIPE = PassOrder(
     lambda stages, microbatches, _: gpipe(stages, microbatches),
     in_flight=lambda _, microbatches: microbatches,
     drains=True,

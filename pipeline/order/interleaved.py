@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from arborcast.pipeline.order.actions import Action, Layout, Order, Passes, Phase
+from arborcast.pipeline.order.actions import Action, Layout, Passes, PassOrder, Phase
 
 
 def interleaved(stages: int, microbatches: int, workers: int) -> Passes:
@@ -59,7 +59,7 @@ def _layout(stages: int, workers: int) -> Layout | None:
     return tuple(tuple(range(worker, stages, workers)) for worker in range(workers))
 
 
-INTERLEAVED = Order(
+INTERLEAVED = PassOrder(
     interleaved,
     in_flight=None,
     layout=_layout,

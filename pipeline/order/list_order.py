@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from arborcast.pipeline.order.actions import Action, Order, Passes, Phase
+from arborcast.pipeline.order.actions import Action, Passes, PassOrder, Phase
 
 
 def list_order(stages: int, microbatches: int) -> Passes:
@@ -57,7 +57,7 @@ def _blocks(stages: int) -> list[list[tuple[int, Phase]]]:
     return blocks
 
 
-LIST_ORDER = Order(
+LIST_ORDER = PassOrder(
     lambda stages, microbatches, _: list_order(stages, microbatches),
     in_flight=lambda behind, _: 4 * behind + 1,
     is_bounded=True,

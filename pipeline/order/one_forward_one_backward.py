@@ -6,7 +6,7 @@ messages cost nothing, and keeps as many microbatches in flight.
 
 from __future__ import annotations
 
-from arborcast.pipeline.order.actions import Action, Order, Passes, Phase
+from arborcast.pipeline.order.actions import Action, Passes, PassOrder, Phase
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> Passes:
@@ -28,7 +28,7 @@ def _stage(stage: int, warm_ups: int, microbatches: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-ONE_FORWARD_ONE_BACKWARD = Order(
+ONE_FORWARD_ONE_BACKWARD = PassOrder(
     lambda stages, microbatches, _: one_forward_one_backward(stages, microbatches),
     in_flight=lambda behind, _: behind + 1,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from arborcast.pipeline.order.actions import Action, Layout, Order, Passes, Phase
+from arborcast.pipeline.order.actions import Action, Layout, Passes, PassOrder, Phase
 
 FORWARD, BACKWARD, WEIGHTS = Phase
 
@@ -94,8 +94,8 @@ def _v_layout(stages: int, workers: int) -> Layout | None:
     return tuple((it, stages - 1 - it) for it in range(workers)) if stages == 2 * workers else None
 
 
-ZB_H1 = Order(lambda stages, microbatches, _: zb_h1(stages, microbatches), in_flight=None, splits=True)
-ZB_V = Order(
+ZB_H1 = PassOrder(lambda stages, microbatches, _: zb_h1(stages, microbatches), in_flight=None, splits=True)
+ZB_V = PassOrder(
     lambda stages, microbatches, _: zb_v(stages, microbatches),
     in_flight=None,
     layout=_v_layout,

@@ -1,10 +1,11 @@
 """How plans are found, what they will cost, and what they are compared with.
 
-`planner` lets `search` look for the fastest plan: `device_order` says in which order stages lie on ranks,
-`prm` cuts layers into stages by the dynamic program over `tables`, `estimate` ranks the cuts, `memory` says
-what fits, `activations` which results are recomputed or offloaded so that it does, the simulator decides.
-`prediction` tells a plan's time and bound; `alternatives` (with `pipedream`, `hetpipe`, `rannc`, `spp`) has
-the published ways beside it, `asynchronous` what cannot be run; `comparison` is the one call from a model
-(`costing`) to all of them; `formats` reads and writes profiles and plans. Of stages that are divided over
-meshes (`pipeline.sharding`), `joint` finds the best, and `sharded` sets the other ways beside them.
+`planner` lets `stage_search` look for the fastest plan: `device_order` says in which order stages lie on
+ranks, `stage_dp` cuts layers into stages by the dynamic program over `tables`, `estimate` ranks the cuts,
+`memory_need` says what fits, `activation_search` which results are recomputed or offloaded so that it does,
+the simulator decides. `plan_prediction` tells a plan's time and bound; `alternatives` (with `pipedream`,
+`hetpipe`, `rannc`, `spp`) has the published ways beside it, `asynchronous` what cannot be run;
+`plan_comparison` is the one call from a model (`costing`) to all of them; `formats` reads and writes
+profiles and plans. Of stages that are divided over meshes (`pipeline.sharding`), `interop_search` finds the
+best, and `sharded_planning` sets the other ways beside them.
 """

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.balance import balanced
 from arborcast.pipeline.planning.hetpipe import hetpipe
-from arborcast.pipeline.planning.memory import Limit, fitted, with_and_without_recompute
+from arborcast.pipeline.planning.memory_need import Limit, fitted, with_and_without_recompute
 from arborcast.pipeline.planning.pipedream import pipedream
 from arborcast.pipeline.planning.rannc import rannc
 from arborcast.pipeline.planning.spp import spp
+from arborcast.pipeline.planning.stage_balance import balanced
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 
 
@@ -87,7 +87,7 @@ PlanMethod: TypeAlias = Callable[..., Plan]
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class PublishedMethod:
     """A published way to train.
 
     Attributes:
@@ -99,15 +99,17 @@ class Method:
     remark: str = ""
 
 
-METHODS: Mapping[str, Method] = {
-    "data-parallel": Method(data_parallel),
-    "gpipe": Method(straight_gpipe),
-    "pipedream": Method(pipedream, "with a flush after every batch; published without (pipedream-async)"),
-    "hetpipe": Method(
+METHODS: Mapping[str, PublishedMethod] = {
+    "data-parallel": PublishedMethod(data_parallel),
+    "gpipe": PublishedMethod(straight_gpipe),
+    "pipedream": PublishedMethod(
+        pipedream, "with a flush after every batch; published without (pipedream-async)"
+    ),
+    "hetpipe": PublishedMethod(
         hetpipe, "made synchronous: its virtual workers are published to train on each other's older weights"
     ),
-    "rannc": Method(rannc),
-    "spp": Method(spp),
+    "rannc": PublishedMethod(rannc),
+    "spp": PublishedMethod(spp),
 }
 """The alternatives by name."""
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.memory import Limit, Memory, range_memory, rank_limits, readable
+from arborcast.pipeline.planning.memory_need import Limit, MemoryNeed, range_memory, rank_limits, readable
 from arborcast.pipeline.planning.pipedream import pipedream
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 
 ROUNDS = 4
@@ -45,7 +45,7 @@ class SteadyState:
     plan: Plan
     time_us: float
     versions: tuple[int, ...]
-    memory: tuple[Memory, ...]
+    memory: tuple[MemoryNeed, ...]
 
     def missing(self, limit: Limit | None) -> str:
         """What does not fit into memory, in words; "" where all does."""

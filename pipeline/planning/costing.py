@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arborcast.pipeline import zoo
-from arborcast.pipeline.costs.devices import Device, device_named, device_or_none
+from arborcast.pipeline.costs.devices import DeviceRates, device_named, device_or_none
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.planning.formats import read_profile
 from arborcast.pipeline.profiles import Profile
@@ -44,7 +44,7 @@ class Costed:
     """
 
     profile: Profile
-    device: Device | None
+    device: DeviceRates | None
     said_by: str
     batch: int
 
@@ -95,7 +95,7 @@ def costed(
     return Costed(profile, found, said_by, profile.samples)
 
 
-def device_for(asked: str | None, machine: Machine) -> Device:
+def device_for(asked: str | None, machine: Machine) -> DeviceRates:
     """The device that operators are costed for: that asked for, what the ranks are, or the default.
 
     Raises:
@@ -114,7 +114,7 @@ def _refuse_device(device: str | None, what: str) -> None:
         raise ProfileError(f"device {device}: {what} has its costs already")
 
 
-def _device(asked: str | None, machine: Machine, default: str | None) -> tuple[Device | None, str]:
+def _device(asked: str | None, machine: Machine, default: str | None) -> tuple[DeviceRates | None, str]:
     """What a model is costed for, None for measuring it here; and who says so.
 
     Raises:

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import lcm
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.synth.topology import Topology
 

@@ -14,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.pipeline.costs.activations import extra_us
+from arborcast.pipeline.costs.saved_bytes import extra_us
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.memory import peak_in_flight
-from arborcast.pipeline.planning.prm import PlacedStages
+from arborcast.pipeline.planning.memory_need import peak_in_flight
+from arborcast.pipeline.planning.stage_dp import PlacedStages
 from arborcast.pipeline.planning.tables import BoundaryCosts, Floats, Integers, LayerTables
 
 

@@ -16,11 +16,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from arborcast.pipeline.costs.activations import Segment, Segments, Treatment
+from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage
-from arborcast.pipeline.sharding.stage import sharding_from_document, sharding_to_document
+from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage
+from arborcast.pipeline.sharding.stage_sharding import sharding_from_document, sharding_to_document
 from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
@@ -29,7 +29,7 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.planning.shapes import StageShape
+    from arborcast.pipeline.planning.plan_documents import StageShape
 
 PROFILE_FORMAT = "arborcast.profile/1"
 PLAN_FORMAT = "arborcast.plan/3"
@@ -60,7 +60,7 @@ def profile_from_document(document: object, place: str) -> Profile:
     Raises:
         ProfileError: another format, another shape, or a rule of profiles is broken.
     """
-    from arborcast.pipeline.planning.shapes import ProfileShape
+    from arborcast.pipeline.planning.plan_documents import ProfileShape
     from arborcast.synth.formats.shapes import check_shape
 
     with raising(ProfileError):
@@ -128,12 +128,12 @@ def plan_from_document(document: object, place: str) -> Plan:
     Raises:
         PlanError: another format, another shape, or a rule of plans is broken.
     """
-    from arborcast.pipeline.planning.shapes import PlanShape
+    from arborcast.pipeline.planning.plan_documents import PlanDocument
     from arborcast.synth.formats.shapes import check_shape
 
     with raising(PlanError):
         _check_format(document, PLAN_FORMAT, "a plan", place, *OLD_PLAN_FORMATS)
-        shape = check_shape(PlanShape, document, place)
+        shape = check_shape(PlanDocument, document, place)
         topology = shape.get("topology")
         links = None if topology is None else topology_from_document(topology, f"{place}: topology")
         gbps = shape.get("offload_gbps")
@@ -193,7 +193,7 @@ def sharded_plan_from_document(document: object, place: str) -> ShardedPlan:
     Raises:
         PlanError: another format, another shape, or a rule of plans is broken.
     """
-    from arborcast.pipeline.planning.shapes import ShardedPlanShape
+    from arborcast.pipeline.planning.plan_documents import ShardedPlanShape
     from arborcast.synth.formats.shapes import check_shape
 
     with raising(PlanError):

@@ -19,19 +19,19 @@ from functools import cache
 from itertools import accumulate, chain
 from math import inf
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.balance import balanced_by
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory import (
+from arborcast.pipeline.planning.memory_need import (
     Limit,
     RangeFits,
     fitted,
     range_fits,
     with_and_without_recompute,
 )
+from arborcast.pipeline.planning.stage_balance import balanced_by
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan, boundary_messages
 
 

@@ -19,10 +19,10 @@ from itertools import accumulate
 from math import inf
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory import (
+from arborcast.pipeline.planning.memory_need import (
     Limit,
     RangeFits,
     fitted,
@@ -30,7 +30,7 @@ from arborcast.pipeline.planning.memory import (
     with_and_without_recompute,
 )
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan, Stage
 
 StageCost: TypeAlias = Callable[[int, int, int, int], float]
@@ -41,7 +41,7 @@ BoundaryCost: TypeAlias = Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DeviceRange:
     """Consecutive layers on consecutive devices: a stage of the program's answer."""
 
     start: int
@@ -69,7 +69,7 @@ def pipedream(
         BatchError: there are fewer samples than microbatches.
     """
     Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
-    question = _Problem(profile, network, batch, microbatches)
+    question = _RangeCosts(profile, network, batch, microbatches)
     found: list[Plan] = []
     refusal: PlanError | None = None
     for plan in question.plans():
@@ -89,7 +89,7 @@ def pipedream(
 
 def program(
     depth: int, devices: int, stage: StageCost, boundary: BoundaryCost, start: int = 0
-) -> list[tuple[float, tuple[Piece, ...]]]:
+) -> list[tuple[float, tuple[DeviceRange, ...]]]:
     """A[end][devices] for every end: the least time per microbatch of the layers [start, end), with stages.
 
     All devices are used. O(depth^2 devices^2) costs are asked for, fewer where they cannot matter; of equals
@@ -117,16 +117,16 @@ def program(
     ]
 
 
-def _trace(how: list[list[tuple[int, int]]], start: int, end: int, used: int) -> tuple[Piece, ...]:
-    pieces: list[Piece] = []
+def _trace(how: list[list[tuple[int, int]]], start: int, end: int, used: int) -> tuple[DeviceRange, ...]:
+    pieces: list[DeviceRange] = []
     while end > start:
         cut, first = how[end][used]
-        pieces.append(Piece(cut, end, first, used - first))
+        pieces.append(DeviceRange(cut, end, first, used - first))
         end, used = cut, first
     return tuple(reversed(pieces))
 
 
-class _Problem:
+class _RangeCosts:
     """What is asked of the program: costs of ranges on this network, for one number of microbatches."""
 
     def __init__(self, profile: Profile, network: LinkCosts, batch: int, microbatches: int) -> None:
@@ -181,7 +181,7 @@ class _Problem:
             fit: whether a range fits (for one level).
         """
         depth, width = self.profile.depth, 1
-        inner = _Level(
+        inner = _DeviceAnswers(
             alone=lambda start, end: self.times[end] - self.times[start],
             stages=lambda start, end: [Stage(start, end, (0,))],
         )
@@ -206,7 +206,7 @@ class _Problem:
         )
 
     def _stage_cost(
-        self, places: tuple[int, ...], size: int, width: int, inner: _Level, fit: RangeFits | None
+        self, places: tuple[int, ...], size: int, width: int, inner: _DeviceAnswers, fit: RangeFits | None
     ) -> StageCost:
         """(T + synchronisation) / count; the first ranks of the components synchronise."""
         smallest = self.batch // self.microbatches
@@ -256,7 +256,7 @@ class _Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Level:
+class _DeviceAnswers:
     """The program's answers on all devices of a group, for every range of layers.
 
     Attributes:
@@ -268,7 +268,9 @@ class _Level:
     stages: Callable[[int, int], list[Stage]]
 
 
-def _level(table: dict[int, list[tuple[float, tuple[Piece, ...]]]], inside: _Level, width: int) -> _Level:
+def _level(
+    table: dict[int, list[tuple[float, tuple[DeviceRange, ...]]]], inside: _DeviceAnswers, width: int
+) -> _DeviceAnswers:
     """Answers of a level from its table: a piece repeats its inner stages on each of its components.
 
     Replicas of an inner stage come component by component, so that samples stay on their component.
@@ -289,7 +291,7 @@ def _level(table: dict[int, list[tuple[float, tuple[Piece, ...]]]], inside: _Lev
             for inner in inside.stages(piece.start, piece.end)
         ]
 
-    return _Level(lambda start, end: table[start][end][0], stages)
+    return _DeviceAnswers(lambda start, end: table[start][end][0], stages)
 
 
 def _index(groups: Groups, rank: int) -> int:

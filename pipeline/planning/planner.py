@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import inf
 from typing import TypedDict
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.activations import Menu
-from arborcast.pipeline.planning.memory import Limit, rank_limits
-from arborcast.pipeline.planning.search import Choices, search
+from arborcast.pipeline.planning.activation_search import Menu
+from arborcast.pipeline.planning.memory_need import Limit, rank_limits
+from arborcast.pipeline.planning.stage_search import Choices, search
 from arborcast.pipeline.planning.tables import LayerTables
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan

@@ -28,12 +28,12 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.balance import balanced_cuts
 from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory import Limit, RangeFits, fitted, range_fits
+from arborcast.pipeline.planning.memory_need import Limit, RangeFits, fitted, range_fits
 from arborcast.pipeline.planning.tables import Floats, Integers
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan, Stage
@@ -48,7 +48,7 @@ StageCost: TypeAlias = Callable[[int, int, int], tuple[float, float]]
 """`cost(start, end, devices)`: forward and backward of a microbatch; infinite where memory is too small."""
 
 
-class Part(NamedTuple):
+class BlockRange(NamedTuple):
     """Blocks [start, end) on so many devices of each pipeline."""
 
     start: int
@@ -112,7 +112,7 @@ def rannc(
     )
 
 
-def stages(blocks: int, devices: int, counts: range, cost: StageCost) -> tuple[Part, ...] | None:
+def stages(blocks: int, devices: int, counts: range, cost: StageCost) -> tuple[BlockRange, ...] | None:
     """All blocks on all devices in the first of these numbers of stages that fits (phase 3); None for none.
 
     Complexity: O(S blocks^2 devices^2) for S stages, in numpy.
@@ -151,10 +151,10 @@ def _one_more(slowest: Floats, times: Floats) -> tuple[Floats, Integers, Integer
     return made, begin, devices
 
 
-def _traced(choices: list[tuple[Integers, Integers]], end: int, total: int) -> tuple[Part, ...]:
+def _traced(choices: list[tuple[Integers, Integers]], end: int, total: int) -> tuple[BlockRange, ...]:
     parts = []
     for begin, devices in reversed(choices):
-        parts.append(Part(int(begin[end, total]), end, int(devices[end, total])))
+        parts.append(BlockRange(int(begin[end, total]), end, int(devices[end, total])))
         end, total = parts[-1].start, total - parts[-1].devices
     return tuple(reversed(parts))
 
@@ -215,7 +215,7 @@ class _Problem:
 
         return cost
 
-    def plan(self, parts: tuple[Part, ...], bounds: tuple[int, ...], pipelines: Groups) -> Plan:
+    def plan(self, parts: tuple[BlockRange, ...], bounds: tuple[int, ...], pipelines: Groups) -> Plan:
         """The stages on their devices of every pipeline, so that samples stay on their pipeline."""
         made, first = [], 0
         for part in parts:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.device_order import device_order
-from arborcast.pipeline.planning.memory import Limit, fitted, rank_limits
-from arborcast.pipeline.planning.prm import PartitionProblem, partitions
-from arborcast.pipeline.planning.search import plan_of
+from arborcast.pipeline.planning.memory_need import Limit, fitted, rank_limits
+from arborcast.pipeline.planning.stage_dp import PartitionProblem, partitions
+from arborcast.pipeline.planning.stage_search import plan_of
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 
 

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
-from arborcast.pipeline.planning.activations import Choice, Menu, Room, Units
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.planning.activation_search import ActivationPolicy, Menu, Room, Units
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import boundary_messages
 from arborcast.synth.topology import Topology
@@ -132,7 +132,7 @@ class LayerTables:
             self._units[key] = Units(self.profile, *key)
         return self._units[key]
 
-    def choice(self, start: int, end: int, menu: Menu, room: Room) -> Choice | None:
+    def choice(self, start: int, end: int, menu: Menu, room: Room) -> ActivationPolicy | None:
         """What becomes of the results of the layers [start, end), found once for equal layers."""
         key = self._alike[max(start - 1, 0) : end], start > 0, menu, room
         if key not in self._choices:
@@ -153,7 +153,7 @@ class LayerTables:
         return {}
 
     @cached_property
-    def _choices(self) -> dict[tuple[object, ...], tuple[int, Choice | None]]:
+    def _choices(self) -> dict[tuple[object, ...], tuple[int, ActivationPolicy | None]]:
         return {}
 
     def _time(self, whole: str, fixed: str) -> tuple[Floats, Floats]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborcast.pipeline.run.messages import Slice
-from arborcast.pipeline.run.sharded import column
+from arborcast.pipeline.run.prepared_layers import column
+from arborcast.pipeline.run.stage_messages import SampleSlice
 from arborcast.pipeline.stages import Plan, overlaps, shares
 
 
@@ -71,29 +71,29 @@ class Assignment:
         start, stop = self.share(samples)
         return stop - start
 
-    def before(self, samples: int) -> tuple[Slice, ...]:
+    def before(self, samples: int) -> tuple[SampleSlice, ...]:
         """What it exchanges with the stage before, for a microbatch; in the order of samples."""
         ranks = self.plan.stages[self.stage - 1].ranks
         origin = self.share(samples)[0]
         return tuple(
-            Slice(ranks[it.sender], it.start - origin, it.stop - origin)
+            SampleSlice(ranks[it.sender], it.start - origin, it.stop - origin)
             for it in overlaps(samples, len(ranks), self.replicas)
             if it.receiver == self.replica
         )
 
-    def behind(self, samples: int) -> tuple[Slice, ...]:
+    def behind(self, samples: int) -> tuple[SampleSlice, ...]:
         """Likewise with the stage behind."""
         ranks = self.plan.stages[self.stage + 1].ranks
         origin = self.share(samples)[0]
         return tuple(
-            Slice(ranks[it.receiver], it.start - origin, it.stop - origin)
+            SampleSlice(ranks[it.receiver], it.start - origin, it.stop - origin)
             for it in overlaps(samples, self.replicas, len(ranks))
             if it.sender == self.replica
         )
 
 
 @dataclass(frozen=True)
-class Place:
+class RankAssignment:
     """Where in a plan a rank of the job is.
 
     Attributes:
@@ -111,7 +111,7 @@ class Place:
     assignments: tuple[Assignment, ...]
 
     @classmethod
-    def of(cls, plan: Plan, rank: int, tensor_ranks: int = 1) -> Place:
+    def of(cls, plan: Plan, rank: int, tensor_ranks: int = 1) -> RankAssignment:
         """That of a rank.
 
         Raises:

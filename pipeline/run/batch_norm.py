@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from arborcast.backends.tensors.torch_compat import all_gather_single
 from arborcast.pipeline.errors import BatchError, PartitionError
-from arborcast.pipeline.run.weights import distinct
+from arborcast.pipeline.run.initial_weights import distinct
 
 _TRACED = (torch.ops.aten.batch_norm.default, nn.functional.batch_norm)
 """What a graph may call: from torch.export, from fx."""

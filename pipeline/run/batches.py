@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from arborcast.pipeline.errors import BatchError
-from arborcast.pipeline.model.structure import flatten
+from arborcast.pipeline.model.module_structure import flatten
 from arborcast.pipeline.stages import Plan
 
 _SAMPLED = 1024

@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from arborcast.pipeline.costs.layer_pass import storage_key
 from arborcast.pipeline.errors import PartitionError, first_line
+from arborcast.pipeline.model.deferred_init import stand_ins
 from arborcast.pipeline.model.layered import Layered, in_mode
-from arborcast.pipeline.model.meta import stand_ins
 from arborcast.pipeline.run.batches import described, spread_dims
 
 KEPT_SHAPES = 32

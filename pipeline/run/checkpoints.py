@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from arborcast.pipeline.errors import CheckpointError
-from arborcast.pipeline.run.sharded import full, like
-from arborcast.pipeline.run.stored import CheckpointFolder, cause_of
+from arborcast.pipeline.run.checkpoint_reader import CheckpointFolder, cause_of
+from arborcast.pipeline.run.prepared_layers import full, like
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import shorten_path
 

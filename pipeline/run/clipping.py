@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from arborcast.pipeline.run.sharded import full, is_sharded, local
+from arborcast.pipeline.run.prepared_layers import full, is_sharded, local
 from arborcast.synth.errors import InputError
 
 

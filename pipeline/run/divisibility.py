@@ -15,7 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.sharding.plan import ShardedPlan
+from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
 from arborcast.pipeline.stages import Plan
 
 _ATEN = torch.ops.aten

@@ -19,28 +19,28 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import in_mode
+from arborcast.pipeline.model.module_structure import flatten
 from arborcast.pipeline.model.split import SplitBackward
-from arborcast.pipeline.model.structure import flatten
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import forwards, peak_in_flight
-from arborcast.pipeline.order.messages import Step, with_messages
-from arborcast.pipeline.run.arguments import Options
-from arborcast.pipeline.run.assignment import Assignment, Place
+from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
+from arborcast.pipeline.run.assignment import Assignment, RankAssignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
 from arborcast.pipeline.run.boundary import KEPT_SHAPES, FakeStage
-from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.loop import StepLoop, tags_of
 from arborcast.pipeline.run.losses import Losses
-from arborcast.pipeline.run.messages import Messenger
 from arborcast.pipeline.run.passes import StagePasses
 from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import Recorder
+from arborcast.pipeline.run.recorder import PassRecorder
+from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.stage_messages import Messenger
+from arborcast.pipeline.run.training_options import TrainingOptions
 from arborcast.synth.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchOutcome:
     """What all ranks hear of a batch.
 
     Attributes:
@@ -57,7 +57,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LocalStage:
     """A stage of this rank.
 
     Attributes:
@@ -93,14 +93,14 @@ class StepExecutor:
         last: the module of the last stage; None on a rank without it.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[LocalStage]
     module: nn.Module
-    place: Place
-    options: Options
+    place: RankAssignment
+    options: TrainingOptions
     groups: Groups
     links: Messenger
     precision: Precision
-    recorder: Recorder
+    recorder: PassRecorder
     output_dims: Sequence[int]
     deferred: DeferredStatistics | None
     last_pass: Callable[[int], AbstractContextManager[None]]
@@ -112,7 +112,7 @@ class StepExecutor:
         self.last: Any = next((it.module for it in self.parts if it.assignment.is_last), None)
         self._loops: dict[Signature, StepLoop | None] = {}  # the one that was used last is last
         self._made = 0
-        self._steps: dict[bool, Sequence[Step]] = {}  # of this rank, by whether in training
+        self._steps: dict[bool, Sequence[WorkerStep]] = {}  # of this rank, by whether in training
         self._splits: dict[int, SplitBackward] = {}
         self._loop: StepLoop | None = None
         self._doing: str | None = None
@@ -171,7 +171,7 @@ class StepExecutor:
             last_pass=self.last_pass,
         )
 
-    def _passes_of(self, part: Part, batch: Batch, training: bool) -> StagePasses:
+    def _passes_of(self, part: LocalStage, batch: Batch, training: bool) -> StagePasses:
         assignment = part.assignment
         boundaries = part.fake.boundaries(
             batch.inputs,
@@ -262,7 +262,7 @@ class StepExecutor:
             self.on_gradients()
         self._start_sum(batch.sizes, losses)
 
-    def finish(self, batch: Batch) -> Outcome:
+    def finish(self, batch: Batch) -> BatchOutcome:
         """Wait for what is still on its way.
 
         Raises:
@@ -297,14 +297,16 @@ class StepExecutor:
             )
         metrics = dict(zip(self.options.metrics, (values / counted).tolist(), strict=True))
         if self.options.reduction != "mean":
-            return Outcome(sums.sum().item(), tuple(sums.tolist()), None, metrics)
+            return BatchOutcome(sums.sum().item(), tuple(sums.tolist()), None, metrics)
         weight = weights.sum().item()
         if not (weight > 0 and math.isfinite(weight)):
             raise InputError(
                 f"loss_fn: weights must add up to a positive number over a batch, got {weight:g}"
             )
         whole = sums.sum().item() / weight
-        return Outcome(whole, tuple((sums / weights).tolist()), weight if pairs.item() else None, metrics)
+        return BatchOutcome(
+            whole, tuple((sums / weights).tolist()), weight if pairs.item() else None, metrics
+        )
 
     def gather_outputs(self) -> Any:
         """The outputs of the last batch, on every rank; every rank calls it.

@@ -60,7 +60,7 @@ def words_of(error: BaseException) -> str:
     return first_line(error)
 
 
-class Agreement:
+class ConfigBarrier:
     """What ranks tell each other through the job's store.
 
     Args:
@@ -160,7 +160,7 @@ class FailureBroadcast:
         break_all: ends all calls in flight, here and on ranks that wait for this one.
     """
 
-    def __init__(self, name: str, agreement: Agreement, break_all: Callable[[], None]) -> None:
+    def __init__(self, name: str, agreement: ConfigBarrier, break_all: Callable[[], None]) -> None:
         self._name = name
         self._agreement = agreement
         self._break_all = break_all

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from arborcast.pipeline.run.sharded import local, over
+from arborcast.pipeline.run.prepared_layers import local, over
 
 BUCKET_BYTES = 25 << 20
 """Of gradients: a parameter that would make a bucket larger begins the next one."""

@@ -11,9 +11,8 @@ from torch import nn
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run import checkpoints
-from arborcast.pipeline.run.activations import divided
-from arborcast.pipeline.run.arguments import Options
-from arborcast.pipeline.run.assignment import Place
+from arborcast.pipeline.run.activation_treatment import divided
+from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batch_norm import (
     DeferredStatistics,
     find_batch_norm,
@@ -21,16 +20,17 @@ from arborcast.pipeline.run.batch_norm import (
     synchronise_batch_norm,
 )
 from arborcast.pipeline.run.boundary import FakeStage
-from arborcast.pipeline.run.executor import Part, StepExecutor
+from arborcast.pipeline.run.executor import LocalStage, StepExecutor
 from arborcast.pipeline.run.failures import FailureBroadcast
-from arborcast.pipeline.run.groups import Groups
-from arborcast.pipeline.run.messages import Messenger
+from arborcast.pipeline.run.initial_weights import broadcast, give_values, joined
 from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import Recorder
-from arborcast.pipeline.run.sharded import AXES, prepared
+from arborcast.pipeline.run.prepared_layers import AXES, prepared
+from arborcast.pipeline.run.recorder import PassRecorder
+from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.stage_messages import Messenger
 from arborcast.pipeline.run.ties import TieGroups
+from arborcast.pipeline.run.training_options import TrainingOptions
 from arborcast.pipeline.run.update import OptimizerOf, Update
-from arborcast.pipeline.run.weights import broadcast, give_values, joined
 
 NAMED = 3
 """Frozen parameters that are named in words."""
@@ -63,13 +63,13 @@ class LocalModel:
         cls,
         model: Layered,
         optimizer: OptimizerOf,
-        options: Options,
-        place: Place,
+        options: TrainingOptions,
+        place: RankAssignment,
         groups: Groups,
         faults: FailureBroadcast,
         links: Messenger,
         precision: Precision,
-        recorder: Recorder,
+        recorder: PassRecorder,
     ) -> LocalModel:
         """This rank's part of a model, with the same values as its replicas; every rank calls it.
 
@@ -94,7 +94,7 @@ class LocalModel:
         parts = []
         for assignment, bounds in zip(place.assignments, ranges, strict=True):
             fake = FakeStage(model, *bounds)  # before batch norm is changed
-            parts.append(Part(assignment, divided(model, place.plan.segments(assignment.stage)), fake))
+            parts.append(LocalStage(assignment, divided(model, place.plan.segments(assignment.stage)), fake))
         module = joined([part.module for part in parts])
         parameters, trained = _named(module, model), {}
         with faults.all_or_nothing(lambda: "starting"):

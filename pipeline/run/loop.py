@@ -13,12 +13,12 @@ from torch import Tensor
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.order.actions import Action, Phase
-from arborcast.pipeline.order.messages import Step
+from arborcast.pipeline.order.pass_messages import WorkerStep
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batches import described
 from arborcast.pipeline.run.boundary import TensorSpec
-from arborcast.pipeline.run.messages import Arrival, Messenger, Pending, Slice, packed
 from arborcast.pipeline.run.passes import StagePasses
+from arborcast.pipeline.run.stage_messages import Messenger, Pending, ReceiveTarget, SampleSlice, packed
 
 
 class Loop(ABC):
@@ -29,7 +29,7 @@ class Loop(ABC):
         in_flight: microbatches whose gradients (in evaluation outputs) may be on their way at once.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[WorkerStep]
     in_flight: int
 
     @abstractmethod
@@ -97,7 +97,7 @@ class StepLoop(Loop):
 
     stages: Mapping[int, StagePasses]
     sizes: Sequence[int]
-    steps: Sequence[Step]
+    steps: Sequence[WorkerStep]
     links: Messenger
     in_flight: int
     first_tag: int
@@ -122,7 +122,7 @@ class StepLoop(Loop):
     def _forget(self) -> None:
         for stage in self.stages.values():
             stage.begin()
-        self._arrivals: dict[Action, tuple[Arrival, list[Pending]]] = {}
+        self._arrivals: dict[Action, tuple[ReceiveTarget, list[Pending]]] = {}
 
     @property
     def doing(self) -> str:
@@ -202,7 +202,7 @@ class StepLoop(Loop):
             slices = self._behind[action.stage][m]
         if not wires:
             return
-        arrival = Arrival(wires, slices[-1].stop, slices)
+        arrival = ReceiveTarget(wires, slices[-1].stop, slices)
         giver = action.stage - 1 if action.phase is Phase.FORWARD else action.stage
         tag = self._tag(action.phase, giver, m)
         pending = [
@@ -211,7 +211,7 @@ class StepLoop(Loop):
         ]
         self._arrivals[action] = arrival, pending
 
-    def _arrived(self, action: Action) -> Arrival:
+    def _arrived(self, action: Action) -> ReceiveTarget:
         arrival, pending = self._arrivals.pop(action)
         wait(pending)
         return arrival
@@ -249,7 +249,7 @@ class StepLoop(Loop):
         microbatch: int,
         wires: Sequence[TensorSpec],
         tensors: Sequence[Tensor | None],
-        slices: Sequence[Slice],
+        slices: Sequence[SampleSlice],
         tag: int,
     ) -> list[Pending]:
         words = f"sending the {what}"
@@ -269,7 +269,7 @@ def tags_of(stages: int, microbatches: int) -> int:
     return 2 * stages * microbatches
 
 
-def _slices(sizes: Sequence[int], assignment: Assignment, *, before: bool) -> list[tuple[Slice, ...]]:
+def _slices(sizes: Sequence[int], assignment: Assignment, *, before: bool) -> list[tuple[SampleSlice, ...]]:
     """What each microbatch exchanges with the stage before or behind, where that is on other ranks."""
     if assignment.is_first if before else assignment.is_last:
         return [() for _ in sizes]

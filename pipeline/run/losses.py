@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from arborcast.pipeline.errors import first_line
-from arborcast.pipeline.model.structure import Structure, flatten
+from arborcast.pipeline.model.module_structure import Structure, flatten
 from arborcast.pipeline.run.batches import Tensors, as_tuple, spread_dims
 from arborcast.synth.errors import InputError
 

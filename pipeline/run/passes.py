@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.model.split import Second, SplitBackward
 from arborcast.pipeline.order.actions import Phase
-from arborcast.pipeline.run.activations import TreatedPasses, several
+from arborcast.pipeline.run.activation_treatment import TreatedPasses, several
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics, statistics_once
 from arborcast.pipeline.run.batches import Tensors
 from arborcast.pipeline.run.boundary import Boundaries
 from arborcast.pipeline.run.losses import Losses
-from arborcast.pipeline.run.messages import sharing
-from arborcast.pipeline.run.recorder import Recorder
-from arborcast.pipeline.simulation.simulator import KIND_OF
+from arborcast.pipeline.run.recorder import PassRecorder
+from arborcast.pipeline.run.stage_messages import sharing
+from arborcast.pipeline.simulation.pass_simulator import KIND_OF
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class StagePasses:
     assignment: Assignment
     boundaries: Boundaries
     losses: Losses
-    recorder: Recorder
+    recorder: PassRecorder
     differentiating: Callable[[], AbstractContextManager[Any]]
     training: bool
     split: SplitBackward | None

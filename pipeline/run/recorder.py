@@ -26,7 +26,7 @@ Note: TypeAlias = tuple[str, int | None, int, int, int | None, int | None]
 """Kind, microbatch, begin and end in ns of the rank's own clock, peer, stage."""
 
 
-class Recorder:
+class PassRecorder:
     """Notes of one rank about one step; any thread may add to them.
 
     Args:
@@ -96,7 +96,7 @@ class Recorder:
         return timeline_of([notes for notes in gathered if notes is not None])
 
 
-class NullRecorder(Recorder):
+class NullRecorder(PassRecorder):
     """Records nothing."""
 
     def start(self, group: dist.ProcessGroup | None = None) -> None:

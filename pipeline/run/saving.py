@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.failures import FailureBroadcast
-from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.precision import Precision
+from arborcast.pipeline.run.stage_groups import Groups
 
 
 class Saving(ABC):

@@ -16,7 +16,7 @@ from torch import nn
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.run.gradients import Gradients
-from arborcast.pipeline.run.weights import broadcast
+from arborcast.pipeline.run.initial_weights import broadcast
 from arborcast.pipeline.stages import Plan
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from arborcast.pipeline.run.clipping import clip_gradients
 from arborcast.pipeline.run.gradients import GradientBuffer, Gradients, ShardedGradients
-from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import Recorder
-from arborcast.pipeline.run.sharded import is_over_data
+from arborcast.pipeline.run.prepared_layers import is_over_data
+from arborcast.pipeline.run.recorder import PassRecorder
+from arborcast.pipeline.run.stage_groups import Groups
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.synth.errors import InputError
 
@@ -55,7 +55,7 @@ class Update:
         groups: Groups,
         ties: TieGroups,
         precision: Precision,
-        recorder: Recorder,
+        recorder: PassRecorder,
         *,
         accumulate: int,
         clip_norm: float | None,

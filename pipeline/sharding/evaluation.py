@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.sharding.fabric_prices import Axes, CollectivePrices
 from arborcast.pipeline.sharding.graph import Graph, Tensor
-from arborcast.pipeline.sharding.mesh import Axes, CollectivePrices
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import Spec, spec_of
 from arborcast.pipeline.sharding.strategies import (
-    Crossing,
-    Demand,
+    CollectiveRuns,
+    ReadLayout,
+    ReshardingCost,
     Strategy,
-    Way,
     crossing,
     crossing_ways,
     gathering,
@@ -67,9 +67,9 @@ class Reading:
 
     tensor: Tensor
     made: Spec
-    demand: Demand
-    cost: Crossing
-    ways: tuple[Way, ...]
+    demand: ReadLayout
+    cost: ReshardingCost
+    ways: tuple[CollectiveRuns, ...]
 
 
 def readings(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> Iterator[Reading]:
@@ -78,7 +78,7 @@ def readings(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) 
     Raises:
         PlanError: links do not allow one.
     """
-    seen: dict[tuple[str, Demand], int] = {}
+    seen: dict[tuple[str, ReadLayout], int] = {}
     for number, operator in enumerate(graph.operators):
         strategy = chosen[number]
         if strategy is None or operator.given is not None:
@@ -103,7 +103,7 @@ def readings(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) 
                 former = crossing(graph, replace(tensor, kept=False), spec, update, demand, setting)
                 before = crossing_ways(replace(tensor, kept=False), spec, update, demand, setting)
                 assert former is not None and before is not None, "links allowed it"
-                cost = Crossing(cost.ps - former.ps, 0, cost.memory_bytes - former.memory_bytes)
+                cost = ReshardingCost(cost.ps - former.ps, 0, cost.memory_bytes - former.memory_bytes)
                 ways = [
                     replace(it, per_microbatch=it.per_microbatch - old.per_microbatch, per_step=0)
                     for it, old in zip(ways, before, strict=True)
@@ -132,7 +132,7 @@ def cost_of(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """Equal collectives of a plan.
 
     Attributes:
@@ -150,13 +150,13 @@ class Call:
     per_step: int
 
 
-def calls(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> tuple[Call, ...]:
+def calls(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> tuple[CollectiveCall, ...]:
     """Every collective that a choice asks for, equal ones together, in the order of kind, axes and size.
 
     Raises:
         PlanError: links do not allow it.
     """
-    ways: list[Way] = [way for it in readings(graph, chosen, setting) for way in it.ways]
+    ways: list[CollectiveRuns] = [way for it in readings(graph, chosen, setting) for way in it.ways]
     for operator, strategy in zip(graph.operators, chosen, strict=True):
         if strategy is None:
             continue
@@ -174,7 +174,7 @@ def calls(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> 
                 count = counted[step.kind, step.axes, step.size_bytes]
                 count[0] += way.per_microbatch
                 count[1] += way.per_step
-    return tuple(Call(*key, *counted[key]) for key in sorted(counted))
+    return tuple(CollectiveCall(*key, *counted[key]) for key in sorted(counted))
 
 
 def repriced(

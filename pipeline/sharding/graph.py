@@ -41,7 +41,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class MemberOperator:
     """One operator of torch within a merged one.
 
     Attributes:
@@ -90,7 +90,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class MergedOperator:
     """An operator with those that follow it.
 
     Attributes:
@@ -125,7 +125,7 @@ class Operator:
     result: Tensor
     outputs: tuple[Tensor, ...]
     kept: tuple[Tensor, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[MemberOperator, ...]
     sums: tuple[Sum, ...]
     sample: int | None
     given: Given | None
@@ -158,7 +158,7 @@ class Graph:
 
     name: str
     samples: int
-    operators: tuple[Operator, ...]
+    operators: tuple[MergedOperator, ...]
     trained: frozenset[str]
     memory: dict[str, str]
 
@@ -202,7 +202,7 @@ def merged(trace: OperatorTrace) -> Graph:
 
 
 @dataclass
-class _Group:
+class _OperatorBuilder:
     """An operator in the making."""
 
     name: str
@@ -219,11 +219,11 @@ class _Group:
     values: dict[str, Tensor] = field(default_factory=dict)
     constants: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[MemberOperator] = field(default_factory=list)
     sums: list[Sum] = field(default_factory=list)
 
-    def finished(self, outside: set[str]) -> Operator:
-        return Operator(
+    def finished(self, outside: set[str]) -> MergedOperator:
+        return MergedOperator(
             self.name,
             self.kind,
             self.module,
@@ -246,7 +246,7 @@ class _Group:
 
 class _Merger:
     def __init__(self) -> None:
-        self.groups: list[_Group] = []
+        self.groups: list[_OperatorBuilder] = []
         self.home: dict[str, int] = {}
         self.trained: set[str] = set()
         self.memory: dict[str, str] = {}
@@ -254,7 +254,9 @@ class _Merger:
 
     def add_given(self, given: Given) -> None:
         """A parameter or an input: every dimension may be divided."""
-        group = _Group(given.name, "parameter" if given.is_parameter else "input", given.path, -1, given)
+        group = _OperatorBuilder(
+            given.name, "parameter" if given.is_parameter else "input", given.path, -1, given
+        )
         group.parts = list(given.shape)
         labels = tuple(range(len(given.shape)))
         if given.is_trained:
@@ -294,7 +296,7 @@ class _Merger:
         # A view of a parameter or of an input; whatever computes stands for itself.
         return max(homes) if not primitive.moves and len(homes) == 1 else None
 
-    def _numbers(self, primitive: Primitive, group: _Group) -> dict[str, int] | None:
+    def _numbers(self, primitive: Primitive, group: _OperatorBuilder) -> dict[str, int] | None:
         """The label of the group for each of the operator's; None where it would forbid a division.
 
         Labels that the group's own values do not have are whole here.
@@ -324,11 +326,11 @@ class _Merger:
         lost -= {number for label, number in numbers.items() if label in made}
         return None if any(it is not None and group.parts[it] > 1 for it in lost) else numbers
 
-    def _read_here(self, primitive: Primitive, group: _Group) -> list[Tensor]:
+    def _read_here(self, primitive: Primitive, group: _OperatorBuilder) -> list[Tensor]:
         return [group.values[it.value] for it in primitive.inputs if it.value in group.values]
 
-    def _new(self, primitive: Primitive) -> _Group:
-        group = _Group(primitive.name, primitive.kind, primitive.module, primitive.place)
+    def _new(self, primitive: Primitive) -> _OperatorBuilder:
+        group = _OperatorBuilder(primitive.name, primitive.kind, primitive.module, primitive.place)
         group.is_known = primitive.is_known
         group.parts = list(primitive.parts.values())
         numbers = {label: at for at, label in enumerate(primitive.parts)}
@@ -370,7 +372,7 @@ class _Merger:
             group.kept[mask] = Tensor(mask, output.labels, output.shape, primitive.extra_bytes)
         if primitive.moves:
             group.kernels.append(
-                Kernel(
+                MemberOperator(
                     primitive.flops,
                     primitive.backward_flops,
                     primitive.dtype,
@@ -380,11 +382,11 @@ class _Merger:
                 )
             )
 
-    def _keep(self, group: _Group, tensor: Tensor) -> None:
+    def _keep(self, group: _OperatorBuilder, tensor: Tensor) -> None:
         """Memory that several values share is kept once."""
         group.kept.setdefault(self.memory[tensor.value], tensor)
 
-    def _made(self, group: _Group, number: int, tensor: Tensor) -> None:
+    def _made(self, group: _OperatorBuilder, number: int, tensor: Tensor) -> None:
         group.values[tensor.value] = tensor
         self.home[tensor.value] = number
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from arborcast.pipeline.sharding.graph import Operator
-from arborcast.pipeline.sharding.program import Allowed
+from arborcast.pipeline.sharding.graph import MergedOperator
+from arborcast.pipeline.sharding.sharding_program import Allowed
 from arborcast.pipeline.sharding.specs import Assignment
 from arborcast.pipeline.sharding.strategies import Strategy
 
 
-def _samples(operator: Operator, sizes: tuple[int, ...]) -> Assignment:
+def _samples(operator: MergedOperator, sizes: tuple[int, ...]) -> Assignment:
     """Samples along as many of the axes as they can be divided by."""
     if operator.sample is None or operator.parts[operator.sample] % math.prod(sizes):
         return (None,) * len(sizes)
@@ -30,7 +30,7 @@ def _samples(operator: Operator, sizes: tuple[int, ...]) -> Assignment:
 def data_parallel(sizes: tuple[int, ...]) -> Allowed:
     """Only copies that each work on a share of the samples."""
 
-    def allowed(operator: Operator, strategy: Strategy) -> bool:
+    def allowed(operator: MergedOperator, strategy: Strategy) -> bool:
         if operator.given is not None:
             return not any(it is not None for it in (*strategy.before, *(strategy.update or ())))
         return strategy.before == _samples(operator, sizes) and not _is_scattered(operator, strategy)
@@ -41,7 +41,7 @@ def data_parallel(sizes: tuple[int, ...]) -> Allowed:
 def zero_3(sizes: tuple[int, ...]) -> Allowed:
     """The same, with every parameter stored in as many parts as one of its dimensions allows."""
 
-    def allowed(operator: Operator, strategy: Strategy) -> bool:
+    def allowed(operator: MergedOperator, strategy: Strategy) -> bool:
         if operator.given is None:
             return data_parallel(sizes)(operator, strategy)
         can = any(length % math.prod(sizes) == 0 for length in operator.outputs[0].shape)
@@ -58,7 +58,7 @@ def megatron(sizes: tuple[int, ...]) -> Allowed:
     Operators without weights are divided by anything but samples there, such as heads and classes.
     """
 
-    def allowed(operator: Operator, strategy: Strategy) -> bool:
+    def allowed(operator: MergedOperator, strategy: Strategy) -> bool:
         if operator.given is not None:
             return strategy.update == strategy.before and set(strategy.before[:-1]) <= {None}
         first = strategy.before[:-1] == _samples(operator, sizes[:-1])
@@ -71,7 +71,7 @@ def megatron(sizes: tuple[int, ...]) -> Allowed:
     return allowed
 
 
-def _is_scattered(operator: Operator, strategy: Strategy) -> bool:
+def _is_scattered(operator: MergedOperator, strategy: Strategy) -> bool:
     return any(
         label in operator.summed and after is not None
         for label, after in zip(strategy.before, strategy.after, strict=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
+    from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 
 LEAST = 4
 """Operators of a block."""
@@ -24,7 +24,7 @@ def classes(graph: Graph) -> tuple[int, ...]:
     right program; a coarser one has fewer choices. O(n^2) for n operators.
     """
     inner = [number for number, it in enumerate(graph.operators) if it.given is None]
-    known: dict[Operator, int] = {}
+    known: dict[MergedOperator, int] = {}
     signs = [known.setdefault(_plain(graph.operators[number]), len(known)) for number in inner]
     found = {number: inner[first] for number, first in zip(inner, _folded(signs), strict=True)}
     place: dict[object, int] = {}
@@ -67,7 +67,7 @@ def _longest(signs: list[int]) -> tuple[int, int, int]:
     return best
 
 
-def _plain(operator: Operator) -> Operator:
+def _plain(operator: MergedOperator) -> MergedOperator:
     """The operator without names."""
 
     def nameless(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

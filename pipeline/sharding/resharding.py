@@ -13,13 +13,13 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from arborcast.pipeline.sharding.mesh import Axes, CollectivePrices
+from arborcast.pipeline.sharding.fabric_prices import Axes, CollectivePrices
 from arborcast.pipeline.sharding.specs import SUM, Spec, divides, local_bytes
 from arborcast.synth.collective import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReshardingStep:
     """One collective; `kind` is None for a slice, which is free.
 
     Attributes:
@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class ReshardingPath:
     """A sequence of collectives and what it takes.
 
     Attributes:
@@ -45,7 +45,7 @@ class Path:
     """
 
     ps: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ReshardingStep, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,13 @@ class Resharder:
     """The paths on one mesh; answers are kept."""
 
     prices: CollectivePrices
-    _found: dict[tuple[tuple[int, ...], int, Spec], dict[Spec, Path]] = field(
+    _found: dict[tuple[tuple[int, ...], int, Spec], dict[Spec, ReshardingPath]] = field(
         default_factory=dict, repr=False
     )
 
-    def path(self, shape: tuple[int, ...], size_bytes: int, source: Spec, target: Spec) -> Path | None:
+    def path(
+        self, shape: tuple[int, ...], size_bytes: int, source: Spec, target: Spec
+    ) -> ReshardingPath | None:
         """The cheapest way for a tensor; None where links do not allow any.
 
         Args:
@@ -67,22 +69,22 @@ class Resharder:
             target: how it shall lie; without summands.
         """
         if source == target:
-            return Path(0)
+            return ReshardingPath(0)
         key = shape, size_bytes, source
         if key not in self._found:
             self._found[key] = self._all(*key)
         return self._found[key].get(target)
 
-    def _all(self, shape: tuple[int, ...], size_bytes: int, source: Spec) -> dict[Spec, Path]:
+    def _all(self, shape: tuple[int, ...], size_bytes: int, source: Spec) -> dict[Spec, ReshardingPath]:
         """Dijkstra from one spec; of equally cheap paths one of the fewest steps."""
-        done: dict[Spec, Path] = {}
-        heap: list[tuple[int, int, int, Spec, tuple[Step, ...]]] = [(0, 0, 0, source, ())]
+        done: dict[Spec, ReshardingPath] = {}
+        heap: list[tuple[int, int, int, Spec, tuple[ReshardingStep, ...]]] = [(0, 0, 0, source, ())]
         pushed = 0
         while heap:
             ps, count, _, spec, steps = heapq.heappop(heap)
             if spec in done:
                 continue
-            done[spec] = Path(ps, steps)
+            done[spec] = ReshardingPath(ps, steps)
             for step in self._steps(shape, size_bytes, spec):
                 price = 0 if step.kind is None else self.prices.ps(step.kind, step.axes, step.size_bytes)
                 if price is not None and step.spec not in done:
@@ -90,7 +92,7 @@ class Resharder:
                     heapq.heappush(heap, (ps + price, count + 1, pushed, step.spec, (*steps, step)))
         return done
 
-    def _steps(self, shape: tuple[int, ...], size_bytes: int, spec: Spec) -> Iterator[Step]:
+    def _steps(self, shape: tuple[int, ...], size_bytes: int, spec: Spec) -> Iterator[ReshardingStep]:
         sizes = self.prices.mesh.shape
         local = local_bytes(size_bytes, spec, sizes)
         for axes in self.prices.mesh.ways:
@@ -107,13 +109,15 @@ class Resharder:
                 ):
                     continue
                 if at is None:
-                    yield Step(None, axes, 0, moved)
+                    yield ReshardingStep(None, axes, 0, moved)
                 elif at == SUM:
-                    yield Step(Kind.ALLREDUCE if to is None else Kind.REDUCE_SCATTER, axes, local, moved)
+                    yield ReshardingStep(
+                        Kind.ALLREDUCE if to is None else Kind.REDUCE_SCATTER, axes, local, moved
+                    )
                 elif to is None:
-                    yield Step(Kind.ALLGATHER, axes, local_bytes(size_bytes, moved, sizes), moved)
+                    yield ReshardingStep(Kind.ALLGATHER, axes, local_bytes(size_bytes, moved, sizes), moved)
                 else:
-                    yield Step(Kind.ALLTOALL, axes, local, moved)
+                    yield ReshardingStep(Kind.ALLTOALL, axes, local, moved)
 
 
 def _is_last(spec: Spec, axes: Axes, dim: int) -> bool:

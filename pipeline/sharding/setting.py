@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
-from arborcast.pipeline.costs.devices import Device
-from arborcast.pipeline.sharding.graph import Kernel
-from arborcast.pipeline.sharding.mesh import CollectivePrices
+from arborcast.pipeline.costs.devices import DeviceRates
+from arborcast.pipeline.sharding.fabric_prices import CollectivePrices
+from arborcast.pipeline.sharding.graph import MemberOperator
 from arborcast.pipeline.sharding.resharding import Resharder
 
 
@@ -27,11 +27,13 @@ class Setting:
     """
 
     prices: CollectivePrices
-    device: Device
+    device: DeviceRates
     microbatches: int = 1
     in_flight: int = 1
     optimizer_ratio: Fraction = Fraction(2)
-    _times: dict[tuple[Kernel, tuple[int, ...]], int] = field(default_factory=dict, repr=False, compare=False)
+    _times: dict[tuple[MemberOperator, tuple[int, ...]], int] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @cached_property
     def resharder(self) -> Resharder:
@@ -43,7 +45,7 @@ class Setting:
         """Of the axes."""
         return self.prices.mesh.shape
 
-    def kernel_ps(self, kernel: Kernel, divided: Sequence[int | None]) -> int:
+    def kernel_ps(self, kernel: MemberOperator, divided: Sequence[int | None]) -> int:
         """A kernel forward and backward on one rank's part, when axes divide these labels.
 
         Backward it moves twice the bytes: values and gradients in, gradients out.

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from arborcast.pipeline.operators import Given
-from arborcast.pipeline.sharding.graph import Graph, Member, Operator, Tensor
-from arborcast.pipeline.sharding.mesh import Mesh
+from arborcast.pipeline.sharding.fabric_prices import Mesh
+from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SliceMessage:
     """Entries [start, stop) of a tensor that crosses, along the dimension that is divided.
 
     Attributes:
@@ -55,7 +55,7 @@ def part_of(tensor: Tensor, mesh: Mesh, place: int) -> tuple[int, int]:
     return start, start + length
 
 
-def messages(tensor: Tensor, senders: Mesh, receivers: Mesh) -> Iterator[Message]:
+def messages(tensor: Tensor, senders: Mesh, receivers: Mesh) -> Iterator[SliceMessage]:
     """Who sends which part of a tensor that crosses to whom: every receiver gets its own part once.
 
     Of several ranks that have a part, receivers ask one after another. Gradients go the same way back.
@@ -67,7 +67,7 @@ def messages(tensor: Tensor, senders: Mesh, receivers: Mesh) -> Iterator[Message
         start, stop = part_of(tensor, receivers, place)
         for (first, last), theirs in sorted(holders.items()):
             if first < stop and start < last:
-                yield Message(theirs[place % len(theirs)], rank, max(first, start), min(last, stop))
+                yield SliceMessage(theirs[place % len(theirs)], rank, max(first, start), min(last, stop))
 
 
 @dataclass(frozen=True)
@@ -214,17 +214,17 @@ class Sliced:
         return replace(tensor, labels=labels, kept=False)
 
 
-def _given(operator: Operator, read: Collection[str]) -> Operator:
+def _given(operator: MergedOperator, read: Collection[str]) -> MergedOperator:
     """A parameter or an input with those of its views that are read: each layer may have its own."""
     first, *views = operator.outputs
     return replace(operator, outputs=(first, *(it for it in views if it.value in read)))
 
 
-def _received(tensor: Tensor, place: int) -> Operator:
+def _received(tensor: Tensor, place: int) -> MergedOperator:
     return _end(tensor, "receive", tensor.value, place, made=(tensor,))
 
 
-def _sent(tensor: Tensor, place: int) -> Operator:
+def _sent(tensor: Tensor, place: int) -> MergedOperator:
     return _end(tensor, "send", f"{tensor.value} sent", place, read=(tensor,))
 
 
@@ -236,9 +236,9 @@ def _end(
     *,
     read: tuple[Tensor, ...] = (),
     made: tuple[Tensor, ...] = (),
-) -> Operator:
+) -> MergedOperator:
     length = [size for size, label in zip(tensor.shape, tensor.labels, strict=True) if label == 0]
-    return Operator(
+    return MergedOperator(
         name=name,
         kind=kind,
         module="",

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
 
-from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.errors import MemoryShortError, PlanError
-from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh, meshes
-from arborcast.pipeline.sharding.program import Allowed, Sharding, least_memory, shard
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh, meshes
+from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.sharding_program import Allowed, Sharding, least_memory, shard
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.synth.topology import Topology
 
@@ -58,7 +58,7 @@ class StagePrices:
 
     sliced: Sliced
     topology: Topology
-    device: Device
+    device: DeviceRates
     microbatches: int = 1
     optimizer_ratio: Fraction = Fraction(2)
     memory_bytes: int | None = None
@@ -313,7 +313,7 @@ def _nameless(graph: Graph) -> Hashable:
     def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(replace(it, value=number(it.value)) for it in tensors)
 
-    operators: list[Operator] = [
+    operators: list[MergedOperator] = [
         replace(
             it,
             name=number(it.name),

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from arborcast.pipeline.sharding.graph import Graph, Operator, Tensor
-from arborcast.pipeline.sharding.mesh import Axes
-from arborcast.pipeline.sharding.resharding import Path, Step
+from arborcast.pipeline.sharding.fabric_prices import Axes
+from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
+from arborcast.pipeline.sharding.resharding import ReshardingPath, ReshardingStep
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import (
     SUM,
@@ -30,7 +30,7 @@ from arborcast.synth.collective import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ReadLayout:
     """How an operator reads a tensor.
 
     Attributes:
@@ -49,7 +49,7 @@ class Strategy:
     Attributes:
         before: the label divided along each axis.
         after: the same behind the sum; of a parameter as it is stored.
-        demands: on each tensor of `Operator.reads`.
+        demands: on each tensor of `MergedOperator.reads`.
         outputs: how each output lies.
         update: of a parameter, how its gradient, optimizer state and update are divided; else None.
         compute_ps: of a microbatch, forward and backward.
@@ -61,7 +61,7 @@ class Strategy:
 
     before: Assignment
     after: Assignment
-    demands: tuple[Demand, ...]
+    demands: tuple[ReadLayout, ...]
     outputs: tuple[Spec, ...]
     update: Spec | None = None
     compute_ps: int = 0
@@ -74,7 +74,7 @@ class Strategy:
         return microbatches * (self.compute_ps + self.communication_ps) + self.step_ps
 
 
-def strategies(graph: Graph, operator: Operator, setting: Setting) -> tuple[Strategy, ...]:
+def strategies(graph: Graph, operator: MergedOperator, setting: Setting) -> tuple[Strategy, ...]:
     """All ways to divide an operator; inputs of the model have none: ranks load what is asked for.
 
     The one on whole tensors is always among them.
@@ -93,14 +93,14 @@ def strategies(graph: Graph, operator: Operator, setting: Setting) -> tuple[Stra
     return tuple(found)
 
 
-def _assignments(operator: Operator, sizes: tuple[int, ...]) -> Iterator[Assignment]:
+def _assignments(operator: MergedOperator, sizes: tuple[int, ...]) -> Iterator[Assignment]:
     labels = [None, *(label for label, parts in enumerate(operator.parts) if parts > 1)]
     for assignment in product(labels, repeat=len(sizes)):
         if _is_divisible(operator, assignment, sizes):
             yield assignment
 
 
-def _is_divisible(operator: Operator, assignment: Assignment, sizes: tuple[int, ...]) -> bool:
+def _is_divisible(operator: MergedOperator, assignment: Assignment, sizes: tuple[int, ...]) -> bool:
     return all(
         operator.parts[label] % math.prod(n for n, it in zip(sizes, assignment, strict=True) if it == label)
         == 0
@@ -109,7 +109,7 @@ def _is_divisible(operator: Operator, assignment: Assignment, sizes: tuple[int, 
     )
 
 
-def _behind_sum(operator: Operator, before: Assignment, sizes: tuple[int, ...]) -> Iterator[Assignment]:
+def _behind_sum(operator: MergedOperator, before: Assignment, sizes: tuple[int, ...]) -> Iterator[Assignment]:
     """The same axes, those of summed labels replicated or divided anew."""
     made = [
         None,
@@ -122,7 +122,7 @@ def _behind_sum(operator: Operator, before: Assignment, sizes: tuple[int, ...]) 
 
 
 def _priced(
-    graph: Graph, operator: Operator, before: Assignment, after: Assignment, setting: Setting
+    graph: Graph, operator: MergedOperator, before: Assignment, after: Assignment, setting: Setting
 ) -> Strategy | None:
     """A strategy with its costs; None where links do not allow it."""
     ways = inner_ways(graph, operator, before, after, setting)
@@ -142,7 +142,7 @@ def _priced(
     )
 
 
-def strategy_of(graph: Graph, operator: Operator, before: Assignment, after: Assignment) -> Strategy:
+def strategy_of(graph: Graph, operator: MergedOperator, before: Assignment, after: Assignment) -> Strategy:
     """The strategy that divides an operator so, without its costs."""
     return Strategy(
         before,
@@ -156,7 +156,7 @@ def strategy_of(graph: Graph, operator: Operator, before: Assignment, after: Ass
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CollectiveRuns:
     """Collectives that run so many times.
 
     Attributes:
@@ -165,14 +165,14 @@ class Way:
         per_step: how often in a step besides.
     """
 
-    path: Path
+    path: ReshardingPath
     per_microbatch: int = 0
     per_step: int = 0
 
 
 def inner_ways(
-    graph: Graph, operator: Operator, before: Assignment, after: Assignment, setting: Setting
-) -> list[Way] | None:
+    graph: Graph, operator: MergedOperator, before: Assignment, after: Assignment, setting: Setting
+) -> list[CollectiveRuns] | None:
     """The collectives inside an operator; None where links do not allow them.
 
     They add up the result, mirror that for its gradient, and add up statistics.
@@ -189,11 +189,11 @@ def inner_ways(
         if axes:
             parts = math.prod(n for n, it in zip(setting.sizes, before, strict=True) if it in inner.over)
             paths.append(_allreduce(axes, -(-inner.size_bytes // parts), setting))
-    found = [Way(path, 1) for path in paths if path is not None]
+    found = [CollectiveRuns(path, 1) for path in paths if path is not None]
     return found if len(found) == len(paths) else None
 
 
-def summands_of(operator: Operator, before: Assignment) -> Spec:
+def summands_of(operator: MergedOperator, before: Assignment) -> Spec:
     """How the result of an operator lies before it is added up."""
     return tuple(
         SUM if label in operator.summed else at
@@ -201,10 +201,12 @@ def summands_of(operator: Operator, before: Assignment) -> Spec:
     )
 
 
-def _allreduce(axes: Axes, size_bytes: int, setting: Setting) -> Path | None:
+def _allreduce(axes: Axes, size_bytes: int, setting: Setting) -> ReshardingPath | None:
     ps = setting.prices.ps(Kind.ALLREDUCE, axes, size_bytes)
     spec = (None,) * len(setting.sizes)
-    return None if ps is None else Path(ps, (Step(Kind.ALLREDUCE, axes, size_bytes, spec),))
+    return (
+        None if ps is None else ReshardingPath(ps, (ReshardingStep(Kind.ALLREDUCE, axes, size_bytes, spec),))
+    )
 
 
 def _is_input(graph: Graph, tensor: Tensor) -> bool:
@@ -212,19 +214,19 @@ def _is_input(graph: Graph, tensor: Tensor) -> bool:
     return given is not None and not given.is_parameter
 
 
-def _demand(graph: Graph, tensor: Tensor, assignment: Assignment, summed: frozenset[int]) -> Demand:
+def _demand(graph: Graph, tensor: Tensor, assignment: Assignment, summed: frozenset[int]) -> ReadLayout:
     spec = spec_of(tensor, assignment)
     if tensor.value not in graph.trained:
-        return Demand(spec, None)
+        return ReadLayout(spec, None)
     # Along a summed label the gradient of the result is the same on all ranks: nothing is left to be added.
     gradient = tuple(
         SUM if at is None and label is not None and label not in summed else at
         for at, label in zip(spec, assignment, strict=True)
     )
-    return Demand(spec, gradient)
+    return ReadLayout(spec, gradient)
 
 
-def _stored(operator: Operator, setting: Setting) -> Iterator[Strategy]:
+def _stored(operator: MergedOperator, setting: Setting) -> Iterator[Strategy]:
     """A parameter: how it is stored, and how finely its update is divided (ZeRO)."""
     (first, *_) = operator.outputs
     assert operator.given is not None
@@ -254,15 +256,17 @@ def _stored(operator: Operator, setting: Setting) -> Iterator[Strategy]:
             )
 
 
-def gathering(operator: Operator, stored: Spec, update: Spec, setting: Setting) -> Way | None:
+def gathering(
+    operator: MergedOperator, stored: Spec, update: Spec, setting: Setting
+) -> CollectiveRuns | None:
     """What brings a parameter from how it was updated to how it is stored."""
     (first, *_) = operator.outputs
     path = setting.resharder.path(first.shape, first.size_bytes, update, stored)
-    return None if path is None else Way(path, per_step=1)
+    return None if path is None else CollectiveRuns(path, per_step=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class ReshardingCost:
     """What it costs that a tensor is made in one way and read in another.
 
     Attributes:
@@ -281,8 +285,8 @@ class Crossing:
 
 
 def crossing(
-    graph: Graph, tensor: Tensor, made: Spec, update: Spec | None, demand: Demand, setting: Setting
-) -> Crossing | None:
+    graph: Graph, tensor: Tensor, made: Spec, update: Spec | None, demand: ReadLayout, setting: Setting
+) -> ReshardingCost | None:
     """The cost between a maker and a reader; None where links do not allow it. As `crossing_ways`."""
     ways = crossing_ways(tensor, made, update, demand, setting)
     if ways is None:
@@ -291,7 +295,7 @@ def crossing(
     maker = graph.operators[graph.maker[tensor.value][0]]
     if update is None and tensor.kept and not (made == demand.spec and _keeps(graph, maker, tensor.value)):
         held = setting.in_flight * local_bytes(tensor.size_bytes, demand.spec, setting.sizes)
-    return Crossing(
+    return ReshardingCost(
         sum(it.path.ps * it.per_microbatch for it in ways),
         sum(it.path.ps * it.per_step for it in ways),
         held,
@@ -299,8 +303,8 @@ def crossing(
 
 
 def crossing_ways(
-    tensor: Tensor, made: Spec, update: Spec | None, demand: Demand, setting: Setting
-) -> list[Way] | None:
+    tensor: Tensor, made: Spec, update: Spec | None, demand: ReadLayout, setting: Setting
+) -> list[CollectiveRuns] | None:
     """The collectives between a maker and a reader; None where links do not allow them.
 
     Weights that are stored more finely than they are read are gathered before each forward pass, and before
@@ -316,16 +320,20 @@ def crossing_ways(
     """
     there = setting.resharder.path(tensor.shape, tensor.size_bytes, made, demand.spec)
     home = made if update is None else update
-    back: Path | None = Path(0)
+    back: ReshardingPath | None = ReshardingPath(0)
     if demand.gradient is not None:
         back = setting.resharder.path(tensor.shape, tensor.size_bytes, demand.gradient, home)
     if there is None or back is None:
         return None
     if update is None or demand.gradient is None:
-        return [Way(there, 1), Way(back, 1)]
-    return [Way(there, 1 + tensor.kept), Way(back, 1)] if there.ps else [Way(there, 1), Way(back, per_step=1)]
+        return [CollectiveRuns(there, 1), CollectiveRuns(back, 1)]
+    return (
+        [CollectiveRuns(there, 1 + tensor.kept), CollectiveRuns(back, 1)]
+        if there.ps
+        else [CollectiveRuns(there, 1), CollectiveRuns(back, per_step=1)]
+    )
 
 
-def _keeps(graph: Graph, operator: Operator, value: str) -> bool:
+def _keeps(graph: Graph, operator: MergedOperator, value: str) -> bool:
     """Whether the maker keeps the memory of a value anyway."""
     return any(graph.memory.get(it.value) == graph.memory[value] for it in operator.kept)

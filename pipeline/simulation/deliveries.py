@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.simulation.clock import Clock
-from arborcast.pipeline.simulation.link_sharing import Flow, SharedLinks
+from arborcast.pipeline.simulation.link_sharing import MessageInFlight, SharedLinks
 from arborcast.pipeline.simulation.timeline import Interval
 from arborcast.synth.topology import Hop
 
@@ -41,10 +41,10 @@ class Pair:
         self.rate: float | None = None
         self.free_us = 0.0
         self.busy = False
-        self.waiting: deque[_Message] = deque()
+        self.waiting: deque[_SharedMessage] = deque()
 
 
-class _Message(Flow):
+class _SharedMessage(MessageInFlight):
     """One that shares links."""
 
     __slots__ = ("arrive", "microbatch", "pair", "start_us", "subject")
@@ -84,7 +84,7 @@ class Deliveries:
         for pair in pairs:
             if all(users[hop] == 1 for hop in pair.path):
                 pair.rate = min(bandwidth[hop] for hop in pair.path)
-        self._links: SharedLinks[_Message] = SharedLinks(bandwidth)
+        self._links: SharedLinks[_SharedMessage] = SharedLinks(bandwidth)
         self.intervals: list[Interval] = []
 
     def send(
@@ -96,7 +96,7 @@ class Deliveries:
             pair.free_us = start + self._message_us + size_bytes / pair.rate
             self._arrives(pair, microbatch, start, pair.free_us, arrive, subject)
             return
-        pair.waiting.append(_Message(pair, size_bytes, microbatch, arrive, subject))
+        pair.waiting.append(_SharedMessage(pair, size_bytes, microbatch, arrive, subject))
         if not pair.busy:
             self._next(pair, now)
 
@@ -114,14 +114,14 @@ class Deliveries:
             message.start_us = now
             self._clock.at(now + self._message_us, self._begin, message)
 
-    def _begin(self, now: float, message: _Message) -> None:
+    def _begin(self, now: float, message: _SharedMessage) -> None:
         self._foretell(self._links.begin(message, now))
 
-    def _foretell(self, changed: list[_Message]) -> None:
+    def _foretell(self, changed: list[_SharedMessage]) -> None:
         for message in changed:
             self._clock.at(message.end_us, self._end, (message, message.version))
 
-    def _end(self, now: float, foretold: tuple[_Message, int]) -> None:
+    def _end(self, now: float, foretold: tuple[_SharedMessage, int]) -> None:
         message, version = foretold
         if message.version != version:  # its rate has changed since
             return

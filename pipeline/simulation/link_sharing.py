@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from arborcast.synth.topology import Hop
 
 
-class Flow:
+class MessageInFlight:
     """A message under way.
 
     Attributes:
@@ -47,7 +47,7 @@ class Flow:
         self.version += 1
 
 
-F = TypeVar("F", bound=Flow)
+F = TypeVar("F", bound=MessageInFlight)
 
 
 class SharedLinks(Generic[F]):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise, product
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us

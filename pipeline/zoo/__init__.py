@@ -17,7 +17,7 @@ from arborcast.pipeline.errors import ProfileError
 if TYPE_CHECKING:
     import torch
 
-    from arborcast.pipeline.costs.devices import Device
+    from arborcast.pipeline.costs.devices import DeviceRates
     from arborcast.pipeline.costs.layer_pass import Example, LossFunction, OptimizerFactory
     from arborcast.pipeline.model.divisible import Divisible
     from arborcast.pipeline.profiles import Profile
@@ -79,7 +79,7 @@ def build(name: str, *, samples: int | None = None, device: torch.device | str =
 
 def analytic_profile(
     name: str,
-    device: Device | str = "v100",
+    device: DeviceRates | str = "v100",
     *,
     samples: int | None = None,
     optimizer: OptimizerFactory | None = None,

@@ -77,7 +77,7 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters)
 
 
-class Entry(NamedTuple):
+class CatalogNetwork(NamedTuple):
     """A network.
 
     Attributes:
@@ -91,13 +91,13 @@ class Entry(NamedTuple):
     optimizer: OptimizerFactory
 
 
-CATALOG: Mapping[str, Entry] = {
-    "vgg19": Entry(vision.vgg19, partial(images, 224), momentum),
-    "resnet152": Entry(vision.resnet152, partial(images, 224), momentum),
-    "inception-v3": Entry(inception_v3, partial(images, 299), momentum),
-    "transformer": Entry(transformer.transformer, sentences, adam),
-    "bert-large": Entry(bert.bert_large, questions, adam),
-    "xlnet-large": Entry(xlnet.xlnet_large, questions_for_xlnet, adam),
-    "bert-base": Entry(bert.bert_base, questions, adam),
+CATALOG: Mapping[str, CatalogNetwork] = {
+    "vgg19": CatalogNetwork(vision.vgg19, partial(images, 224), momentum),
+    "resnet152": CatalogNetwork(vision.resnet152, partial(images, 224), momentum),
+    "inception-v3": CatalogNetwork(inception_v3, partial(images, 299), momentum),
+    "transformer": CatalogNetwork(transformer.transformer, sentences, adam),
+    "bert-large": CatalogNetwork(bert.bert_large, questions, adam),
+    "xlnet-large": CatalogNetwork(xlnet.xlnet_large, questions_for_xlnet, adam),
+    "bert-base": CatalogNetwork(bert.bert_base, questions, adam),
 }
 """By name."""

@@ -27,7 +27,7 @@ METHOD = "alltoallv"
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ExchangePlan:
     """What goes which way, for one matrix of sizes.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BlockPiece:
     """A part of a block that moves as one.
 
     Attributes:
@@ -97,31 +97,31 @@ class Piece:
     step: int
 
 
-def pieces_of(plan: Plan) -> list[Piece]:
+def pieces_of(plan: ExchangePlan) -> list[BlockPiece]:
     """All parts of a plan, cut into those of each round, in the order of their steps."""
     topology = plan.topology
     home = _switch_groups(topology)
     paths = [(path, int(amount * plan.units)) for path, amount in plan.ways()]
     slowest = [_slowest_exchange(topology, path) for path, _ in paths]
-    found: list[Piece] = []
+    found: list[BlockPiece] = []
     of_group: dict[Vertex, list[int]] = defaultdict(list)
     most = max(len(stops_of(topology, path)) for path, _ in paths) - 1
     for part, (path, amount) in enumerate(paths):
         place = slowest[part]
         if place is None:  # links alone: those that are sent on leave first, and all arrive together
-            found.append(Piece(path, amount, most - len(path) + 1))
+            found.append(BlockPiece(path, amount, most - len(path) + 1))
         else:
             of_group[home[_via(topology, path, place)[0]]].append(part)
     for parts in of_group.values():
         exchanges = {part: _ends(topology, paths[part][0], slowest[part] or 0) for part in parts}
         for part, taken, turn in _in_rounds({part: paths[part][1] for part in parts}, exchanges):
             # All exchanges of a round are one step; what comes before takes as many steps as it may.
-            found.append(Piece(paths[part][0], taken, turn + most - 1 - (slowest[part] or 0)))
+            found.append(BlockPiece(paths[part][0], taken, turn + most - 1 - (slowest[part] or 0)))
     first = min(piece.step for piece in found)
-    return sorted((Piece(it.path, it.amount, it.step - first) for it in found), key=lambda it: it.step)
+    return sorted((BlockPiece(it.path, it.amount, it.step - first) for it in found), key=lambda it: it.step)
 
 
-def _schedule_of(plan: Plan) -> Schedule:
+def _schedule_of(plan: ExchangePlan) -> Schedule:
     """The plan written out: a chunk for each piece."""
     collective = plan.collective
     unit = Fraction(len(collective.ranks), collective.total * plan.units)

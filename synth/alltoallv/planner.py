@@ -18,7 +18,7 @@ import numpy as np
 
 from arborcast.synth.alltoallv.cuts import Cuts
 from arborcast.synth.alltoallv.mending import FAR, Parts, all_nearest, mend, nearest, peel, spread
-from arborcast.synth.alltoallv.plan import Plan
+from arborcast.synth.alltoallv.plan import ExchangePlan
 from arborcast.synth.alltoallv.program import FlowProgram
 from arborcast.synth.certificate import Bound, Cut, Dual
 from arborcast.synth.collective import Collective, Kind, square_of_bytes
@@ -52,14 +52,14 @@ _COARSE = 1 << 20  # units of the longest link's length: what ways are compared 
 
 
 @dataclass(frozen=True, eq=False)
-class _Ways:
+class _ShortestPaths:
     """One way from every rank to every other that it can reach: `links[first[block]:first[block + 1]]`."""
 
     first: Ints
     links: Ints
 
     @classmethod
-    def of(cls, graph: LinkGraph, lengths: Ints, shuffles: bool) -> _Ways:
+    def of(cls, graph: LinkGraph, lengths: Ints, shuffles: bool) -> _ShortestPaths:
         """Shortest ones; of equal ones, with `shuffles`, others from each source."""
         links: list[int] = []
         first = [0]
@@ -136,7 +136,7 @@ class AlltoallvPlanner:
         self._lengths = np.maximum(1, _COARSE // self._capacity) + _COARSE // (64 * int(self._capacity.max()))
         # Of several shortest ways all take those that come first, or each source its own.
         choices = (False, True) if topology.switches else (True,)
-        self._starts = [_Ways.of(self._graph, self._lengths, shuffles) for shuffles in choices]
+        self._starts = [_ShortestPaths.of(self._graph, self._lengths, shuffles) for shuffles in choices]
         slowest = int(self._capacity.min())
         self._simple = tuple(Fraction(slowest, capacity) for capacity in self.topology.capacities)
         self._far = self._distances(self._simple)
@@ -145,7 +145,7 @@ class AlltoallvPlanner:
         asks = len(self.topology.links) * self.topology.ranks <= largest_program
         self._program = FlowProgram(self._graph, self._capacity) if asks else None
 
-    def plan(self, sizes: Sequence[Sequence[int]]) -> Plan:
+    def plan(self, sizes: Sequence[Sequence[int]]) -> ExchangePlan:
         """The plan for bytes from each rank that takes part (row) to each (column).
 
         Raises:
@@ -230,7 +230,7 @@ class AlltoallvPlanner:
 
     def _within(
         self, collective: Collective, bound: Bound, limit: Fraction, amounts: Ints, start: Parts | None = None
-    ) -> Plan:
+    ) -> ExchangePlan:
         """A plan whose links are in use for no longer than the limit, or not much longer.
 
         Without a start every block is on one shortest way.
@@ -243,7 +243,7 @@ class AlltoallvPlanner:
             load = parts.load(len(room))
             if (load > room).any():
                 parts = self._mended(parts, load, room)
-            plans.append(Plan(self.topology, collective, bound, parts, units))
+            plans.append(ExchangePlan(self.topology, collective, bound, parts, units))
             if plans[-1].busiest <= limit:
                 break
         return min(plans, key=lambda plan: plan.busiest)
@@ -271,7 +271,7 @@ class AlltoallvPlanner:
         )
         return _gathered(first, links, block, amount, known, count)
 
-    def _by_program(self, collective: Collective, found: Plan, amounts: Ints) -> Plan:
+    def _by_program(self, collective: Collective, found: ExchangePlan, amounts: Ints) -> ExchangePlan:
         assert self._program is not None, "the fabric is small enough"
         flows = self._program.solve(amounts)
         limit, dual = self._proved(collective, flows.lengths, self._distances(flows.lengths), amounts)
@@ -321,7 +321,7 @@ class AlltoallvPlanner:
         found = _gathered(first, links, block, amount, count, count)
         return _joined(found, self._starts[0].parts(wanted)) if wanted.any() else found
 
-    def _closer(self, found: Plan, amounts: Ints) -> Plan:
+    def _closer(self, found: ExchangePlan, amounts: Ints) -> ExchangePlan:
         """The better one of a plan and one that shares the links evenly, under the better of their limits."""
         flow = np.zeros((self.topology.ranks, len(self._capacity)))
         lengths = np.zeros(len(self._capacity))
@@ -338,7 +338,7 @@ class AlltoallvPlanner:
         )
         collective, bound = found.collective, found.bound
         parts = self._of_flows(np.round(flow * FINEST).astype(np.int64), amounts * FINEST)
-        other = Plan(self.topology, collective, bound, parts, FINEST)
+        other = ExchangePlan(self.topology, collective, bound, parts, FINEST)
         best = min(found, other, key=lambda plan: plan.busiest)
         shares = (lengths / lengths.max()).tolist()
         rounded = tuple(Fraction(round(length * _COARSE), _COARSE) for length in shares)

@@ -29,21 +29,21 @@ PROGRAM_CASES = 50
 
 
 @dataclass(frozen=True)
-class Fabric:
+class RingFabric:
     """What rings are made of: the ranks, the ways between them, and how many rings each link carries."""
 
     ranks: tuple[int, ...]
     paths: Paths
     capacity: Mapping[Hop, int]
 
-    def restricted(self, capacity: Mapping[Hop, int]) -> Fabric:
+    def restricted(self, capacity: Mapping[Hop, int]) -> RingFabric:
         """The same with other capacities and without the ways that no longer fit."""
         fitting = {
             pair: kept
             for pair, ways in self.paths.items()
             if (kept := tuple(way for way in ways if all(capacity[hop] for hop in way.hops)))
         }
-        return Fabric(self.ranks, fitting, capacity)
+        return RingFabric(self.ranks, fitting, capacity)
 
 
 def links_of(ring: Ring) -> Counter[Hop]:
@@ -52,7 +52,7 @@ def links_of(ring: Ring) -> Counter[Hop]:
 
 
 def find_ring(
-    fabric: Fabric, *, start: int, rng: Random, deadline: Deadline, program: bool = True
+    fabric: RingFabric, *, start: int, rng: Random, deadline: Deadline, program: bool = True
 ) -> Ring | None:
     """A ring that the capacities allow, or None where there is none.
 
@@ -75,7 +75,7 @@ def find_ring(
     return _ring_by_program(fabric, rng, deadline)
 
 
-def _is_connected(fabric: Fabric) -> bool:
+def _is_connected(fabric: RingFabric) -> bool:
     """Whether every rank reaches every other: what a ring needs first, and what is quickly seen."""
     for end in (0, 1):
         onward: dict[int, list[int]] = {rank: [] for rank in fabric.ranks}
@@ -93,7 +93,7 @@ def _is_connected(fabric: Fabric) -> bool:
     return True
 
 
-def rings_of(fabric: Fabric, *, start: int, budget: Budget, rng: Random) -> Iterator[Ring]:
+def rings_of(fabric: RingFabric, *, start: int, budget: Budget, rng: Random) -> Iterator[Ring]:
     """Every ring once, by depth-first search with the widest ways and the hardest ranks first.
 
     Raises:
@@ -127,7 +127,7 @@ def rings_of(fabric: Fabric, *, start: int, budget: Budget, rng: Random) -> Iter
 
 
 def _choices(
-    fabric: Fabric, left: Mapping[Hop, int], start: int, rng: Random
+    fabric: RingFabric, left: Mapping[Hop, int], start: int, rng: Random
 ) -> Callable[[int, set[int]], list[Path]]:
     onward: dict[int, list[Path]] = {rank: [] for rank in fabric.ranks}
     for (src, _), ways in fabric.paths.items():
@@ -163,7 +163,9 @@ def _count(left: dict[Hop, int], way: Path, times: int) -> None:
         left[hop] += times
 
 
-def _dead_end_test(fabric: Fabric, left: Mapping[Hop, int], start: int) -> Callable[[set[int], int], bool]:
+def _dead_end_test(
+    fabric: RingFabric, left: Mapping[Hop, int], start: int
+) -> Callable[[set[int], int], bool]:
     out_of: dict[int, list[Path]] = {rank: [] for rank in fabric.ranks}
     into: dict[int, list[Path]] = {rank: [] for rank in fabric.ranks}
     for (src, dst), ways in fabric.paths.items():
@@ -189,7 +191,7 @@ def _dead_end_test(fabric: Fabric, left: Mapping[Hop, int], start: int) -> Calla
     return is_dead_end
 
 
-def _ring_by_program(fabric: Fabric, rng: Random, deadline: Deadline) -> Ring | None:
+def _ring_by_program(fabric: RingFabric, rng: Random, deadline: Deadline) -> Ring | None:
     """One way in and one out of each rank; cuts against shorter cycles are added until none is left."""
     ways = [way for pair in sorted(fabric.paths) for way in fabric.paths[pair]]
     if len(fabric.ranks) > PROGRAM_RANKS or len(ways) > PROGRAM_VARIABLES:
@@ -209,7 +211,7 @@ def _ring_by_program(fabric: Fabric, rng: Random, deadline: Deadline) -> Ring | 
     raise BudgetError
 
 
-def _model(fabric: Fabric, ways: Sequence[Path], rng: Random) -> Any:
+def _model(fabric: RingFabric, ways: Sequence[Path], rng: Random) -> Any:
     import highspy
 
     model = new_model(mip_max_nodes=PROGRAM_CASES)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
-from arborcast.synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
+from arborcast.synth.baselines.hamiltonian import Ring, RingFabric, find_ring, links_of, rings_of
 from arborcast.synth.baselines.paths import Path, switch_paths
 from arborcast.synth.baselines.rings import no_ring, ring_schedule
 from arborcast.synth.baselines.square_rings import square_rings
@@ -52,7 +52,7 @@ def solve_multiring(
         InfeasibleError: there is no ring, or none was found within the budget.
         TimedOutError: the deadline passed.
     """
-    fabric = Fabric(
+    fabric = RingFabric(
         collective.ranks,
         switch_paths(topology, collective.ranks),
         dict(zip(topology.bandwidth, topology.capacities, strict=True)),
@@ -83,7 +83,7 @@ def solve_multiring(
     return ring_schedule(topology, collective, Method("multiring", seed, settings), bound, chosen)
 
 
-def _known(topology: Topology, fabric: Fabric, seed: int) -> list[tuple[Ring, int]]:
+def _known(topology: Topology, fabric: RingFabric, seed: int) -> list[tuple[Ring, int]]:
     """The rings of a square torus of more ranks than are searched with patience; else none."""
     if len(fabric.ranks) < topology.ranks or topology.ranks <= PATIENT_RANKS or topology.switches:
         return []
@@ -92,7 +92,7 @@ def _known(topology: Topology, fabric: Fabric, seed: int) -> list[tuple[Ring, in
 
 
 def _largest_set(
-    fabric: Fabric, at_most: int, seed: int, deadline: Deadline, *, listable: bool
+    fabric: RingFabric, at_most: int, seed: int, deadline: Deadline, *, listable: bool
 ) -> tuple[list[tuple[Ring, int]], str]:
     """Rings with their multiplicities, and how it is known that no other set is larger."""
     found: dict[tuple[Hop, ...], Ring] = {}
@@ -134,7 +134,7 @@ def _key(ring: Ring) -> tuple[Hop, ...]:
 
 
 def _greedy(
-    fabric: Fabric, rng: Random, first: int, deadline: Deadline, *, both_ways: bool
+    fabric: RingFabric, rng: Random, first: int, deadline: Deadline, *, both_ways: bool
 ) -> tuple[list[tuple[Ring, int]], bool]:
     """Rings one after the other, each as often as it fits; and whether none is left for certain."""
     left = dict(fabric.capacity)
@@ -160,7 +160,7 @@ def _greedy(
                     left[hop] -= passes * times
 
 
-def _reverse(fabric: Fabric, ring: Ring) -> list[Ring]:
+def _reverse(fabric: RingFabric, ring: Ring) -> list[Ring]:
     """The ring the other way round, where each of its ways can be gone backwards."""
     backwards: list[Path] = []
     for way in reversed(ring):
@@ -173,7 +173,7 @@ def _reverse(fabric: Fabric, ring: Ring) -> list[Ring]:
     return [tuple(backwards)]
 
 
-def _all_rings(fabric: Fabric, seed: int, deadline: Deadline) -> Iterator[Ring]:
+def _all_rings(fabric: RingFabric, seed: int, deadline: Deadline) -> Iterator[Ring]:
     budget = Budget(LISTING_STEPS, deadline)
     rings = rings_of(fabric, start=fabric.ranks[0], budget=budget, rng=Random(seed))
     for count, ring in enumerate(rings):
@@ -183,7 +183,7 @@ def _all_rings(fabric: Fabric, seed: int, deadline: Deadline) -> Iterator[Ring]:
 
 
 def _pick(
-    fabric: Fabric, rings: Sequence[Ring], deadline: Deadline
+    fabric: RingFabric, rings: Sequence[Ring], deadline: Deadline
 ) -> tuple[list[tuple[Ring, int]], int, bool]:
     """How often to use each ring, how many rings there can be at most, and whether HiGHS says these are most.
 
@@ -225,7 +225,7 @@ def _pick(
     return picked, most, closed
 
 
-def _most_at(fabric: Fabric, rings: Sequence[Ring], duals: Mapping[Hop, float]) -> int:
+def _most_at(fabric: RingFabric, rings: Sequence[Ring], duals: Mapping[Hop, float]) -> int:
     """The number of rings that prices of the links allow, exactly: none costs less than the cheapest."""
     prices = {hop: round(abs(dual) * PRICE_PARTS) for hop, dual in duals.items()}
     costs = (sum(prices.get(hop, 0) * times for hop, times in links_of(ring).items()) for ring in rings)
@@ -234,7 +234,7 @@ def _most_at(fabric: Fabric, rings: Sequence[Ring], duals: Mapping[Hop, float]) 
     return offered // cheapest if cheapest else sum(fabric.capacity.values())
 
 
-def _rings_at_most(topology: Topology, fabric: Fabric) -> int:
+def _rings_at_most(topology: Topology, fabric: RingFabric) -> int:
     """Every ring leaves and enters each rank, and crosses every cut between two ranks both ways."""
     taking_part = {*fabric.ranks, *range(topology.ranks, topology.size)}
     units = {hop: room for hop, room in fabric.capacity.items() if taking_part.issuperset(hop)}

@@ -16,7 +16,7 @@ from fractions import Fraction
 from random import Random
 
 from arborcast.synth.baselines.budget import BudgetError
-from arborcast.synth.baselines.hamiltonian import Fabric, Ring, find_ring
+from arborcast.synth.baselines.hamiltonian import Ring, RingFabric, find_ring
 from arborcast.synth.baselines.paths import Paths, switch_paths
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
@@ -131,7 +131,7 @@ def _ring_of_width(
     topology: Topology, collective: Collective, paths: Paths, width: Fraction, seed: int, deadline: Deadline
 ) -> Ring | None:
     capacity = {hop: math.floor(bandwidth / width) for hop, bandwidth in topology.bandwidth.items()}
-    fabric = Fabric(collective.ranks, paths, capacity).restricted(capacity)
+    fabric = RingFabric(collective.ranks, paths, capacity).restricted(capacity)
     return find_ring(fabric, start=collective.ranks[0], rng=Random(seed), deadline=deadline)
 
 

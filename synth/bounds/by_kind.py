@@ -4,8 +4,8 @@ Out-trees are limited by cuts (broadcast, allgather), and so are flows (gather);
 scatter are their mirror images on the reversed topology. Switches that cannot send on all they receive
 need link lengths instead of a cut, an allreduce is limited by a partition of the ranks or by lengths, an
 alltoall by lengths, a custom collective by a cut or by lengths. Switches that reduce or multicast have limits
-of their own (`synth.in_network.limits`), where forwarding does not reach a cut. Every rate is recomputed from
-its certificate before it is returned.
+of their own (`synth.in_network.switch_limits`), where forwarding does not reach a cut. Every rate is
+recomputed from its certificate before it is returned.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _best(topology: Topology, collective: Collective, deadline: Deadline) -> Cer
 
 def _of_able_switches(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     """The cut that limits switches which only forward, too; else the least of what limits able ones."""
-    from arborcast.synth.in_network.limits import able_certificates
+    from arborcast.synth.in_network.switch_limits import able_certificates
 
     forwarding = _best(topology.forwarding, collective, deadline)
     if isinstance(forwarding, Cut):

@@ -25,7 +25,7 @@ from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitCapacities:
     """Bandwidths that the exact packers fill completely.
 
     Attributes:
@@ -41,7 +41,7 @@ class Split:
     into: Topology | None = None
 
 
-def split_bandwidth(topology: Topology, collective: Collective) -> Split:
+def split_bandwidth(topology: Topology, collective: Collective) -> SplitCapacities:
     """The best way to share links among the trees of a broadcast, an allgather or an allreduce.
 
     Args:
@@ -75,16 +75,16 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
         )
     out, *into = (solution.topology(direction) for direction in solution.program.directions)
     rate = solution.rate * (len(collective.ranks) if collective.kind is Kind.ALLGATHER else 1)
-    return Split(rate, solution.roots, out, into[0] if into else None)
+    return SplitCapacities(rate, solution.roots, out, into[0] if into else None)
 
 
-def _whole(topology: Topology, collective: Collective) -> Split:
+def _whole(topology: Topology, collective: Collective) -> SplitCapacities:
     """All bandwidth for out-trees, where cuts alone limit them."""
     roots = tuple(_supply(collective))
     tight = tightest_cut(topology, _supply(collective), collective.ranks)
     if tight.rate == 0:
         raise InfeasibleError(f"{collective.kind}: some rank cannot be reached, the rate is 0")
-    return Split(tight.rate * len(roots), dict.fromkeys(roots, tight.rate), topology)
+    return SplitCapacities(tight.rate * len(roots), dict.fromkeys(roots, tight.rate), topology)
 
 
 def _supply(collective: Collective) -> dict[int, int]:

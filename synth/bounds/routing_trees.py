@@ -33,7 +33,7 @@ _GAIN = 1e-9  # by which part a way must be shorter than what the program believ
 
 
 @dataclass(frozen=True, slots=True)
-class WeightedTree:
+class RoutedTree:
     """What a source sends along one tree of ways: to every target this share of its block.
 
     Attributes:
@@ -58,7 +58,7 @@ class BestRouting:
     """
 
     lengths: Ints
-    trees: tuple[WeightedTree, ...]
+    trees: tuple[RoutedTree, ...]
     exact: bool
 
 
@@ -151,7 +151,7 @@ class RoutingProgram:
         """Fallback: each block whole on a way of the fewest links."""
         ones = np.ones(self._orbits, dtype=np.int64)
         trees = [
-            WeightedTree(source, self._tree(ones, source).entering, Fraction(1))
+            RoutedTree(source, self._tree(ones, source).entering, Fraction(1))
             for source in self._alike.sources
         ]
         return BestRouting(ones, tuple(trees), exact=False)
@@ -259,18 +259,18 @@ class RoutingProgram:
         whole = np.array([int(fraction * parts) for fraction in fractions], dtype=np.int64)
         return BestRouting(whole, self._rounded_trees(), exact=False)
 
-    def _weighted(self, prices: Sequence[Fraction]) -> tuple[WeightedTree, ...]:
+    def _weighted(self, prices: Sequence[Fraction]) -> tuple[RoutedTree, ...]:
         """The trees that are used, with the shares that their prices say."""
         totals = [Fraction(0)] * len(self._alike.sources)
         for (position, _), price in zip(self._trees, prices[1:], strict=True):
             totals[position] += price
         return tuple(
-            WeightedTree(self._alike.sources[position], entering, price / totals[position])
+            RoutedTree(self._alike.sources[position], entering, price / totals[position])
             for (position, entering), price in zip(self._trees, prices[1:], strict=True)
             if price
         )
 
-    def _rounded_trees(self) -> tuple[WeightedTree, ...]:
+    def _rounded_trees(self) -> tuple[RoutedTree, ...]:
         """The trees with floating shares, rounded."""
         prices = np.abs(self._program.prices())
         return self._weighted(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from arborcast.synth.chunks.grid import Grid
     from arborcast.synth.chunks.sums.points import Point
     from arborcast.synth.implicit_schedule import AnySchedule
-    from arborcast.synth.routes.reachability import Parts
+    from arborcast.synth.routes.reachability import Components
     from arborcast.synth.selection import Choice
     from arborcast.topologies.machine import Machine
 
@@ -236,7 +236,7 @@ def is_cut_off(error: InfeasibleError) -> bool:
 
 
 def infeasible_document(
-    error: InfeasibleError, topology: Topology, collective: str, parts: Parts | None = None
+    error: InfeasibleError, topology: Topology, collective: str, parts: Components | None = None
 ) -> Json:
     """What `--json` says where there is none: `certificate` is the exact limit, where one proves it.
 
@@ -266,7 +266,7 @@ def infeasible_document(
     }
 
 
-def parts_document(parts: Parts | None, helps: Iterable[str]) -> Json:
+def parts_document(parts: Components | None, helps: Iterable[str]) -> Json:
     """The parts into which a fabric falls, and what would help; none where all ranks reach each other."""
     return {
         "parts": None if parts is None else [list(ranks) for ranks in parts.ranks],
@@ -275,7 +275,7 @@ def parts_document(parts: Parts | None, helps: Iterable[str]) -> Json:
     }
 
 
-def describe_parts(parts: Parts | None, helps: Iterable[str]) -> list[str]:
+def describe_parts(parts: Components | None, helps: Iterable[str]) -> list[str]:
     """The same in words."""
     if parts is None:
         return []

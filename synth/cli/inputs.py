@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from arborcast.synth.collective import Collective
     from arborcast.synth.faults.faulty import Faulty
     from arborcast.synth.implicit_schedule import AnySchedule
-    from arborcast.synth.routes.reachability import Parts
+    from arborcast.synth.routes.reachability import Components
     from arborcast.synth.topology import Topology
     from arborcast.topologies.machine import Machine
 
@@ -50,14 +50,14 @@ class FabricRequest:
     options: FabricOptions
     faulty: Faulty | None = None
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> Components | None:
         """The parts into which those that take part fall; None where all reach each other."""
         from arborcast.synth.routes.reachability import parts_of
 
         found = parts_of(self.topology, self.taking_part)
         return found if len(found.ranks) > 1 else None
 
-    def help_for(self, parts: Parts) -> tuple[str, ...]:
+    def help_for(self, parts: Components) -> tuple[str, ...]:
         """Which options would help where the fabric falls into parts, as whoever asked numbers its ranks."""
         from arborcast.synth.routes.reachability import rank_ranges
 
@@ -75,7 +75,7 @@ class FabricRequest:
             told.append(f"{' '.join(lost)} leaves {'it' if len(lost) == 1 else 'them'} out")
         return tuple(told)
 
-    def _pcie_helps(self, parts: Parts) -> Iterator[str]:
+    def _pcie_helps(self, parts: Components) -> Iterator[str]:
         from arborcast.topologies.files import load_file
         from arborcast.topologies.rates import Rates
 

@@ -138,9 +138,9 @@ def plan(
     if given is not None:
         raise InputError("--given: must be given with --intra only")
     from arborcast.pipeline.pictures.chrome_trace import write_chrome_trace
-    from arborcast.pipeline.pictures.plan import draw_plan
-    from arborcast.pipeline.planning.comparison import EVERY, compare
+    from arborcast.pipeline.pictures.plan_picture import draw_plan
     from arborcast.pipeline.planning.formats import write_plan, write_profile
+    from arborcast.pipeline.planning.plan_comparison import EVERY, compare
     from arborcast.synth.formats.sizes import parse_size
 
     for path in (output, picture, trace, profile_output):
@@ -205,7 +205,7 @@ class _Inside:
 
 def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) -> None:
     from arborcast.pipeline import zoo
-    from arborcast.pipeline.pictures.sharded import draw_sharded
+    from arborcast.pipeline.pictures.sharded_picture import draw_sharded
     from arborcast.pipeline.planning.costing import device_for
     from arborcast.pipeline.planning.formats import write_sharded_plan
     from arborcast.synth.cli.plan_inside import (

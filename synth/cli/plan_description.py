@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from arborcast.synth.cli.console import table
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.planning.comparison import Alternative, Comparison
-    from arborcast.pipeline.planning.prediction import Prediction
+    from arborcast.pipeline.planning.plan_comparison import Alternative, Comparison
+    from arborcast.pipeline.planning.plan_prediction import Prediction
     from arborcast.pipeline.stages import Plan
 
 
@@ -92,9 +92,9 @@ def _alternative(other: Alternative, chosen: Prediction) -> dict[str, Any]:
 
 def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
     """The plan, what is expected of it, and the others, for people."""
-    from arborcast.pipeline.costs.activations import described
+    from arborcast.pipeline.costs.saved_bytes import described
     from arborcast.pipeline.order import ORDERS
-    from arborcast.pipeline.planning.memory import readable
+    from arborcast.pipeline.planning.memory_need import readable
 
     plan, profile, topology = found.plan, found.profile, found.topology
     limit, most = document["memory_limit_bytes"], document["bound_us"]
@@ -159,7 +159,7 @@ def _describe_device(device: str | None, said_by: str) -> list[str]:
 
 def _compared(it: Alternative, best_us: float) -> tuple[str, ...]:
     """A line of the comparison."""
-    from arborcast.pipeline.planning.memory import readable
+    from arborcast.pipeline.planning.memory_need import readable
 
     if it.time_us is None or it.memory_bytes is None:
         return it.method, "-", "-", "-", "-", it.why_not
@@ -184,7 +184,7 @@ def _shape(plan: Plan) -> str:
 
 def _repeated(plan: Plan) -> str:
     """What becomes of results, of all or of some layers."""
-    from arborcast.pipeline.costs.activations import Treatment
+    from arborcast.pipeline.costs.saved_bytes import Treatment
 
     named = {Treatment.RECOMPUTE: "recomputing", Treatment.OFFLOAD: "offloading"}
     some = "" if plan.recompute else " some"

@@ -12,11 +12,11 @@ from arborcast.synth.cli.console import table
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.costs.devices import Device
-    from arborcast.pipeline.planning.joint import JointPlan, JointStage
-    from arborcast.pipeline.planning.sharded import ShardedChoice, Way
+    from arborcast.pipeline.costs.devices import DeviceRates
+    from arborcast.pipeline.planning.interop_search import JointPlan, JointStage
+    from arborcast.pipeline.planning.sharded_planning import ShardedChoice, TrainingCandidate
     from arborcast.pipeline.sharding.graph import Graph
-    from arborcast.pipeline.sharding.plan import ShardedPlan
+    from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
     from arborcast.topologies.machine import Machine
 
 US = 1e6
@@ -39,7 +39,7 @@ def traced_operators(
         InputError: the batch does not split into microbatches, or the model cannot be traced.
     """
     from arborcast.pipeline import trace
-    from arborcast.pipeline.model.traced.operators import operator_trace
+    from arborcast.pipeline.model.traced.operator_reader import operator_trace
     from arborcast.pipeline.sharding.graph import merged
 
     made, example, loss = model
@@ -78,7 +78,7 @@ def choose_inside(
     graph: Graph,
     machine: Machine,
     *,
-    device: Device,
+    device: DeviceRates,
     microbatches: int,
     memory_bytes: int | None,
     stages: int | None,
@@ -98,7 +98,7 @@ def choose_inside(
     Raises:
         InputError: nothing fits, or the given plan is for another model, topology, batch or mesh.
     """
-    from arborcast.pipeline.planning.sharded import choose_both, given_choice
+    from arborcast.pipeline.planning.sharded_planning import choose_both, given_choice
 
     limit = device.memory_bytes if memory_bytes is None else memory_bytes
     if given is not None:
@@ -113,7 +113,7 @@ def choose_inside(
     )
 
 
-def choice_document(found: ShardedChoice, device: Device, seconds: float) -> dict[str, Any]:
+def choice_document(found: ShardedChoice, device: DeviceRates, seconds: float) -> dict[str, Any]:
     """The keys that `--json` prints."""
     plan = found.joint
     at_rates = found.ways[found.best].at_rates
@@ -136,7 +136,7 @@ def choice_document(found: ShardedChoice, device: Device, seconds: float) -> dic
     }
 
 
-def _way(way: Way) -> dict[str, Any]:
+def _way(way: TrainingCandidate) -> dict[str, Any]:
     if way.scheduled is None:
         return {"why": way.why_not}
     return {
@@ -198,7 +198,7 @@ def _operators(graph: Graph, stage: JointStage) -> Iterator[dict[str, Any]]:
 
 def describe_choice(document: Mapping[str, Any]) -> list[str]:
     """The plan beside the other ways, then how everything is divided in each stage, for people."""
-    from arborcast.pipeline.planning.memory import readable
+    from arborcast.pipeline.planning.memory_need import readable
 
     whole = document["whole_operators"]
     rows, missing = [], []

@@ -30,7 +30,7 @@ from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
     from arborcast.synth.collective import Kind
-    from arborcast.synth.routes.reachability import Parts
+    from arborcast.synth.routes.reachability import Components
     from arborcast.synth.sweeps.questions import Question
     from arborcast.synth.topology import Topology
 
@@ -110,7 +110,7 @@ def _tell(
     worked: int,
     folder: Path,
     as_json: bool,
-    apart: tuple[Parts | None, Iterable[str]],
+    apart: tuple[Components | None, Iterable[str]],
 ) -> None:
     from arborcast.synth.sweeps.table import Table
 

@@ -16,7 +16,7 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Flags, Ints
-from arborcast.synth.packing.starting_trees import PartialTree, without_lost_edges
+from arborcast.synth.packing.warm_start import PartialTree, without_lost_edges
 from arborcast.synth.schedule import Schedule
 
 

@@ -123,7 +123,7 @@ def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, request: 
 
     from arborcast.synth.kernels.arborescence import LogicalGraph
     from arborcast.synth.packing.solver import solve_by_trees
-    from arborcast.synth.packing.starting_trees import StartingTrees
+    from arborcast.synth.packing.warm_start import StartingTrees
 
     number = np.full(faulty.healthy.size, -1, dtype=np.int64)
     number[list(faulty.kept)] = np.arange(len(faulty.kept))
@@ -180,7 +180,7 @@ def solve_partly_symmetric(faulty: Faulty, kind: Kind | str, request: Request = 
 
 def healthy_schedule(faulty: Faulty, kind: Kind | str, request: Request = DEFAULTS) -> ImplicitSchedule:
     """The schedule of the healthy fabric, by orbits; raises as `solve_partly_symmetric` does."""
-    from arborcast.synth.packing.symmetric.solver import solve_symmetric
+    from arborcast.synth.packing.symmetric.symmetric_solver import solve_symmetric
     from arborcast.synth.symmetry.translation_search import translations_of
 
     collective = Collective.on(faulty.healthy, kind)

@@ -17,14 +17,14 @@ import numpy as np
 
 from arborcast.synth.bounds.capacity_lp import most_central
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.groups.view import View, spreading_kind, view_of
+from arborcast.synth.groups.view import GroupView, spreading_kind, view_of
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class GroupDemand:
     """One direction or one source of one group.
 
     Attributes:
@@ -64,31 +64,31 @@ class GroupsProblem:
         self.collectives = tuple(collectives)
         self.weights = tuple(weights)
         self.relays = relays
-        self._views: dict[int, View] = {}
+        self._views: dict[int, GroupView] = {}
         # Turning a whole schedule of allreduces and alltoalls round gives another one: loads may be equal
         # both ways, and then gathering along the trees on which a group spreads loses nothing.
         kinds = {collective.kind for collective in collectives}
         self.is_mirrored = topology.is_symmetric and kinds <= {Kind.ALLREDUCE, Kind.ALLTOALL}
-        self.layers: tuple[Layer, ...] = tuple(
+        self.layers: tuple[GroupDemand, ...] = tuple(
             layer for group in range(len(collectives)) for layer in self._layers_of(group)
         )
 
-    def _layers_of(self, group: int) -> list[Layer]:
+    def _layers_of(self, group: int) -> list[GroupDemand]:
         collective = self.collectives[group]
         match spreading_kind(collective.kind):
             case Kind.ALLREDUCE if self.is_mirrored:
-                return [Layer(group, is_mirrored=True)]
+                return [GroupDemand(group, is_mirrored=True)]
             case Kind.ALLREDUCE:
-                return [Layer(group), Layer(group, gathers=True)]
+                return [GroupDemand(group), GroupDemand(group, gathers=True)]
             case Kind.ALLTOALL:
-                return [Layer(group, source=rank) for rank in range(len(collective.ranks))]
+                return [GroupDemand(group, source=rank) for rank in range(len(collective.ranks))]
             case Kind.SCATTER:
                 assert collective.root is not None, "checked by the collective"
-                return [Layer(group, source=collective.ranks.index(collective.root))]
+                return [GroupDemand(group, source=collective.ranks.index(collective.root))]
             case _:
-                return [Layer(group)]
+                return [GroupDemand(group)]
 
-    def view(self, group: int) -> View:
+    def view(self, group: int) -> GroupView:
         """What a group sees of the fabric; that of a representative is all that most questions need."""
         if group not in self._views:
             self._views[group] = view_of(self.topology, self.collectives[group], relays=self.relays)
@@ -99,11 +99,11 @@ class GroupsProblem:
         return [number for number, layer in enumerate(self.layers) if layer.group == group]
 
     @cached_property
-    def _symmetry(self) -> tuple[Ints, list[Move]]:
+    def _symmetry(self) -> tuple[Ints, list[GroupSymmetry]]:
         """For each layer and link the least pair (layer * links + link) of its orbit; moves that suffice."""
         count = len(self.topology.links)
         orbit = np.arange(len(self.layers) * count, dtype=np.int64)
-        kept: list[Move] = []
+        kept: list[GroupSymmetry] = []
         images: list[Ints] = []
         for move in moves(self.topology, self.collectives, self.weights):
             image = (self._layer_images(move)[:, None] * count + self._link_images(move)[None, :]).ravel()
@@ -114,10 +114,10 @@ class GroupsProblem:
             orbit = _joined(orbit, images)
         return orbit.reshape(len(self.layers), count), kept
 
-    def _link_images(self, move: Move) -> Ints:
+    def _link_images(self, move: GroupSymmetry) -> Ints:
         return self._graph.numbers(move.vertices[self._graph.tails], move.vertices[self._graph.heads])
 
-    def _layer_images(self, move: Move) -> Ints:
+    def _layer_images(self, move: GroupSymmetry) -> Ints:
         number = {(layer.group, layer.gathers, layer.source): i for i, layer in enumerate(self.layers)}
         images = []
         for layer in self.layers:
@@ -212,7 +212,7 @@ MOST_ELEMENTS = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class GroupSymmetry:
     """A symmetry of the fabric that takes groups to groups.
 
     Attributes:
@@ -226,7 +226,7 @@ class Move:
 
 def moves(
     topology: Topology, collectives: Sequence[Collective], weights: Sequence[Fraction]
-) -> Iterator[Move]:
+) -> Iterator[GroupSymmetry]:
     """The symmetries that are found, without the identity."""
     places: dict[object, list[int]] = defaultdict(list)
     for index, (collective, weight) in enumerate(zip(collectives, weights, strict=True)):
@@ -243,7 +243,7 @@ def moves(
                 break
             groups[index] = alike[rank_among[index]]
         else:
-            yield Move(images, groups)
+            yield GroupSymmetry(images, groups)
 
 
 def _elements(topology: Topology) -> Iterator[Ints]:

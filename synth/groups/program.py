@@ -26,7 +26,7 @@ from arborcast.synth.lp.linear_program import ExactVertex, LinearProgram
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class LevelRates:
     """An optimal vertex of one level, exactly.
 
     Attributes:
@@ -133,7 +133,7 @@ class JointProgram:
         """The rate of a group as a sum of columns: of what all roots send, or of a block to or from each."""
         return Counter(self._supply[group].values())
 
-    def solve(self, given: Mapping[int, Fraction], scale: Fraction) -> Shares:
+    def solve(self, given: Mapping[int, Fraction], scale: Fraction) -> LevelRates:
         """The largest least rate / weight of the groups without a given rate.
 
         Args:
@@ -194,7 +194,7 @@ class JointProgram:
         if min(vertex.values) < 0 or not fits or not balanced:
             raise NumericalError("groups: the best shares of the links do not hold exactly")
 
-    def _shares(self, vertex: ExactVertex, unit: Fraction) -> Shares:
+    def _shares(self, vertex: ExactVertex, unit: Fraction) -> LevelRates:
         problem = self._problem
         lengths = [Fraction(0)] * len(problem.topology.links)
         for price, links in zip(vertex.prices, self._classes, strict=False):
@@ -205,7 +205,7 @@ class JointProgram:
             lengths = [(length + lengths[other]) / 2 for length, other in zip(lengths, back, strict=True)]
         largest = max(lengths, default=Fraction(0)) or Fraction(1)
         parts = math.lcm(*(weight.denominator for weight in problem.weights))
-        return Shares(
+        return LevelRates(
             vertex.values[0] * unit * parts,
             {
                 layer: tuple(

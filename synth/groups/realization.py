@@ -13,19 +13,19 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.groups.problem import GroupsProblem
-from arborcast.synth.groups.program import Shares
-from arborcast.synth.groups.view import View
+from arborcast.synth.groups.program import LevelRates
+from arborcast.synth.groups.view import GroupView
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up
 from arborcast.synth.packing.exact import pack_exactly
-from arborcast.synth.packing.lift import lift
+from arborcast.synth.packing.to_schedule import lift
 from arborcast.synth.routes.paths import PathShare, lift_routes, routes_of_flow
 from arborcast.synth.schedule import Method, Schedule, Settings
 from arborcast.synth.topology import Hop, Topology
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _GroupPaths:
     """What one group does, in vertices of the whole fabric: carriers or routes."""
 
     carriers: Sequence[Carrier]
@@ -35,7 +35,7 @@ class _Plan:
 
 
 def schedules_of(
-    problem: GroupsProblem, shares: Shares, *, seed: int, deadline: Deadline
+    problem: GroupsProblem, shares: LevelRates, *, seed: int, deadline: Deadline
 ) -> dict[int, Schedule]:
     """A schedule for each representative that fits its share of every link; images of it serve the others.
 
@@ -56,17 +56,19 @@ def schedules_of(
     return found
 
 
-def _plan(problem: GroupsProblem, shares: Shares, group: int, seed: int, deadline: Deadline) -> _Plan:
+def _plan(
+    problem: GroupsProblem, shares: LevelRates, group: int, seed: int, deadline: Deadline
+) -> _GroupPaths:
     view = problem.view(group)
     limit = bound(problem.topology, problem.collectives[group], deadline)
     if view.is_routed:
         routes = [route for layer in problem.of_group(group) for route in _routes(problem, shares, layer)]
-        return _Plan((), routes, (), limit)
+        return _GroupPaths((), routes, (), limit)
     packing = _packing(problem, shares, group, seed, deadline)
-    return _Plan(packing.carriers, (), packing.settings, limit)
+    return _GroupPaths(packing.carriers, (), packing.settings, limit)
 
 
-def _routes(problem: GroupsProblem, shares: Shares, number: int) -> list[PathShare]:
+def _routes(problem: GroupsProblem, shares: LevelRates, number: int) -> list[PathShare]:
     """The paths of one source, in vertices of the whole fabric and in the direction of the data."""
     layer = problem.layers[number]
     view = problem.view(layer.group)
@@ -85,7 +87,9 @@ def _routes(problem: GroupsProblem, shares: Shares, number: int) -> list[PathSha
     return [PathShare(path[::-1] if view.is_reversed else path, share) for path, share in paths]
 
 
-def _packing(problem: GroupsProblem, shares: Shares, group: int, seed: int, deadline: Deadline) -> Packing:
+def _packing(
+    problem: GroupsProblem, shares: LevelRates, group: int, seed: int, deadline: Deadline
+) -> Packing:
     """Trees or pairs of trees over the links of the whole fabric; turned round where data is gathered."""
     view, demands = problem.view(group), shares.supply[group]
     local = LinkGraph(view.topology)
@@ -102,7 +106,7 @@ def _packing(problem: GroupsProblem, shares: Shares, group: int, seed: int, dead
     return Packing(tuple(carrier.over(there, vertices) for carrier in carriers), packed.settings)
 
 
-def _share(view: View, capacity: Sequence[Fraction]) -> Topology:
+def _share(view: GroupView, capacity: Sequence[Fraction]) -> Topology:
     """The view with the bandwidth that the group may use; unused links are gone."""
     links = (
         replace(link, bandwidth=capacity[whole])

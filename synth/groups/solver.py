@@ -16,7 +16,7 @@ from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover
 from arborcast.synth.groups.certificate import JointCertificate, Level, level_bound
 from arborcast.synth.groups.problem import GroupsProblem
-from arborcast.synth.groups.program import JointProgram, Shares
+from arborcast.synth.groups.program import JointProgram, LevelRates
 from arborcast.synth.groups.realization import alone_topology, schedules_of
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
 from arborcast.synth.routes.reachability import who_is_cut_off
@@ -139,7 +139,7 @@ def _alone_rates(problem: GroupsProblem, relays: bool, deadline: Deadline) -> tu
     return tuple(rates[first] for first, _ in problem.origin)
 
 
-def _fill(problem: GroupsProblem, slowest: Fraction, deadline: Deadline) -> tuple[list[Level], Shares]:
+def _fill(problem: GroupsProblem, slowest: Fraction, deadline: Deadline) -> tuple[list[Level], LevelRates]:
     """The levels in ascending order, and shares of the links that reach all of them."""
     program = JointProgram(problem, deadline)
     given: dict[int, Fraction] = {}

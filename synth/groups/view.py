@@ -19,7 +19,7 @@ _SPREADING = {
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class GroupView:
     """A group's own fabric, renumbered.
 
     Attributes:
@@ -48,7 +48,7 @@ def spreading_kind(kind: Kind) -> Kind:
     return _SPREADING.get(kind, kind)
 
 
-def view_of(topology: Topology, collective: Collective, *, relays: bool) -> View:
+def view_of(topology: Topology, collective: Collective, *, relays: bool) -> GroupView:
     """The view of a group.
 
     Args:
@@ -77,7 +77,7 @@ def view_of(topology: Topology, collective: Collective, *, relays: bool) -> View
     )
     kind = spreading_kind(collective.kind)
     root = None if collective.root is None else number[collective.root]
-    return View(
+    return GroupView(
         local,
         Collective(kind, tuple(range(len(collective.ranks))), root),
         tuple(order),

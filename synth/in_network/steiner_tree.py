@@ -100,7 +100,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class SteinerColumn:
     """What carries a part of the buffer.
 
     Attributes:

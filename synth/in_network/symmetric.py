@@ -22,11 +22,11 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.in_network.schedules import moves_of
-from arborcast.synth.in_network.spanning import Spanning
-from arborcast.synth.in_network.steiner_tree import Column, Rows
+from arborcast.synth.in_network.steiner_tree import Rows, SteinerColumn
+from arborcast.synth.in_network.switch_schedules import moves_of
+from arborcast.synth.in_network.switch_trees import Spanning
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.choice import Choice
+from arborcast.synth.lp.choice import TreeCandidates
 from arborcast.synth.lp.master import Master
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import TreeProgram, TreeRows, Weighed, whole_prices
@@ -90,7 +90,7 @@ def solve_symmetric_in_network(
 
 
 @dataclass(frozen=True, eq=False)
-class _Orbits:
+class _LinkOrbits:
     """Links and limited adders by orbit, under some group of translations."""
 
     topology: Topology
@@ -134,13 +134,13 @@ class _Packing:
 
     def schedule(self) -> ImplicitSchedule | None:
         """The best that is found; None where nothing keeps to what is asked of trees."""
-        orbits = _Orbits(self.topology, self.translations, self.limit.rate)
-        master: Master[Column] = Master(orbits.rows)
+        orbits = _LinkOrbits(self.topology, self.translations, self.limit.rate)
+        master: Master[SteinerColumn] = Master(orbits.rows)
         slowest = min(link.bandwidth for link in self.topology.links)
         first = np.array([int(_FINEST * slowest / link.bandwidth) for link in self.topology.links])
         master.add_helpful(self._trees(orbits, first, master), None)
 
-        def priced(weighed: Weighed) -> Iterator[Column]:
+        def priced(weighed: Weighed) -> Iterator[SteinerColumn]:
             prices = whole_prices(weighed.prices, _FINEST)[orbits.of_row]
             return self._trees(orbits, prices[: len(self.topology.links)], master)
 
@@ -159,11 +159,13 @@ class _Packing:
             weights = dict(enumerate(program.exact(program.solve())))
         else:
             every = range(len(low))
-            weights, _ = few_as_asked(Choice(orbits.rows, tuple(low)), every, request, self.deadline)
+            weights, _ = few_as_asked(TreeCandidates(orbits.rows, tuple(low)), every, request, self.deadline)
         chosen = [(low[index], weight) for index, weight in weights.items() if weight]
         return self._written(chosen, (("columns", len(master.columns)),))
 
-    def _trees(self, orbits: _Orbits, lengths: Ints, master: Master[Column]) -> Iterator[Column]:
+    def _trees(
+        self, orbits: _LinkOrbits, lengths: Ints, master: Master[SteinerColumn]
+    ) -> Iterator[SteinerColumn]:
         """The cheapest tree that is found for each choice of switches."""
         spanning, rows = Spanning(self.topology), Rows(self.topology)
         turning = (v for v, switch in enumerate(self.topology.switches, self.topology.ranks) if switch.turns)
@@ -173,9 +175,11 @@ class _Packing:
                 break
             tree = spanning.cheapest(lengths + 1, through)
             rooted = tree.rooted(self.topology, tree.centre(roots))
-            yield Column(0, rooted, rooted, orbits.used(rows.used(rooted, rooted)))
+            yield SteinerColumn(0, rooted, rooted, orbits.used(rows.used(rooted, rooted)))
 
-    def _written(self, columns: Sequence[tuple[Column, Fraction]], facts: Settings) -> ImplicitSchedule:
+    def _written(
+        self, columns: Sequence[tuple[SteinerColumn, Fraction]], facts: Settings
+    ) -> ImplicitSchedule:
         """A chunk for each column, and the fewest translations that spread all of them as evenly."""
         topology, total = self.topology, sum(weight for _, weight in columns)
         group = next(group for group in _subgroups(self.translations) if self._fits(group, columns))
@@ -192,9 +196,9 @@ class _Packing:
         method = Method("symmetric", self.request.seed, (("through", "able switches"), *facts))
         return ImplicitSchedule.build(topology, self.collective, method, self.limit, group, chunks, transfers)
 
-    def _fits(self, group: Translations, columns: Sequence[tuple[Column, Fraction]]) -> bool:
+    def _fits(self, group: Translations, columns: Sequence[tuple[SteinerColumn, Fraction]]) -> bool:
         """Whether no link carries more than under all translations."""
-        orbits, rows = _Orbits(self.topology, group, self.limit.rate), Rows(self.topology)
+        orbits, rows = _LinkOrbits(self.topology, group, self.limit.rate), Rows(self.topology)
         under = [
             replace(column, used=orbits.used(rows.used(column.out, column.into))) for column, _ in columns
         ]

@@ -59,7 +59,7 @@ class Use:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class TreeCandidates:
     """Trees in groups, each group of which must carry the same.
 
     Attributes:
@@ -70,9 +70,9 @@ class Choice:
     rows: TreeRows
     trees: tuple[Choosable, ...]
 
-    def only(self, kept: Sequence[int]) -> Choice:
+    def only(self, kept: Sequence[int]) -> TreeCandidates:
         """The same choice among the trees of these indices, in ascending order."""
-        return Choice(self.rows, tuple(self.trees[index] for index in sorted(kept)))
+        return TreeCandidates(self.rows, tuple(self.trees[index] for index in sorted(kept)))
 
     @property
     def groups(self) -> int:

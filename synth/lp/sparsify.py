@@ -19,7 +19,7 @@ import numpy as np
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError
 from arborcast.synth.lp.branch_and_bound import EFFORT, is_ruled_out
-from arborcast.synth.lp.choice import Choice
+from arborcast.synth.lp.choice import TreeCandidates
 from arborcast.synth.lp.tree_program import CLOSE, Floats, few
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
@@ -47,7 +47,7 @@ def check_few(tolerance: Fraction | None, max_trees: int | None) -> None:
 
 
 def few_as_asked(
-    choice: Choice,
+    choice: TreeCandidates,
     known: Sequence[int],
     request: Request,
     deadline: Deadline,
@@ -77,7 +77,7 @@ def few_as_asked(
     tolerance, most = request.tolerance, request.max_trees
     check_few(tolerance, most)
     asked = tolerance is not None or most is not None
-    search = _Search(choice, known, starts, request.seed, deadline)
+    search = _CandidateSearch(choice, known, starts, request.seed, deadline)
     if tolerance is not None or not asked:
         rate = (choice.rate if optimum is None else optimum) * (1 - (tolerance or 0))
         # A short search is worth it without being asked: on a hypercube it finds 2 trees instead of 9.
@@ -92,15 +92,15 @@ def few_as_asked(
     return search.weighed(kept), (("max_trees", most), *_known(choice, proved))
 
 
-def _known(choice: Choice, proved: str) -> Settings:
+def _known(choice: TreeCandidates, proved: str) -> Settings:
     return ("candidates", len(choice.trees)), ("proved", proved)
 
 
 @dataclass(frozen=True, eq=False)
-class _Search:
+class _CandidateSearch:
     """The choice among candidates, by their indices."""
 
-    choice: Choice
+    choice: TreeCandidates
     known: Sequence[int]
     starts: Sequence[Sequence[int]]
     seed: int

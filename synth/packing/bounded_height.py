@@ -14,12 +14,12 @@ from itertools import product
 
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InfeasibleError, Prover
-from arborcast.synth.lp.choice import Choice, Use
+from arborcast.synth.lp.choice import TreeCandidates, Use
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import CLOSE, TreeRows, Weighed
 from arborcast.synth.packing.carrier import Carrier, Packing, mirrored, pair
 from arborcast.synth.packing.symmetric.generation import EFFORT, Generation
-from arborcast.synth.packing.symmetric.problem import Column, least_height, problem_written_out
+from arborcast.synth.packing.symmetric.orbit_problem import OrbitTree, least_height, problem_written_out
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology
@@ -90,7 +90,7 @@ def shallow_frontier(
     least = _Shallow.of(topology, roots, below, limit, deadline).least
     best = limit * (1 - WORTH) * (1 - Fraction(CLOSE))  # which itself is worth it
     stride = max(1, math.ceil((below - least) / MOST_HEIGHTS))
-    known: list[Column] = []
+    known: list[OrbitTree] = []
     for height in sorted(range(below - 1, least - 1, -stride)):
         if deadline.has_passed:
             return
@@ -136,7 +136,7 @@ class _Shallow:
         generation = Generation(problem, None, deadline, height, effort=effort)
         return cls(generation, limit, least_height(problem))
 
-    def carrying(self, weighed: Weighed) -> list[Column]:
+    def carrying(self, weighed: Weighed) -> list[OrbitTree]:
         """The columns that carry something in an answer."""
         weights = weighed.weights.tolist()
         columns = self.generation.master.columns
@@ -165,7 +165,7 @@ class _Shallow:
             known = [place for place, one in enumerate(columns) if id(one) in carried]
         target = self.limit / groups
         rows = TreeRows.of((link.bandwidth for link in problem.topology.links), target, groups)
-        choice = Choice(rows, tuple(Use.of(group, carrier) for group, carrier in carriers))
+        choice = TreeCandidates(rows, tuple(Use.of(group, carrier) for group, carrier in carriers))
         weights, facts = few_as_asked(choice, known, request, self.generation.deadline, quickly=quickly)
         chosen = tuple(
             replace(carriers[place][1], weight=weight * target) for place, weight in weights.items()

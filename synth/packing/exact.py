@@ -17,7 +17,7 @@ from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, T
 from arborcast.synth.kernels.arborescence import LogicalGraph
 from arborcast.synth.packing.carrier import Packing
 from arborcast.synth.packing.packer import Packer
-from arborcast.synth.packing.starting_trees import PartialTree, rebound, take_first
+from arborcast.synth.packing.warm_start import PartialTree, rebound, take_first
 from arborcast.synth.topology import Topology, gcd_of_fractions
 
 log = logging.getLogger(__name__)

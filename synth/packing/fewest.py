@@ -24,7 +24,7 @@ from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, cheapest_arborescence
 from arborcast.synth.kernels.compiled import Flags, Ints
-from arborcast.synth.lp.choice import Choice, Use
+from arborcast.synth.lp.choice import TreeCandidates, Use
 from arborcast.synth.lp.sparsify import check_few, few_as_asked
 from arborcast.synth.lp.tree_program import TreeRows
 from arborcast.synth.packing.carrier import Carrier, Packing, merge, mirrored, pair
@@ -91,7 +91,7 @@ def fewest(
 
     rows = TreeRows.of((link.bandwidth for link in topology.links), optimum, len(groups))
     weights, facts = few_as_asked(
-        Choice(rows, tuple(uses)),
+        TreeCandidates(rows, tuple(uses)),
         indices(known),
         request,
         deadline,

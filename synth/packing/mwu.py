@@ -90,7 +90,7 @@ def weigh(
         finders = [_tree_finder(graph, root) for root in roots]
     else:
         finders = [_mirrored_finder(graph) if topology.is_symmetric else _pair_finder(graph)]
-    run = _Run(topology, finders, epsilon, iterations, seed)
+    run = _MwuRun(topology, finders, epsilon, iterations, seed)
     carriers = run.until(_enough(topology, roots or ()), stop_at, deadline)
     return Packing(carriers, run.settings)
 
@@ -144,7 +144,7 @@ def _enough(topology: Topology, roots: Sequence[int]) -> Fraction:
 
 
 @dataclass
-class _Run:
+class _MwuRun:
     """One run; `finders` give the cheapest carrier of each commodity, and all get the same amount."""
 
     topology: Topology

@@ -1,6 +1,6 @@
 """The state of one exact packing and the search for its next trees: whole units on links and ranks.
 
-`synth.packing.exact` is the entry and says how it works; `synth.packing.starting_trees` takes out what is
+`synth.packing.exact` is the entry and says how it works; `synth.packing.warm_start` takes out what is
 known before the search begins.
 """
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 
 from arborcast.synth.bounds import bound
-from arborcast.synth.bounds.capacity_lp import Split, most_central
+from arborcast.synth.bounds.capacity_lp import SplitCapacities, most_central
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
@@ -25,11 +25,11 @@ from arborcast.synth.packing.bounded_height import pack_shallow, shallow_frontie
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up, rerooted
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.fewest import fewest
-from arborcast.synth.packing.lift import lift
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh
 from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.splits import best_splits
-from arborcast.synth.packing.starting_trees import NOTHING_KNOWN, StartingTrees
+from arborcast.synth.packing.to_schedule import lift
+from arborcast.synth.packing.warm_start import NOTHING_KNOWN, StartingTrees
 from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
@@ -67,7 +67,7 @@ def solve_by_trees(
             round of multiplicative weights, which takes an arborescence per root beyond the deadline.
     """
     if topology.forwarding is not topology:
-        from arborcast.synth.in_network.schedules import solve_in_network
+        from arborcast.synth.in_network.switch_schedules import solve_in_network
 
         _check(topology, collective, request)
         limit = bound(topology, collective, Deadline.after(request.deadline_s))
@@ -228,7 +228,7 @@ def _check(topology: Topology, collective: Collective, request: Request) -> None
         raise InputError(f"max-height: counts the steps between ranks that take part, got {relays} relays")
 
 
-def _packings(task: _Task, splits: Sequence[Split], known: StartingTrees) -> Iterator[Packing]:
+def _packings(task: _Task, splits: Sequence[SplitCapacities], known: StartingTrees) -> Iterator[Packing]:
     """Trees that use all of each split, for an allreduce pairs; as many as the deadline leaves time for."""
     graph, seed = LinkGraph(task.graph), task.request.seed
     for number, split in enumerate(splits):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from arborcast.synth.bounds.capacity_lp import Split, split_bandwidth
+from arborcast.synth.bounds.capacity_lp import SplitCapacities, split_bandwidth
 from arborcast.synth.bounds.root_demands import (
     LARGEST_TWO_WAY,
     is_connected,
@@ -23,7 +23,7 @@ from arborcast.synth.topology import Topology
 _FREE_ROOTS_UP_TO = 64  # ranks; above, roots stay equal where that reaches the bound
 
 
-def best_splits(topology: Topology, collective: Collective, limit: Fraction) -> list[Split]:
+def best_splits(topology: Topology, collective: Collective, limit: Fraction) -> list[SplitCapacities]:
     """The ways to split the links of a fabric that reach the best rate: one, or for an allreduce several.
 
     Args:
@@ -38,7 +38,7 @@ def best_splits(topology: Topology, collective: Collective, limit: Fraction) -> 
     return [split for split in splits if split.rate == rate]
 
 
-def _splits(topology: Topology, collective: Collective, limit: Fraction) -> list[Split]:
+def _splits(topology: Topology, collective: Collective, limit: Fraction) -> list[SplitCapacities]:
     """Free roots, and equal roots: a reduce-scatter and an allgather on half of each link.
 
     Equal roots reach the same rate on regular graphs, often with lower trees.
@@ -59,18 +59,18 @@ def _splits(topology: Topology, collective: Collective, limit: Fraction) -> list
     return [free, equal] if equal else [free]
 
 
-def _halves_of_free_roots(topology: Topology) -> Split:
+def _halves_of_free_roots(topology: Topology) -> SplitCapacities:
     """Half of each link for each direction, and the roots that make the most of it."""
     found = root_demands_of(topology)
     demands = {root: demand for root, demand in enumerate(found.demands) if demand}
-    return Split(found.rate, demands, _halved(topology))
+    return SplitCapacities(found.rate, demands, _halved(topology))
 
 
-def _spread(topology: Topology, split: Split) -> Split:
+def _spread(topology: Topology, split: SplitCapacities) -> SplitCapacities:
     """The split of one root, with as much for every root."""
     (root,) = split.roots
     out, roots = spread_roots(topology, split.out, root, split.rate)
-    return Split(split.rate, roots, out)
+    return SplitCapacities(split.rate, roots, out)
 
 
 def _halved(topology: Topology) -> Topology:
@@ -78,7 +78,7 @@ def _halved(topology: Topology) -> Topology:
     return replace(topology, links=links, symmetries=())
 
 
-def _equal_roots(topology: Topology, collective: Collective) -> Split | None:
+def _equal_roots(topology: Topology, collective: Collective) -> SplitCapacities | None:
     """The split in halves; None where a switch could not pass on all it receives."""
     if topology.unbalanced(range(topology.ranks, topology.size)):
         return None
@@ -89,4 +89,4 @@ def _equal_roots(topology: Topology, collective: Collective) -> Split | None:
         return out
     into = split_bandwidth(halves.reversed(), gathered)
     least = min(out, into, key=lambda split: split.rate)
-    return Split(least.rate, least.roots, halves, halves)
+    return SplitCapacities(least.rate, least.roots, halves, halves)

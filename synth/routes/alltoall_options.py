@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.synth.bounds.routing_trees import BestRouting, OrbitPartition, WeightedTree
+from arborcast.synth.bounds.routing_trees import BestRouting, OrbitPartition, RoutedTree
 from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths
 from arborcast.synth.collective import Collective
 from arborcast.synth.routes.paths import Path, PathShare
@@ -28,7 +28,7 @@ MOST_LOADS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BlockPaths:
     """The ways of one block.
 
     Attributes:
@@ -44,7 +44,7 @@ class Options:
 
 def options_of(
     topology: Topology, collective: Collective, alike: OrbitPartition, best: BestRouting
-) -> Iterator[Options]:
+) -> Iterator[BlockPaths]:
     """The ways of all blocks of the first rank of each orbit, by source and target.
 
     Args:
@@ -66,7 +66,7 @@ def options_of(
                 path, load = _path_in(ways, alike, tree, target)
                 paths.setdefault(load, path)
             by_length = sorted(paths, key=lambda load: (len(load), load))
-            yield Options(source, target, {load: paths[load] for load in by_length})
+            yield BlockPaths(source, target, {load: paths[load] for load in by_length})
 
 
 def shares_of_trees(
@@ -121,7 +121,7 @@ def _path_to(
 
 
 def _path_in(
-    ways: ShortestPaths, alike: OrbitPartition, tree: WeightedTree, target: Vertex
+    ways: ShortestPaths, alike: OrbitPartition, tree: RoutedTree, target: Vertex
 ) -> tuple[Path, Load]:
     path, load = [target], []
     while path[-1] != tree.source:

@@ -16,7 +16,7 @@ import numpy as np
 
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model
-from arborcast.synth.routes.alltoall_options import Load, Options
+from arborcast.synth.routes.alltoall_options import BlockPaths, Load
 from arborcast.synth.routes.paths import Path, PathShare
 
 MOST_PARTS = 24
@@ -41,7 +41,7 @@ class _Class:
 
 
 def divide(
-    options: Sequence[Options], room: Sequence[Fraction], deadline: Deadline, *, seed: int = 0
+    options: Sequence[BlockPaths], room: Sequence[Fraction], deadline: Deadline, *, seed: int = 0
 ) -> list[PathShare] | None:
     """Parts of all blocks that fit the room, in equal parts as large as possible; the fewest links then.
 
@@ -68,7 +68,7 @@ def divide(
     return None
 
 
-def _classes(options: Sequence[Options]) -> tuple[Counter[int], list[_Class]]:
+def _classes(options: Sequence[BlockPaths]) -> tuple[Counter[int], list[_Class]]:
     """What every way of each block loads, added up, and the blocks by what is left of their ways."""
     common: Counter[int] = Counter()
     classes: dict[tuple[Load, ...], _Class] = {}

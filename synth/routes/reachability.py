@@ -15,7 +15,7 @@ _MOST_NAMED = 16  # parts that a line names
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Components:
     """The ranks of a fabric by part: ranks that reach each other, through whatever lies between.
 
     Attributes:
@@ -41,7 +41,7 @@ class Parts:
         return f"{text}; one way only: {', '.join(ways)}" if ways else text
 
 
-def parts_of(topology: Topology, ranks: Iterable[int] | None = None) -> Parts:
+def parts_of(topology: Topology, ranks: Iterable[int] | None = None) -> Components:
     """The parts into which a fabric falls; one where all ranks reach each other.
 
     Args:
@@ -68,7 +68,7 @@ def parts_of(topology: Topology, ranks: Iterable[int] | None = None) -> Parts:
                 elif after not in reached:
                     reached.add(after)
                     frontier.append(after)
-    return Parts(tuple(sets), tuple(sorted(one_way)))
+    return Components(tuple(sets), tuple(sorted(one_way)))
 
 
 def rank_ranges(ranks: Iterable[int]) -> str:

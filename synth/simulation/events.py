@@ -1,6 +1,6 @@
 """The event loop of the simulator: which frame passes which link when, in whole ticks of a clock.
 
-`synth.simulation.hops` lays a schedule out as the arrays of `Layout`; `play` runs them. The clock is an
+`synth.simulation.hops` lays a schedule out as the arrays of `EventArrays`; `play` runs them. The clock is an
 integer so that what happens at the same time on paper happens at the same time here, on every machine.
 `synth.simulation.service` says what the orders of service mean.
 """
@@ -19,7 +19,7 @@ from arborcast.synth.simulation.service import Rule
 Counts = NDArray[np.int32]
 
 
-class Layout(NamedTuple):
+class EventArrays(NamedTuple):
     """A schedule as arrays; a version is a state of what a vertex holds of a chunk, see `simulation.hops`.
 
     Attributes:
@@ -112,7 +112,7 @@ FIFO, RANDOM = int(Rule.FIFO), int(Rule.RANDOM)
 # One function: handing tuples of arrays to others at every piece takes longer than what they do.
 @kernel
 def play(  # noqa: PLR0912, PLR0915
-    layout: Layout,
+    layout: EventArrays,
     lanes: Lanes,
     pieces: int,
     frames: int,
@@ -216,7 +216,7 @@ def play(  # noqa: PLR0912, PLR0915
 
 
 @kernel
-def _queue(layout: Layout, queues: Queues, hop: int, frame: int, since: int) -> None:
+def _queue(layout: EventArrays, queues: Queues, hop: int, frame: int, since: int) -> None:
     """A frame waits for its link; first come, first served goes by the instant first."""
     link = layout.link[hop]
     key = (layout.step[layout.transfer[hop]] + frame // queues.frames) * layout.link.size + hop
@@ -253,7 +253,7 @@ def _take(waiting: list[int], frames: int, seed: int, count: int) -> int:
 
 @kernel
 def _admit(
-    layout: Layout, lanes: Lanes, queues: Queues, came: list[int], offered: list[int], instant: int
+    layout: EventArrays, lanes: Lanes, queues: Queues, came: list[int], offered: list[int], instant: int
 ) -> None:
     """Let what is ready queue up, where its turn in its lane has come and what is due has come, too."""
     hops = layout.link.size
@@ -272,7 +272,7 @@ def _admit(
 
 
 @kernel
-def _take_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant: int) -> None:
+def _take_turn(layout: EventArrays, lanes: Lanes, queues: Queues, lane: int, instant: int) -> None:
     """Let the next passage of a lane queue up where it may."""
     if queues.queued[lane] or queues.turn[lane] == lanes.first[lane + 1]:
         return
@@ -287,7 +287,7 @@ def _take_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant:
 
 
 @kernel
-def _give_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant: int) -> None:
+def _give_turn(layout: EventArrays, lanes: Lanes, queues: Queues, lane: int, instant: int) -> None:
     """The passage that was next in its lane has begun."""
     queues.turn[lane] += 1
     queues.queued[lane] = False
@@ -295,7 +295,7 @@ def _give_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant:
 
 
 @kernel
-def _keep_pace(layout: Layout, lanes: Lanes, queues: Queues, rank: int, instant: int) -> None:
+def _keep_pace(layout: EventArrays, lanes: Lanes, queues: Queues, rank: int, instant: int) -> None:
     """Let a rank go on where all that was due has come."""
     low, due = queues.low, queues.due
     before = low[rank]
@@ -307,7 +307,9 @@ def _keep_pace(layout: Layout, lanes: Lanes, queues: Queues, rank: int, instant:
 
 
 @kernel
-def _arrive(layout: Layout, grain: Ints, hop: int, frame: int, needed: Counts, offered: list[int]) -> None:
+def _arrive(
+    layout: EventArrays, grain: Ints, hop: int, frame: int, needed: Counts, offered: list[int]
+) -> None:
     """A frame is at the far end of a hop: at a switch on the way it goes on to the next one."""
     transfer = layout.transfer[hop]
     if hop + 1 == layout.first_hop[transfer + 1]:
@@ -317,7 +319,9 @@ def _arrive(layout: Layout, grain: Ints, hop: int, frame: int, needed: Counts, o
 
 
 @kernel
-def _leave(layout: Layout, grain: Ints, hop: int, frame: int, needed: Counts, offered: list[int]) -> None:
+def _leave(
+    layout: EventArrays, grain: Ints, hop: int, frame: int, needed: Counts, offered: list[int]
+) -> None:
     """A frame is sent: what replaces it at its vertex waits for it no more."""
     transfer = layout.transfer[hop]
     if hop == layout.first_hop[transfer]:
@@ -326,7 +330,7 @@ def _leave(layout: Layout, grain: Ints, hop: int, frame: int, needed: Counts, of
 
 @kernel
 def _settle(
-    layout: Layout, grain: Ints, version: int, frame: int, needed: Counts, offered: list[int]
+    layout: EventArrays, grain: Ints, version: int, frame: int, needed: Counts, offered: list[int]
 ) -> None:
     """One thing that a version needed has happened; where it was the last, its readers go on."""
     while version >= 0:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.simulation.events import Lanes, Layout, play
+from arborcast.synth.simulation.events import EventArrays, Lanes, play
 from arborcast.synth.simulation.service import EARLIEST, Service
 from arborcast.synth.topology import Hop, Topology, Vertex
 
@@ -43,7 +43,7 @@ class Grain(IntEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FrameTimes:
     """When each frame passed each hop, in ticks.
 
     Attributes:
@@ -94,7 +94,7 @@ class Hops:
         images: how many hops of the schedule each hop stands for; 1 unless links are orbits.
     """
 
-    layout: Layout
+    layout: EventArrays
     grain: Ints
     inside: tuple[tuple[int, Vertex], ...]
     ranks: int
@@ -166,7 +166,9 @@ class Hops:
         for chunk, switch in self.inside:
             yield chunk, (switch, switch)
 
-    def play(self, size_bytes: int, pieces: int, service: Service = EARLIEST, *, frames: int = 1) -> Outcome:
+    def play(
+        self, size_bytes: int, pieces: int, service: Service = EARLIEST, *, frames: int = 1
+    ) -> FrameTimes:
         """Run the schedule for a buffer of `size_bytes`, with every chunk cut into `pieces`.
 
         Args:
@@ -186,7 +188,7 @@ class Hops:
         start = play(
             self.layout, lanes, pieces, frames, grain, durations, latencies, int(service.rule), service.seed
         )
-        return Outcome(start, durations, latencies[self.layout.link], float(ticks_per_us), frames)
+        return FrameTimes(start, durations, latencies[self.layout.link], float(ticks_per_us), frames)
 
     def _lanes(self, pieces: int, frames: int, ahead: int | None) -> Lanes:
         """What is held back where ranks send in the planned order, `ahead` of what comes in."""
@@ -261,7 +263,7 @@ def _keys(topology: Topology) -> Ints:
     return _array([link.src * topology.size + link.dst for link in topology.links])
 
 
-def _layout(schedule: AnySchedule) -> tuple[Layout, Ints, tuple[tuple[int, Vertex], ...]]:
+def _layout(schedule: AnySchedule) -> tuple[EventArrays, Ints, tuple[tuple[int, Vertex], ...]]:
     """The arrays with the hops inside switches, the grain of each version, chunk and switch of those hops."""
     transfers, topology = schedule.transfers, schedule.topology
     starts, link = _links_of(schedule)
@@ -294,7 +296,7 @@ def _layout(schedule: AnySchedule) -> tuple[Layout, Ints, tuple[tuple[int, Verte
     replaced = follower[reads]
     needed += np.bincount(replaced[replaced >= 0], minlength=len(follower))
     return (
-        Layout(
+        EventArrays(
             first_hop=starts,
             link=link,
             transfer=np.repeat(np.arange(len(step), dtype=np.int64), np.diff(starts)),

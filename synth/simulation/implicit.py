@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.simulation.hops import Hops, Outcome, occupied
+from arborcast.synth.simulation.hops import FrameTimes, Hops, occupied
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Hop
 
@@ -42,7 +42,7 @@ def lay_out_orbits(schedule: ImplicitSchedule) -> Hops:
 
 
 def orbit_timeline(
-    schedule: ImplicitSchedule, outcome: Outcome, hops: Hops
+    schedule: ImplicitSchedule, outcome: FrameTimes, hops: Hops
 ) -> dict[Hop, tuple[Occupation, ...]]:
     """What passes the first link of each orbit, or the first adder, and when, in order of time.
 
@@ -78,7 +78,7 @@ def orbit_timeline(
 
 
 def own_timeline(
-    schedule: ImplicitSchedule, outcome: Outcome, hops: Hops
+    schedule: ImplicitSchedule, outcome: FrameTimes, hops: Hops
 ) -> dict[Hop, tuple[Occupation, ...]]:
     """When the representatives pass their own links, in order of time; chunks have the numbers of the list.
 

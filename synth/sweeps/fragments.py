@@ -15,7 +15,7 @@ from typing import Any
 
 from arborcast.synth.errors import InputError
 from arborcast.synth.symmetry.automorphisms import automorphisms_of
-from arborcast.synth.symmetry.isomorphism import Shape
+from arborcast.synth.symmetry.isomorphism import ComparableTopology
 from arborcast.synth.topology import Permutation, Topology
 
 MOST_RANKS = 16
@@ -72,7 +72,7 @@ def _of_size(
 ) -> list[Fragment]:
     alike: dict[Any, list[_Class]] = {}
     for ranks, count in _orbits(topology.ranks, size, tuple(generators)):
-        shape = Shape(topology.subset(ranks), latencies=latencies)
+        shape = ComparableTopology(topology.subset(ranks), latencies=latencies)
         known = alike.setdefault(shape.invariant, [])
         for found in known:
             if found.shape.isomorphism(shape) is not None:
@@ -89,7 +89,7 @@ def _of_size(
 @dataclass
 class _Class:
     ranks: tuple[int, ...]
-    shape: Shape
+    shape: ComparableTopology
     allocations: int
 
 

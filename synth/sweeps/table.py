@@ -20,7 +20,7 @@ from arborcast.synth.schedule import Schedule
 from arborcast.synth.sweeps.answering import SOLVED
 from arborcast.synth.sweeps.questions import Question
 from arborcast.synth.sweeps.sweep import ANSWERS, HEAD, SCHEDULES, SWEEP_FORMAT, read_json
-from arborcast.synth.symmetry.isomorphism import Shape
+from arborcast.synth.symmetry.isomorphism import ComparableTopology
 from arborcast.synth.symmetry.permutations import identity
 from arborcast.synth.topology import Hop, Permutation, Topology
 
@@ -101,7 +101,7 @@ class Table:
             f"it has {len(self.answers)} answers, sweep again with this fragment or these failures"
         )
 
-    def _shapes(self, kind: Kind, ranks: int) -> Iterator[tuple[dict[str, Any], Shape]]:
+    def _shapes(self, kind: Kind, ranks: int) -> Iterator[tuple[dict[str, Any], ComparableTopology]]:
         for question, document in self.answers.items():
             if question.kind is kind and len(question.ranks) == ranks:
                 if question not in self._known:
@@ -109,7 +109,7 @@ class Table:
                 yield document, self._known[question]
 
     @cached_property
-    def _known(self) -> dict[Question, Shape]:
+    def _known(self) -> dict[Question, ComparableTopology]:
         """Fragments prepared for comparisons, as they were needed."""
         return {}
 
@@ -125,10 +125,10 @@ class Table:
         return read_schedule(self.folder / SCHEDULES / fitting[-1]["file"])
 
 
-def _shape(topology: Topology, root: int | None) -> Shape:
+def _shape(topology: Topology, root: int | None) -> ComparableTopology:
     """Prepared for comparisons in which roots go to roots and latencies count."""
     colours = [int(vertex == root) for vertex in range(topology.size)]
-    return Shape(topology, latencies=True, colours=colours)
+    return ComparableTopology(topology, latencies=True, colours=colours)
 
 
 def _named(kind: Kind | str) -> Kind:

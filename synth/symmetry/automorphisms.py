@@ -112,7 +112,9 @@ def automorphisms_of(
         keeps: what else an automorphism must fulfil. Those that do must be a group.
         effort: how many ends of links to look at before the search ends with those found so far.
     """
-    search = _Search(topology, latencies, colours or [0] * topology.size, keeps or (lambda element: True))
+    search = _GeneratorSearch(
+        topology, latencies, colours or [0] * topology.size, keeps or (lambda element: True)
+    )
     return search.run(effort)
 
 
@@ -131,7 +133,7 @@ class _Level:
     trace: Trace
 
 
-class _Search:
+class _GeneratorSearch:
     """The search for a strong generating set."""
 
     def __init__(

@@ -23,14 +23,14 @@ _Kind: TypeAlias = tuple[Fraction, Fraction | None]  # of a link: bandwidth, and
 
 
 @dataclass(frozen=True)
-class _Level:
+class _SpecialVertex:
     """A vertex made special: its colour before, and what the refinement saw after."""
 
     colour: int
     trace: Trace
 
 
-class Shape:
+class ComparableTopology:
     """A topology prepared for comparisons.
 
     Args:
@@ -83,16 +83,16 @@ class Shape:
         return tuple(sorted(zip(colours, self._colours, strict=True))), tuple(links)
 
     @cached_property
-    def _base(self) -> tuple[list[_Level], OrderedPartition]:
+    def _base(self) -> tuple[list[_SpecialVertex], OrderedPartition]:
         """Vertices made special one after the other until each has a colour of its own."""
         partition, levels = self._start, []
         while (vertex := partition.least_ambiguous()) is not None:
             colour = partition.colours[vertex]
             partition, trace = self._refiner.individualized(partition, vertex)
-            levels.append(_Level(colour, trace))
+            levels.append(_SpecialVertex(colour, trace))
         return levels, partition
 
-    def isomorphism(self, other: Shape) -> Permutation | None:
+    def isomorphism(self, other: ComparableTopology) -> Permutation | None:
         """The vertex of the other topology that each of this one becomes; None where they are not alike."""
         if self.invariant != other.invariant:
             return None
@@ -101,7 +101,11 @@ class Shape:
             return self._matching(other, other._start, levels, last)
 
     def _matching(
-        self, other: Shape, partition: OrderedPartition, levels: Sequence[_Level], last: OrderedPartition
+        self,
+        other: ComparableTopology,
+        partition: OrderedPartition,
+        levels: Sequence[_SpecialVertex],
+        last: OrderedPartition,
     ) -> Permutation | None:
         """Follow the levels in the other topology, each choice of a vertex in turn."""
         if not levels:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.backends.lowering.lower import lower
-from arborcast.synth.alltoallv.plan import Plan, pieces_of
+from arborcast.synth.alltoallv.plan import ExchangePlan, pieces_of
 from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.alltoallv.rounds import decompose
 from arborcast.synth.certificate import Cut
@@ -76,7 +76,7 @@ def best_time(topology: Topology, sizes: Sizes) -> Fraction:
     return 1 / program.maximum("speed")
 
 
-def check(plan: Plan) -> None:
+def check(plan: ExchangePlan) -> None:
     """What holds of every plan: its schedule is right, its rate is recounted, its proof is."""
     schedule = plan.schedule()
     verdict = verify(schedule)

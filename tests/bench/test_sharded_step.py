@@ -12,12 +12,12 @@ from arborcast import topologies
 from arborcast.bench.emulation import network
 from arborcast.bench.training import sharded_step
 from arborcast.bench.training.sharded_step import Case, Plan, graph_of, predicted, step_rows
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
-from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage
-from arborcast.pipeline.sharding.program import shard
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
 from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage
+from arborcast.pipeline.sharding.sharding_program import shard
 from arborcast.pipeline.sharding.slices import Sliced
-from arborcast.pipeline.sharding.stage import stage_sharding
+from arborcast.pipeline.sharding.stage_sharding import stage_sharding
 
 SECONDS = {"chosen": 0.03, "data-parallel": 0.06}
 """Of a step; Megatron's layout is the choice here."""

@@ -10,9 +10,9 @@ import torch
 
 from arborcast.bench.training import sleeping
 from arborcast.bench.training.sleeping import Alarm, Measured, Sleep, sleeping_rows
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.profiles import Layer, Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.backends import lower
-from arborcast.backends.dataflow.recording import Moment
+from arborcast.backends.dataflow.recording import RecordedBytes
 from arborcast.bench import testbed, testbed_timeline
 from arborcast.bench.contest import ranks as contest_ranks
 from arborcast.bench.contest import recording as testbed_recording
@@ -335,7 +335,7 @@ def test_wires_carry_every_byte_one_after_the_other(drawn: list[tuple[int, tuple
 def test_bytes_are_cut_into_the_messages_that_they_belong_to() -> None:
     part = testbed_recording.Part(0, 1, 3, 0, True, 100)
     other = testbed_recording.Part(0, 1, 4, 0, True, 50)
-    moments = [Moment(1.0 + at, 1, count) for at, count in ((0.1, 60), (0.2, 70), (0.3, 20))]
+    moments = [RecordedBytes(1.0 + at, 1, count) for at, count in ((0.1, 60), (0.2, 70), (0.3, 20))]
     found = testbed_recording._cut(moments, {1: [part, other]}, 1.0)
     assert [(p.chunk, p.size_bytes, round(p.at_s, 3), p.is_last) for p in found] == [
         (3, 60, 0.1, False),

@@ -255,7 +255,7 @@ def test_parts_limit_what_the_whole_program_does(seed, monkeypatch):
     for kind in ONE_BLOCK:
         collective = Collective.on(fabric, kind)
         exact = bound(fabric, collective)
-        monkeypatch.setattr("arborcast.synth.in_network.limits.EXACT_UP_TO", 5)
+        monkeypatch.setattr("arborcast.synth.in_network.switch_limits.EXACT_UP_TO", 5)
         found = bound(fabric, collective)
         assert exact.rate <= found.rate == certified_rate(fabric, collective, found.certificate)
         monkeypatch.undo()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.capacity_lp import (
-    Split,
+    SplitCapacities,
     most_central,
     split_bandwidth,
     two_way,
@@ -42,7 +42,7 @@ def assert_supports(topology: Topology, roots: dict[int, Fraction]) -> None:
         assert nx.maximum_flow_value(graph, "all roots", rank) == sum(roots.values()) * scale
 
 
-def assert_right(topology: Topology, split: Split, *, shared: bool) -> None:
+def assert_right(topology: Topology, split: SplitCapacities, *, shared: bool) -> None:
     into = (split.into or split.out.reversed()).bandwidth if shared else {}
     for pair in {*split.out.bandwidth, *into}:
         used = split.out.bandwidth.get(pair, Fraction(0)) + into.get(pair, Fraction(0))

@@ -202,7 +202,7 @@ def test_wrong_input_is_one_line_and_status_2(
     ("option", "table"),
     [
         ("plan.OrderName", "arborcast.pipeline.order.ORDERS"),
-        ("plan.MethodName", "arborcast.pipeline.planning.comparison.EVERY"),
+        ("plan.MethodName", "arborcast.pipeline.planning.plan_comparison.EVERY"),
         ("options.RatesName", "arborcast.topologies.rates.Rates"),
         ("options.DataTypeName", "arborcast.backends.measure.job.ITEM_BYTES"),
         ("files.ReductionName", "arborcast.backends.measure.job.Reduction"),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from arborcast import pipeline, topologies
-from arborcast.pipeline.planning.comparison import EVERY
 from arborcast.pipeline.planning.formats import write_sharded_plan
+from arborcast.pipeline.planning.plan_comparison import EVERY
 from arborcast.pipeline.profiles import Layer, Profile
 from tests.support.commands import Command, refused
 

@@ -21,7 +21,7 @@ from arborcast.backends.errors import ChannelClosedError, DisagreementError, Exe
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.measure.job import Reduction
 from arborcast.backends.native.library import News
-from arborcast.backends.tensors.torch_reduction import Operator, operator_of
+from arborcast.backends.tensors.torch_reduction import ReductionOperator, operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
@@ -71,7 +71,9 @@ class Job:
             memory[own][:] = torch.from_numpy(given)
         return memory
 
-    def run(self, engine: Engine, given: Any, sequence: int = 0, operator: Operator | None = SUM) -> Any:
+    def run(
+        self, engine: Engine, given: Any, sequence: int = 0, operator: ReductionOperator | None = SUM
+    ) -> Any:
         memory = self.memory(engine.rank, given)
         engine.run(self.graphs[engine.rank], memory, self.opening(sequence), operator, dtype=torch.int64)
         return memory.get(Buffer.OUTPUT)

@@ -12,7 +12,7 @@ from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence, levels
 from arborcast.synth.packing.carrier import Carrier, rerooted
 from arborcast.synth.packing.exact import pack_exactly
-from arborcast.synth.packing.starting_trees import (
+from arborcast.synth.packing.warm_start import (
     PartialTree,
     cheapest_root,
     grown,

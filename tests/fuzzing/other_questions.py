@@ -23,7 +23,7 @@ from arborcast.synth.request import Request
 from arborcast.synth.selection import SIZES
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.sweeps.table import renumbered
-from arborcast.synth.symmetry.isomorphism import Shape
+from arborcast.synth.symmetry.isomorphism import ComparableTopology
 from arborcast.synth.topology import Topology
 from tests.fuzzing import all_rings, limits, sharing
 from tests.fuzzing.fabrics import fabric, shuffled
@@ -150,7 +150,7 @@ def ask_renumbered(rng: Random, tally: Tally) -> None:
     topology = tally.draw(fabric(rng, ranks=(2, 5), switches=2, decimals=1, largest=rng.choice([1, 3])))
     other, _ = shuffled(rng, topology, spoil=rng.random() < 0.5)
     with tally.no_crash("isomorphism", topology_to_document(other)):
-        images = Shape(topology).isomorphism(Shape(other))
+        images = ComparableTopology(topology).isomorphism(ComparableTopology(other))
     if images is None:
         are_one = any(_maps(topology, other, order) for order in _orders(topology))
         tally.label("not one by renumbering", not are_one, topology_to_document(other))

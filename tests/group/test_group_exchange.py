@@ -18,7 +18,7 @@ from arborcast.backends.errors import ChannelClosedError, ExecutionError
 from arborcast.backends.schedules import rendezvous as module
 from arborcast.backends.schedules import synthesis
 from arborcast.backends.schedules.rendezvous import share_table
-from arborcast.backends.schedules.table import Table
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError, TopologyError
@@ -28,24 +28,24 @@ from tests.support.ranks import run_ranks, store_path
 
 
 @cache
-def small_table() -> Table:
-    return Table.of([Choice(0, synth.solve(load("ring:3"), "allreduce", method="ring"))])
+def small_table() -> ScheduleTable:
+    return ScheduleTable.of([Choice(0, synth.solve(load("ring:3"), "allreduce", method="ring"))])
 
 
 def fail(error: Exception) -> Any:
-    def make() -> Table:
+    def make() -> ScheduleTable:
         raise error
 
     return make
 
 
-def nobody_asks() -> Table:
+def nobody_asks() -> ScheduleTable:
     raise AssertionError("only rank 0 makes tables")
 
 
 def test_others_get_what_rank_0_made() -> None:
     store = dist.HashStore()
-    threads_got: list[Table] = []
+    threads_got: list[ScheduleTable] = []
     waiting = threading.Thread(
         target=lambda: threads_got.append(share_table(store, "key", 1, nobody_asks, timeout_s=100))
     )
@@ -140,7 +140,7 @@ def synthesized(rank: int, size: int, specs: list[str]) -> list[tuple[str, str]]
         options = Options(topology=spec, method="ring", deadline_s=0.01 if spec == "ring:64" else 100)
         topology = load(spec)
 
-        def make(topology: Any = topology, options: Options = options) -> Table:
+        def make(topology: Any = topology, options: Options = options) -> ScheduleTable:
             return synthesis.synthesize_table(topology, Kind.ALLREDUCE, None, options)
 
         try:

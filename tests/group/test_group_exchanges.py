@@ -15,7 +15,7 @@ from torch import Tensor  # noqa: E402
 
 from arborcast.backends.errors import DisagreementError  # noqa: E402
 from arborcast.backends.schedules.exchange import PAIRWISE, PLANNED, Exchanges, pairwise  # noqa: E402
-from arborcast.backends.schedules.fabric import without_links  # noqa: E402
+from arborcast.backends.schedules.group_fabric import without_links  # noqa: E402
 from arborcast.synth.simulation.pieces import ONE_HOST  # noqa: E402
 from arborcast.topologies import load  # noqa: E402
 from tests.support.group_cases import DTYPES, check_same, counted, values  # noqa: E402

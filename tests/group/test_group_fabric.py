@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast.backends import Options
-from arborcast.backends.schedules.fabric import fabric_for, without_links
+from arborcast.backends.schedules.group_fabric import fabric_for, without_links
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load

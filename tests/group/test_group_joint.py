@@ -14,10 +14,10 @@ import torch.distributed as dist  # noqa: E402
 
 from arborcast import topologies  # noqa: E402
 from arborcast.backends.options import Options  # noqa: E402
-from arborcast.backends.schedules.fabric import fabric_for  # noqa: E402
-from arborcast.backends.schedules.joint import joint_part  # noqa: E402
+from arborcast.backends.schedules.combined import joint_part  # noqa: E402
+from arborcast.backends.schedules.group_fabric import fabric_for  # noqa: E402
+from arborcast.backends.schedules.schedule_table import describe  # noqa: E402
 from arborcast.backends.schedules.synthesis import verified_table  # noqa: E402
-from arborcast.backends.schedules.table import describe  # noqa: E402
 from arborcast.synth import verify  # noqa: E402
 from arborcast.synth.collective import Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from arborcast import topologies
 from arborcast.backends import Options
 from arborcast.backends.schedules import held, synthesis
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.simple import SIMPLE, simple_table
-from arborcast.backends.schedules.table import Table
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import TimedOutError
@@ -60,7 +60,7 @@ def test_there_is_none_where_a_rank_cannot_be_reached_or_making_it_takes_long() 
 def found_when_told(told: Path, fails: bool) -> Any:
     """What finds a table in place of the synthesis: nothing until a file is there."""
 
-    def find(fabric: Any, kind: Kind, root: int | None, *_: object) -> Table:
+    def find(fabric: Any, kind: Kind, root: int | None, *_: object) -> ScheduleTable:
         until(told.exists)
         if fails:
             raise TimedOutError("there was no schedule within 1 s")
@@ -69,11 +69,11 @@ def found_when_told(told: Path, fails: bool) -> Any:
     return find
 
 
-def another(fabric: Any, kind: Kind, root: int = 0) -> Table:
+def another(fabric: Any, kind: Kind, root: int = 0) -> ScheduleTable:
     """A table that is not the simple one, made in a moment."""
     simple = simple_table(fabric, Collective.on(fabric, kind, root=root))
     assert simple is not None
-    return Table.of([Choice(0, replace(simple.entries[0].schedule, method=Method("another")))])
+    return ScheduleTable.of([Choice(0, replace(simple.entries[0].schedule, method=Method("another")))])
 
 
 def calls(rank: int, size: int, count: int) -> list[str]:

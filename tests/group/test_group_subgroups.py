@@ -19,9 +19,9 @@ from torch import Tensor  # noqa: E402
 from arborcast import topologies  # noqa: E402
 from arborcast.backends import Options  # noqa: E402
 from arborcast.backends.group.communicator import SERVED  # noqa: E402
-from arborcast.backends.schedules.fabric import fabric_for  # noqa: E402
+from arborcast.backends.schedules.group_fabric import fabric_for  # noqa: E402
+from arborcast.backends.schedules.schedule_table import ScheduleTable  # noqa: E402
 from arborcast.backends.schedules.spare import spare_table  # noqa: E402
-from arborcast.backends.schedules.table import Table  # noqa: E402
 from arborcast.synth import solve  # noqa: E402
 from arborcast.synth.collective import Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
@@ -49,7 +49,7 @@ def used_links(group: Any) -> set[tuple[Any, Any]]:
     return {
         (transfer.src, transfer.dst)
         for table in tables
-        if isinstance(table, Table)
+        if isinstance(table, ScheduleTable)
         for entry in table.entries
         for transfer in entry.schedule.transfers
     }

@@ -17,8 +17,8 @@ import pytest
 import arborcast.synth.kernels.compiled  # noqa: F401  (says where kernels are kept, before the tests move all other caches)
 from arborcast.backends import ExecutionError, Options
 from arborcast.backends.schedules import synthesis as module
+from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.synthesis import synthesize_table, tables
-from arborcast.backends.schedules.table import Table
 from arborcast.synth.api import solve
 from arborcast.synth.chunks.solvers.worker import Worker
 from arborcast.synth.collective import Collective, Kind
@@ -102,7 +102,7 @@ def test_a_damaged_entry_is_one_warning(cache: Path, caplog: pytest.LogCaptureFi
     found = synthesize_table(RING, Kind.BROADCAST, 0, QUICK)
     (file,) = kept(cache)
     whole, folder = file.read_text(), module.ChunkCache(cache / "tables")  # type: ignore[attr-defined]
-    other = Table.of([Choice(0, solve(RING, "broadcast", method="ring", root=1))])
+    other = ScheduleTable.of([Choice(0, solve(RING, "broadcast", method="ring", root=1))])
     for damage in (
         lambda: file.write_text(whole[:-50]),
         lambda: file.write_text(whole.replace("ring:3", "ring:4", 1)),
@@ -294,4 +294,4 @@ def test_a_table_for_the_same_question_is_the_same_bytes() -> None:
         synthesize_table(RING, Kind.ALLREDUCE, None, Options(deadline_s=200, cache=False)) for _ in range(2)
     )
     assert first.digest == second.digest
-    assert Table.from_bytes(first.to_bytes(), "x") == second
+    assert ScheduleTable.from_bytes(first.to_bytes(), "x") == second

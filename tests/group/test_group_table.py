@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
+from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
 from arborcast.backends.schedules.selection import ORDERS, GroupSelection, most_messages, with_messages  # type: ignore[attr-defined]
 from arborcast.backends.schedules.synthesis import tables
-from arborcast.backends.schedules.table import Entry, Table
 from arborcast.bench.contest.cases import CASES, Case
 from arborcast.bench.emulation.plan import at_rates
 from arborcast.synth.collective import Collective, Kind
@@ -38,10 +38,10 @@ def by(method: str, kind: str = "allreduce", spec: str = "full:4,latency=3") -> 
     return synth.solve(load(spec), kind, method=method)
 
 
-def table(*starts: int) -> Table:
+def table(*starts: int) -> ScheduleTable:
     methods = ("binary-tree", "ring", "trees")[: len(starts)]
-    entries = tuple(Entry(start, by(method)) for start, method in zip(starts, methods, strict=True))
-    return Table(entries[0].schedule.collective, entries)
+    entries = tuple(TableEntry(start, by(method)) for start, method in zip(starts, methods, strict=True))
+    return ScheduleTable(entries[0].schedule.collective, entries)
 
 
 def test_each_size_has_its_schedule() -> None:
@@ -66,25 +66,25 @@ def test_the_last_start_not_above_the_size_counts(starts: tuple[int, ...], size:
 
 
 def test_the_first_choice_serves_smaller_buffers_too() -> None:
-    found = Table.of((Choice(1024, by("ring")), Choice(4096, by("trees"))))
+    found = ScheduleTable.of((Choice(1024, by("ring")), Choice(4096, by("trees"))))
     assert [entry.from_bytes for entry in found.entries] == [0, 4096]
     assert found.topology == RING
     with pytest.raises(InputError, match="must have at least one schedule, got none"):
-        Table.of(())
+        ScheduleTable.of(())
 
 
 def test_entries_must_belong_together() -> None:
     ring, tree = by("ring"), by("binary-tree")
     with pytest.raises(InputError, match=r"entries\[0\].from_bytes: must be 0, got 5"):
-        Table(ring.collective, (Entry(5, ring),))
+        ScheduleTable(ring.collective, (TableEntry(5, ring),))
     with pytest.raises(InputError, match=r"entries\[1\].from_bytes: must be above the one before it, got 0"):
-        Table(ring.collective, (Entry(0, ring), Entry(0, tree)))
+        ScheduleTable(ring.collective, (TableEntry(0, ring), TableEntry(0, tree)))
     with pytest.raises(InputError, match=r"entries\[1\].schedule: must be of the collective of the table"):
-        Table(ring.collective, (Entry(0, ring), Entry(1, by("ring", "broadcast"))))
+        ScheduleTable(ring.collective, (TableEntry(0, ring), TableEntry(1, by("ring", "broadcast"))))
     with pytest.raises(InputError, match=r"entries\[1\].schedule: must be of the topology of the table"):
-        Table(ring.collective, (Entry(0, ring), Entry(1, by("ring", spec="full:4"))))
+        ScheduleTable(ring.collective, (TableEntry(0, ring), TableEntry(1, by("ring", spec="full:4"))))
     with pytest.raises(InputError, match="entries: must have at least one schedule"):
-        Table(ring.collective, ())
+        ScheduleTable(ring.collective, ())
 
 
 def test_peers_are_those_of_all_its_schedules() -> None:
@@ -97,7 +97,7 @@ def test_peers_are_those_of_all_its_schedules() -> None:
         [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1), Transfer(0, 1, 3, 1)],
     )
     star = replace(drawn, transfers=tuple(Transfer(0, 0, rank, 0) for rank in (1, 2)))
-    found = Table(drawn.collective, (Entry(0, drawn), Entry(9, star)))
+    found = ScheduleTable(drawn.collective, (TableEntry(0, drawn), TableEntry(9, star)))
     assert [found.peers(rank) for rank in range(4)] == [{1, 2}, {0, 2, 3}, {0, 1}, {1}]
     assert found.peers(17) == frozenset()
 
@@ -105,7 +105,7 @@ def test_peers_are_those_of_all_its_schedules() -> None:
 def test_bytes_come_back() -> None:
     found = replace(table(0, 77, 78), is_cut_short=True)
     data = found.to_bytes()
-    again = Table.from_bytes(data, "a file")
+    again = ScheduleTable.from_bytes(data, "a file")
     assert again == found
     assert again.to_bytes() == data
     assert again.digest == found.digest != table(0, 77, 78).digest
@@ -131,7 +131,7 @@ def test_one_line_says_what_serves_what() -> None:
         f"trees ({len(by('trees').chunks)} trees, height {by('trees').height}, 2 GB/s, optimal) "
         "from 1 MiB"
     )
-    broadcast = Table.of([Choice(0, by("trees", "broadcast"))], is_cut_short=True)
+    broadcast = ScheduleTable.of([Choice(0, by("trees", "broadcast"))], is_cut_short=True)
     assert broadcast.summary().startswith("broadcast from 0 on full:4,latency=3: trees (3 trees, height 2, ")
     assert broadcast.summary().endswith("; cut short by the deadline")
 
@@ -178,7 +178,7 @@ def test_what_is_no_table(change: Callable[[Any], None], message: str) -> None:
     document = json.loads(table(0, 9).to_bytes())
     change(document)
     with pytest.raises(InputError, match=message) as caught:
-        Table.from_bytes(json.dumps(document).encode(), "x")
+        ScheduleTable.from_bytes(json.dumps(document).encode(), "x")
     assert "\n" not in str(caught.value)
 
 
@@ -190,7 +190,7 @@ def test_what_is_no_document() -> None:
         (b"[" * 100_000, "x: must not be nested this deep"),
     ):
         with pytest.raises(InputError, match=message):
-            Table.from_bytes(data, "x")
+            ScheduleTable.from_bytes(data, "x")
 
 
 def chunky(chunks: int) -> Schedule:

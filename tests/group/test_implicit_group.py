@@ -13,8 +13,8 @@ import torch.distributed as dist  # noqa: E402
 
 from arborcast.backends import Options  # noqa: E402
 from arborcast.backends.group.communicator import Communicator  # noqa: E402
+from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry  # noqa: E402
 from arborcast.backends.schedules.synthesis import tables  # noqa: E402
-from arborcast.backends.schedules.table import Entry, Table  # noqa: E402
 from arborcast.synth.bounds.by_kind import bound  # noqa: E402
 from arborcast.synth.collective import Collective, Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
@@ -31,22 +31,22 @@ from tests.support.ranks import run_ranks  # noqa: E402
 SQUARE = grid(2, 2, hubs=True)
 
 
-def table_of(topology: Topology, kind: Kind) -> Table:
+def table_of(topology: Topology, kind: Kind) -> ScheduleTable:
     drawn = implicit(topology, kind)
     # A group checks what it is given, the certificate included.
-    return Table.of([Choice(0, replace(drawn, bound=bound(topology, drawn.collective)))])
+    return ScheduleTable.of([Choice(0, replace(drawn, bound=bound(topology, drawn.collective)))])
 
 
 def test_tables_go_to_bytes_and_back() -> None:
     schedule = implicit(SQUARE, Kind.ALLREDUCE)
-    table = Table.of(
+    table = ScheduleTable.of(
         [Choice(0, schedule), Choice(1 << 20, implicit(SQUARE, Kind.ALLREDUCE, shares=[Fraction(1)]))]
     )
-    again = Table.from_bytes(table.to_bytes(), "test")
+    again = ScheduleTable.from_bytes(table.to_bytes(), "test")
     assert again == table and again.digest == table.digest
     assert isinstance(again.at(0).schedule, ImplicitSchedule)
     assert again.renamed("other").topology.name == "other"
-    whole = Table.of([Choice(0, schedule.expand())])
+    whole = ScheduleTable.of([Choice(0, schedule.expand())])
     assert all(table.peers(rank) >= whole.peers(rank) for rank in range(4))
     assert str(table.entries[0]) == str(whole.entries[0])
 
@@ -56,7 +56,7 @@ def test_forms_are_not_mixed_in_a_table() -> None:
     some = Translations.generated(SQUARE, SQUARE.symmetries[:1])
     for other in (schedule.expand(), implicit(SQUARE, Kind.ALLREDUCE, translations=some)):
         with pytest.raises(InputError, match=r"entries\[1\].schedule: must be in the form of the first"):
-            Table(schedule.collective, (Entry(0, schedule), Entry(8, other)))
+            ScheduleTable(schedule.collective, (TableEntry(0, schedule), TableEntry(8, other)))
 
 
 def test_pieces_are_those_of_the_whole_schedule() -> None:
@@ -86,7 +86,7 @@ def every_call(rank: int, size: int) -> list[str]:
 
     made = []
 
-    def synthesize(topology: Topology, kind: Kind, root: int | None, *_: object) -> Table:
+    def synthesize(topology: Topology, kind: Kind, root: int | None, *_: object) -> ScheduleTable:
         made.append(kind)
         return table_of(topology, kind)
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from arborcast.backends.tensors.torch_reduction import Operator, name_of, operator_of  # noqa: E402
+from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, operator_of  # noqa: E402
 from tests.support.group_cases import DTYPES, FACTOR, OPS, values  # noqa: E402
 
 # Which of them schedules serve: S, and which are gloo's to do or to refuse: the dots.
@@ -51,7 +51,7 @@ DEFINITIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
 }
 
 
-def served(name: str, dtype: str) -> Operator:
+def served(name: str, dtype: str) -> ReductionOperator:
     found = operator_of(OPS[name], DTYPES[dtype])
     assert found is not None
     return found

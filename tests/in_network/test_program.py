@@ -9,7 +9,7 @@ import pytest
 
 from arborcast.synth.collective import TREE_KINDS, Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError
-from arborcast.synth.in_network.program import steiner_program
+from arborcast.synth.in_network.steiner_program import steiner_program
 from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.able_fabrics import ABLE, cheapest_by_force, drawn, of_cables, star
 

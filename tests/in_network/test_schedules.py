@@ -13,7 +13,7 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.certification import certified_scope, dual_of
 from arborcast.synth.collective import TREE_KINDS, Collective
 from arborcast.synth.errors import InfeasibleError, TimedOutError
-from arborcast.synth.in_network.program import steiner_program
+from arborcast.synth.in_network.steiner_program import steiner_program
 from arborcast.synth.request import Request
 from arborcast.synth.selection import candidates, compared
 from arborcast.synth.topology import Switch

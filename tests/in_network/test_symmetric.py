@@ -11,7 +11,7 @@ from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.in_network.program import steiner_program
+from arborcast.synth.in_network.steiner_program import steiner_program
 from arborcast.synth.in_network.symmetric import solve_symmetric_in_network
 from arborcast.synth.request import Request
 from arborcast.synth.topology import Link, Switch, Topology

@@ -147,7 +147,7 @@ HEAVY = (
     "z3",
     "highspy",
     "numpy.ma",
-    "arborcast.synth.in_network.program",
+    "arborcast.synth.in_network.steiner_program",
 )
 """Packages that take longer to load than small questions to answer."""
 

@@ -16,9 +16,9 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.packing.solver import solve_by_trees
 from arborcast.synth.packing.symmetric import solve_symmetric
-from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
-from arborcast.synth.packing.symmetric.solver import generated, question_of, simplest
-from arborcast.synth.packing.symmetric.weights import MOST_PARTS, filled, in_fewer_parts
+from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
+from arborcast.synth.packing.symmetric.orbit_weights import MOST_PARTS, filled, in_fewer_parts
+from arborcast.synth.packing.symmetric.symmetric_solver import generated, question_of, simplest
 from arborcast.synth.request import Request
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology

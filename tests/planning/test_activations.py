@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.activations import (
+from arborcast.pipeline.costs.saved_bytes import (
     Segment,
     Treatment,
     described,
@@ -18,7 +18,7 @@ from arborcast.pipeline.costs.activations import (
     merged,
 )
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.activations import Menu, Room, Units
+from arborcast.pipeline.planning.activation_search import Menu, Room, Units
 from arborcast.pipeline.planning.tables import LayerTables
 from arborcast.pipeline.profiles import Layer, Profile
 from tests.support.planning_cases import every_choice

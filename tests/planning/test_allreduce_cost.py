@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from arborcast import synth, topologies
-from arborcast.pipeline.costs.links import LinkCosts
-from arborcast.pipeline.planning.prediction import predict
+from arborcast.pipeline.costs.link_costs import LinkCosts
+from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import pipeline
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError, ProfileError
 from arborcast.pipeline.planning.alternatives import (
     METHODS,
@@ -24,17 +24,17 @@ from arborcast.pipeline.planning.alternatives import (
     straight_gpipe,
 )
 from arborcast.pipeline.planning.asynchronous import steady_state
-from arborcast.pipeline.planning.balance import balanced, balanced_by
-from arborcast.pipeline.planning.comparison import ASYNCHRONOUS, EVERY, OURS, compare
 from arborcast.pipeline.planning.formats import read_plan, write_plan
 from arborcast.pipeline.planning.hetpipe import hetpipe, virtual_workers, worker_plan
 from arborcast.pipeline.planning.hosts import levels
-from arborcast.pipeline.planning.memory import check_memory, range_fits, stage_memory
+from arborcast.pipeline.planning.memory_need import check_memory, range_fits, stage_memory
+from arborcast.pipeline.planning.plan_comparison import ASYNCHRONOUS, EVERY, OURS, compare
+from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.planning.planner import PlanWishes
 from arborcast.pipeline.planning.planner import plan as planned
-from arborcast.pipeline.planning.prediction import predict
+from arborcast.pipeline.planning.stage_balance import balanced, balanced_by
 from arborcast.pipeline.profiles import Layer, Profile
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load

@@ -13,13 +13,15 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from arborcast.pipeline.costs.analytic import OperatorMeter, analyse
-from arborcast.pipeline.costs.devices import A100, DEVICES, V100, Device, device_named, device_or_none
+from arborcast.pipeline.costs.devices import A100, DEVICES, V100, DeviceRates, device_named, device_or_none
 from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.topologies.gpus import GPUS
 
-ROUND = Device("round", {"float32": 1e12}, 100, 2**30, efficiency=0.5, memory_efficiency=0.5, launch_us=3)
+ROUND = DeviceRates(
+    "round", {"float32": 1e12}, 100, 2**30, efficiency=0.5, memory_efficiency=0.5, launch_us=3
+)
 """0.5e6 operations and 50,000 bytes in a microsecond."""
 
 

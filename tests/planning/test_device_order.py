@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from arborcast import topologies
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.device_order import device_order, minimum_cut, path_weights, transposed
 from arborcast.synth.topology import Link, Topology

@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.device_order import device_order
-from arborcast.pipeline.planning.joint import best_joint, one_stage
-from arborcast.pipeline.planning.sharded import choose_both
+from arborcast.pipeline.planning.interop_search import best_joint, one_stage
+from arborcast.pipeline.planning.sharded_planning import choose_both
 from arborcast.pipeline.profiles import Layer, Profile
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, meshes
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
-from arborcast.pipeline.sharding.mesh import FabricPrices, meshes
-from arborcast.pipeline.sharding.program import shard
 from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.sharding_program import shard
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage_prices import StagePrices
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.simulation.synchronisation import sum_us
 from arborcast.pipeline.stages import Plan, boundary_messages
 from arborcast.synth.topology import Link, Topology

@@ -13,8 +13,8 @@ from arborcast.pipeline.order.cap import capped
 from arborcast.pipeline.order.gpipe import gpipe
 from arborcast.pipeline.order.interleaved import interleaved
 from arborcast.pipeline.order.list_order import list_order
-from arborcast.pipeline.order.messages import Step, with_messages
 from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_backward
+from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.order.zero_bubble import zb_h1, zb_v
 from tests.support.blocking_sends import check_order
 
@@ -40,7 +40,7 @@ def drawn(*lines):
 
 def step(word, stage):
     kind = "receive" if word[0] == "+" else "send" if word[-1] == ">" else "compute"
-    return Step(kind, *parse(word.strip("+>"), stage))
+    return WorkerStep(kind, *parse(word.strip("+>"), stage))
 
 
 def passes(*lines):
@@ -171,10 +171,10 @@ def test_one_pass_ahead_is_not_enough_for_the_list_order():
         for index, action in enumerate(actions):
             for later in actions[index : index + 2] if index == 0 else actions[index + 1 : index + 2]:
                 if 0 <= (stage - 1 if later.phase is Phase.FORWARD else stage + 1) < 3:
-                    own.append(Step("receive", later))
-            own.append(Step("compute", action))
+                    own.append(WorkerStep("receive", later))
+            own.append(WorkerStep("compute", action))
             if 0 <= (stage + 1 if action.phase is Phase.FORWARD else stage - 1) < 3:
-                own.append(Step("send", action))
+                own.append(WorkerStep("send", action))
         steps.append(tuple(own))
     with pytest.raises(PlanError, match="stages must not wait for each other"):
         check_order(steps)

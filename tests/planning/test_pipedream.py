@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.pipedream import Piece, pipedream, program
+from arborcast.pipeline.planning.pipedream import DeviceRange, pipedream, program
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
@@ -34,12 +34,12 @@ def test_the_program_is_the_least_of_all_pipelines(depth: int, devices: int, dat
     }
     boundary = {key: data.draw(amount) for key in product(range(1, depth), range(1, devices))}
 
-    def time(pieces: list[Piece]) -> float:
+    def time(pieces: list[DeviceRange]) -> float:
         stages = [costs[it.start, it.end, it.first, it.count] for it in pieces]
         return max(stages + [boundary[it.start, it.first] for it in pieces[1:]])
 
     candidates = [
-        [Piece(a, b, p, q - p) for (a, b), (p, q) in zip(layers, ranks, strict=True)]
+        [DeviceRange(a, b, p, q - p) for (a, b), (p, q) in zip(layers, ranks, strict=True)]
         for parts in range(1, min(depth, devices) + 1)
         for layers in compositions(depth, parts)
         for ranks in compositions(devices, parts)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Phase
 from arborcast.pipeline.order.list_order import list_order
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.lower_bound import bound_us, least_us, proven_bound_us
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.pipeline.costs.activations import Segment, Treatment
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.planning.formats import (
     plan_from_document,

@@ -11,8 +11,8 @@ import pytest
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.pictures import chrome_trace, draw_plan, draw_timelines, write_chrome_trace
-from arborcast.pipeline.pictures.timeline import axis_of, rows_of, title_of
-from arborcast.pipeline.planning.memory import Memory
+from arborcast.pipeline.pictures.timeline_picture import axis_of, rows_of, title_of
+from arborcast.pipeline.planning.memory_need import MemoryNeed
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.simulation.timeline import KINDS, Interval, Timeline
 from arborcast.pipeline.stages import Plan
@@ -20,7 +20,7 @@ from arborcast.synth.errors import InputError
 from tests.support.picture_words import words
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.planning.prediction import Prediction
+    from arborcast.pipeline.planning.plan_prediction import Prediction
 
 LETTERS = {"F": "forward", "B": "backward", "W": "weights", "A": "allreduce", "U": "update", "_": "waiting"}
 
@@ -69,7 +69,10 @@ PREDICTION = cast(
     SimpleNamespace(
         time_us=PREDICTED.time_us,
         bubble=0.25,
-        memory=(Memory(3 << 20, 2 << 20, 0, 1 << 20, 0), Memory(1 << 20, 1 << 20, 0, 1 << 20, 1 << 10)),
+        memory=(
+            MemoryNeed(3 << 20, 2 << 20, 0, 1 << 20, 0),
+            MemoryNeed(1 << 20, 1 << 20, 0, 1 << 20, 1 << 10),
+        ),
         peak_in_flight=(2, 1),
         timeline=PREDICTED,
     ),

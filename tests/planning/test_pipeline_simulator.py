@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Phase, parse
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
-from arborcast.pipeline.simulation.link_sharing import Flow, SharedLinks
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.link_sharing import MessageInFlight, SharedLinks
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.simulation.synchronisation import ties_us
 from arborcast.pipeline.stages import Plan, divided
 from arborcast.synth.topology import Link, Topology
@@ -416,7 +416,7 @@ def test_shares_are_max_min_fair(data):
             links.end(flow, now)
         else:
             path = data.draw(st.lists(st.sampled_from(hops), min_size=1, max_size=3, unique=True))
-            active.append(Flow(path, data.draw(st.integers(1, 50))))
+            active.append(MessageInFlight(path, data.draw(st.integers(1, 50))))
             links.begin(active[-1], now)
         on = {hop: [flow.rate for flow in active if hop in flow.path] for hop in hops}
         for hop in hops:

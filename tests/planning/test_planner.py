@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.derived import derived
 from arborcast.pipeline.planning.estimate import estimates_us, step_costs
-from arborcast.pipeline.planning.memory import check_memory
+from arborcast.pipeline.planning.memory_need import check_memory
+from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.planning.planner import plan
-from arborcast.pipeline.planning.prediction import predict
-from arborcast.pipeline.planning.prm import PartitionProblem, partitions
-from arborcast.pipeline.planning.search import device_orders
+from arborcast.pipeline.planning.schedule_variants import derived
+from arborcast.pipeline.planning.stage_dp import PartitionProblem, partitions
+from arborcast.pipeline.planning.stage_search import device_orders
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from tests.support.planning_cases import PLANNED, profiles

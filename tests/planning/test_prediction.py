@@ -6,9 +6,9 @@ import pytest
 
 from arborcast import topologies
 from arborcast.pipeline import predict
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.memory import stage_memory
+from arborcast.pipeline.planning.memory_need import stage_memory
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology

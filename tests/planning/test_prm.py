@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.pipeline.costs.links import LinkCosts
-from arborcast.pipeline.planning.activations import Menu
-from arborcast.pipeline.planning.memory import fits, stage_memory
-from arborcast.pipeline.planning.prm import PartitionProblem, closest_to_fitting, partitions
+from arborcast.pipeline.costs.link_costs import LinkCosts
+from arborcast.pipeline.planning.activation_search import Menu
+from arborcast.pipeline.planning.memory_need import fits, stage_memory
+from arborcast.pipeline.planning.stage_dp import PartitionProblem, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Plan, boundary_messages

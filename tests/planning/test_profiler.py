@@ -18,8 +18,8 @@ from arborcast.pipeline.costs.devices import device_named
 from arborcast.pipeline.costs.live import LiveBytes
 from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import ProfileError
+from arborcast.pipeline.model.deferred_init import on_meta
 from arborcast.pipeline.model.divisible import Divisible
-from arborcast.pipeline.model.meta import on_meta
 from arborcast.pipeline.model.traced import trace
 from arborcast.pipeline.profiles import Tie
 

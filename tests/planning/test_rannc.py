@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.memory import check_memory
-from arborcast.pipeline.planning.rannc import Part, rannc, stages
+from arborcast.pipeline.planning.memory_need import check_memory
+from arborcast.pipeline.planning.rannc import BlockRange, rannc, stages
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.topologies import load
 
@@ -38,11 +38,11 @@ def test_stages_are_the_best_where_backward_follows_forward(
         total = sum(times[start:end])
         return (inf, inf) if total > most * on else (total / on, 2 * total / on)
 
-    def value(parts: list[Part]) -> float:
+    def value(parts: list[BlockRange]) -> float:
         return sum(max(cost(*part)[way] for part in parts) for way in (0, 1))
 
     every = [
-        [Part(a, b, d - c) for (a, b), (c, d) in zip(pairwise(cuts), pairwise(ranks), strict=True)]
+        [BlockRange(a, b, d - c) for (a, b), (c, d) in zip(pairwise(cuts), pairwise(ranks), strict=True)]
         for cuts in ((0, *inner, blocks) for inner in combinations(range(1, blocks), count - 1))
         for ranks in ((0, *inner, devices) for inner in combinations(range(1, devices), count - 1))
     ]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import actions
-from arborcast.pipeline.planning.memory import (
-    Memory,
+from arborcast.pipeline.planning.memory_need import (
+    MemoryNeed,
     check_memory,
     fits,
     largest_share,
@@ -34,7 +34,7 @@ PROFILE = Profile(
 def test_the_terms_of_a_stage_by_hand():
     # 24 samples in 4 microbatches of 6, 3 on each replica. Stage 1 is the last but one: 1F1B keeps 2.
     plan = Plan([(0, 1, [0]), (1, 3, [1, 2]), (3, 4, [3])], 4)
-    assert stage_memory(plan, PROFILE, batch=24, stage=1) == Memory(
+    assert stage_memory(plan, PROFILE, batch=24, stage=1) == MemoryNeed(
         parameters=200 + 300,
         gradients=200 + 300,
         optimizer=400 + 600,
@@ -65,7 +65,7 @@ def test_a_rank_with_several_stages_needs_the_sum_at_its_fullest_moment():
     assert (
         first
         == stage_memory(plan, tied, batch=16, stage=2)
-        == Memory(
+        == MemoryNeed(
             parameters=100 + 300 - 50,
             gradients=90 + 300 - 50,
             optimizer=180 + 600,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from arborcast.pipeline.costs.devices import Device
+from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
 from arborcast.pipeline.sharding.graph import Graph, merged
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.synth.topology import Link, Topology
 
-UNIT = Device("unit", {"float32": 1e12}, 1000, 2**40, efficiency=1, memory_efficiency=1, launch_us=0)
+UNIT = DeviceRates("unit", {"float32": 1e12}, 1000, 2**40, efficiency=1, memory_efficiency=1, launch_us=0)
 """1 ps for an operation or for a byte."""
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.choice import choose
 from arborcast.pipeline.sharding.evaluation import calls
-from arborcast.pipeline.sharding.mesh import FabricPrices
-from arborcast.pipeline.sharding.program import shard
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.mesh_choice import choose
+from arborcast.pipeline.sharding.sharding_program import shard
 from arborcast.pipeline.sharding.specs import local_bytes
 from tests.sharding.examples import UNIT, mlp, ring
 

@@ -16,18 +16,18 @@ from torch.nn import functional  # noqa: E402
 from arborcast.pipeline.errors import PlanError  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.model.traced.means import why_no_mean  # noqa: E402
-from arborcast.pipeline.model.traced.operators import kind_of, operator_trace  # noqa: E402
+from arborcast.pipeline.model.traced.operator_reader import kind_of, operator_trace  # noqa: E402
 from arborcast.pipeline.operators import Operand, Primitive  # noqa: E402
-from arborcast.pipeline.run.intra.collectives import MeshCollectives  # noqa: E402
-from arborcast.pipeline.run.intra.loop import TYPES, Boundary, CrossingTensor  # noqa: E402
-from arborcast.pipeline.run.intra.operators import AGREEING, Division, run  # noqa: E402
-from arborcast.pipeline.run.intra.stage import ShardedStage  # noqa: E402
+from arborcast.pipeline.run.intra.divided_loop import TYPES, Boundary, CrossingTensor  # noqa: E402
+from arborcast.pipeline.run.intra.divided_operators import AGREEING, Division, run  # noqa: E402
+from arborcast.pipeline.run.intra.divided_stage import DividedStage  # noqa: E402
+from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives  # noqa: E402
 from arborcast.pipeline.sharding import graph  # noqa: E402
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
 from arborcast.pipeline.sharding.graph import merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import data_parallel  # noqa: E402
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh  # noqa: E402
-from arborcast.pipeline.sharding.program import shard  # noqa: E402
 from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
+from arborcast.pipeline.sharding.sharding_program import shard  # noqa: E402
 from tests.sharding.examples import UNIT, ring  # noqa: E402
 
 
@@ -56,12 +56,12 @@ class Layer(nn.Module):
         return self.then(self, self.linear(x), x)
 
 
-def stages(model: nn.Module, x: Tensor, ranks: int = 1) -> list[ShardedStage]:
+def stages(model: nn.Module, x: Tensor, ranks: int = 1) -> list[DividedStage]:
     """Of each rank, by data parallelism; instead of a loss they give what the model makes."""
     return divided_stages(trace(model, x, evaluation=False), x.size(0), ranks)
 
 
-def divided_stages(traced: Traced, samples: int, ranks: int = 1, microbatches: int = 1) -> list[ShardedStage]:
+def divided_stages(traced: Traced, samples: int, ranks: int = 1, microbatches: int = 1) -> list[DividedStage]:
     """Of each rank, by data parallelism."""
     operators = operator_trace(traced, samples)
     whole = merged(operators)
@@ -69,7 +69,7 @@ def divided_stages(traced: Traced, samples: int, ranks: int = 1, microbatches: i
     setting = Setting(FabricPrices(ring(max(ranks, 2)), mesh), UNIT, microbatches)
     chosen = shard(whole, setting, allowed=data_parallel(setting.sizes)).chosen
     return [
-        ShardedStage(traced, operators, whole, chosen, setting, Alone(mesh, rank), None)
+        DividedStage(traced, operators, whole, chosen, setting, Alone(mesh, rank), None)
         for rank in range(ranks)
     ]
 
@@ -247,7 +247,7 @@ def test_targets_known_only_in_a_pass_cannot_weigh_microbatches() -> None:
     assert any(torch.isclose(loss, it) for it in means)  # of those that count in this very pass
 
 
-def stage_linear(stage: ShardedStage, x: Tensor) -> Tensor:
+def stage_linear(stage: DividedStage, x: Tensor) -> Tensor:
     state = stage.module.state_dict()
     return functional.linear(x, state["linear.weight"], state["linear.bias"])
 

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from arborcast.pipeline import trace
-from arborcast.pipeline.model.traced.operators import operator_trace
-from arborcast.pipeline.model.traced.rules import Call, form_of
+from arborcast.pipeline.model.traced.operator_reader import operator_trace
+from arborcast.pipeline.model.traced.rules import OperatorCall, form_of
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.sharding.graph import merged
 from arborcast.pipeline.sharding.repeats import classes
 
 
 def test_a_table_of_tokens_is_divided_by_rows_and_columns():
-    call = Call({"weight": (1000, 64), "indices": (8, 16)}, {}, (8, 16, 64))
+    call = OperatorCall({"weight": (1000, 64), "indices": (8, 16)}, {}, (8, 16, 64))
     form = form_of("embedding", call, is_pointwise=False)
     assert form is not None
     assert form.inputs == {"weight": ("v", "n"), "indices": ("i0", "i1")}
@@ -26,9 +26,9 @@ def test_a_table_of_tokens_is_divided_by_rows_and_columns():
 
 
 def test_a_view_is_divided_by_its_outermost_dimensions():
-    joined = form_of("view", Call({"self": (8, 16, 4, 32)}, {}, (8, 16, 128)), is_pointwise=False)
-    split = form_of("view", Call({"self": (8, 16, 128)}, {}, (8, 16, 4, 32)), is_pointwise=False)
-    flat = form_of("view", Call({"self": (8, 16, 128)}, {}, (128, 128)), is_pointwise=False)
+    joined = form_of("view", OperatorCall({"self": (8, 16, 4, 32)}, {}, (8, 16, 128)), is_pointwise=False)
+    split = form_of("view", OperatorCall({"self": (8, 16, 128)}, {}, (8, 16, 4, 32)), is_pointwise=False)
+    flat = form_of("view", OperatorCall({"self": (8, 16, 128)}, {}, (128, 128)), is_pointwise=False)
     assert joined is not None
     assert split is not None
     assert flat is not None

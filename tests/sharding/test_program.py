@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.evaluation import Call, calls, cost_of
+from arborcast.pipeline.sharding.evaluation import CollectiveCall, calls, cost_of
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
-from arborcast.pipeline.sharding.program import Sharding, shard
 from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.sharding_program import Sharding, shard
 from arborcast.pipeline.sharding.specs import Spec, local_bytes, shown, spec_of
 from arborcast.pipeline.sharding.strategies import Strategy, strategies
 from arborcast.synth.collective import Kind
@@ -91,7 +91,7 @@ def test_one_sample_and_large_weights_give_columns_then_rows_with_one_allreduce(
         "down": "R",
         "softmax": "R",
     }
-    assert calls(graph, found.chosen, setting) == (Call(Kind.ALLREDUCE, (0,), 4 * width, 1, 0),)
+    assert calls(graph, found.chosen, setting) == (CollectiveCall(Kind.ALLREDUCE, (0,), 4 * width, 1, 0),)
     assert shard(graph, setting, allowed=LAYOUTS["megatron"]((ranks,))).total_ps == total
 
 

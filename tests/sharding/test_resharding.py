@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh
-from arborcast.pipeline.sharding.resharding import Resharder, Step
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
+from arborcast.pipeline.sharding.resharding import Resharder, ReshardingStep
 from arborcast.pipeline.sharding.specs import SUM, Spec, divides, shown
 from arborcast.synth.collective import Kind
 from tests.sharding.examples import on_ring, ring
@@ -40,7 +40,7 @@ def laid(whole: Array, spec: Spec) -> list[Array]:
     return [parts[where] for where in sorted(parts)]
 
 
-def carried_out(step: Step, held: Sequence[Array], before: Spec) -> list[Array]:
+def carried_out(step: ReshardingStep, held: Sequence[Array], before: Spec) -> list[Array]:
     result = list(held)
     old, new = before[step.axes[0]], step.spec[step.axes[0]]
     for group in MESH.groups(step.axes):

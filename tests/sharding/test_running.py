@@ -19,16 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from arborcast import pipeline, topologies  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
+from arborcast.pipeline.model.traced.operator_reader import operator_trace  # noqa: E402
 from arborcast.pipeline.run.failures import TrainingError  # noqa: E402
-from arborcast.pipeline.run.sharded import local  # noqa: E402
+from arborcast.pipeline.run.prepared_layers import local  # noqa: E402
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
 from arborcast.pipeline.sharding.graph import Graph, merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import LAYOUTS  # noqa: E402
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh  # noqa: E402
-from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage  # noqa: E402
-from arborcast.pipeline.sharding.program import shard  # noqa: E402
 from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
-from arborcast.pipeline.sharding.stage import stage_sharding  # noqa: E402
+from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage  # noqa: E402
+from arborcast.pipeline.sharding.sharding_program import shard  # noqa: E402
+from arborcast.pipeline.sharding.stage_sharding import stage_sharding  # noqa: E402
 from arborcast.pipeline.sharding.strategies import Strategy, strategies  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from tests.sharding.examples import UNIT  # noqa: E402

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import count
 
+from arborcast.pipeline.sharding.fabric_prices import Mesh
 from arborcast.pipeline.sharding.graph import Graph
-from arborcast.pipeline.sharding.mesh import Mesh
-from arborcast.pipeline.sharding.program import shard
+from arborcast.pipeline.sharding.sharding_program import shard
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage_prices import StagePrices
 from tests.sharding.examples import UNIT, Writer, on_ring, ring

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage, check_topology, strategies_of
-from arborcast.pipeline.sharding.program import shard
-from arborcast.pipeline.sharding.stage import (
+from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage, check_topology, strategies_of
+from arborcast.pipeline.sharding.sharding_program import shard
+from arborcast.pipeline.sharding.stage_sharding import (
     parse_spec,
     sharding_from_document,
     sharding_to_document,

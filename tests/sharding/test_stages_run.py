@@ -14,13 +14,13 @@ from torch import Tensor, nn  # noqa: E402
 
 from arborcast import pipeline, topologies  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.model.traced.operators import operator_trace  # noqa: E402
+from arborcast.pipeline.model.traced.operator_reader import operator_trace  # noqa: E402
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
 from arborcast.pipeline.sharding.graph import merged  # noqa: E402
-from arborcast.pipeline.sharding.mesh import FabricPrices, Mesh  # noqa: E402
-from arborcast.pipeline.sharding.plan import ShardedPlan, ShardedStage  # noqa: E402
 from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
+from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage  # noqa: E402
 from arborcast.pipeline.sharding.slices import Sliced  # noqa: E402
-from arborcast.pipeline.sharding.stage import stage_sharding  # noqa: E402
+from arborcast.pipeline.sharding.stage_sharding import stage_sharding  # noqa: E402
 from tests.sharding.examples import UNIT  # noqa: E402
 from tests.sharding.test_operators import Block  # noqa: E402
 from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned  # noqa: E402

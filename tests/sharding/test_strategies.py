@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.model.traced.rules import Call, form_of
+from arborcast.pipeline.model.traced.rules import OperatorCall, form_of
 from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive, Statistic
-from arborcast.pipeline.run.intra.collectives import MeshCollectives
-from arborcast.pipeline.run.intra.operators import Division, called, run
+from arborcast.pipeline.run.intra.divided_operators import Division, called, run
+from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
+from arborcast.pipeline.sharding.fabric_prices import Axes, FabricPrices, Mesh
 from arborcast.pipeline.sharding.graph import Graph, merged
-from arborcast.pipeline.sharding.mesh import Axes, FabricPrices, Mesh
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import SUM, Spec
 from arborcast.pipeline.sharding.strategies import Strategy, strategies
@@ -261,7 +261,7 @@ CASES = [
 def graph_of(case: Case) -> tuple[Graph, Primitive]:
     """The operator alone; what it reads are weights where it has gradients."""
     whole = case.whole(case.tensors)
-    call = Call(
+    call = OperatorCall(
         {name: tuple(it.shape) for name, it in case.tensors.items()}, case.all_options, tuple(whole.shape)
     )
     form = form_of(case.kind, call, is_pointwise=case.kind in ("mul", "gelu"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from arborcast.backends.staging.cuda import CudaDevice
-from arborcast.backends.staging.device import Way
+from arborcast.backends.staging.device import CopyDirection
 
 
 class Drawn:
@@ -71,7 +71,7 @@ def test_a_copy_follows_the_call_and_is_done_when_its_event_is(monkeypatch: pyte
     device, done = CudaDevice(), queue.SimpleQueue[BaseException | None]()
     host, there = torch.zeros(4), torch.arange(4.0)
     with device.entering(there):
-        device.copy(Way.IN, host, there, done.put)
+        device.copy(CopyDirection.IN, host, there, done.put)
         assert done.get(timeout=60) is None
     device.close()
     assert torch.equal(host, there)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from arborcast.backends.staging import emulated
-from arborcast.backends.staging.device import CopyCosts, Way
+from arborcast.backends.staging.device import CopyCosts, CopyDirection
 from arborcast.backends.staging.emulated import EmulatedDevice
 
 
@@ -35,26 +35,26 @@ def test_copies_of_one_way_follow_each_other_at_the_rate(monkeypatch: pytest.Mon
     ended: queue.SimpleQueue[tuple[str, float, BaseException | None]] = queue.SimpleQueue()
     source, into = torch.arange(250, dtype=torch.float32), torch.zeros(2, 250)
 
-    def copy(way: Way, at: int) -> tuple[str, int, BaseException | None]:
+    def copy(way: CopyDirection, at: int) -> tuple[str, int, BaseException | None]:
         device.copy(way, into[at], source, lambda error: ended.put((way.name, clock.now, error)))
         name, now, error = ended.get()
         return name, round(now * 1e6), error
 
-    assert copy(Way.IN, 0) == ("IN", 5, None)
-    assert copy(Way.IN, 1) == ("IN", 10, None)
+    assert copy(CopyDirection.IN, 0) == ("IN", 5, None)
+    assert copy(CopyDirection.IN, 1) == ("IN", 10, None)
     assert torch.equal(into, source.expand(2, 250))
-    assert copy(Way.OUT, 0) == ("OUT", 15, None)
-    assert copy(Way.WITHIN, 0) == ("WITHIN", 15, None)
+    assert copy(CopyDirection.OUT, 0) == ("OUT", 15, None)
+    assert copy(CopyDirection.WITHIN, 0) == ("WITHIN", 15, None)
     clock.now = 1.0
-    assert copy(Way.IN, 0) == ("IN", 1_000_005, None)
+    assert copy(CopyDirection.IN, 0) == ("IN", 1_000_005, None)
     device.close()
 
 
 def test_what_a_copy_raises_goes_to_who_waits() -> None:
     device = EmulatedDevice(Fraction(1000))
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    device.copy(Way.IN, torch.zeros(3), torch.zeros(4), ended.put)
+    device.copy(CopyDirection.IN, torch.zeros(3), torch.zeros(4), ended.put)
     assert isinstance(ended.get(), RuntimeError)
-    device.copy(Way.IN, torch.zeros(3), torch.ones(3), ended.put)  # the thread goes on
+    device.copy(CopyDirection.IN, torch.zeros(3), torch.ones(3), ended.put)  # the thread goes on
     assert ended.get() is None
     device.close()

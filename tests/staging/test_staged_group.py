@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends import Options
-from arborcast.backends.staging.device import Done, Way
+from arborcast.backends.staging.device import CopyDirection, Done
 from arborcast.backends.staging.emulated import EmulatedDevice
 from tests.support.faults import (
     MIB,
@@ -38,7 +38,7 @@ def fail_after(copies: int) -> None:
     """Have this process's device fail from then on."""
     copy, made = EmulatedDevice.copy, []
 
-    def failing(self: EmulatedDevice, way: Way, into: Tensor, source: Tensor, done: Done) -> None:
+    def failing(self: EmulatedDevice, way: CopyDirection, into: Tensor, source: Tensor, done: Done) -> None:
         made.append(way)
         if len(made) > copies:
             raise RuntimeError("the device has fallen off the bus")

@@ -20,7 +20,7 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Program
-from arborcast.backends.staging.device import Device, Way
+from arborcast.backends.staging.device import CopyDirection, StagingDevice
 from arborcast.backends.staging.emulated import EmulatedDevice
 from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
@@ -46,7 +46,7 @@ def run(
     programs: Sequence[Program],
     kind: Kind,
     dtype: torch.dtype,
-    devices: Sequence[Device | None],
+    devices: Sequence[StagingDevice | None],
     op: Any = dist.ReduceOp.SUM,
 ) -> list[Any]:
     """The output of each rank, or what it raised; inputs are random and the same in every run."""
@@ -139,9 +139,9 @@ def pieces_held(events: Sequence[Event]) -> int:
     held: set[int] = set()
     most = 0
     for event in events:
-        if event.what == "begin" and event.way is Way.IN:
+        if event.what == "begin" and event.way is CopyDirection.IN:
             held.add(event.at)
-        elif event.what == "end" and event.way is Way.OUT:
+        elif event.what == "end" and event.way is CopyDirection.OUT:
             held.remove(event.at)
         most = max(most, len(held))
     assert not held
@@ -156,7 +156,7 @@ def test_a_ring_holds_no_more_pieces_than_it_has_buffers(depth: int) -> None:
     for device in devices:
         assert pieces_held(device.events) == depth
         assert device.host_bytes == [depth * PIECE * 4]
-        for way in (Way.IN, Way.OUT):  # every piece once, in its order
+        for way in (CopyDirection.IN, CopyDirection.OUT):  # every piece once, in its order
             begun = [event.at for event in device.events if (event.what, event.way) == ("begin", way)]
             assert begun == [piece * PIECE for piece in range(pieces)]
 
@@ -169,7 +169,7 @@ def test_a_piece_arrives_while_a_later_one_is_not_yet_copied_in() -> None:
     rank 2          | 0 comes, out 0 ends       ... here
     """
     arrived = threading.Event()
-    first_out, second_in = Event("end", Way.OUT, 0), Event("begin", Way.IN, PIECE)
+    first_out, second_in = Event("end", CopyDirection.OUT, 0), Event("begin", CopyDirection.IN, PIECE)
 
     def until_it_arrived(event: Event) -> threading.Event | None:
         return arrived if event == second_in else None
@@ -187,7 +187,11 @@ def test_a_piece_arrives_while_a_later_one_is_not_yet_copied_in() -> None:
     devices = [NotingDevice(holds_back=until_it_arrived, on_event=noting(rank)) for rank in range(3)]
     results = run(programs_of(chain(), 3 * PIECE, 3, 2), Kind.BROADCAST, torch.float32, devices)
     assert all(torch.equal(result, results[0]) for result in results), results
-    in_order = [(0, Event("end", Way.IN, 0)), (2, first_out), (0, Event("end", Way.IN, PIECE))]
+    in_order = [
+        (0, Event("end", CopyDirection.IN, 0)),
+        (2, first_out),
+        (0, Event("end", CopyDirection.IN, PIECE)),
+    ]
     assert [event for event in events if event in in_order] == in_order
 
 
@@ -195,8 +199,8 @@ def test_whole_tensors_do_not_overlap() -> None:
     """The check of the check: with one piece all is copied in before anything is sent."""
     devices = [NotingDevice() for _ in range(3)]
     run(programs_of(chain(), 3 * PIECE, 1, 1), Kind.BROADCAST, torch.float32, devices)
-    assert [event.way for event in devices[0].events] == [Way.IN, Way.IN]
-    assert [event.way for event in devices[2].events] == [Way.OUT, Way.OUT]
+    assert [event.way for event in devices[0].events] == [CopyDirection.IN, CopyDirection.IN]
+    assert [event.way for event in devices[2].events] == [CopyDirection.OUT, CopyDirection.OUT]
 
 
 @given(schedules(), st.integers(1, 6), st.integers(1, 4))
@@ -219,11 +223,11 @@ def test_host_memory_does_not_grow_with_the_tensor(schedule: Schedule, length: i
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        (Way.IN, r"copy output\[4:8\] to ring\[4:8\]: OSError: the cable is out"),
-        (Way.OUT, r"copy ring\[4:8\] to output\[4:8\]: OSError: the cable is out"),
+        (CopyDirection.IN, r"copy output\[4:8\] to ring\[4:8\]: OSError: the cable is out"),
+        (CopyDirection.OUT, r"copy ring\[4:8\] to output\[4:8\]: OSError: the cable is out"),
     ],
 )
-def test_a_copy_that_fails_is_told_to_all(way: Way, words: str) -> None:
+def test_a_copy_that_fails_is_told_to_all(way: CopyDirection, words: str) -> None:
     devices = [NotingDevice(fails=Event("begin", way, PIECE) if rank == 1 else None) for rank in range(3)]
     found = run(programs_of(chain(3, "allreduce"), 40 * PIECE, 40, 2), Kind.ALLREDUCE, torch.float32, devices)
     for rank, error in enumerate(found):

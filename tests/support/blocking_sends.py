@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order.actions import Action, Phase
-from arborcast.pipeline.order.messages import Step
+from arborcast.pipeline.order.pass_messages import WorkerStep
 
 UP = {Phase.FORWARD: 1, Phase.BACKWARD: -1}
 """Where the result of a pass goes, in stages."""
 
 
-def check_order(steps: Sequence[Sequence[Step]], *, tags: bool = False) -> None:
+def check_order(steps: Sequence[Sequence[WorkerStep]], *, tags: bool = False) -> None:
     """Replay the steps of all workers with blocking sends.
 
     Each worker does its steps strictly in order, so which of them can go on does not depend on who is fast,
@@ -42,7 +42,7 @@ def check_order(steps: Sequence[Sequence[Step]], *, tags: bool = False) -> None:
 
 
 def _check_complete(
-    worker: int, home: dict[int, int], steps: Sequence[Sequence[Step]], own: Sequence[Step]
+    worker: int, home: dict[int, int], steps: Sequence[Sequence[WorkerStep]], own: Sequence[WorkerStep]
 ) -> None:
     """Every pass once, with the messages that stages in these places have."""
     every = [step.action for each in steps for step in each]
@@ -74,7 +74,7 @@ def _times(count: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _check_sequence(steps: Sequence[Step]) -> None:
+def _check_sequence(steps: Sequence[WorkerStep]) -> None:
     """Receive before compute before send, forward before backward before gradients of parameters."""
     place = {(step.kind, step.action): index for index, step in enumerate(steps)}
     before = {Phase.BACKWARD: Phase.FORWARD, Phase.WEIGHTS: Phase.BACKWARD}
@@ -100,7 +100,7 @@ def _taker(action: Action) -> Action:
     return Action(action.phase, action.microbatch, action.stage + UP[action.phase])
 
 
-def _check_matching(steps: Sequence[Sequence[Step]], home: dict[int, int]) -> None:
+def _check_matching(steps: Sequence[Sequence[WorkerStep]], home: dict[int, int]) -> None:
     """From a worker to another, receives are posted in the order of the sends."""
     for source, own in enumerate(steps):
         for target, theirs in enumerate(steps):
@@ -118,14 +118,14 @@ def _check_matching(steps: Sequence[Sequence[Step]], home: dict[int, int]) -> No
                     )
 
 
-def _replay(steps: Sequence[Sequence[Step]], home: dict[int, int]) -> None:
+def _replay(steps: Sequence[Sequence[WorkerStep]], home: dict[int, int]) -> None:
     """Let every worker go on as far as it can until all have finished."""
     at = [0] * len(steps)
     posted: set[Action] = set()
     there: set[Action] = set()  # inputs that have come, by the pass that takes them
     moved = True
 
-    def waits_for(step: Step) -> str | None:
+    def waits_for(step: WorkerStep) -> str | None:
         """What keeps a worker from doing a step now; None where nothing does."""
         action = step.action
         if step.kind == "send":

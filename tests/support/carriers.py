@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.lp.choice import Choice, Use
+from arborcast.synth.lp.choice import TreeCandidates, Use
 from arborcast.synth.lp.tree_program import TreeRows
 from arborcast.synth.packing.carrier import Carrier
 from arborcast.synth.topology import Hop, Topology
@@ -27,7 +27,9 @@ def hops(carrier: Carrier) -> Counter[Hop]:
     return Counter({(links[at].src, links[at].dst): n for at, n in enumerate(carrier.uses.tolist()) if n})
 
 
-def choice_of(topology: Topology, groups: Sequence[Sequence[Carrier]], target: Fraction) -> Choice:
+def choice_of(topology: Topology, groups: Sequence[Sequence[Carrier]], target: Fraction) -> TreeCandidates:
     """Carriers to choose from on the links of a topology; rates as parts of a target."""
     rows = TreeRows.of((link.bandwidth for link in topology.links), target, len(groups))
-    return Choice(rows, tuple(Use.of(group, one) for group, some in enumerate(groups) for one in some))
+    return TreeCandidates(
+        rows, tuple(Use.of(group, one) for group, some in enumerate(groups) for one in some)
+    )

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from arborcast.backends.staging.device import Done, Way
+from arborcast.backends.staging.device import CopyDirection, Done
 from arborcast.backends.staging.emulated import EmulatedDevice
 
 
@@ -18,7 +18,7 @@ class Event:
     """Something that happened to a copy: `what` is begin or end, `at` its first element on the device."""
 
     what: str
-    way: Way
+    way: CopyDirection
     at: int
 
 
@@ -52,8 +52,8 @@ class NotingDevice(EmulatedDevice):
         self.host_bytes.append(nbytes)
         return super().host_memory(nbytes)
 
-    def copy(self, way: Way, into: Tensor, source: Tensor, done: Done) -> None:
-        at = int((source if way is Way.IN else into).storage_offset())
+    def copy(self, way: CopyDirection, into: Tensor, source: Tensor, done: Done) -> None:
+        at = int((source if way is CopyDirection.IN else into).storage_offset())
 
         def ended(error: BaseException | None) -> None:
             self._note(Event("end", way, at))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from arborcast.backends.dataflow.task_graph import Act, Action, TaskGraph
+from arborcast.backends.dataflow.task_graph import Act, GraphTask, TaskGraph
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.program import Program, Receive, Send
 from arborcast.backends.measure.job import Array, Reduction
@@ -135,7 +135,7 @@ class Simulation:
             rank.received[peer] += 1
             rank.complete(number)
 
-    def _use(self, rank: _Rank, action: Action, offset: int, data: Array) -> None:
+    def _use(self, rank: _Rank, action: GraphTask, offset: int, data: Array) -> None:
         into = rank[action.into][offset : offset + len(data)]
         assert len(into) == len(data), "a part ends where its message does"
         if action.act is Act.RECEIVE:

@@ -7,9 +7,9 @@ from itertools import combinations, pairwise, product
 
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.activations import Segment, Treatment
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.activations import Menu
+from arborcast.pipeline.planning.activation_search import Menu
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Stage
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from arborcast.pipeline.costs.activations import Segment, Treatment
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.pipeline.stages import Plan, divided
 

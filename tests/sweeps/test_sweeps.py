@@ -23,7 +23,7 @@ from arborcast.synth.sweeps.answering import INFEASIBLE, SOLVED
 from arborcast.synth.sweeps.questions import Question, questions
 from arborcast.synth.sweeps.sweep import Progress, sweep
 from arborcast.synth.sweeps.table import Table, renumbered
-from arborcast.synth.symmetry.isomorphism import Shape
+from arborcast.synth.symmetry.isomorphism import ComparableTopology
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from tests.support.commands import Command
@@ -52,7 +52,9 @@ def shuffled(topology: Topology, seed: int) -> tuple[Topology, list[int]]:
 @given(drawn_topologies())
 def test_a_renumbered_topology_is_found_to_be_the_same(topology: Topology) -> None:
     other, _ = shuffled(topology, 3)
-    images = Shape(topology, latencies=True).isomorphism(Shape(other, latencies=True))
+    images = ComparableTopology(topology, latencies=True).isomorphism(
+        ComparableTopology(other, latencies=True)
+    )
     assert images is not None
     assert {
         (images[link.src], images[link.dst]): (link.bandwidth, link.latency_us) for link in topology.links
@@ -62,12 +64,14 @@ def test_a_renumbered_topology_is_found_to_be_the_same(topology: Topology) -> No
 def test_roots_and_latencies_tell_topologies_apart() -> None:
     links = [Link(src, dst, Fraction(1)) for src, dst in ((0, 1), (1, 0), (1, 2), (2, 1))]
     path = Topology.build("path", 3, links)
-    plain = Shape(path, colours=[1, 0, 0])
-    assert plain.isomorphism(Shape(path, colours=[0, 0, 1])) == (2, 1, 0)
-    assert plain.isomorphism(Shape(path, colours=[0, 1, 0])) is None
+    plain = ComparableTopology(path, colours=[1, 0, 0])
+    assert plain.isomorphism(ComparableTopology(path, colours=[0, 0, 1])) == (2, 1, 0)
+    assert plain.isomorphism(ComparableTopology(path, colours=[0, 1, 0])) is None
     slow = Topology.build("slow", 3, [replace(link, latency_us=Fraction(5)) for link in links])
-    assert Shape(path).isomorphism(Shape(slow)) is not None
-    assert Shape(path, latencies=True).isomorphism(Shape(slow, latencies=True)) is None
+    assert ComparableTopology(path).isomorphism(ComparableTopology(slow)) is not None
+    assert (
+        ComparableTopology(path, latencies=True).isomorphism(ComparableTopology(slow, latencies=True)) is None
+    )
 
 
 @given(drawn_topologies())
@@ -224,10 +228,10 @@ def test_a_sweep_that_was_stopped_at_once_goes_on(tmp_path: Path) -> None:
 
 def test_what_is_too_large_to_compare_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     torus = topologies.load("torus:4x4")
-    shape = Shape(torus)
+    shape = ComparableTopology(torus)
     with pytest.raises(TopologyError, match="torus:4x4: to be compared"):
         monkeypatch.setattr("arborcast.synth.symmetry.isomorphism._EFFORT", 10)
-        Shape(torus)
+        ComparableTopology(torus)
     shape._refiner.left = 10
     with pytest.raises(TopologyError, match="torus:4x4: to be compared"):
         shape.isomorphism(shape)

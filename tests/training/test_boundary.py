@@ -14,14 +14,14 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from arborcast.pipeline.costs.activations import Segment, Treatment  # noqa: E402
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment  # noqa: E402
 from arborcast.pipeline.errors import PartitionError, first_line  # noqa: E402
 from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
 from arborcast.pipeline.run import boundary  # noqa: E402
-from arborcast.pipeline.run.activations import TreatedPasses, divided  # noqa: E402
+from arborcast.pipeline.run.activation_treatment import TreatedPasses, divided  # noqa: E402
 from arborcast.pipeline.run.assignment import Assignment  # noqa: E402
 from arborcast.pipeline.run.boundary import Boundaries, FakeStage, TensorSpec  # noqa: E402
-from arborcast.pipeline.run.messages import Arrival, Slice, packed, sharing  # noqa: E402
+from arborcast.pipeline.run.stage_messages import ReceiveTarget, SampleSlice, packed, sharing  # noqa: E402
 from arborcast.pipeline.stages import Plan, shares  # noqa: E402
 from tests.support.training_cases import FEATURES, branching, frozen, network, normalised  # noqa: E402
 
@@ -259,7 +259,7 @@ def test_all_that_is_sent_arrives(
         (place,) = Assignment.all_of(plan, rank)
         assert place is not None
         parcels = place.before(samples)
-        arrival = Arrival(crossing, place.count(samples), parcels)
+        arrival = ReceiveTarget(crossing, place.count(samples), parcels)
         for parcel, buffer in zip(parcels, arrival.buffers, strict=True):
             buffer.copy_(sent.pop((parcel.peer, rank)))
         start, stop = place.share(samples)
@@ -277,9 +277,9 @@ def test_gradients_that_there_are_not(count: int) -> None:
     parcels = place.behind(4)
     nothing = torch.full((2, 3), float("nan"))
     for pair in ([None, None], [None, torch.ones(2, 3)], [nothing, -nothing]):
-        arrival = Arrival(crossing, 4, parcels)
+        arrival = ReceiveTarget(crossing, 4, parcels)
         for buffer, tensor in zip(arrival.buffers, pair, strict=True):
-            sent = packed(crossing, [tensor] * count, Slice(0, 0, 2))
+            sent = packed(crossing, [tensor] * count, SampleSlice(0, 0, 2))
             assert sent.shape == buffer.shape
             buffer.copy_(sent)
         rows = [torch.zeros(2, 3) if tensor is None else tensor for tensor in pair]
@@ -295,7 +295,7 @@ def test_tensors_that_are_kept_otherwise_than_they_read() -> None:
     whole = torch.randn(2, 3, dtype=torch.complex64)
     for tensor in (whole.conj(), torch._neg_view(whole.real.contiguous())):
         wire = TensorSpec((1, 3), tensor.dtype, 0, True)
-        sent = packed([wire], [tensor], Slice(1, 1, 2))
+        sent = packed([wire], [tensor], SampleSlice(1, 1, 2))
         assert torch.equal(sent.view(tensor.dtype), tensor[1] + 0)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from arborcast.pipeline.planning.comparison import compare  # noqa: E402
 from arborcast.pipeline.planning.formats import read_plan, write_plan  # noqa: E402
+from arborcast.pipeline.planning.plan_comparison import compare  # noqa: E402
 from arborcast.pipeline.profiles import Layer, Profile  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402

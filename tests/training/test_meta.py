@@ -19,16 +19,16 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from arborcast.pipeline.errors import CheckpointError, PartitionError  # noqa: E402
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.model.meta import (  # noqa: E402
+from arborcast.pipeline.model.deferred_init import (  # noqa: E402
     allocate,
     fill,
     initialise,
     on_meta,
     tensors_on_meta,
 )
+from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
 from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.run.weights import give_values  # noqa: E402
+from arborcast.pipeline.run.initial_weights import give_values  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage")

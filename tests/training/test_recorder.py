@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast.pipeline.run import recorder as recorder_module
-from arborcast.pipeline.run.recorder import Notes, NullRecorder, Recorder, timeline_of, with_waiting
+from arborcast.pipeline.run.recorder import Notes, NullRecorder, PassRecorder, timeline_of, with_waiting
 from arborcast.pipeline.simulation.timeline import Interval, Timeline
 from tests.support.ranks import run_ranks
 
@@ -41,7 +41,7 @@ def drawn(text: str) -> set[Interval]:
 
 def test_a_step_of_one_rank() -> None:
     clock = Clock()
-    recorder = Recorder(clock)
+    recorder = PassRecorder(clock)
     recorder.add("forward", 9, 0, 1)  # of another step: forgotten
     clock.now_ns = 10_000_000
     recorder.start()
@@ -67,7 +67,7 @@ def test_a_step_of_one_rank() -> None:
 
 
 def test_what_raises_is_not_noted() -> None:
-    recorder = Recorder()
+    recorder = PassRecorder()
     with pytest.raises(ValueError, match="lost"), recorder.measure("forward", 0):
         raise ValueError("lost")
     assert recorder.timeline() == Timeline(())
@@ -120,7 +120,7 @@ def test_at_every_moment_a_rank_is_busy_or_waits(spans: list[tuple[int, str, int
 
 
 def step(rank: int, size: int) -> Timeline:
-    recorder = Recorder()
+    recorder = PassRecorder()
     group = dist.new_group(backend="gloo")
     recorder.start(group)
     begun = time.perf_counter_ns()

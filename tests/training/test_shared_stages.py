@@ -15,7 +15,7 @@ from arborcast import topologies  # noqa: E402
 from arborcast.pipeline.errors import PlanError  # noqa: E402
 from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
 from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.run.sharded import column  # noqa: E402
+from arborcast.pipeline.run.prepared_layers import column  # noqa: E402
 from arborcast.pipeline.stages import Plan  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.groups import along, solve_groups  # noqa: E402

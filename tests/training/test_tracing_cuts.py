@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.balance import balanced_cuts
-from arborcast.pipeline.model.traced.cuts import Cut, Item, all_cuts
-from arborcast.pipeline.model.traced.kinds import Kind
+from arborcast.pipeline.model.traced.cut_points import CutPoint, Item, all_cuts
 from arborcast.pipeline.model.traced.layers import NEAR, worthwhile
+from arborcast.pipeline.model.traced.value_kinds import ValueKind
 
 X = Item("x", size_bytes=4, storages=frozenset({0}))
 
@@ -38,7 +38,11 @@ def test_crossing_values_of_a_skip_connection() -> None:
         item("c", "b", size_bytes=1),
         item("d", "c", "a"),
     ]
-    assert all_cuts(items, [X], ["d"]) == (Cut(1, ("a",), 8), Cut(2, ("a", "b"), 10), Cut(3, ("a", "c"), 9))
+    assert all_cuts(items, [X], ["d"]) == (
+        CutPoint(1, ("a",), 8),
+        CutPoint(2, ("a", "b"), 10),
+        CutPoint(3, ("a", "c"), 9),
+    )
 
 
 def test_inputs_and_early_outputs_cross_to_where_they_are_used() -> None:
@@ -48,15 +52,19 @@ def test_inputs_and_early_outputs_cross_to_where_they_are_used() -> None:
 
 
 def test_what_is_copied_has_no_position_and_does_not_cross() -> None:
-    items = [item("mask", kind=Kind.CONSTANT, copied=True), item("a", "x", "mask"), item("b", "a", "mask")]
-    assert all_cuts(items, [X], ["b"]) == (Cut(1, ("a",), 0),)
+    items = [
+        item("mask", kind=ValueKind.CONSTANT, copied=True),
+        item("a", "x", "mask"),
+        item("b", "a", "mask"),
+    ]
+    assert all_cuts(items, [X], ["b"]) == (CutPoint(1, ("a",), 0),)
 
 
 @pytest.mark.parametrize(
     ("items", "fault"),
     [
-        ([item("a", "x", kind=Kind.LOSS), item("b", "a", "x")], "a is a loss value"),
-        ([item("a", kind=Kind.CONSTANT), item("b", "x", "a")], "a is a constant value"),
+        ([item("a", "x", kind=ValueKind.LOSS), item("b", "a", "x")], "a is a loss value"),
+        ([item("a", kind=ValueKind.CONSTANT), item("b", "x", "a")], "a is a constant value"),
         ([item("a", "x", sample_dim=None), item("b", "a")], "a has no one dimension that counts samples"),
         ([item("a", "x"), item("b")], "nothing crosses"),
     ],
@@ -104,7 +112,7 @@ def test_a_counter_stays_with_the_operator_behind_it() -> None:
     five = frozenset({5})
     items = [
         item("a", "x"),
-        item("tick", kind=Kind.CONSTANT, storages=five, changes=five),
+        item("tick", kind=ValueKind.CONSTANT, storages=five, changes=five),
         item("norm", "a"),
     ]
     cuts = all_cuts(items, [X], ["norm"], held=five)
@@ -119,11 +127,11 @@ def traces(draw: st.DrawFn) -> list[Item]:
         copies = [it.name for it in items if it.copied]
         if draw(st.integers(0, 4)) == 0:
             chosen = draw(st.lists(st.sampled_from(copies), max_size=2)) if copies else []
-            items.append(item(f"v{index}", *chosen, kind=Kind.CONSTANT, copied=True))
+            items.append(item(f"v{index}", *chosen, kind=ValueKind.CONSTANT, copied=True))
             continue
         names = ["x", *(it.name for it in items)]
         inputs = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
-        kind = draw(st.sampled_from([Kind.BATCH] * 5 + [Kind.LOSS]))
+        kind = draw(st.sampled_from([ValueKind.BATCH] * 5 + [ValueKind.LOSS]))
         dim = draw(st.sampled_from([0, 0, 0, None]))
         items.append(item(f"v{index}", *inputs, kind=kind, sample_dim=dim))
     return items
@@ -151,7 +159,8 @@ def test_both_halves_run_with_what_crosses_and_need_all_of_it(items: list[Item])
             assert missing(set(cut.values) - {name})
         by_name = {it.name: it for it in [X, *items]}
         legal = cut.values and all(
-            by_name[name].kind is Kind.BATCH and by_name[name].sample_dim is not None for name in cut.values
+            by_name[name].kind is ValueKind.BATCH and by_name[name].sample_dim is not None
+            for name in cut.values
         )
         assert bool(cut.fault) != bool(legal)
 
@@ -217,7 +226,7 @@ def test_cuts_worth_having() -> None:
     bytes                       4       4       9     5       4
     kept                                x                     x
     """
-    cuts = [Cut(at, ("v",), size) for at, size in ((1, 4), (2, 4), (3, 9), (4, 5), (5, 4))]
+    cuts = [CutPoint(at, ("v",), size) for at, size in ((1, 4), (2, 4), (3, 9), (4, 5), (5, 4))]
     assert [cut.position for cut in worthwhile(cuts, [0, 100, 101, 110, 112, 200, 1000])] == [2, 5]
     assert worthwhile(cuts, [0, 100, 200, 300, 400, 500, 1000]) == cuts
     assert [cut.position for cut in worthwhile(cuts, [0, 100, 200, 300, 400, 500, 1000], 4)] == [1, 2, 5]
@@ -225,7 +234,7 @@ def test_cuts_worth_having() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 50)), min_size=1, max_size=12))
 def test_every_dropped_cut_has_one_as_cheap_nearby(drawn: list[tuple[int, int]]) -> None:
-    cuts = [Cut(at, ("v",), size) for at, (size, _) in enumerate(drawn, start=1)]
+    cuts = [CutPoint(at, ("v",), size) for at, (size, _) in enumerate(drawn, start=1)]
     spent = [0]
     for _, time in drawn:
         spent.append(spent[-1] + time)

@@ -433,12 +433,12 @@ def test_shapes_come_and_go_and_buckets_are_summed_while_gradients_come() -> Non
 def last_in_first_out(rank: int, size: int) -> Curve:
     """Gradients of microbatches in reverse, as torchgpipe has them: not the order in which losses came."""
     from arborcast.pipeline.order import ORDERS
-    from arborcast.pipeline.order.actions import Order, Passes, parse
+    from arborcast.pipeline.order.actions import Passes, PassOrder, parse
 
     def made(stages: int, *_: int) -> Passes:
         return tuple(parse("F0 F1 F2 B2 B1 B0", stage) for stage in range(stages))
 
-    ORDERS["reverse"] = Order(made, in_flight=lambda _, count: count)
+    ORDERS["reverse"] = PassOrder(made, in_flight=lambda _, count: count)
     try:
         return trained(replace(plan_of([1, 2, 1]), order="reverse"), network, batches(4))
     finally:

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from arborcast.pipeline.model.deferred_init import initialise, on_meta, tensors_on_meta  # noqa: E402
 from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.model.meta import initialise, on_meta, tensors_on_meta  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from tests.support.faults import LIMIT_S, PATIENCE_S, Ended, check_failed, ended  # noqa: E402
 from tests.support.ranks import Failure, run_ranks, store_path  # noqa: E402

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (  # noqa: E402
 
 from arborcast.pipeline.errors import CheckpointError  # noqa: E402
 from arborcast.pipeline.run import checkpoints  # noqa: E402
-from arborcast.pipeline.run.stored import CheckpointFolder  # noqa: E402
+from arborcast.pipeline.run.checkpoint_reader import CheckpointFolder  # noqa: E402
 from arborcast.pipeline.stages import Plan  # noqa: E402
 from tests.support.packed import pack, unpack  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402

@@ -12,11 +12,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from arborcast.pipeline.costs.activations import Segment, Treatment, described, held
 from arborcast.pipeline.costs.analytic import analyse
 from arborcast.pipeline.costs.devices import V100
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment, described, held
 from arborcast.pipeline.model.divisible import Divisible
-from arborcast.pipeline.run.activations import TreatedPasses, divided
+from arborcast.pipeline.run.activation_treatment import TreatedPasses, divided
 from arborcast.pipeline.run.batch_norm import statistics_once
 
 KEEP, RECOMPUTE, OFFLOAD = Treatment

@@ -19,7 +19,7 @@ from arborcast.bench.training.own_models import SeveralLosses  # noqa: E402
 from arborcast.bench.training.user_models import catalog  # noqa: E402
 from arborcast.pipeline.costs.measured import profile  # noqa: E402
 from arborcast.pipeline.errors import BatchError, PartitionError, ProfileError  # noqa: E402
-from arborcast.pipeline.model.structure import flatten  # noqa: E402
+from arborcast.pipeline.model.module_structure import flatten  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.run.losses import SHARE, check_reduction  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402

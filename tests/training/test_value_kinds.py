@@ -11,18 +11,18 @@ pytest.importorskip("torch")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.pipeline.model.traced.kinds import Kind, Operator, kind_of, kinds
+from arborcast.pipeline.model.traced.value_kinds import TracedOperator, ValueKind, kind_of, kinds
 
-B, P, L, C = Kind.BATCH, Kind.PARAMETER, Kind.LOSS, Kind.CONSTANT
+B, P, L, C = ValueKind.BATCH, ValueKind.PARAMETER, ValueKind.LOSS, ValueKind.CONSTANT
 
 
-def drawn(text: str) -> list[Operator]:
+def drawn(text: str) -> list[TracedOperator]:
     """Operators from lines `value = inputs`; a value with a star is a scalar, `!x` is changed in place."""
     operators = []
     for line in text.strip().splitlines():
         value, inputs = (side.split() for side in line.split("="))
         operators.append(
-            Operator(
+            TracedOperator(
                 value[0].rstrip("*"),
                 tuple(name.lstrip("!") for name in inputs),
                 scalar=value[0].endswith("*"),
@@ -68,13 +68,13 @@ def test_the_graph_of_the_source() -> None:
         ([], False, C),
     ],
 )
-def test_each_rule(inputs: list[Kind], scalar: bool, kind: Kind) -> None:
+def test_each_rule(inputs: list[ValueKind], scalar: bool, kind: ValueKind) -> None:
     assert kind_of(inputs, scalar=scalar) is kind
 
 
-@given(st.lists(st.sampled_from(list(Kind)), max_size=5), st.booleans())
-def test_rules_in_the_order_of_the_sentence(inputs: list[Kind], scalar: bool) -> None:
-    def first_that_applies() -> Kind:
+@given(st.lists(st.sampled_from(list(ValueKind)), max_size=5), st.booleans())
+def test_rules_in_the_order_of_the_sentence(inputs: list[ValueKind], scalar: bool) -> None:
+    def first_that_applies() -> ValueKind:
         if scalar and sum(kind is B for kind in inputs) > 1:
             return L
         if L in inputs and B not in inputs:
@@ -87,7 +87,7 @@ def test_rules_in_the_order_of_the_sentence(inputs: list[Kind], scalar: bool) ->
 
 
 def test_order_of_inputs_does_not_matter() -> None:
-    for inputs in product(Kind, repeat=3):
+    for inputs in product(ValueKind, repeat=3):
         assert len({kind_of(order, scalar=True) for order in (inputs, inputs[::-1])}) == 1
 
 

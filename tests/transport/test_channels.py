@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 from arborcast.backends.native.library import at_once, combiner
 from arborcast.backends.transport.fingerprint import OPENING_BYTES
-from arborcast.backends.transport.frames import HEADER, Code
+from arborcast.backends.transport.frames import HEADER, FrameCode
 from arborcast.backends.transport.shared_memory import SharedMemoryChannel, create_memory
 from arborcast.backends.transport.socket_channel import SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
@@ -672,7 +672,7 @@ def test_what_was_handed_over_arrives_though_the_sender_exits(transport: str) ->
 def test_the_rest_of_an_element_wakes_who_has_its_begin(more: int) -> None:
     """What has landed of an element does not come again: who waits for so many bytes more sleeps for ever."""
     values = np.arange(100, dtype=np.float32)
-    frame = HEADER.pack(Code.PART, values.nbytes) + values.tobytes() + bytes(7) + b"\1"
+    frame = HEADER.pack(FrameCode.PART, values.nbytes) + values.tobytes() + bytes(7) + b"\1"
     cut = HEADER.size + 4 * 40 + more
     with socket.create_server(("127.0.0.1", 0)) as door:
         sender, (receiver, _) = socket.create_connection(door.getsockname()), door.accept()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from arborcast.backends.transport import addresses
 from arborcast.backends.transport.addresses import address_of_interface, listening_address
-from arborcast.backends.transport.handshake import Call, Handshake, dial_unix
+from arborcast.backends.transport.handshake import Handshake, UnansweredCall, dial_unix
 from arborcast.backends.transport.listener import Listener, PendingConnection
 from arborcast.backends.transport.network import Network
 from arborcast.backends.transport.reception import LEAST_SILENT
@@ -632,7 +632,7 @@ def test_a_forked_child_keeps_no_connection_that_is_not_yet_a_channel() -> None:
         network._reception.wait(0.05)
         network._seat(set())
     answering, dialing = socket.socketpair()
-    call = Call(dialing)
+    call = UnansweredCall(dialing)
     lives, ends = os.pipe()
     child = os.fork()
     if not child:

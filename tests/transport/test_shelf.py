@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from arborcast.backends.errors import DisagreementError
 from arborcast.backends.native.library import SHELF_PLACES, at_once, combiner
-from arborcast.backends.transport.frames import HEADER, Code
+from arborcast.backends.transport.frames import HEADER, FrameCode
 from arborcast.backends.transport.shared_memory import SharedMemoryChannel, Shelf, create_memory
 
 PLACE = 1024
@@ -155,7 +155,7 @@ def test_what_lies_there_is_added_where_it_lies() -> None:
 )
 def test_places_that_there_are_not(length: int, place: int, message: str) -> None:
     with one_writer(1) as (_, (to_one,), (one,)):
-        frame = HEADER.pack(Code.LAID, length) + HEADER.pack(0, place) + bytes(7) + b"\1"
+        frame = HEADER.pack(FrameCode.LAID, length) + HEADER.pack(0, place) + bytes(7) + b"\1"
         ring = np.frombuffer(to_one._memory, np.uint8)
         ring[4096 : 4096 + len(frame)] = np.frombuffer(frame, np.uint8)
         ring[:8].view(np.uint64)[0] = len(frame)
@@ -171,7 +171,7 @@ def test_who_has_no_shelf_takes_nothing_from_one() -> None:
     ]
     os.close(memory)
     ring = np.frombuffer(ends[0]._memory, np.uint8)
-    frame = HEADER.pack(Code.LAID, 100) + HEADER.pack(0, 0) + bytes(7) + b"\1"
+    frame = HEADER.pack(FrameCode.LAID, 100) + HEADER.pack(0, 0) + bytes(7) + b"\1"
     ring[4096 : 4096 + len(frame)] = np.frombuffer(frame, np.uint8)
     ring[:8].view(np.uint64)[0] = len(frame)
     with pytest.raises(DisagreementError, match="where a frame begins"):

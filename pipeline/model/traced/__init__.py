@@ -17,12 +17,12 @@ from torch import nn
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.traced.capture import Arguments, Captured, capture, checked_example
-from arborcast.pipeline.model.traced.holdings import holdings
 from arborcast.pipeline.model.traced.layers import chosen_cuts
+from arborcast.pipeline.model.traced.loss_partition import loss_code, loss_inputs
 from arborcast.pipeline.model.traced.model import BoundaryTensor, Traced
 from arborcast.pipeline.model.traced.modes import partners
-from arborcast.pipeline.model.traced.shares import loss_code, loss_inputs
-from arborcast.pipeline.model.traced.table import Table, tabulate
+from arborcast.pipeline.model.traced.operator_table import OperatorTable, tabulate
+from arborcast.pipeline.model.traced.parameter_registry import holdings
 
 __all__ = ["BoundaryTensor", "Traced", "trace"]
 
@@ -89,7 +89,7 @@ def trace(
     )
 
 
-def _losses(name: str, tables: list[Table]) -> dict[str, Any]:
+def _losses(name: str, tables: list[OperatorTable]) -> dict[str, Any]:
     """The losses in both modes, and which inputs they read."""
     if not tables[0].captured.is_loss:
         return {}
@@ -102,11 +102,11 @@ def _losses(name: str, tables: list[Table]) -> dict[str, Any]:
 def _evaluation(
     model: nn.Module,
     example: Arguments,
-    training: Table,
+    training: OperatorTable,
     *,
     strict: bool,
     loss_fn: Callable[[Any, Any], Any] | None,
-) -> tuple[Table, dict[str, str]] | str:
+) -> tuple[OperatorTable, dict[str, str]] | str:
     """The graph of the other mode with the partners of the values, or why there is none."""
     try:
         captured: Captured = capture(model, example, training=False, strict=strict, loss_fn=loss_fn)
@@ -117,7 +117,7 @@ def _evaluation(
     return names if isinstance(names, str) else (table, names)
 
 
-def _check_outputs(name: str, table: Table) -> None:
+def _check_outputs(name: str, table: OperatorTable) -> None:
     """Every output must be divisible by samples, as the trainer gives samples to replicas.
 
     Raises:

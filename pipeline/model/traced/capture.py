@@ -22,10 +22,10 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from arborcast.pipeline.errors import PartitionError
+from arborcast.pipeline.model.deferred_init import stand_ins
 from arborcast.pipeline.model.layered import in_mode
-from arborcast.pipeline.model.meta import stand_ins
-from arborcast.pipeline.model.structure import Structure, flatten
-from arborcast.pipeline.model.traced.failures import tracing_error
+from arborcast.pipeline.model.module_structure import Structure, flatten
+from arborcast.pipeline.model.traced.trace_failures import tracing_error
 
 log = logging.getLogger(__name__)
 

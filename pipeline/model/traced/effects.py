@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from arborcast.pipeline.model.traced.sizes import Sizes
+from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class _Form:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _SizedCall:
     """An operator with what it is given, by sizes: of blocks that repeat, one stands for all.
 
     Attributes:
@@ -107,7 +107,7 @@ def _rehearsed(node: fx.Node, sizes: Sizes) -> tuple[tuple[fx.Node, ...], int]:
         return tuple(inputs), 0
 
 
-def _call(node: fx.Node, target: torch._ops.OpOverload, inputs: list[fx.Node], sizes: Sizes) -> _Call:
+def _call(node: fx.Node, target: torch._ops.OpOverload, inputs: list[fx.Node], sizes: Sizes) -> _SizedCall:
     def form(value: Any) -> Any:
         if isinstance(value, Tensor):
             strides = tuple(sizes.of(step) for step in value.stride())
@@ -118,11 +118,11 @@ def _call(node: fx.Node, target: torch._ops.OpOverload, inputs: list[fx.Node], s
         it.name: _Given(number, tree_map(form, it.meta["val"])) for number, it in enumerate(inputs)
     }
     given = fx.map_arg((node.args, node.kwargs), lambda source: known[source.name])
-    return _Call(target, repr(given), given)
+    return _SizedCall(target, repr(given), given)
 
 
 @lru_cache(maxsize=4096)
-def _rehearse(call: _Call) -> tuple[tuple[int, ...], int]:
+def _rehearse(call: _SizedCall) -> tuple[tuple[int, ...], int]:
     """The numbers of the inputs whose memory the value shares, and FLOPs, found without data."""
     known: dict[int, Any] = {}
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.balance import balanced_cuts
-from arborcast.pipeline.model.traced.cuts import Cut
-from arborcast.pipeline.model.traced.table import Table
+from arborcast.pipeline.model.traced.cut_points import CutPoint
+from arborcast.pipeline.model.traced.operator_table import OperatorTable
 
 MOST = 64
 """Layers where no number is asked for: enough to balance any number of stages that a plan has."""
@@ -27,12 +27,12 @@ SLACK = 0.25
 """How much more than the least possible the longest layer may take for cheaper cuts."""
 
 
-def weights(table: Table) -> list[int]:
+def weights(table: OperatorTable) -> list[int]:
     """What the operators with a position take, in FLOPs, memory traffic counted in."""
     return [table.flops[item.name] + FLOPS_PER_BYTE * table.written[item.name] for item in table.placed]
 
 
-def chosen_cuts(table: Table, name: str, layers: int | Literal["all"] | None) -> tuple[Cut, ...]:
+def chosen_cuts(table: OperatorTable, name: str, layers: int | Literal["all"] | None) -> tuple[CutPoint, ...]:
     """The cuts between the layers.
 
     Args:
@@ -67,7 +67,7 @@ def chosen_cuts(table: Table, name: str, layers: int | Literal["all"] | None) ->
     return tuple(offered[at - 1] for at in balanced_cuts(between, layers, costs=costs, slack=SLACK))
 
 
-def worthwhile(cuts: Sequence[Cut], spent: Sequence[int], scale: int = 1) -> list[Cut]:
+def worthwhile(cuts: Sequence[CutPoint], spent: Sequence[int], scale: int = 1) -> list[CutPoint]:
     """The cuts without those near which a kept one is that fewer bytes cross, or as many very near.
 
     Args:
@@ -75,7 +75,7 @@ def worthwhile(cuts: Sequence[Cut], spent: Sequence[int], scale: int = 1) -> lis
         spent: time of all operators before each position.
         scale: how many times `NEAR` and `VERY_NEAR` count as near.
     """
-    kept: list[Cut] = []
+    kept: list[CutPoint] = []
     total = max(spent[-1], 1)
     for cut in sorted(cuts, key=lambda cut: (cut.size_bytes, -cut.position)):
         for other in kept:
@@ -87,7 +87,7 @@ def worthwhile(cuts: Sequence[Cut], spent: Sequence[int], scale: int = 1) -> lis
     return sorted(kept, key=lambda cut: cut.position)
 
 
-def layer_names(table: Table, bounds: Sequence[int]) -> tuple[str, ...]:
+def layer_names(table: OperatorTable, bounds: Sequence[int]) -> tuple[str, ...]:
     """A unique name for each layer: the module of its heaviest operator."""
     heavy = weights(table)
     names: list[str] = []
@@ -103,7 +103,7 @@ def layer_names(table: Table, bounds: Sequence[int]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_idle(table: Table, cut: Cut, spent: Sequence[int]) -> bool:
+def _is_idle(table: OperatorTable, cut: CutPoint, spent: Sequence[int]) -> bool:
     """Whether there is next to nothing before a cut or behind it: little time and no parameters."""
     limit = VERY_NEAR * spent[-1]
     sides = ((0, cut.position), (cut.position, len(table.placed)))
@@ -118,7 +118,7 @@ def _is_idle(table: Table, cut: Cut, spent: Sequence[int]) -> bool:
     )
 
 
-def _hindrance(table: Table) -> str:
+def _hindrance(table: OperatorTable) -> str:
     """The first reason why there are not more."""
     fault = next(
         (f" (before {table.placed[cut.position].name}: {cut.fault})" for cut in table.cuts if cut.fault), ""

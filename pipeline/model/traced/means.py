@@ -17,10 +17,18 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from arborcast.pipeline.model.traced.capture import Captured
-from arborcast.pipeline.model.traced.failures import line_of
-from arborcast.pipeline.model.traced.operators import arguments, needed
-from arborcast.pipeline.model.traced.shares import ADDITIVE, AVERAGED, LINEAR, MEAN, SCALING, SUM, WEIGHED
-from arborcast.pipeline.model.traced.table import linear_in
+from arborcast.pipeline.model.traced.loss_partition import (
+    ADDITIVE,
+    AVERAGED,
+    LINEAR,
+    MEAN,
+    SCALING,
+    SUM,
+    WEIGHED,
+)
+from arborcast.pipeline.model.traced.operator_reader import arguments, needed
+from arborcast.pipeline.model.traced.operator_table import linear_in
+from arborcast.pipeline.model.traced.trace_failures import line_of
 
 _ATEN = torch.ops.aten
 _DIVISIONS = {_ATEN.div, _ATEN.div_, _ATEN.divide}
@@ -44,7 +52,7 @@ def why_no_mean(captured: Captured, is_weighed: Callable[[fx.Node], bool]) -> st
         captured: a graph that gives a loss.
         is_weighed: whether a mean over targets that count is taken over those of the whole batch.
     """
-    reader, wanted = _Reader(captured, is_weighed), needed(captured)
+    reader, wanted = _MeanReader(captured, is_weighed), needed(captured)
     try:
         for node in captured.operators:
             if node.name in wanted:
@@ -59,7 +67,7 @@ class _NoMeanError(Exception):
     """An operator whose result is none of `_Is`."""
 
 
-class _Reader:
+class _MeanReader:
     """Goes through a graph in order."""
 
     def __init__(self, captured: Captured, is_weighed: Callable[[fx.Node], bool]) -> None:

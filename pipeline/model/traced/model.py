@@ -13,12 +13,18 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError, PartitionError
 from arborcast.pipeline.model.traced.capture import Arguments
-from arborcast.pipeline.model.traced.cuts import Cut
-from arborcast.pipeline.model.traced.holdings import Holdings
+from arborcast.pipeline.model.traced.cut_points import CutPoint
 from arborcast.pipeline.model.traced.layers import layer_names
-from arborcast.pipeline.model.traced.segments import Code, LossCode, Segment, build, literal_path
-from arborcast.pipeline.model.traced.sizes import Sizes
-from arborcast.pipeline.model.traced.table import Table
+from arborcast.pipeline.model.traced.operator_table import OperatorTable
+from arborcast.pipeline.model.traced.parameter_registry import Holdings
+from arborcast.pipeline.model.traced.segments import (
+    LossCode,
+    SegmentGraph,
+    TracedSegment,
+    build,
+    literal_path,
+)
+from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,9 @@ class Traced:
     """
 
     model: nn.Module
-    training: Table
-    evaluation: tuple[Table, dict[str, str]] | str
-    cuts: tuple[Cut, ...]
+    training: OperatorTable
+    evaluation: tuple[OperatorTable, dict[str, str]] | str
+    cuts: tuple[CutPoint, ...]
     holdings: Holdings
     arguments: Arguments
     losses: tuple[LossCode, ...] = ()
@@ -93,7 +99,7 @@ class Traced:
         """A unique name for each layer: the module whose operators take most of its time."""
         return layer_names(self.training, self._bounds)
 
-    def divide(self, start: int, end: int) -> Segment:
+    def divide(self, start: int, end: int) -> TracedSegment:
         """The layers [start, end) as a module that shares its parameters with the whole model.
 
         It takes and returns what `crossing` says for `start` and `end`; for `depth`, what the model returns.
@@ -107,7 +113,7 @@ class Traced:
                 f"model {self.name}: layers must be 0 <= start < end <= {self.depth}, got [{start}, {end})"
             )
         codes = self._codes(start, end)
-        paths = {path for code in codes if isinstance(code, Code) for path in code.tensors}
+        paths = {path for code in codes if isinstance(code, SegmentGraph) for path in code.tensors}
         homed = {name for name, home in self._homes.items() if start <= home < end}
         ends = end == self.depth
         losses = self.losses if ends else ()
@@ -115,7 +121,7 @@ class Traced:
         firsts = {self.holdings.names[path] for path in paths if path in self.holdings.names} | homed
         label = f"model {self.name}: layers [{start}, {end})"
         structure = self.training.captured.structure if ends and not losses else None
-        segment = Segment(label, self.holdings.taken(firsts), *codes, structure, losses)
+        segment = TracedSegment(label, self.holdings.taken(firsts), *codes, structure, losses)
         for path, literal in self._literals.items():
             if path in paths:
                 segment.register_buffer(path, literal, persistent=False)
@@ -204,7 +210,7 @@ class Traced:
         placed = self.training.placed[self._bounds[start] : self._bounds[end]]
         return [item.name for item in placed], self._boundary(start), self._boundary(end)
 
-    def _codes(self, start: int, end: int) -> tuple[Code, Code | str]:
+    def _codes(self, start: int, end: int) -> tuple[SegmentGraph, SegmentGraph | str]:
         """What these layers run in training and in evaluation."""
         names, inputs, outputs = self._span(start, end)
         is_tuple = len(outputs) > 1 or (end == self.depth and not self.losses)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from arborcast.pipeline.model.traced.cuts import Item
-from arborcast.pipeline.model.traced.table import Table
+from arborcast.pipeline.model.traced.cut_points import Item
+from arborcast.pipeline.model.traced.operator_table import OperatorTable
 
 IDENTITIES = {
     torch.ops.aten.dropout,
@@ -24,7 +24,7 @@ IDENTITIES = {
 """What gives the values of its input, in evaluation at least."""
 
 
-def partners(training: Table, evaluation: Table) -> dict[str, str] | str:
+def partners(training: OperatorTable, evaluation: OperatorTable) -> dict[str, str] | str:
     """The name in the evaluation graph of each value of the training graph that has one.
 
     Returns:
@@ -49,7 +49,7 @@ def partners(training: Table, evaluation: Table) -> dict[str, str] | str:
     return names
 
 
-def _silent(table: Table) -> set[str]:
+def _silent(table: OperatorTable) -> set[str]:
     """Operators that change something in place and give their value only to others of that kind."""
     found = {item.name for item in table.items if item.changes} - set(table.outputs)
     for item in reversed(table.items):
@@ -58,7 +58,7 @@ def _silent(table: Table) -> set[str]:
     return found
 
 
-def _common(training: Table, evaluation: Table) -> dict[str, str]:
+def _common(training: OperatorTable, evaluation: OperatorTable) -> dict[str, str]:
     """Partners among inputs of the graphs."""
     names = {ours.name: theirs.name for ours, theirs in zip(training.inputs, evaluation.inputs, strict=True)}
     held = {target: name for name, target in evaluation.captured.tensors.items()}
@@ -66,7 +66,9 @@ def _common(training: Table, evaluation: Table) -> dict[str, str]:
     return names | dict(zip(training.captured.literals, evaluation.captured.literals, strict=False))
 
 
-def _is_same(item: Item, training: Table, other: Item, evaluation: Table, names: dict[str, str]) -> bool:
+def _is_same(
+    item: Item, training: OperatorTable, other: Item, evaluation: OperatorTable, names: dict[str, str]
+) -> bool:
     mine = [training.sizes.get(name) or names.get(name) for name in _values(item, training)]
     theirs = [evaluation.sizes.get(name) or name for name in _values(other, evaluation)]
     return (
@@ -77,9 +79,9 @@ def _is_same(item: Item, training: Table, other: Item, evaluation: Table, names:
     )
 
 
-def _values(item: Item, table: Table) -> list[str]:
+def _values(item: Item, table: OperatorTable) -> list[str]:
     return [name for name in item.inputs if table.nodes[name].op != "get_attr"]
 
 
-def _words(item: Item, table: Table) -> str:
+def _words(item: Item, table: OperatorTable) -> str:
     return f"{table.nodes[item.name].target} ({item.name})"

@@ -26,7 +26,7 @@ _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """An operator with the shapes of its tensors.
 
     Attributes:
@@ -41,7 +41,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RuleResult:
     """What a rule says.
 
     Attributes:
@@ -65,10 +65,10 @@ class Form:
     moves: bool = True
 
 
-Rule = Callable[[Call], Form | None]
+Rule = Callable[[OperatorCall], RuleResult | None]
 
 
-def form_of(kind: str, call: Call, *, is_pointwise: bool) -> Form | None:
+def form_of(kind: str, call: OperatorCall, *, is_pointwise: bool) -> RuleResult | None:
     """The labels of an operator; None where there is no rule for it.
 
     Args:
@@ -96,7 +96,7 @@ def _labels(count: int) -> tuple[str, ...]:
     return tuple(f"i{index}" for index in range(count))
 
 
-def _pointwise(call: Call, kept: frozenset[str] = frozenset()) -> Form:
+def _pointwise(call: OperatorCall, kept: frozenset[str] = frozenset()) -> RuleResult:
     """Dimensions are aligned at the right; those of length 1 go with all."""
     output = _labels(len(call.output))
     inputs = {}
@@ -108,23 +108,23 @@ def _pointwise(call: Call, kept: frozenset[str] = frozenset()) -> Form:
                 aligned, shape, call.output[len(output) - len(shape) :], strict=True
             )
         )
-    return Form(inputs, output, kept=kept, is_cheap=True)
+    return RuleResult(inputs, output, kept=kept, is_cheap=True)
 
 
 def _keeping(*kept: str) -> Rule:
     return lambda call: _pointwise(call, frozenset(kept))
 
 
-def _linear(call: Call) -> Form:
+def _linear(call: OperatorCall) -> RuleResult:
     front = _labels(len(call.output) - 1)
     inputs: dict[str, Dims] = {"input": (*front, "k"), "weight": ("n", "k"), "bias": ("n",)}
-    return Form(inputs, (*front, "n"), frozenset("k"), frozenset(("input", "weight")))
+    return RuleResult(inputs, (*front, "n"), frozenset("k"), frozenset(("input", "weight")))
 
 
 def _product(left: str, right: str, bias: str = "") -> Rule:
     """Products of matrices, with batches aligned at the right."""
 
-    def rule(call: Call) -> Form:
+    def rule(call: OperatorCall) -> RuleResult:
         first, second, made = call.shapes[left], call.shapes[right], call.output
         rows = ("m",) if len(first) > 1 else ()
         columns = ("n",) if len(second) > 1 else ()
@@ -152,12 +152,12 @@ def _product(left: str, right: str, bias: str = "") -> Rule:
                     output[len(output) - len(shape) :], shape, made[len(made) - len(shape) :], strict=True
                 )
             )
-        return Form(inputs, output, frozenset("k"), frozenset((left, right)))
+        return RuleResult(inputs, output, frozenset("k"), frozenset((left, right)))
 
     return rule
 
 
-def _einsum(call: Call) -> Form | None:
+def _einsum(call: OperatorCall) -> RuleResult | None:
     """Letters are labels; none for diagonals, or where letters are left out."""
     left, arrow, right = call.options["equation"].replace(" ", "").partition("->")
     terms = left.split(",")
@@ -171,10 +171,10 @@ def _einsum(call: Call) -> Form | None:
         name: tuple(it if size == sizes[it] else None for it, size in zip(term, shape, strict=True))
         for term, (name, shape) in zip(terms, call.shapes.items(), strict=True)
     }
-    return Form(inputs, tuple(right), frozenset(sizes) - set(right), frozenset(inputs))
+    return RuleResult(inputs, tuple(right), frozenset(sizes) - set(right), frozenset(inputs))
 
 
-def _convolution(call: Call) -> Form | None:
+def _convolution(call: OperatorCall) -> RuleResult | None:
     """By samples, by channels that are made, by channels that are read; groups of channels stay together."""
     if call.options.get("transposed"):
         return None
@@ -183,19 +183,19 @@ def _convolution(call: Call) -> Form | None:
     kept = frozenset(("input", "weight"))
     if groups == 1:
         inputs: dict[str, Dims] = {"input": ("s", "k", *space), "weight": ("n", "k", *space), "bias": ("n",)}
-        return Form(inputs, ("s", "n", *space), frozenset("k"), kept)
+        return RuleResult(inputs, ("s", "n", *space), frozenset("k"), kept)
     inputs = {"input": ("s", "n", *space), "weight": ("n", None, *space), "bias": ("n",)}
-    return Form(inputs, ("s", "n", *space), kept=kept, parts={"n": groups})
+    return RuleResult(inputs, ("s", "n", *space), kept=kept, parts={"n": groups})
 
 
-def _embedding(call: Call) -> Form:
+def _embedding(call: OperatorCall) -> RuleResult:
     """By rows of the table: each rank looks up those that it has, and the others give zeros."""
     front = _labels(len(call.output) - 1)
     inputs: dict[str, Dims] = {"weight": ("v", "n"), "indices": front}
-    return Form(inputs, (*front, "n"), frozenset("v"), frozenset(("indices",)))
+    return RuleResult(inputs, (*front, "n"), frozenset("v"), frozenset(("indices",)))
 
 
-def _attention(call: Call) -> Form:
+def _attention(call: OperatorCall) -> RuleResult:
     """By samples, by heads and by positions that ask; where heads share keys, as finely as keys are."""
     query, key = call.shapes["query"], call.shapes["key"]
     front = _labels(len(query) - 2)
@@ -211,40 +211,40 @@ def _attention(call: Call) -> Form:
     parts = {name: math.gcd(*sizes) for name, *sizes in zip(front, query, key, strict=False)}
     kept = frozenset(("query", "key", "value", "output"))
     causal = {"s": 1} if call.options.get("is_causal") else {}  # later positions look at more than early ones
-    return Form(inputs, (*front, "s", None), kept=kept, parts=parts | causal)
+    return RuleResult(inputs, (*front, "s", None), kept=kept, parts=parts | causal)
 
 
-def _norm_over_last(call: Call) -> Form:
+def _norm_over_last(call: OperatorCall) -> RuleResult:
     """Layer norm, RMS norm: each position alone, over all of its width."""
     whole = len(call.options["normalized_shape"])
     front = _labels(len(call.output) - whole)
     dims: Dims = (*front, *(None,) * whole)
-    return Form({"input": dims}, dims, kept=frozenset(("input", "weight", "bias")))
+    return RuleResult({"input": dims}, dims, kept=frozenset(("input", "weight", "bias")))
 
 
-def _batch_norm(call: Call) -> Form:
+def _batch_norm(call: OperatorCall) -> RuleResult:
     """By channels; by samples if the mean and variance of each channel are added up."""
     space = (None,) * (len(call.output) - 2)
     dims: Dims = ("s", "c", *space)
     inputs: dict[str, Dims] = {"input": dims, "weight": ("c",), "bias": ("c",)}
     # forward: sum and sum of squares; backward: sum of gradients and of their products with the values
     sums = (frozenset("s"), ("c",), 2 * _FLOAT_BYTES * call.output[1])
-    return Form(inputs, dims, kept=frozenset(("input", "weight")), statistics=(sums, sums))
+    return RuleResult(inputs, dims, kept=frozenset(("input", "weight")), statistics=(sums, sums))
 
 
-def _group_norm(call: Call) -> Form:
+def _group_norm(call: OperatorCall) -> RuleResult:
     dims: Dims = ("s", *(None,) * (len(call.output) - 1))
-    return Form({"input": dims}, dims, kept=frozenset(("input", "weight")))
+    return RuleResult({"input": dims}, dims, kept=frozenset(("input", "weight")))
 
 
-def _softmax(call: Call) -> Form:
+def _softmax(call: OperatorCall) -> RuleResult:
     """Whole along its own dimension."""
     dims = list(_labels(len(call.output)))
     dims[call.options["dim"]] = None  # type: ignore[call-overload]
-    return Form({"self": tuple(dims)}, tuple(dims), kept=frozenset(("output",)))
+    return RuleResult({"self": tuple(dims)}, tuple(dims), kept=frozenset(("output",)))
 
 
-def _cross_entropy(call: Call) -> Form:
+def _cross_entropy(call: OperatorCall) -> RuleResult:
     """By samples; by classes if maximum, sum and the score of the target are agreed on for each sample.
 
     Of a mean the samples that count are added up first.
@@ -267,25 +267,27 @@ def _cross_entropy(call: Call) -> Form:
     output: Dims = front if call.output else ()
     inputs: dict[str, Dims] = {"self": scores, "target": target}
     parts = {} if plain else {"v": 1}
-    return Form(
+    return RuleResult(
         inputs, output, summed, frozenset(("self", "target")), parts=parts, statistics=tuple(statistics)
     )
 
 
-def _score_of_target(call: Call) -> Form:
+def _score_of_target(call: OperatorCall) -> RuleResult:
     """As cross entropy, of logarithms that are whole for each sample."""
     form = _cross_entropy(call)
     return replace(form, parts={"v": 1}, statistics=form.statistics[2:])
 
 
-def _loss_of_elements(call: Call) -> Form:
+def _loss_of_elements(call: OperatorCall) -> RuleResult:
     """Squared and absolute differences, summed where the result is one number."""
     dims = _labels(len(call.shapes["self"]))
     summed = frozenset[str]() if call.output else frozenset(dims)
-    return Form(dict.fromkeys(call.shapes, dims), dims if call.output else (), summed, frozenset(call.shapes))
+    return RuleResult(
+        dict.fromkeys(call.shapes, dims), dims if call.output else (), summed, frozenset(call.shapes)
+    )
 
 
-def _reduction(call: Call) -> Form:
+def _reduction(call: OperatorCall) -> RuleResult:
     """Sums and means over some dimensions: the parts of those are added up."""
     axes = _axes(call)
     dims = _labels(len(call.shapes["self"]))
@@ -294,30 +296,30 @@ def _reduction(call: Call) -> Form:
         for axis, name in enumerate(dims)
         if axis not in axes or call.options.get("keepdim")
     )
-    return Form({"self": dims}, output, frozenset(dims[axis] for axis in axes))
+    return RuleResult({"self": dims}, output, frozenset(dims[axis] for axis in axes))
 
 
 def _pool(space: int) -> Rule:
     """Images, which have so many dimensions, by all others: samples and channels."""
 
-    def rule(call: Call) -> Form:
+    def rule(call: OperatorCall) -> RuleResult:
         dims: Dims = (*_labels(len(call.output) - space), *(None,) * space)
-        return Form(dict.fromkeys(call.shapes, dims), dims, kept=frozenset(call.shapes))
+        return RuleResult(dict.fromkeys(call.shapes, dims), dims, kept=frozenset(call.shapes))
 
     return rule
 
 
-def _permuted(order: Callable[[Call], Sequence[int]]) -> Rule:
-    def rule(call: Call) -> Form:
+def _permuted(order: Callable[[OperatorCall], Sequence[int]]) -> Rule:
+    def rule(call: OperatorCall) -> RuleResult:
         (shape,) = call.shapes.values()
         dims = _labels(len(shape))
         output = tuple(dims[axis] for axis in order(call))
-        return Form(dict.fromkeys(call.shapes, dims), output, is_cheap=True, moves=False)
+        return RuleResult(dict.fromkeys(call.shapes, dims), output, is_cheap=True, moves=False)
 
     return rule
 
 
-def _swapped(call: Call) -> list[int]:
+def _swapped(call: OperatorCall) -> list[int]:
     (shape,) = call.shapes.values()
     order = list(range(len(shape)))
     first, second = call.options.get("dim0", 0), call.options.get("dim1", len(shape) - 1)
@@ -325,7 +327,7 @@ def _swapped(call: Call) -> list[int]:
     return order
 
 
-def _view(call: Call) -> Form:
+def _view(call: OperatorCall) -> RuleResult:
     """Elements keep their order: dimensions that are split or joined are divided by the outermost of them."""
     (name, before), *_ = call.shapes.items()
     source: list[str | None] = [None] * len(before)
@@ -338,7 +340,7 @@ def _view(call: Call) -> Form:
             label = f"i{front}"
             source[outer] = made[front] = label
             parts[label] = math.gcd(before[outer], call.output[front])
-    return Form({name: tuple(source)}, tuple(made), parts=parts, is_cheap=True, moves=False)
+    return RuleResult({name: tuple(source)}, tuple(made), parts=parts, is_cheap=True, moves=False)
 
 
 def _pieces(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
@@ -362,7 +364,7 @@ def _pieces(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def _along(call: Call) -> Form:
+def _along(call: OperatorCall) -> RuleResult:
     """What takes a tensor apart, or puts some together, along one dimension, which stays whole."""
     first = max(call.shapes.values(), key=len)  # empty lists of numbers may stand among tensors
     if len(call.shapes) == 1 and first == call.output:  # all of it
@@ -378,31 +380,31 @@ def _along(call: Call) -> Form:
     else:  # stacked
         output = [*dims[:axis], None, *dims[axis:]]
     alike = (name for name, shape in call.shapes.items() if len(shape) == len(first))
-    return Form(dict.fromkeys(alike, tuple(dims)), tuple(output))
+    return RuleResult(dict.fromkeys(alike, tuple(dims)), tuple(output))
 
 
 def _whole_along(*, kept: str = "", option: str = "dim") -> Rule:
     """What looks at all entries along some dimensions, which the result may lack."""
 
-    def rule(call: Call) -> Form:
+    def rule(call: OperatorCall) -> RuleResult:
         dims = _labels(len(call.shapes["self"]))
         axes = _axes(call, option)
         read = tuple(None if axis in axes else name for axis, name in enumerate(dims))
         is_kept = len(call.output) == len(dims)
         output = tuple(name for name in read if is_kept or name is not None)
-        return Form({"self": read}, output, kept=frozenset((kept,)) - {""})
+        return RuleResult({"self": read}, output, kept=frozenset((kept,)) - {""})
 
     return rule
 
 
-def _axes(call: Call, option: str = "dim") -> set[int]:
+def _axes(call: OperatorCall, option: str = "dim") -> set[int]:
     """The dimensions that an operator names; all where it names none."""
     count, given = len(call.shapes["self"]), call.options.get(option)
     over = range(count) if given is None or given == [] else [given] if isinstance(given, int) else given
     return {axis % count for axis in over}
 
 
-def _at_indices(call: Call) -> Form:
+def _at_indices(call: OperatorCall) -> RuleResult:
     """Entries taken from, or put to, places along one dimension.
 
     Where an index is shorter than the tensor along another dimension, it goes with the first entries there:
@@ -414,27 +416,27 @@ def _at_indices(call: Call) -> Form:
         label if at != axis and len({*along}) == 1 else None
         for at, (label, along) in enumerate(zip(_labels(len(call.output)), sizes, strict=True))
     )
-    return Form(dict.fromkeys(call.shapes, dims), dims, kept=frozenset(("index",)))
+    return RuleResult(dict.fromkeys(call.shapes, dims), dims, kept=frozenset(("index",)))
 
 
-def _padded(call: Call) -> Form:
+def _padded(call: OperatorCall) -> RuleResult:
     """Whole along the dimensions that grow, shrink or shift."""
     (shape,) = call.shapes.values()
     some = [it for name, it in call.options.items() if name.startswith("pad.")]  # a list with computed sizes
     pads = call.options.get("pad", some)  # before and behind, of the last dimension first
     changed = {len(shape) - 1 - at // 2 for at, size in enumerate(pads) if size != 0}
     dims = tuple(None if at in changed else label for at, label in enumerate(_labels(len(shape))))
-    return Form(dict.fromkeys(call.shapes, dims), dims)
+    return RuleResult(dict.fromkeys(call.shapes, dims), dims)
 
 
-def _expand(call: Call) -> Form:
-    return Form(_pointwise(call).inputs, _labels(len(call.output)), is_cheap=True, moves=False)
+def _expand(call: OperatorCall) -> RuleResult:
+    return RuleResult(_pointwise(call).inputs, _labels(len(call.output)), is_cheap=True, moves=False)
 
 
-def _same(call: Call) -> Form:
+def _same(call: OperatorCall) -> RuleResult:
     (shape,) = call.shapes.values()
     dims = _labels(len(shape))
-    return Form(dict.fromkeys(call.shapes, dims), dims, is_cheap=True, moves=False)
+    return RuleResult(dict.fromkeys(call.shapes, dims), dims, is_cheap=True, moves=False)
 
 
 _LINEAR = frozenset(

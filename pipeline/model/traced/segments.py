@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.structure import Structure
-from arborcast.pipeline.model.traced.cuts import Item
-from arborcast.pipeline.model.traced.table import Table
+from arborcast.pipeline.model.module_structure import Structure
+from arborcast.pipeline.model.traced.cut_points import Item
+from arborcast.pipeline.model.traced.operator_table import OperatorTable
 
 
 @dataclass(frozen=True)
-class Code:
+class SegmentGraph:
     """What a segment runs in one mode.
 
     Attributes:
@@ -43,11 +43,11 @@ class LossCode:
             batch to this share's part of the loss.
     """
 
-    whole: Code
-    share: Code
+    whole: SegmentGraph
+    share: SegmentGraph
 
 
-class Segment(nn.Module):
+class TracedSegment(nn.Module):
     """Consecutive layers of a traced model; made by `Traced.divide`.
 
     Args:
@@ -63,8 +63,8 @@ class Segment(nn.Module):
         self,
         name: str,
         held: Iterable[tuple[str, Tensor, bool]],
-        training: Code,
-        evaluation: Code | str,
+        training: SegmentGraph,
+        evaluation: SegmentGraph | str,
         structure: Structure | None = None,
         losses: tuple[LossCode, ...] = (),
     ) -> None:
@@ -77,7 +77,7 @@ class Segment(nn.Module):
             register(self, path, tensor, is_saved)
         # As submodules, so that whoever changes operators (batch norm over replicas) finds the graphs.
         self._run_training = training.module
-        if isinstance(evaluation, Code):
+        if isinstance(evaluation, SegmentGraph):
             self._paths[False] = evaluation.tensors
             self._run_evaluation = evaluation.module
         self._structure = structure
@@ -131,8 +131,13 @@ class Segment(nn.Module):
 
 
 def build(
-    table: Table, names: Iterable[str], inputs: tuple[str, ...], outputs: tuple[str, ...], *, is_tuple: bool
-) -> Code:
+    table: OperatorTable,
+    names: Iterable[str],
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    *,
+    is_tuple: bool,
+) -> SegmentGraph:
     """The code of some operators.
 
     Args:
@@ -162,7 +167,7 @@ def build(
             made[name] = copy
     results = tuple(made[name] for name in outputs)
     graph.output(results if is_tuple or len(results) != 1 else results[0])
-    return Code(fx.GraphModule(captured.module, graph), tuple(paths.values()))
+    return SegmentGraph(fx.GraphModule(captured.module, graph), tuple(paths.values()))
 
 
 def literal_path(name: str) -> str:
@@ -170,7 +175,7 @@ def literal_path(name: str) -> str:
     return f"_literal_{name}"
 
 
-def held_tensors(table: Table) -> dict[str, str]:
+def held_tensors(table: OperatorTable) -> dict[str, str]:
     """Names in a segment of parameters, buffers and literals, by input of the graph."""
     return table.captured.tensors | {name: literal_path(name) for name in table.captured.literals}
 

@@ -20,8 +20,8 @@ from torch import fx
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.effects import UNDECLARED_CHANGES, Effects, effects, is_tensor
-from arborcast.pipeline.model.traced.operators import arguments, kind_of, needed
-from arborcast.pipeline.model.traced.sizes import Sizes
+from arborcast.pipeline.model.traced.operator_reader import arguments, kind_of, needed
+from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 
 
 def changed_arguments(node: fx.Node) -> tuple[str, ...]:

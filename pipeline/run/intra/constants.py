@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_map_only
 
 from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.effects import is_random
-from arborcast.pipeline.model.traced.operators import arguments, named
-from arborcast.pipeline.model.traced.sizes import Sizes
+from arborcast.pipeline.model.traced.operator_reader import arguments, named
+from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 from arborcast.pipeline.run.intra.changes import changed_arguments, check_changes
-from arborcast.pipeline.run.intra.collectives import MeshCollectives
-from arborcast.pipeline.run.intra.operators import called
+from arborcast.pipeline.run.intra.divided_operators import called
+from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
 from arborcast.pipeline.sharding.specs import Assignment
 
 Turn = tuple[int, int]

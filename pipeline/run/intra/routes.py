@@ -7,20 +7,26 @@ from dataclasses import dataclass
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.graph import Graph
-from arborcast.pipeline.sharding.resharding import Path
+from arborcast.pipeline.sharding.resharding import ReshardingPath
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import Spec, spec_of
-from arborcast.pipeline.sharding.strategies import Demand, Strategy, crossing_ways, inner_ways, summands_of
+from arborcast.pipeline.sharding.strategies import (
+    ReadLayout,
+    Strategy,
+    crossing_ways,
+    inner_ways,
+    summands_of,
+)
 
-Reading = tuple[str, Demand]
+Reading = tuple[str, ReadLayout]
 """A value and how it is read."""
 
-Leg = tuple[Spec, Path]
+Leg = tuple[Spec, ReshardingPath]
 """How a tensor lies, and the path that it takes from there."""
 
 
 @dataclass(frozen=True)
-class Route:
+class ValueRoute:
     """How a value gets to readers that ask alike, and its gradient back.
 
     Attributes:
@@ -36,7 +42,7 @@ class Route:
 
 def routes(
     graph: Graph, chosen: Sequence[Strategy | None], setting: Setting, several: Collection[str]
-) -> Iterator[tuple[Reading, Route]]:
+) -> Iterator[tuple[Reading, ValueRoute]]:
     """The route of every reading.
 
     Args:
@@ -69,7 +75,7 @@ def routes(
                 )
             yield (
                 (tensor.value, demand),
-                Route(
+                ValueRoute(
                     (spec, there),
                     None if demand.gradient is None else (demand.gradient, back),
                     update is not None and there.ps > 0,
@@ -83,7 +89,7 @@ def additions(
     """The way of each operator's result from its summands, and of its gradient, if it has one."""
     for operator, way in zip(graph.operators, chosen, strict=True):
         if way is None or operator.given is not None:
-            yield ((), Path(0)), None
+            yield ((), ReshardingPath(0)), None
             continue
         begins = summands_of(operator, way.before)
         ends = spec_of(operator.result, way.after)

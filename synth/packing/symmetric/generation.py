@@ -24,7 +24,7 @@ from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, Weighed, whole_p
 from arborcast.synth.packing.bounded_tree import LARGEST_EXACT, UNUSABLE, cheapest_bounded, effort_of
 from arborcast.synth.packing.symmetric.contraction import LaminarFamily, contract
 from arborcast.synth.packing.symmetric.growth import grow
-from arborcast.synth.packing.symmetric.problem import Column, Problem, hops_from
+from arborcast.synth.packing.symmetric.orbit_problem import OrbitTree, Problem, hops_from
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Generation:
     _hop_price: dict[int, int] = field(default_factory=dict)
 
     @cached_property
-    def master(self) -> Master[Column]:
+    def master(self) -> Master[OrbitTree]:
         """All trees that were met, and the program that weighs them."""
         return Master(self.problem.rows)
 
@@ -79,7 +79,7 @@ class Generation:
         """The least rate that no trees, of any or of the given height, were proved to exceed."""
         return Fraction(1) if self.master.limit is None else min(Fraction(1), self.master.limit)
 
-    def up_to(self, height: int | None) -> list[Column]:
+    def up_to(self, height: int | None) -> list[OrbitTree]:
         """The trees of at most a height."""
         return [column for column in self.master.columns if height is None or column.height <= height]
 
@@ -125,7 +125,9 @@ class Generation:
             self._take(columns)
             for group in range(len(self.problem.groups)):
                 members = [np.array(column.uses) for column in columns if column.group == group]
-                loads += min(members, key=lambda uses: int((uses * lengths).sum()), default=np.zeros_like(loads))
+                loads += min(
+                    members, key=lambda uses: int((uses * lengths).sum()), default=np.zeros_like(loads)
+                )
             loads = np.minimum(loads, _WARM)
 
     def _follow_cut(self, weighed: Weighed) -> Weighed:
@@ -144,22 +146,22 @@ class Generation:
                 mark = weighed.rate
         return weighed
 
-    def _smooth(self, finest: int) -> Callable[[Weighed], Iterable[Column]]:
+    def _smooth(self, finest: int) -> Callable[[Weighed], Iterable[OrbitTree]]:
         """Trees that are cheapest under the mean of earlier prices, which zigzag less."""
         smooth: list[np.ndarray] = []
 
-        def source(weighed: Weighed) -> Iterator[Column]:
+        def source(weighed: Weighed) -> Iterator[OrbitTree]:
             smooth[:] = [(smooth[0] + weighed.prices) / 2 if smooth else weighed.prices]
             base = whole_prices(weighed.prices, _TERTIARY)
             return self._low(self.trees(whole_prices(smooth[0], finest), base))
 
         return source
 
-    def _fine(self, weighed: Weighed) -> Iterator[Column]:
+    def _fine(self, weighed: Weighed) -> Iterator[OrbitTree]:
         base = whole_prices(weighed.prices, _TERTIARY)
         return self._low(self.trees(whole_prices(weighed.prices, FINE), base))
 
-    def _bounded(self, height: int, weighed: Weighed) -> Iterator[Column]:
+    def _bounded(self, height: int, weighed: Weighed) -> Iterator[OrbitTree]:
         # Never nothing: among ways that cost as little the shortest is meant.
         return self._priced_exactly(whole_prices(weighed.prices, _FINEST) + 1, height)
 
@@ -200,18 +202,18 @@ class Generation:
                 loads += np.array(column.uses) / budgets
             self._take(columns)
 
-    def _low(self, columns: Iterable[Column]) -> Iterator[Column]:
+    def _low(self, columns: Iterable[OrbitTree]) -> Iterator[OrbitTree]:
         """Those that are low enough."""
         return (one for one in columns if self.max_height is None or one.height <= self.max_height)
 
-    def _take(self, columns: Iterable[Column]) -> None:
+    def _take(self, columns: Iterable[OrbitTree]) -> None:
         self.master.add_helpful(self._low(columns), None)
 
-    def spread(self, lengths: Ints) -> Iterator[Column]:
+    def spread(self, lengths: Ints) -> Iterator[OrbitTree]:
         """A cheapest tree for each group, all of which together spread evenly over the orbits."""
         return self.series(lengths, [1] * len(self.problem.groups), self.problem.steepness)
 
-    def series(self, lengths: Ints, numbers: Sequence[int], steepness: Ints) -> Iterator[Column]:
+    def series(self, lengths: Ints, numbers: Sequence[int], steepness: Ints) -> Iterator[OrbitTree]:
         """Cheapest trees, all of which together spread evenly over the orbits.
 
         Args:
@@ -228,16 +230,16 @@ class Generation:
                     used += np.array(column.uses)
                     yield column
 
-    def trees(self, lengths: Ints, base: Ints) -> Iterator[Column]:
+    def trees(self, lengths: Ints, base: Ints) -> Iterator[OrbitTree]:
         """A cheapest tree for each root that pays the least of some other price."""
         flat = np.zeros(len(lengths), dtype=np.int64)
         for nest, group, root in self._nests(lengths):
             yield self._grown(nest, group, root, 1 + base, flat)
 
-    def _grown(self, nest: LaminarFamily, group: int, root: int, base: Ints, steepness: Ints) -> Column:
+    def _grown(self, nest: LaminarFamily, group: int, root: int, base: Ints, steepness: Ints) -> OrbitTree:
         graph = self.problem.graph(turned=self.problem.groups[group].turned)
         self.grown += 1
-        return Column(group, root, *grow(graph, nest, self.problem.orbits, root, base, steepness))
+        return OrbitTree(group, root, *grow(graph, nest, self.problem.orbits, root, base, steepness))
 
     def _nests(self, lengths: Ints) -> Iterator[tuple[LaminarFamily, int, int]]:
         """For each root the contraction in which its tree is grown: one serves all roots of a side."""
@@ -270,7 +272,7 @@ class Generation:
                 break
         return nest
 
-    def _priced_exactly(self, lengths: Ints, height: int) -> Iterator[Column]:
+    def _priced_exactly(self, lengths: Ints, height: int) -> Iterator[OrbitTree]:
         """For each root a cheapest tree of at most a height, and the limit that these prove.
 
         None where too many ranks take part or too much effort was spent before.
@@ -287,7 +289,7 @@ class Generation:
             self.effort -= effort_of(ranks, roots, height)
         cheapest: list[int | None] = [None] * len(problem.groups)
         of_links = orbits.spread(lengths)
-        found: list[Column] = []
+        found: list[OrbitTree] = []
         for turned in (False, True):
             members = [
                 (index, root)
@@ -307,7 +309,7 @@ class Generation:
                 routes = distances.routes(trees.parents[place])
                 links = order[routes.links]
                 tree = Routes(problem.graph(turned=turned), routes.parents, routes.starts, links)
-                found.append(Column(index, root, tree, orbits.counted(links)))
+                found.append(OrbitTree(index, root, tree, orbits.counted(links)))
         self.master.prove(lengths, cheapest)
         yield from found
 
@@ -317,7 +319,7 @@ def _note(cheapest: list[int | None], group: int, cost: int) -> None:
     cheapest[group] = cost if before is None else min(cost, before)
 
 
-def with_best_rate(problem: Problem, columns: Sequence[Column]) -> list[Column]:
+def with_best_rate(problem: Problem, columns: Sequence[OrbitTree]) -> list[OrbitTree]:
     """The trees up to the least height at which the rate is that of all of them."""
     best = TreeProgram(problem.rows, columns).solve().rate
     heights = sorted({column.height for column in columns})

@@ -1,0 +1,234 @@
+"""From options to the links among the ranks of one group, and where that knowledge comes from.
+
+A scheduler hands out some ranks of a machine, a group is some ranks of a job, and links may be down: what
+remains is the fragment on which the schedules of the group are found. Nothing of it is guessed, except that
+a group of which nobody says anything is a full mesh of sockets, and that is said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from arborcast import topologies
+from arborcast.backends.options import Options
+from arborcast.backends.schedules.spare import fitting_spares
+from arborcast.synth.errors import InputError
+from arborcast.synth.faults.faulty import Faulty, without
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Hop, Topology
+from arborcast.topologies.files import load_file
+
+if TYPE_CHECKING:
+    from arborcast.synth.faults.spares import Spares
+    from arborcast.synth.groups.result import GroupSchedules
+
+ASSUMED_BANDWIDTH = 1
+"""GB/s of each link of a full mesh that is only assumed."""
+
+ASSUMED_LATENCY_US = 20
+"""Latency of such a link: about what a message through a socket costs."""
+
+
+@dataclass(frozen=True)
+class GroupFabric:
+    """The links among the ranks of a group.
+
+    Attributes:
+        topology: its rank i is rank i of the group; its switches only forward, whatever they can do.
+        source: what it was made from, in words.
+        is_assumed: whether nobody described it.
+        healthy: the same ranks before links failed; None where none did, or where the group is a fragment.
+        places: the rank of the whole fabric that each rank of the group is; empty where that is not known.
+        joint: what groups of the job run at once on the whole fabric; nothing where nobody says.
+        gone: links between ranks of the group that have failed, as its ranks.
+        spares: schedules for the failure of links of the group, made beforehand.
+    """
+
+    topology: Topology
+    source: str
+    is_assumed: bool
+    healthy: Topology | None = None
+    places: tuple[int, ...] = ()
+    joint: tuple[GroupSchedules, ...] = ()
+    gone: tuple[Hop, ...] = ()
+    spares: tuple[Spares, ...] = ()
+
+    @property
+    def asked(self) -> Topology | Faulty:
+        """What schedules are asked for: with faults, where it is known what they were faults of."""
+        if self.healthy is None:
+            return self.topology
+        return Faulty(self.healthy, self.topology, tuple(range(self.topology.size)))
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        links = len(self.topology.links)
+        return f"{self.topology.name}: {self.topology.ranks} ranks, {links} directed links, {self.source}"
+
+
+def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -> GroupFabric:
+    """The fragment of the fabric that a group is.
+
+    Links to ranks outside the group are left out: their processes do not forward for it. The fragment may
+    therefore have ranks that cannot reach each other.
+
+    Args:
+        options: `topology`, `ranks`, `without` and `spares` count here.
+        global_ranks: of the group's ranks, in the group's order.
+        world_size: ranks of the default group.
+
+    Raises:
+        InputError: the fabric cannot be read, it does not say which of its ranks the processes are, or there
+            is no such rank or link.
+    """
+    assert all(0 <= rank < world_size for rank in global_ranks), "the caller knows the world"
+    joint = _joint(options)
+    described = options.topology if not joint or options.topology is not None else joint[0].topology
+    if described is None:
+        return _assumed(options, global_ranks, world_size)
+    whole, source = _described(described)
+    for it in joint:
+        _check_joint(it, whole, options)
+    whole = whole.forwarding  # no process of the job adds in a switch
+    places = _places(options.ranks, whole, world_size)
+    topology = without_links(whole, options.without)
+    chosen = [places[rank] for rank in global_ranks]
+    is_whole = chosen == list(range(whole.ranks))
+    topology = topology if is_whole else topology.subset(chosen)
+    place = {rank: own for own, rank in enumerate(chosen)}
+    inside = [hop for hop in options.without if place.keys() >= set(hop)]
+    healthy = whole if is_whole or not options.spares else whole.subset(chosen)
+    return GroupFabric(
+        topology,
+        source + _words_of(options.without),
+        is_assumed=False,
+        healthy=whole if is_whole and options.without else None,
+        places=tuple(chosen),
+        joint=joint,
+        gone=tuple((place[first], place[second]) for first, second in inside),
+        spares=fitting_spares(options.spares, healthy, is_whole=is_whole),
+    )
+
+
+def _joint(options: Options) -> tuple[GroupSchedules, ...]:
+    """What groups run at once, read once in a process."""
+    given = options.groups
+    if isinstance(given, (str, os.PathLike)):
+        return (_read_once(os.fspath(given)),)
+    if isinstance(given, tuple | list):
+        return tuple(given)
+    return () if given is None else (given,)
+
+
+@cache
+def _read_once(folder: str) -> GroupSchedules:
+    from arborcast.synth.groups.folder import read_groups
+
+    return read_groups(folder)
+
+
+def _check_joint(joint: GroupSchedules, whole: Topology, options: Options) -> None:
+    theirs = joint.topology
+    if (theirs.ranks, theirs.links, len(theirs.switches)) != (whole.ranks, whole.links, len(whole.switches)):
+        raise InputError(f"groups: must be on topology {whole.name}, got those of {theirs.name}")
+    if joint.certificate.relays:
+        raise InputError(
+            "groups: must not forward for each other, as their processes do not (synth groups --no-relays), "
+            f"got {len(joint.groups)} groups with relays"
+        )
+    if options.without:
+        raise InputError("groups: must be left out with without, for which they were not made, got both")
+
+
+def without_links(topology: Topology, pairs: Iterable[Hop]) -> Topology:
+    """A topology of the same name without the links between some pairs of its ranks, in both directions.
+
+    Parallel links count as one and are all gone.
+
+    Raises:
+        InputError: there is no link between the ranks of a pair.
+    """
+    pairs = dict.fromkeys((first, second) if first < second else (second, first) for first, second in pairs)
+    for first, second in pairs:
+        both = {(first, second), (second, first)}
+        if second >= topology.ranks or not both & topology.bandwidth.keys():
+            raise InputError(
+                f"without {first}-{second}: must be a link between two ranks of {topology.name}, which has "
+                "no such link"
+            )
+    return replace(without(topology, links=pairs).topology, name=topology.name) if pairs else topology
+
+
+def _described(topology: str | os.PathLike[str] | Topology) -> tuple[Topology, str]:
+    match topology:
+        case Topology():
+            return topology, "given in code"
+        case str():
+            return topologies.load(topology), f"from {topology}"
+        case path:  # a file even where the catalog has something of that name
+            return load_file(os.fspath(path)).topology, f"from {os.fspath(path)}"
+
+
+def _places(ranks: Sequence[int] | None, whole: Topology, world_size: int) -> Sequence[int]:
+    """The rank of the fabric that each global rank is."""
+    if ranks is None:
+        if whole.ranks > world_size:  # which of them the scheduler handed out must not be guessed
+            raise InputError(
+                f"fabric {whole.name}: has {whole.ranks} ranks and the job has {world_size}; ARBORCAST_RANKS "
+                "(or the option ranks) must name the rank of the fabric that each rank of the job is"
+            )
+        if whole.ranks < world_size:
+            raise InputError(
+                f"fabric {whole.name}: must have a rank for each of the {world_size} of the job, "
+                f"got {whole.ranks}"
+            )
+        return range(world_size)
+    if len(ranks) != world_size:
+        raise InputError(
+            f"ranks: must name a rank of fabric {whole.name} for each of the {world_size} ranks of the job, "
+            f"got {len(ranks)}"
+        )
+    for rank in ranks:
+        if rank >= whole.ranks:
+            raise InputError(f"ranks: fabric {whole.name} has ranks 0..{whole.ranks - 1}, got {rank}")
+    return ranks
+
+
+def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> GroupFabric:
+    """A full mesh; links are left out by global rank, since there is no other."""
+    if options.spares:
+        raise InputError(
+            "spares: must be for a fabric, and none is given (ARBORCAST_TOPOLOGY or option topology), "
+            f"got {len(options.spares)}"
+        )
+    if options.ranks is not None:
+        raise InputError(
+            "ranks: must be those of a fabric, and none is given (ARBORCAST_TOPOLOGY or option topology), "
+            f"got {shorten(list(options.ranks))}"
+        )
+    for first, second in options.without:
+        if max(first, second) >= world_size:
+            raise InputError(f"without {first}-{second}: ranks of the job are 0..{world_size - 1}")
+    spec = f"full:{len(global_ranks)},bandwidth={ASSUMED_BANDWIDTH},latency={ASSUMED_LATENCY_US}"
+    position = {rank: index for index, rank in enumerate(global_ranks)}
+    inside = [
+        (position[first], position[second])
+        for first, second in options.without
+        if first in position and second in position
+    ]
+    mesh = without_links(topologies.load(spec), inside)
+    source = (
+        f"assumed, since nobody described the fabric (ARBORCAST_TOPOLOGY): {ASSUMED_BANDWIDTH} GB/s and "
+        f"{ASSUMED_LATENCY_US} us between any two ranks"
+    )
+    return GroupFabric(mesh, source + _words_of(options.without), is_assumed=True, gone=tuple(inside))
+
+
+def _words_of(without: Sequence[Hop]) -> str:
+    if not without:
+        return ""
+    return f", without {', '.join(f'{first}-{second}' for first, second in without)}"

@@ -1,0 +1,257 @@
+"""One call from a model and a fabric to every way of training it there, each a plan to save and to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
+
+from arborcast.pipeline.costs.link_costs import LinkCosts
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.alternatives import METHODS, alternatives
+from arborcast.pipeline.planning.asynchronous import SteadyState, fastest_steady_state
+from arborcast.pipeline.planning.costing import Costed, costed
+from arborcast.pipeline.planning.memory_need import Limit
+from arborcast.pipeline.planning.plan_prediction import Prediction, predict
+from arborcast.pipeline.planning.planner import PlanWishes, plan
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan
+from arborcast.synth.topology import Topology
+from arborcast.topologies import load_machine
+from arborcast.topologies.machine import Machine
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from arborcast.pipeline.costs.layer_pass import Example, LossFunction, OptimizerFactory
+    from arborcast.pipeline.model.layered import Layered
+
+OURS = "arborcast"
+"""The method that is `pipeline.plan`."""
+
+ASYNCHRONOUS = "pipedream-async"
+"""PipeDream as published, without a flush: predicted, never a plan."""
+
+EVERY = (OURS, *METHODS, ASYNCHRONOUS)
+"""All methods, in the order of a comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What one method gives.
+
+    Attributes:
+        method: one of `EVERY`.
+        plan: what it would do; None where nothing of it can be run.
+        prediction: of a step of the plan, its allreduces by the schedules that will run.
+        why_not: in words why there is no plan; "" where there is one.
+        remark: how the plan differs from what was published; "" where it does not.
+        steady_state: of training without a flush, for the method that is that.
+    """
+
+    method: str
+    plan: Plan | None
+    prediction: Prediction | None
+    why_not: str = ""
+    remark: str = ""
+    steady_state: SteadyState | None = None
+
+    @property
+    def time_us(self) -> float | None:
+        """Of a batch; None where nothing is known of it."""
+        known = self.prediction or self.steady_state
+        return None if known is None else known.time_us
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """That the fullest rank needs."""
+        known = self.prediction or self.steady_state
+        return None if known is None else max(it.total for it in known.memory)
+
+    def runnable(self) -> tuple[Plan, Prediction]:
+        """The plan and what is predicted of it.
+
+        Raises:
+            PlanError: there is none (why).
+        """
+        if self.plan is None or self.prediction is None:
+            raise PlanError(f"method {self.method}: {self.why_not}")
+        return self.plan, self.prediction
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The ways to train a model on a fabric, from the same costs, links and memory.
+
+    Attributes:
+        costed: the model's profile, and for what it was costed.
+        topology: the fabric.
+        batch: samples of a step.
+        memory_bytes: the limit that all plans keep to; None for none.
+        alternatives: what each method gives, ours first.
+        best: the fastest plan that keeps to all that was asked for; of equally fast ones the first.
+    """
+
+    costed: Costed
+    topology: Topology
+    batch: int
+    memory_bytes: Limit | None
+    alternatives: tuple[Alternative, ...]
+    best: Alternative
+
+    @property
+    def profile(self) -> Profile:
+        """Of the model."""
+        return self.costed.profile
+
+    @property
+    def plan(self) -> Plan:
+        """The best one."""
+        return self.best.runnable()[0]
+
+    @property
+    def prediction(self) -> Prediction:
+        """Of its step."""
+        return self.best.runnable()[1]
+
+    def __getitem__(self, method: str) -> Alternative:
+        """What a method gives.
+
+        Raises:
+            PlanError: it was not compared.
+        """
+        for it in self.alternatives:
+            if it.method == method:
+                return it
+        names = ", ".join(it.method for it in self.alternatives)
+        raise PlanError(f"method: must be one of {names}, got {method}")
+
+
+def compare(
+    model: Profile | str | nn.Module | Layered,
+    fabric: Topology | Machine | str,
+    example: Example | None = None,
+    loss_fn: LossFunction | None = None,
+    *,
+    device: str | None = None,
+    optimizer: OptimizerFactory | None = None,
+    name: str | None = None,
+    methods: Iterable[str] = EVERY,
+    **wishes: Unpack[PlanWishes],
+) -> Comparison:
+    """Plan a model on a fabric by every method, with the same costs, links and memory.
+
+        found = pipeline.compare("bert-large", "dgx1")
+        pipeline.write_plan(found["pipedream"].plan, "pipedream.json")
+
+    The last arguments are those of `plan`; batch, microbatches and memory hold for all methods, the others
+    for ours. Unless `microbatches` is given, the other methods may choose between those of our plan, one,
+    one for each rank, four for each rank, and those of one sample on each rank. Plans are compared by
+    `predict`, so with the schedules that will run.
+
+    Args:
+        model: a profile or its file, a network of `pipeline.zoo` by name, or a module.
+        fabric: a topology, or what `topologies.load` takes.
+        example: of a module: its inputs, or (inputs, targets) with `loss_fn`.
+        loss_fn: of the model's output and the targets.
+        device: that a model is costed for, of `costs.devices`; "here" measures a module on this machine. By
+            default what the ranks of the fabric are; where that is unknown a named network is costed for a
+            V100, and a module is measured.
+        optimizer: makes the optimizer of a list of parameters, for the bytes of its state.
+        name: of the profile of a module.
+        methods: of `EVERY`.
+        **wishes: as in `plan`. Memory that is not given is the device's, where the model is costed for one.
+
+    Raises:
+        PlanError: as `plan`, where ours is asked for; no method has a plan (why the first has none), or
+            there is no such method.
+        ProfileError: the model cannot be costed.
+        BatchError: the batch does not split.
+    """
+    names = tuple(dict.fromkeys(methods))
+    if not names:
+        raise PlanError(f"methods: must be some of {', '.join(EVERY)}, got none")
+    for it in names:
+        if it not in EVERY:
+            raise PlanError(f"method: must be one of {', '.join(EVERY)}, got {it}")
+    machine = _machine(fabric)
+    topology = machine.topology
+    costs = costed(model, machine, example, loss_fn, device=device, optimizer=optimizer, name=name)
+    profile = costs.profile
+    asked = wishes.get("batch")
+    batch = wishes["batch"] = costs.batch if asked is None else asked
+    network = wishes["network"] = wishes.get("network") or LinkCosts(topology)
+    if "memory_bytes" not in wishes and costs.device is not None:
+        wishes["memory_bytes"] = costs.device.memory_bytes
+    memory_bytes = wishes.get("memory_bytes")
+    ours = plan(profile, topology, **wishes) if OURS in names else None
+    microbatches = wishes.get("microbatches")
+    several = {1, min(batch, topology.ranks), min(batch, 4 * topology.ranks), max(1, batch // topology.ranks)}
+    several |= {ours.microbatches} if ours else set()
+    counts = sorted(several) if microbatches is None else [microbatches]
+    others = alternatives(
+        profile,
+        network,
+        batch=batch,
+        microbatches=counts,
+        memory_bytes=memory_bytes,
+        methods=[it for it in METHODS if it in names],
+    )
+
+    def made(method: str) -> Alternative:
+        if method == ASYNCHRONOUS:
+            return _asynchronous(profile, network, batch, counts, memory_bytes)
+        given = others.get(method, ours)
+        if not isinstance(given, Plan):
+            return Alternative(method, None, None, str(given))
+        remark = METHODS[method].remark if method in METHODS else ""
+        return Alternative(method, given, predict(given, profile, network, batch=batch), remark=remark)
+
+    found = tuple(made(it) for it in EVERY if it in names)
+    runnable = [it for it in found if it.plan and (it.method == OURS or _keeps(it.plan, profile, wishes))]
+    runnable = runnable or [it for it in found if it.plan]
+    best = min(runnable or found[:1], key=lambda it: it.time_us or 0.0)
+    if best.plan is None and best.steady_state is None:
+        raise PlanError(f"method {best.method}: {best.why_not}")
+    return Comparison(costs, topology, batch, memory_bytes, found, best)
+
+
+def _asynchronous(
+    profile: Profile, network: LinkCosts, batch: int, counts: Sequence[int], memory_bytes: Limit | None
+) -> Alternative:
+    """What PipeDream without a flush would do, which is no plan of the trainer."""
+    why_not = "cannot be run: it updates after every minibatch, with gradients of older weights"
+    try:
+        steady = fastest_steady_state(
+            profile, network, batch=batch, microbatches=counts, memory_bytes=memory_bytes
+        )
+    except PlanError as error:
+        return Alternative(ASYNCHRONOUS, None, None, str(error))
+    missing = steady.missing(memory_bytes)
+    return Alternative(
+        ASYNCHRONOUS, None, None, f"{why_not}; {missing}" if missing else why_not, steady_state=steady
+    )
+
+
+def _machine(fabric: Topology | Machine | str) -> Machine:
+    if isinstance(fabric, str):
+        return load_machine(fabric)
+    return Machine.of(fabric) if isinstance(fabric, Topology) else fabric
+
+
+def _keeps(plan: Plan, profile: Profile, wishes: PlanWishes) -> bool:
+    """Whether the plan of another method is as was asked of ours."""
+    order, recompute = wishes.get("order"), wishes.get("recompute")
+    stages, most = wishes.get("stages"), wishes.get("max_in_flight")
+    if most is not None and plan.max_in_flight is None:
+        in_flight = ORDERS[plan.order].in_flight
+        assert in_flight is not None, "so are all orders of other methods"
+        if in_flight(len(plan.stages) - 1, plan.microbatches) > most:
+            return False
+    return (
+        order in (None, plan.order)
+        and recompute in (None, plan.recompute)
+        and stages in (None, len(plan.workers))
+        and not (wishes.get("keep_ties_together") and profile.ties_across(plan.cuts))
+    )

@@ -1,0 +1,167 @@
+"""The shapes of profile and plan files: which keys there are and what kind of value each takes.
+
+Only the form is checked here, by pydantic; `pipeline.planning.formats` makes values of what passed.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
+
+from arborcast.synth.formats.shapes import MAPPING, MAX_INT, MAX_RANKS, NUMBER, Bandwidth, Name, number_with
+
+MAX_LAYERS = 1 << 16
+MAX_BYTES = 1 << 60
+MAX_TIME_US = Fraction(10**15)  # thirty years: what is above it is a typing error, not a time
+
+Bytes = Annotated[int, Field(ge=0, le=MAX_BYTES)]
+Time = Annotated[
+    Fraction, number_with(lambda time: "must be at most 1e15 us" if time > MAX_TIME_US else None), NUMBER
+]
+Count = Annotated[int, Field(ge=1, le=MAX_INT)]
+
+
+@MAPPING
+class LayerShape(TypedDict):
+    """One layer of a profile; see `pipeline.profiles.Layer`."""
+
+    name: Name
+    forward_us: Time
+    backward_us: Time
+    output_bytes: Bytes
+    saved_bytes: Bytes
+    parameter_bytes: Bytes
+    gradient_bytes: Bytes
+    optimizer_bytes: NotRequired[Bytes]
+    forward_fixed_us: NotRequired[Time]
+    backward_fixed_us: NotRequired[Time]
+    weights_us: NotRequired[Time]
+    working_bytes: NotRequired[Bytes]
+    working_fixed_bytes: NotRequired[Bytes]
+    update_bytes: NotRequired[Bytes]
+    passing_bytes: NotRequired[Bytes]
+
+
+@MAPPING
+class TieShape(TypedDict):
+    """A parameter that several layers share."""
+
+    name: Name
+    size_bytes: Bytes
+    layers: Annotated[list[int], Field(min_length=2, max_length=MAX_LAYERS)]
+
+
+@MAPPING
+class ProfileShape(TypedDict):
+    """A profile file."""
+
+    format: str
+    model: Name
+    samples: Count
+    source: NotRequired[str]
+    layers: Annotated[list[LayerShape], Field(min_length=1, max_length=MAX_LAYERS)]
+    ties: NotRequired[Annotated[list[TieShape], Field(max_length=MAX_LAYERS)]]
+
+
+@MAPPING
+class SegmentShape(TypedDict):
+    """What becomes of the results of so many layers."""
+
+    treatment: Literal["keep", "recompute", "offload"]
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+
+
+@MAPPING
+class StageShape(TypedDict):
+    """The layers [start, end) on some ranks."""
+
+    start: Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+    end: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    ranks: Annotated[list[int], Field(min_length=1, max_length=MAX_RANKS)]
+    segments: NotRequired[Annotated[list[SegmentShape], Field(max_length=MAX_LAYERS)]]
+
+
+@MAPPING
+class PlanDocument(TypedDict):
+    """A plan file; `predicted` is for people and other programs, and not read back."""
+
+    format: str
+    model: NotRequired[str]
+    method: NotRequired[str]
+    stages: Annotated[list[StageShape], Field(min_length=1, max_length=MAX_LAYERS)]
+    microbatches: Count
+    order: str
+    recompute: NotRequired[bool]
+    max_in_flight: NotRequired[Count | None]
+    offload_gbps: NotRequired[Bandwidth]
+    topology: NotRequired[dict[str, Any] | None]
+    predicted: NotRequired[dict[str, Any] | None]
+
+
+Placement = Annotated[str, Field(max_length=64)]
+"""A spec, as DTensor writes placements."""
+
+
+@MAPPING
+class MeshShape(TypedDict):
+    """Ranks as a grid, row by row."""
+
+    shape: Annotated[list[Annotated[int, Field(ge=2, le=MAX_RANKS)]], Field(max_length=4)]
+    ranks: Annotated[list[int], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+@MAPPING
+class ParameterShardingShape(TypedDict):
+    """How a parameter lies on a mesh."""
+
+    path: str
+    stored: Placement
+    update: Placement
+
+
+@MAPPING
+class OperatorShardingShape(TypedDict):
+    """How an operator is divided; see `pipeline.sharding.stage_sharding`."""
+
+    name: str
+    kind: str
+    members: list[str]
+    reads: list[Annotated[list[str | None], Field(min_length=3, max_length=3)]]
+    made: Placement
+    result: Placement
+    outputs: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+
+
+@MAPPING
+class ShardingShape(TypedDict):
+    """How a stage lies on a mesh."""
+
+    mesh: MeshShape
+    parameters: list[ParameterShardingShape]
+    operators: list[OperatorShardingShape]
+
+
+@MAPPING
+class ShardedStageShape(TypedDict):
+    """The layers [start, end) on a mesh."""
+
+    start: Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+    end: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    sharding: ShardingShape
+
+
+@MAPPING
+class ShardedPlanShape(TypedDict):
+    """A plan file of both levels; `predicted` is for people and other programs, and not read back."""
+
+    format: str
+    model: str
+    batch: Count
+    microbatches: Count
+    stages: Annotated[list[ShardedStageShape], Field(min_length=1, max_length=MAX_LAYERS)]
+    whole: list[str]
+    topology: dict[str, Any]
+    predicted: NotRequired[dict[str, Any] | None]

@@ -1,0 +1,74 @@
+"""Plans in orders that no closed form ranks, made from plans in 1F1B.
+
+These are zero-bubble orders and those with several stages on a rank. The ranks of each stage stay; where an
+order lays several stages on them, the layers are cut anew, so that the slowest stage is as fast as can be.
+Whether any of it is worth it, the simulator says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from arborcast.pipeline.costs.saved_bytes import Treatment
+from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.stage_balance import balanced_by
+from arborcast.pipeline.planning.tables import LayerTables
+from arborcast.pipeline.stages import Plan, Stage
+
+MOST_EACH = 4
+"""Stages on a rank that are tried at most: each is a message more for every microbatch."""
+
+
+def derived(
+    plan: Plan, layers: LayerTables, orders: Sequence[str], batch: int, most_each: int = MOST_EACH
+) -> Iterator[Plan]:
+    """A plan's ranks and microbatches in other orders, as far as there are layers enough.
+
+    Stages that are cut anew keep all results; or, if the plan recomputes some, they recompute all.
+
+    Args:
+        plan: with every stage on ranks of its own.
+        layers: of its model, and where they may be cut.
+        orders: of `ORDERS`.
+        batch: samples.
+        most_each: stages on a rank that are tried.
+    """
+    by_layer = any(it.segments for it in plan.stages)
+    ways = (False, True) if by_layer and Treatment.RECOMPUTE in plan.treatments else (plan.recompute,)
+    for name in orders:
+        order, workers = ORDERS[name], len(plan.stages)
+        if workers == 1 or (order.splits and plan.treatments != {Treatment.KEEP}):
+            continue  # there is nothing to fill, or nothing to split
+        for each in range(1, most_each + 1):
+            layout = order.layout(each * workers, workers)
+            if layout is None:
+                continue
+            ranks = {stage: plan.stages[it].ranks for it, held in enumerate(layout) for stage in held}
+            stages = plan.stages if each == 1 else _cut(ranks, layers, batch / plan.microbatches)
+            if stages is None:
+                continue
+            for recompute in ways:
+                yield replace(
+                    plan,
+                    stages=stages,
+                    order=name,
+                    recompute=recompute,
+                    method=f"{plan.method} and {name}",
+                    offload_gbps=None,
+                )
+
+
+def _cut(ranks: dict[int, tuple[int, ...]], layers: LayerTables, samples: float) -> tuple[Stage, ...] | None:
+    """All layers in as many stages, whose passes of a microbatch take as little as can be at most."""
+    bounds = (0, *layers.cuts, layers.profile.depth)
+    fixed, each = (a + b for a, b in zip(layers.forward, layers.backward, strict=True))
+    times = {len(it): (fixed + samples / len(it) * each).tolist() for it in ranks.values()}
+
+    def cost(stage: int, start: int, end: int) -> float:
+        return float(times[len(ranks[stage])][bounds[start]][bounds[end]])
+
+    if len(bounds) - 1 < len(ranks):
+        return None
+    found = balanced_by(cost, len(bounds) - 1, len(ranks))
+    return tuple(Stage(bounds[a], bounds[b], ranks[stage]) for stage, (a, b) in enumerate(found))

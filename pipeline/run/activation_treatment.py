@@ -1,0 +1,313 @@
+"""What a stage does with the results of its forward passes, as its plan says: keep, recompute, or offload.
+
+Recomputed segments are checkpoints (`torch.utils.checkpoint`), which begin again with the same random
+numbers. Offload goes by `torch.autograd.graph.saved_tensors_hooks`: what autograd keeps of an offloaded layer
+is copied to host memory, memory by memory (views of one are one), by a thread of its own while the layer
+behind it runs, and back while that one runs backward. On CPU ranks host memory is other memory of the same
+machine: the mechanism is the same, and only what autograd holds becomes less. It was never run on a GPU, on
+which copies would need pinned memory and streams of their own to run beside passes.
+
+What a layer hands on counts as the next layer's, so that it stays or goes with that; what a stage takes in
+stays.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from arborcast.pipeline.costs.layer_pass import storage_key
+from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, units
+from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.module_structure import flatten
+from arborcast.pipeline.run.boundary import check_overwritten
+from arborcast.pipeline.run.initial_weights import Stages
+
+Contexts: TypeAlias = Callable[[nn.Module], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+"""In which a checkpoint of a module runs forward, and again."""
+
+
+class SegmentedStage(Stages):
+    """The segments of a stage, one after another.
+
+    Attributes:
+        segments: of each of its modules.
+    """
+
+    def __init__(self, model: Layered, segments: Segments) -> None:
+        super().__init__([model.divide(it.start, it.end) for it in segments])
+        self.segments = segments
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """What the last one returns."""
+        *before, last = self.stages
+        for module in before:
+            inputs = several(module(*inputs))
+        return last(*inputs)
+
+    def begin_loss(self, labels: Sequence[Tensor], samples: int) -> None:
+        """See `Segment.begin_loss` of traced models."""
+        self.stages[-1].begin_loss(labels, samples)  # type: ignore[operator]
+
+    def loss(self, outputs: Any, labels: Sequence[Tensor]) -> Tensor:
+        """Likewise."""
+        result: Tensor = self.stages[-1].loss(outputs, labels)  # type: ignore[operator]
+        return result
+
+
+def divided(model: Layered, segments: Segments) -> nn.Module:
+    """The layers of a stage as a module; one of several segments knows them.
+
+    Where some are offloaded, each layer that is not recomputed is a segment of its own.
+    """
+    parts = segments
+    if any(it.treatment is Treatment.OFFLOAD for it in segments):
+        parts = tuple(units(segments))
+    if len(parts) == 1:
+        return model.divide(parts[0].start, parts[0].end)
+    return SegmentedStage(model, parts)
+
+
+def several(made: Any) -> tuple[Tensor, ...]:
+    """What crosses the boundary behind a module."""
+    return made if isinstance(made, tuple) else (made,)
+
+
+@dataclass(eq=False)
+class TreatedPasses:
+    """Forward passes of a stage in training that treat results as the plan says.
+
+    Args:
+        module: as `divided` gives it.
+        segments: of the stage.
+        contexts: of recomputed segments.
+
+    Attributes:
+        host: what was offloaded.
+    """
+
+    module: nn.Module
+    segments: Segments
+    contexts: Contexts
+    host: HostMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing is offloaded yet."""
+        parts: list[nn.Module] = [self.module]
+        if isinstance(self.module, SegmentedStage):
+            parts, self.segments = list(self.module.stages), self.module.segments
+        self._parts = list(zip(self.segments, parts, strict=True))
+        self._overwrites: list[bool | None] = [None] * len(parts)  # whether a segment changes what it takes
+        self.host = HostMemory()
+
+    def forward(
+        self, inputs: tuple[Tensor, ...], enter: Callable[..., tuple[Tensor, ...]], end: Callable[[Any], Any]
+    ) -> Any:
+        """Go through all segments.
+
+        Args:
+            inputs: of the stage.
+            enter: `enter(again, *inputs)`, what the first segment takes of them; `again` in a checkpoint.
+            end: what to make of the result of the last segment, and with it, such as a loss.
+        """
+        if all(it.treatment is not Treatment.OFFLOAD for it, _ in self._parts):
+            return self._through(inputs, enter, end, None)
+        with self.host.offloading(self.module, inputs) as offloads:
+            made = self._through(inputs, enter, end, offloads)
+            offloads.end()
+        return made
+
+    def _through(
+        self,
+        inputs: tuple[Tensor, ...],
+        enter: Callable[..., tuple[Tensor, ...]],
+        end: Callable[[Any], Any],
+        offloads: Offloads | None,
+    ) -> Any:
+        values, made, last = inputs, None, len(self._parts) - 1
+        for index, (segment, module) in enumerate(self._parts):
+            again = segment.treatment is Treatment.RECOMPUTE
+            begin = partial(enter, again) if index == 0 else None
+            run = partial(self._run, index, begin, end if index == last else several)
+            if again:
+                contexts = partial(self.contexts, module)
+                made = checkpoint(run, *values, use_reentrant=False, context_fn=contexts)
+            else:
+                made = run(*values)
+            if offloads is not None:
+                offloads.behind(segment, values, made)
+            values = several(made)
+        return made
+
+    def _run(
+        self,
+        index: int,
+        enter: Callable[..., tuple[Tensor, ...]] | None,
+        end: Callable[[Any], Any],
+        *inputs: Tensor,
+    ) -> Any:
+        """A segment; if it is to begin with the same values again, on copies of what it changes in place."""
+        segment, module = self._parts[index]
+        if enter is not None:
+            return end(module(*enter(*inputs)))
+        if segment.treatment is not Treatment.RECOMPUTE or self._overwrites[index] is False:
+            return end(module(*inputs))
+        given = [it.clone() for it in inputs]
+        before = [it._version for it in given]
+        made = end(module(*given))
+        overwritten = [it._version != version for it, version in zip(given, before, strict=True)]
+        check_overwritten(f"layers [{segment.start}, {segment.end})", inputs, overwritten)
+        self._overwrites[index] = any(overwritten)
+        return made
+
+
+class _Held:
+    """One memory that autograd keeps, on the device or on the host."""
+
+    __slots__ = ("__weakref__", "device", "host", "storage", "work")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.storage: torch.UntypedStorage | None = tensor.untyped_storage()
+        self.device = tensor.device
+        self.host: Tensor | None = None
+        self.work: Future[Any] | None = None
+
+    def send(self) -> None:
+        """Begin to copy it to the host."""
+        assert self.storage is not None
+        self.work = _copier().submit(_copied, [_bytes(self.storage, self.device)], torch.device("cpu"))
+
+    def sent(self) -> int:
+        """Wait for that, and let go of it on the device; its bytes."""
+        assert self.work is not None
+        self.host, self.work, self.storage = self.work.result(), None, None
+        assert self.host is not None
+        return self.host.numel()
+
+    def call(self) -> None:
+        """Begin to copy it back, unless that has begun."""
+        if self.host is not None and self.work is None:
+            self.work = _copier().submit(_copied, [self.host], self.device)
+
+    def there(self) -> torch.UntypedStorage:
+        """On the device."""
+        if self.storage is None:
+            self.call()
+            assert self.work is not None
+            self.storage = self.work.result().untyped_storage()
+            self.host, self.work = None, None
+        return self.storage
+
+
+class HostMemory:
+    """Results of forward passes that wait in host memory.
+
+    Attributes:
+        moved_bytes: copied there so far.
+    """
+
+    def __init__(self) -> None:
+        self.moved_bytes = 0
+
+    @contextmanager
+    def offloading(self, module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Offloads]:
+        """Look after all that autograd keeps of the forward pass of a stage inside the block."""
+        stays = {storage_key(it) for it in (*module.parameters(), *module.buffers(), *inputs)}
+        offloads = Offloads(self, stays)
+        with torch.autograd.graph.saved_tensors_hooks(offloads.pack, _unpacked):
+            yield offloads
+
+
+class Offloads:
+    """Of one forward pass, what autograd keeps."""
+
+    def __init__(self, host: HostMemory, stays: set[int]) -> None:
+        self._host = host
+        self._stays = stays
+        self._held: dict[int, _Held] = {}  # by memory, those on the device
+        self._seen: set[int] = set()  # kept by the layer that runs
+        self._sending: list[_Held] = []  # of the layer before
+        self._before: list[weakref.ref[_Held]] = []  # likewise, to be called back
+
+    def pack(self, tensor: Tensor) -> Any:
+        """What autograd keeps instead of a tensor."""
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+            return tensor
+        key = storage_key(tensor)
+        if key in self._stays:
+            return tensor
+        if key not in self._held:
+            self._held[key] = _Held(tensor)
+        self._seen.add(key)
+        return self._held[key], tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def behind(self, segment: Segment, inputs: Sequence[Tensor], made: Any) -> None:
+        """A segment has run: what is sent of the one before it has gone, and its own begins to go."""
+        self._wait()
+        outputs, _ = flatten(made)
+        self._call_before(outputs)
+        if segment.treatment is Treatment.OFFLOAD:
+            taken = {storage_key(it) for it in inputs}
+            handed = {storage_key(it) for it in outputs}
+            goes = [key for key in self._held if key in self._seen | taken and key not in handed]
+            self._sending = [self._held.pop(key) for key in goes]
+            self._before = [weakref.ref(it) for it in self._sending]
+            for it in self._sending:
+                it.send()
+        self._seen.clear()
+
+    def end(self) -> None:
+        """Wait for the last copies."""
+        self._wait()
+
+    def _wait(self) -> None:
+        for it in self._sending:
+            self._host.moved_bytes += it.sent()
+        self._sending = []
+
+    def _call_before(self, outputs: Sequence[Tensor]) -> None:
+        """Let the results of the segment before come back when this one begins its backward pass."""
+        before, self._before = self._before, []
+
+        def call(gradient: Tensor) -> None:
+            for it in before:
+                held = it()
+                if held is not None:
+                    held.call()
+
+        if before:
+            for output in outputs:
+                if output.requires_grad:
+                    output.register_hook(call)  # type: ignore[no-untyped-call]
+
+
+def _unpacked(packed: Any) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    held, dtype, size, stride, offset = packed
+    storage = held.there()
+    return torch.empty(0, dtype=dtype, device=held.device).set_(storage, offset, size, stride)
+
+
+def _bytes(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+def _copied(sources: list[Tensor], device: torch.device) -> Tensor:
+    source = sources.pop()  # what executes may keep arguments for longer than the copy takes
+    return torch.empty_like(source, device=device).copy_(source)
+
+
+@cache
+def _copier() -> ThreadPoolExecutor:
+    """Of this process: copies go one after another, as over one link."""
+    return ThreadPoolExecutor(1, thread_name_prefix="offload")

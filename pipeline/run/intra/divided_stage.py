@@ -1,0 +1,455 @@
+"""A stage on a mesh: parameters as `DTensor`s, operators on local parts, every tensor moved as planned.
+
+    value of maker, as it made it  --path there-->  as a reader asks  --operator-->  its result, summands
+                                   <--path back---  its gradient                     --path--> added up
+
+A tensor that several operators read alike is brought there once in each pass, and its gradient back once.
+Weights that are stored more finely than they are read are gathered for each pass and let go after it; of all
+others gradients add up where they arise, until the last microbatch.
+"""
+
+from __future__ import annotations
+
+import operator as python
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.model.traced.capture import Captured
+from arborcast.pipeline.model.traced.model import Traced
+from arborcast.pipeline.model.traced.operator_reader import arguments, kind_of
+from arborcast.pipeline.model.traced.segments import register
+from arborcast.pipeline.model.traced.tensor_sizes import Sizes
+from arborcast.pipeline.operators import OperatorTrace
+from arborcast.pipeline.run.intra.changes import changed_arguments
+from arborcast.pipeline.run.intra.constants import Constants, given, why_unknown
+from arborcast.pipeline.run.intra.divided_operators import AGREEING, MEAN, Division, run, weight_of
+from arborcast.pipeline.run.intra.divided_pass import Pass
+from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives, moved
+from arborcast.pipeline.run.intra.routes import Reading, ValueRoute, additions, routes
+from arborcast.pipeline.run.prepared_layers import local, over
+from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.strategies import Strategy, gathering
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass
+class HeldParameter:
+    """A parameter on this rank.
+
+    Attributes:
+        operator: of the graph.
+        stored: how passes find it.
+        update: how its gradient and its update are divided.
+        parameter: as the optimizer has it.
+        values: it and its views, by name, this rank's stored parts; until the next update.
+        leaves: what passes read, where gradients add up.
+        gradient: of this rank's part of the update, what has come home so far.
+    """
+
+    operator: MergedOperator
+    stored: Spec
+    update: Spec
+    parameter: nn.Parameter
+    values: dict[str, Tensor] = field(default_factory=dict)
+    leaves: dict[Reading, Tensor] = field(default_factory=dict)
+    gradient: Tensor | None = None
+
+
+class DividedStage:
+    """The operators of a stage on this rank.
+
+    Args:
+        traced: the model, whose parameters and buffers are copied.
+        trace: its operators, for the samples of a microbatch.
+        graph: the same, merged; of some layers, with what crosses their ends (`sharding.slices`).
+        chosen: a strategy for each; None for inputs.
+        setting: whose prices choose the paths.
+        collectives: of the mesh.
+        connect: connects them, and gives the mesh as torch has it, once all else is checked; None for a
+            mesh of one rank.
+        seed: of random numbers.
+
+    Attributes:
+        module: its parameters and `rest`, by all names that they have in the model.
+        rest: all else that the model holds, by the first name of each: whole, of this rank until `fill_rest`.
+        is_last: whether it gives the loss.
+
+    Raises:
+        PlanError: an operator cannot be run as it is divided.
+    """
+
+    def __init__(
+        self,
+        traced: Traced,
+        trace: OperatorTrace,
+        graph: Graph,
+        chosen: Sequence[Strategy | None],
+        setting: Setting,
+        collectives: MeshCollectives,
+        connect: Callable[[], DeviceMesh | None] | None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        """Divide the model's parameters and prepare every operator."""
+        captured = traced.training.captured
+        self._captured, self._holdings, names = captured, traced.holdings, traced.holdings.names
+        self._graph, self._chosen, self._setting = graph, tuple(chosen), setting
+        self._collectives = collectives
+        self._nodes = {node.name: node for node in captured.module.graph.nodes}
+        self._primitives = {it.name: it for it in trace.operators}
+        self._varying = {*self._primitives, *(it.name for it in trace.given)}
+        self._sizes = Sizes(captured.samples, trace.samples)
+        self._totals: dict[str, Tensor] = {}
+        self._partners: dict[str, fx.Node] = {}  # in evaluation
+        if not isinstance(traced.evaluation, str):
+            table, partners = traced.evaluation
+            self._partners = {name: table.nodes[theirs] for name, theirs in partners.items()}
+        self._counters = {names[path]: node for path, node in _counters(captured)}
+        divided = {names[it.path] for it in trace.given if it.is_parameter}  # here or in other stages
+        others = [it for it in dict.fromkeys(names.values()) if it not in divided]
+        self.rest = {it: python.attrgetter(it)(traced.model).detach().clone() for it in others}
+        self._constants = Constants(
+            captured,
+            self._sizes,
+            {node: self.rest[names[path]] for node, path in captured.buffers.items()},
+            self._varying,
+            collectives,
+            seed,
+        )
+        several = {it.name for it in self._nodes.values() if not isinstance(it.meta.get("val"), Tensor)}
+        self._routes = dict(routes(graph, chosen, setting, several))
+        self._additions = list(additions(graph, chosen, setting))
+        for operator, way in zip(graph.operators, chosen, strict=True):
+            if way is not None and operator.given is None and not operator.is_end:
+                for member in operator.made:
+                    options = arguments(self._nodes[member.value.value])[1]
+                    self._division(operator, member, way).check(options, setting.microbatches)
+        self._weighed = list(self._weighed_losses())
+        self._mesh = None if connect is None else connect()
+        self.module = nn.Module()  # without names of ours, which might be in their way
+        self._held = {
+            number: self._hold(traced, operator, way)
+            for number, (operator, way) in enumerate(zip(graph.operators, chosen, strict=True))
+            if way is not None and way.update is not None
+        }
+        known = {it: held.parameter for it, held in self.parameters.items()} | self.rest
+        for name, _, is_saved in traced.holdings.taken(known):
+            register(self.module, name, known[traced.holdings.names[name]], is_saved)
+        self._result = captured.outputs[0].name
+        self.is_last = self._result in graph.maker
+        self.spread_updates()
+
+    # ------------------------------------------------------------------ passes
+
+    def begin(self, batch: Sequence[Sequence[Tensor]]) -> None:
+        """Before the passes of a batch: what its targets weigh, where a loss is a mean over those that count.
+
+        Args:
+            batch: the inputs of each microbatch.
+        """
+        self._totals = {}
+        if len(batch) == 1:  # it weighs its own
+            return
+        for node in self._weighed:
+            tensors, options = arguments(node)
+            target, weight = tensors["target"], tensors.get("weight")
+            total = torch.zeros(())
+            for part in batch:
+                inputs = {it.name: whole for it, whole in zip(self._captured.inputs, part, strict=True)}
+                known = self._constants.of_inputs(target, inputs)
+                weights = None if weight is None else self._constants.of_inputs(weight, inputs)
+                total = total + weight_of(known, weights, options.get("ignore_index", -100))
+            self._totals[node.name] = total / len(batch)
+
+    def _weighed_losses(self) -> Iterator[fx.Node]:
+        """Those that are means over targets that count.
+
+        Raises:
+            PlanError: there are several microbatches, and what targets weigh is known only in a pass.
+        """
+        members = (it for operator in self._graph.operators if not operator.given for it in operator.made)
+        for node in (self._nodes.get(it.value.value) for it in members):
+            if node is None or kind_of(node) not in AGREEING:
+                continue
+            tensors, options = arguments(node)
+            if options.get("reduction", MEAN) != MEAN or tensors["target"].meta["val"].is_floating_point():
+                continue
+            if self._setting.microbatches > 1:
+                for key in ("target", "weight"):
+                    why = why_unknown(self._captured, tensors[key]) if key in tensors else ""
+                    if why:
+                        raise PlanError(
+                            f"operator {node}: must have 1 microbatch, as its {key} depends on {why}, got "
+                            f"{self._setting.microbatches}"
+                        )
+            yield node
+
+    def forward(
+        self,
+        inputs: Sequence[Tensor],
+        received: Mapping[str, Tensor],
+        *,
+        step: int = 0,
+        microbatch: int = 0,
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What a microbatch gives to the next stage, and its loss on the last one.
+
+        Args:
+            inputs: whole ones, in the order of the model's.
+            received: from the stage before, by name: this rank's parts.
+            step: of the training; random numbers differ by it.
+            microbatch: likewise.
+
+        Returns:
+            This rank's parts of what crosses, by name; and the loss, the same on every rank of the mesh.
+        """
+        if self.module.training:
+            for name, node in self._counters.items():
+                self.rest[name].copy_(self._constants.anew(node, (step, microbatch)))
+        names = (node.name for node in self._captured.inputs)
+        going = Pass(self, dict(zip(names, inputs, strict=True)), received, (step, microbatch))
+        for number, operator in enumerate(self._graph.operators):
+            if operator.given is None:
+                going.run(number)
+        return going.sent, going.values[self._result] if self.is_last else None
+
+    def finish_gradients(self) -> None:
+        """Bring home the gradients of all passes since the last update, as `grad` of the parameters."""
+        for held in self._held.values():
+            for reading, leaf in held.leaves.items():
+                route = self._routes[reading]
+                if leaf.grad is not None and route.back is not None:
+                    self.take_home(held, reading[0], self._collectives.follow(leaf.grad, *route.back))
+            held.leaves = {}
+            if held.gradient is not None and held.parameter.requires_grad:
+                held.parameter.grad = over(held.gradient, held.parameter)
+            held.gradient = None
+
+    def spread_updates(self) -> None:
+        """After the optimizer, or new values: bring every part that changed to where it is stored."""
+        self._constants.forget()
+        for held in self._held.values():
+            held.leaves = {}
+            part = local(held.parameter).detach()
+            if held.update != held.stored:
+                way = gathering(held.operator, held.stored, held.update, self._setting)
+                assert way is not None, "links allowed it"
+                part = self._collectives.follow(part, held.update, way.path)
+            held.values = self._views(held.operator, held.stored, part)
+
+    def forget(self) -> None:
+        """After passes whose gradients are not asked for."""
+        for held in self._held.values():
+            held.leaves = {}
+
+    def whole(self) -> dict[str, Tensor]:
+        """The values of its parameters, and of `rest`, by first names; every rank of the mesh calls it."""
+        found = {key: it.clone() for key, it in self.rest.items()}
+        for name, held in self.parameters.items():
+            first, part = held.operator.outputs[0], local(held.parameter).detach()
+            replicas = (None,) * len(self._setting.sizes)
+            path = self._setting.resharder.path(first.shape, first.size_bytes, held.update, replicas)
+            assert path is not None, "links allowed to store it"
+            found[name] = self._collectives.follow(part, held.update, path).clone()
+        return found
+
+    @property
+    def parameters(self) -> dict[str, HeldParameter]:
+        """Those of the stage, by the first of their names in the model."""
+        names = self._holdings.names
+        return {names[it.operator.given.path]: it for it in self._held.values() if it.operator.given}
+
+    def take(self, name: str, whole: Tensor) -> None:
+        """Give a parameter other values; `spread_updates` is to follow."""
+        held = self.parameters[name]
+        local(held.parameter.detach()).copy_(self._collectives.part(whole, held.update))
+
+    def fill_rest(self, rest: Mapping[str, Tensor]) -> None:
+        """Take the values of `rest` on another rank."""
+        for name, value in rest.items():
+            self.rest[name].copy_(value)
+        self._constants.forget()
+
+    def take_home(self, held: HeldParameter, value: str, gradient: Tensor) -> None:
+        """Add a gradient that came home, of a parameter or of a view of it."""
+        if value != held.operator.name:
+            with torch.enable_grad():
+                own = local(held.parameter).detach().requires_grad_()
+                view = self._views(held.operator, held.update, own)[value]
+            (gradient,) = torch.autograd.grad(view, own, gradient)
+        held.gradient = gradient if held.gradient is None else held.gradient + gradient
+
+    # ------------------------------------------------------------------ what passes need
+
+    @property
+    def collectives(self) -> MeshCollectives:
+        """Of the mesh."""
+        return self._collectives
+
+    def operator(self, number: int) -> tuple[MergedOperator, Strategy]:
+        """One of the graph, and how it is divided."""
+        way = self._chosen[number]
+        assert way is not None, "inputs are not run"
+        return self._graph.operators[number], way
+
+    def source(self, value: str) -> tuple[int, MergedOperator]:
+        """Who makes a value."""
+        number = self._graph.maker[value][0]
+        return number, self._graph.operators[number]
+
+    def route(self, reading: Reading) -> ValueRoute:
+        """Between who makes a value and who reads it so."""
+        return self._routes[reading]
+
+    def readers(self) -> tuple[Counter[Reading], Counter[str]]:
+        """How many operators read a value alike, and in how many ways it is read."""
+        readers = Counter(
+            (tensor.value, demand)
+            for operator, way in zip(self._graph.operators, self._chosen, strict=True)
+            if way is not None
+            for tensor, demand in zip(operator.reads, way.demands, strict=True)
+        )
+        return readers, Counter(value for value, _ in readers)
+
+    def held(self, number: int) -> HeldParameter:
+        """A parameter."""
+        return self._held[number]
+
+    def whole_views(self, operator: MergedOperator, whole: Tensor) -> dict[str, Tensor]:
+        """An input and its views."""
+        return self._views(operator, (None,) * len(self._setting.sizes), whole)
+
+    def added_up(self, number: int, result: Any) -> Any:
+        """The result of an operator from its summands."""
+        there, back = self._additions[number]
+        if not there[1].steps and not (back and back[1].steps):
+            return result
+        return moved(result, self._collectives, there, back)
+
+    def run_member(
+        self,
+        operator: MergedOperator,
+        member: Member,
+        way: Strategy,
+        values: Mapping[str, Any],
+        reads: Iterator[Tensor],
+        turn: tuple[int, int],
+        cast: Callable[[Tensor], Tensor] | None = None,
+    ) -> Any:
+        """One operator of torch within a merged one.
+
+        Args:
+            operator: the merged one.
+            member: which of its operators.
+            way: how it is divided.
+            values: what is made within the merged one, by name.
+            reads: what others made, as it is read, in the order of `MergedOperator.reads`.
+            turn: step and microbatch, for random numbers.
+            cast: what autocast does to a tensor that a product reads; None to leave it to autocast.
+        """
+        name = member.value.value
+        node, division = self._nodes[name], self._division(operator, member, way)
+        other = None if self.module.training else self._partners.get(name)
+        constants, read = iter(member.constants), dict[str, Any]()
+        tensors, options = arguments(node)
+        for key, source in tensors.items():
+            if source.name in values:
+                read[key] = values[source.name]
+            elif source.name in self._varying:
+                read[key] = next(reads)
+                if cast is not None and kind_of(node) in _LOWERED:
+                    read[key] = cast(read[key])
+            else:
+                spec = spec_of(next(constants), division.assignment)
+                read[key] = _parts(self._constants.value(source, turn), spec, self._collectives)
+        if other is not None and other.target is not node.target:  # evaluation leaves it out
+            return next(iter(read.values()))
+        for key in changed_arguments(node):
+            read[key] = read[key].clone()
+        if other is not None:  # such as whether to drop out
+            options |= {key: it for key, it in arguments(other)[1].items() if not _has_nodes(it)}
+        plain = {key: self._constants.plain(it, turn) for key, it in options.items()}
+        with self._constants.drawing(node, turn, division.assignment):
+            return run(node.target, given(node, read | plain), division)
+
+    # ------------------------------------------------------------------ preparation
+
+    def _hold(self, traced: Traced, operator: MergedOperator, way: Strategy) -> HeldParameter:
+        assert operator.given is not None and way.update is not None, "it is a parameter"
+        path = operator.given.path
+        full = python.attrgetter(path)(traced.model)
+        parameter = nn.Parameter(_distributed(full, self._mesh, way.update), full.requires_grad)
+        return HeldParameter(operator, way.before, way.update, parameter)
+
+    def _division(self, operator: MergedOperator, member: Member, way: Strategy) -> Division:
+        name, assignment = member.value.value, way.after
+        primitive = self._primitives[name]
+        numbers = {
+            word: number
+            for word, number in zip(primitive.output.dims, member.value.labels, strict=True)
+            if word is not None and number is not None
+        }
+        if name == operator.name:
+            numbers, assignment = {word: at for at, word in enumerate(primitive.parts)}, way.before
+        shape = list(member.value.shape)
+        for size, at in zip(self._setting.sizes, spec_of(member.value, assignment), strict=True):
+            if at is not None:
+                shape[at] //= size
+        return Division(
+            primitive, numbers, assignment, tuple(shape), self._collectives, self._totals.get(name)
+        )
+
+    def _views(self, operator: MergedOperator, spec: Spec, first: Tensor) -> dict[str, Tensor]:
+        """A parameter or an input, and the views that follow it: labels are its dimensions."""
+        values: dict[str, Tensor] = {operator.name: first}
+        way = Strategy(spec, spec, (), ())
+        for member in operator.made[1:]:
+            values[member.value.value] = self.run_member(operator, member, way, values, iter(()), (0, 0))
+        return values
+
+
+_LOWERED = {
+    *("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "scaled_dot_product_attention"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+}
+"""Operators whose tensors autocast casts on CPUs."""
+
+
+def _has_nodes(value: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return bool(found)
+
+
+def _counters(captured: Captured) -> Iterator[tuple[str, fx.Node]]:
+    """Buffers that nothing reads but what changes them for each pass, as batch norm counts batches."""
+    for node in captured.operators:
+        sources = node.all_input_nodes
+        if changed_arguments(node) and len(sources) == 1 and not node.users:
+            (buffer,) = sources
+            if buffer.name in captured.buffers and set(buffer.users) == {node}:
+                yield captured.buffers[buffer.name], node
+
+
+def _parts(value: Any, spec: Spec, collectives: MeshCollectives) -> Any:
+    return collectives.part(value, spec) if isinstance(value, Tensor) else value
+
+
+def _distributed(whole: Tensor, mesh: DeviceMesh | None, spec: Spec) -> Tensor:
+    """As torch divides it, in new memory; the values are those of the mesh's first rank."""
+    copy = whole.detach().clone()
+    if mesh is None:
+        return copy
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    return distribute_tensor(copy, mesh, [Replicate() if at is None else Shard(at) for at in spec])

@@ -1,0 +1,188 @@
+"""The process groups of a trainer: all ranks by gloo, each worker's replicas by the chosen collectives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from arborcast import topologies
+from arborcast.backends.group.process_group import SynthGroup
+from arborcast.backends.options import Options
+from arborcast.backends.tensors.torch_compat import break_gloo, forget_meshes
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.run.failures import TrainingError, words_of
+from arborcast.pipeline.run.prepared_layers import AXES
+from arborcast.pipeline.stages import Plan
+from arborcast.synth.errors import InputError
+from arborcast.synth.groups.result import GroupSchedules
+from arborcast.synth.topology import Topology
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+COLLECTIVES = ("synth", "gloo")
+"""What sums gradients over replicas: synthesized schedules, or gloo's own."""
+
+
+class Groups:
+    """All process groups of a trainer; every rank of the job makes them.
+
+    Args:
+        plan: whose stages they are for; None where all are made by `make`.
+        collectives: one of `COLLECTIVES`.
+        fabric: of the job; None for what the environment says, or a full mesh.
+        timeout_s: after which a call without progress fails.
+        start_timeout_s: likewise where ranks may differ by more: at the start, and while files are read and
+            written.
+        tensor_ranks: how many ranks share each replica of a stage; None where none are made a mesh.
+        schedules: of groups that work at once, where they are known.
+
+    Attributes:
+        job: all ranks, gloo; also carries the messages between stages.
+        stage: this rank's place in all replicas of its stages; None without others, or without work.
+        mesh: of all ranks of its stages; None without.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None,
+        collectives: str,
+        fabric: Topology | None,
+        timeout_s: float,
+        start_timeout_s: float,
+        tensor_ranks: int | None = None,
+        schedules: tuple[GroupSchedules, ...] = (),
+    ) -> None:
+        if collectives not in COLLECTIVES:
+            raise InputError(f"collectives: must be one of {', '.join(COLLECTIVES)}, got {collectives}")
+        self._timeout, self._start_timeout = timedelta(seconds=timeout_s), timedelta(seconds=start_timeout_s)
+        self._backend = collectives
+        self._options = _options(fabric, schedules) if collectives == "synth" else None
+        self._made: list[dist.ProcessGroup] = []
+        rank = dist.get_rank()
+        job = self._keep(dist.new_group(backend="gloo", timeout=self._timeout))
+        assert job is not None
+        self.job = job
+        self.stage: dist.ProcessGroup | None = None
+        self.mesh: DeviceMesh | None = None
+        for worker in plan.workers if plan is not None else ():
+            ranks, width = worker.ranks, tensor_ranks or 1
+            is_mesh = tensor_ranks is not None
+            columns = [ranks[place::width] for place in range(width)]
+            rows = [ranks[at : at + width] for at in range(0, len(ranks), width)]
+            data = [self.make(it) if is_mesh or len(it) > 1 else None for it in columns]
+            along = [self.make(it) if is_mesh else None for it in rows]
+            if rank in ranks:
+                row, place = divmod(ranks.index(rank), width)
+                self.stage = data[place] if len(rows) > 1 else None
+                self.mesh = _mesh(rows, data[place], along[row]) if is_mesh else None
+
+    def make(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """Another group with the same collectives; None on ranks outside. Every rank of the job calls it."""
+        if self._backend == "synth":
+            import arborcast.torch_backend  # noqa: F401 (makes the backend known)
+        made = dist.new_group(
+            sorted(ranks), timeout=self._timeout, backend=self._backend, pg_options=self._options
+        )
+        return self._keep(made)
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Let calls of all ranks wait as long as at the start."""
+        self.job.set_timeout(self._start_timeout)
+        try:
+            yield
+        finally:
+            self.job.set_timeout(self._timeout)
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, as long as at the start.
+
+        Raises:
+            TrainingError: some rank did not come, or is gone.
+        """
+        try:
+            with self.patient():
+                self.job.barrier().wait()
+        except RuntimeError as error:
+            raise TrainingError(
+                f"rank {dist.get_rank()}: waiting for all ranks to start: {words_of(error)}"
+            ) from error
+
+    def break_all(self) -> None:
+        """End all calls in flight, here and on ranks that wait for this one."""
+        for group in self._made:
+            with contextlib.suppress(RuntimeError):
+                if isinstance(group, SynthGroup):
+                    group.abort()
+                else:
+                    break_gloo(group._get_backend(torch.device("cpu")))
+
+    def close(self) -> None:
+        """End all connections."""
+        for group in reversed(self._made):
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the job may have ended
+                dist.destroy_process_group(group)
+        self._made.clear()
+
+    def _keep(self, group: object) -> dist.ProcessGroup | None:
+        if not isinstance(group, dist.ProcessGroup):  # torch's mark for ranks outside
+            return None
+        self._made.append(group)
+        return group
+
+
+def _mesh(
+    ranks: Sequence[Sequence[int]], data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None
+) -> DeviceMesh:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    assert data is not None and tensor is not None, "this rank is in both"
+    forget_meshes()  # those of an earlier trainer
+    names = torch.tensor([list(row) for row in ranks])
+    return DeviceMesh.from_group([data, tensor], "cpu", names, mesh_dim_names=AXES)
+
+
+def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topology | None:
+    """The fabric of a job by a plan, by the caller, or None for what the environment says.
+
+    Raises:
+        PlanError: the plan is for another one, or it has fewer ranks than the job.
+    """
+    given = topologies.load(topology) if isinstance(topology, str) else topology
+    said = "topology"
+    if given is None:
+        options = Options.from_environment(os.environ)
+        if isinstance(options.topology, str) and options.ranks is None:
+            given, said = topologies.load(options.topology), "ARBORCAST_TOPOLOGY"
+    if plan.topology is not None and given is not None and not _is_same(plan.topology, given):
+        raise PlanError(f"plan: must be for {said} {given.name}, got one for {plan.topology.name}")
+    found = given if plan.topology is None else plan.topology
+    if found is not None and found.ranks < size:
+        raise PlanError(
+            f"topology {found.name}: must have a rank for each of the {size} of the job, got {found.ranks}"
+        )
+    return found
+
+
+def _options(fabric: Topology | None, schedules: tuple[GroupSchedules, ...]) -> Options | None:
+    """What a synthesized group is told; None leaves it to the default group's options or the environment."""
+    if fabric is None:
+        return None
+    world = dist.group.WORLD
+    known = world.options if isinstance(world, SynthGroup) else Options()
+    ranks = tuple(range(dist.get_world_size()))
+    return replace(known, topology=fabric, ranks=ranks, groups=schedules or known.groups)
+
+
+def _is_same(one: Topology, other: Topology) -> bool:
+    """Whether two values are one fabric, whatever their names."""
+    return (one.ranks, one.links, len(one.switches)) == (other.ranks, other.links, len(other.switches))

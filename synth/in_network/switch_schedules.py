@@ -1,0 +1,281 @@
+"""The tree method where switches reduce or multicast: trees that join and fork at switches, made a schedule.
+
+`program` packs the trees; here few of them are chosen, no more than switches hold, and each becomes
+a chunk: gathered level by level up to the root, then spread. Trees of the graph whose switches only forward
+are the other candidate, and what is left for kinds that gain nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.in_network.steiner_program import SteinerProgram, solved_steiner_program
+from arborcast.synth.in_network.steiner_tree import SteinerColumn, SteinerTree
+from arborcast.synth.lp.sparsify import few_as_asked
+from arborcast.synth.lp.tree_program import CLOSE
+from arborcast.synth.request import Request
+from arborcast.synth.schedule import Chunk, Method, Schedule, Settings, Transfer
+from arborcast.synth.topology import Topology, Vertex
+
+CLAIMS = ("within_height", "proved")
+"""Settings in which a method says how its trees compare with others of the fabric that it was given."""
+
+_MANY = 200  # trees, of which the lowest alone are looked at: dropping one by one takes seconds
+
+LARGEST_STEINER = 32
+"""Ranks up to which trees through switches are looked for where others reach the bound, for being lower."""
+
+
+def forwarding_answer(
+    solve: Callable[[Topology, Collective, Request], Schedule],
+    topology: Topology,
+    collective: Collective,
+    request: Request,
+    limit: Bound,
+) -> Schedule:
+    """What a method finds where switches only forward, as a schedule of the fabric as it is.
+
+    Raises:
+        InfeasibleError: there is none.
+        TimedOutError: the deadline passed; carries the best until then.
+    """
+    try:
+        return on_able_switches(solve(topology.forwarding, collective, request), topology, limit)
+    except TimedOutError as error:
+        if isinstance(error.best, Schedule):
+            raise TimedOutError(str(error), on_able_switches(error.best, topology, limit)) from error
+        raise
+
+
+def on_able_switches(found: Schedule, topology: Topology, limit: Bound) -> Schedule:
+    """A schedule of the fabric whose switches only forward, as one of the fabric as it is.
+
+    What it says of all trees holds of those that only pass switches; others may be better.
+    """
+    settings = (
+        (name, f"{value} where switches only forward" if name in CLAIMS else value)
+        for name, value in found.method.settings
+    )
+    method = found.method if found.rate == limit.rate else replace(found.method, settings=tuple(settings))
+    return replace(found, topology=topology, bound=limit, method=method)
+
+
+def solve_in_network(
+    topology: Topology,
+    collective: Collective,
+    request: Request,
+    limit: Bound,
+    forwarding: Callable[[Topology, Collective, Request], Schedule],
+) -> Schedule:
+    """The better of trees that join and fork at switches and of trees that only pass them.
+
+    Args:
+        topology: the fabric, some of whose switches are able.
+        collective: a kind that trees can do.
+        request: as for `synth.packing.solver.solve_by_trees`.
+        limit: of the rate.
+        forwarding: what finds the other trees.
+
+    Returns:
+        The schedule of the higher rate; of equal ones the one with fewer chunks and levels. With a height the
+        trees through switches are those of the best packing that are as low.
+
+    Raises:
+        As `solve_by_trees`.
+    """
+    deadline = Deadline.after(request.deadline_s)
+    half = replace(request, deadline_s=deadline.share(2))
+    try:
+        first = forwarding_answer(forwarding, topology, collective, half, limit)
+    except TimedOutError as error:  # trees through switches may still be found in time
+        assert isinstance(error.best, Schedule), "trees that only pass switches always leave one"
+        first = error.best
+    each_root = collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}
+    if first.is_optimal and (each_root or topology.ranks > LARGEST_STEINER):
+        return first
+    best = first
+    if not deadline.has_passed:
+        program = solved_steiner_program(topology, collective, deadline)  # trees, and their best rate
+        if program.rate >= first.rate:
+            found = _through_switches(topology, collective, program, request, limit, deadline)
+            best = min((first, *found), key=_merit)
+    if deadline.has_passed:
+        raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
+    return best
+
+
+def _merit(schedule: Schedule) -> tuple[Fraction, int, int]:
+    return -schedule.rate, schedule.chunk_count + schedule.steps, schedule.transfer_count
+
+
+def _through_switches(
+    topology: Topology,
+    collective: Collective,
+    program: SteinerProgram,
+    request: Request,
+    limit: Bound,
+    deadline: Deadline,
+) -> Iterator[Schedule]:
+    """Schedules along the best packing; none where no trees keep to what was asked."""
+    for some in _low_first(program, _allowed(topology, collective, program, request, deadline)):
+        held = _held(topology, program, some)  # no more at any switch than it holds
+        chosen, settings = _few(program, held, request, deadline)  # few of them
+        if chosen:
+            method = Method("trees", request.seed, (("through", "able switches"), *settings))
+            yield lift_columns(topology, collective, method, limit, chosen)
+
+
+def _low_first(
+    program: SteinerProgram, columns: Sequence[SteinerColumn]
+) -> Iterator[Sequence[SteinerColumn]]:
+    """The lowest trees that reach as much as all; then all of them, where those may be fewer trees."""
+    rate = program.choice(columns).best.rate
+    for most in sorted({column.height for column in columns})[:-1]:
+        low = [column for column in columns if column.height <= most]
+        if program.choice(low).best.rate >= rate * (1 - CLOSE):
+            yield low
+            if len(columns) > _MANY:
+                return
+            break
+    yield columns
+
+
+def _allowed(
+    topology: Topology, collective: Collective, program: SteinerProgram, request: Request, deadline: Deadline
+) -> list[SteinerColumn]:
+    """The trees to choose from: low enough; those that need no switch, too, where switches hold few."""
+    columns = program.candidates
+    if any(switch.trees is not None for switch in topology.switches):
+        columns += solved_steiner_program(topology.forwarding, collective, deadline).candidates
+    return [
+        column
+        for column in columns
+        if request.max_height is None or all(tree.height <= request.max_height for tree in column.trees)
+    ]
+
+
+def _held(
+    topology: Topology, program: SteinerProgram, columns: Sequence[SteinerColumn]
+) -> Sequence[SteinerColumn]:
+    """Those of the trees that carry most, at no switch more than it holds."""
+    limits = {v: s.trees for v, s in enumerate(topology.switches, topology.ranks) if s.trees is not None}
+    while columns and limits:
+        weights = program.choice(columns).best.weights.round(9).tolist()
+        used: dict[Vertex, list[int]] = defaultdict(list)
+        for place, weight in enumerate(weights):
+            for switch in columns[place].switches(topology.ranks) & limits.keys() if weight else ():
+                used[switch].append(place)
+        over = [switch for switch, places in used.items() if len(places) > limits[switch]]
+        if not over:
+            return [column for column, weight in zip(columns, weights, strict=True) if weight]
+        switch = max(over, key=lambda switch: (len(used[switch]) - limits[switch], switch))
+        heaviest = sorted(used[switch], key=lambda place: (-weights[place], place))[: limits[switch]]
+        columns = [
+            column
+            for place, column in enumerate(columns)
+            if place in heaviest or switch not in column.switches(topology.ranks)
+        ]
+    return columns
+
+
+def _few(
+    program: SteinerProgram, columns: Sequence[SteinerColumn], request: Request, deadline: Deadline
+) -> tuple[tuple[SteinerColumn, ...], Settings]:
+    """As few as reach the best rate, or what the request says of few."""
+    choice = program.choice(columns)
+    if not choice.is_complete:
+        return (), ()
+    carrying = {column.key for column in program.columns}
+    known = [index for index, column in enumerate(columns) if column.key in carrying]
+    found, settings = few_as_asked(choice, known, request, deadline, quickly=True)
+    target = program.rate / program.groups
+    chosen = tuple(replace(columns[place], weight=weight * target) for place, weight in found.items())
+    return chosen, settings
+
+
+def lift_columns(
+    topology: Topology, collective: Collective, method: Method, limit: Bound, columns: Sequence[SteinerColumn]
+) -> Schedule:
+    """A schedule along trees that join and fork at switches.
+
+    Each column is a chunk. Who sends to its parent does so once it has all that its children sent; a rank
+    below which a switch with loopback adds sends it its part then, and gets the sum. What is spread goes a
+    level a step, and a switch with loopback sends it back to the rank that it came from.
+
+    Args:
+        topology: the fabric.
+        collective: what it does.
+        method: what made the trees.
+        limit: of the rate.
+        columns: each root's carry its block in proportion to their weights.
+    """
+    groups = len({column.group for column in columns})
+    carried: dict[int, Fraction] = defaultdict(Fraction)
+    for column in columns:
+        carried[column.group] += column.weight
+    chunks, transfers = [], []
+    for index, column in enumerate(columns):
+        root = column.trees[0].root
+        owner = root if root < topology.ranks else collective.ranks[0]
+        chunks.append(Chunk(column.weight / carried[column.group] / groups, owner))
+        transfers += [Transfer(index, *move) for move in moves_of(column)]
+    return Schedule.build(topology, collective, method, limit, chunks, transfers)
+
+
+Move = tuple[Vertex, Vertex, int, bool, tuple[Vertex, ...]]
+"""From, to, step, whether it is added, through."""
+
+
+def moves_of(column: SteinerColumn) -> Iterator[Move]:
+    """What is sent along the trees of a column: first gathered, then spread."""
+    gathered = 0
+    if column.into is not None:
+        moves, gathered = _gathering(column.into)
+        yield from moves
+    if column.out is not None:
+        yield from _spreading(column.out, gathered)
+
+
+def _gathering(tree: SteinerTree) -> tuple[list[Move], int]:
+    """The transfers of an in-tree, and the step before which the root has the sum."""
+    below = defaultdict(list)
+    for edge in tree.edges:
+        below[edge.parent].append(edge)
+    back = {edge.parent: edge for edge in tree.returns}
+    moves: list[Move] = []
+    ready: dict[Vertex, int] = {}
+    for vertex in (*(edge.child for edge in reversed(tree.edges)), tree.root):
+        now = 0
+        # First what comes without a loop: what is sent into a loop must be all there is.
+        for edge in sorted(below[vertex], key=lambda edge: (edge.child in back, ready[edge.child])):
+            step = ready[edge.child]
+            if edge.child in back:
+                way = back[edge.child].via[::-1]
+                moves.append((vertex, edge.child, now, True, way))
+                step = max(now + 1, step)
+            moves.append((edge.child, vertex, step, edge.child not in back, edge.via[::-1]))
+            now = max(now, step + 1)
+        ready[vertex] = now
+    return moves, ready[tree.root]
+
+
+def _spreading(tree: SteinerTree, start: int) -> Iterator[Move]:
+    """The transfers of an out-tree from a step on."""
+    ready = {tree.root: start}
+    for edge in tree.edges:
+        yield edge.parent, edge.child, ready[edge.parent], False, edge.via
+        ready[edge.child] = ready[edge.parent] + 1
+    taken: set[tuple[Vertex, int]] = set()
+    for edge in tree.returns:  # one copy a step: a rank may have several such switches below it
+        step = ready[edge.parent]
+        while (edge.child, step) in taken:
+            step += 1
+        taken.add((edge.child, step))
+        yield edge.parent, edge.child, step, False, edge.via
