@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from arborcast.backends.programs.as_schedule import as_schedule as as_schedule
     from arborcast.backends.programs.checking.check import check_program as check_program
     from arborcast.backends.programs.exporting.export import export_program as export_program
-    from arborcast.backends.programs.files import read_program as read_program
-    from arborcast.backends.programs.files import write_program as write_program
+    from arborcast.backends.programs.formats import read_program as read_program
+    from arborcast.backends.programs.formats import write_program as write_program
     from arborcast.backends.programs.program import GlobalProgram as GlobalProgram
 
 _HOMES = {
@@ -47,8 +47,8 @@ _HOMES = {
     "check_program": "arborcast.backends.programs.checking.check",
     "export_program": "arborcast.backends.programs.exporting.export",
     "lower": "arborcast.backends.lowering.lower",
-    "read_program": "arborcast.backends.programs.files",
-    "write_program": "arborcast.backends.programs.files",
+    "read_program": "arborcast.backends.programs.formats",
+    "write_program": "arborcast.backends.programs.formats",
     "run_schedule": "arborcast.backends.measure.launch",
 }
 

@@ -56,7 +56,7 @@ PIPELINE = ("planning/test_pipeline_simulator.py",)
 SIMULATION = ("simulation/test_simulator.py", "simulation/test_switches.py")
 STEPS = ("chunks/test_step_certification.py", "chunks/test_tree_bounds.py", "chunks/test_allreduce_search.py")
 SYMMETRIC = ("verification/test_implicit_verifier.py", "verification/test_machine_replay.py")
-VERIFIER = ("verification/test_verifier.py",)
+VERIFIER = ("verification/test_verifier.py", "verification/test_switch_use.py")
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "synth.verification.verifier": VERIFIER,

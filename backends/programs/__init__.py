@@ -9,5 +9,5 @@ programs of schedules, `msccl` reads and writes that runtime's files, `checking`
 shows why not, `interpreter` runs it on numpy arrays, `traffic` counts what it puts on links, `as_schedule`
 goes back by `whereabouts` of the data, `folder` exports a table. `mscclpp` has that runtime's plans; they
 are one-sided, with a checker and an exporter of that name. `nccl_graph`, `goal`, `chakra`
-and `sccl` are files of schedules; `targets` has all exports by name. No torch.
+and `sccl` are files of schedules. `formats` is the table of all of them. No torch.
 """

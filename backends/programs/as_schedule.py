@@ -8,16 +8,13 @@ schedules has the last word.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from fractions import Fraction
 
-from arborcast.backends.programs.checking.check import check_program
+from arborcast.backends.programs.checking.check import check_program, execute
 from arborcast.backends.programs.checking.memory import buffers, given, wanted
-from arborcast.backends.programs.checking.one_sided_run import Execution
-from arborcast.backends.programs.checking.progress import run
-from arborcast.backends.programs.checking.structure import flatten
-from arborcast.backends.programs.limits import chunks_together
-from arborcast.backends.programs.program import GlobalProgram, Memory, Move, ProgramError, Span
+from arborcast.backends.programs.program import Code, GlobalProgram, Memory, Move, ProgramError, Span, Step
 from arborcast.backends.programs.traffic import collective_of, routes, switch_of
 from arborcast.backends.programs.whereabouts import Moved, Value, Whereabouts, total
 from arborcast.synth.collective import Kind
@@ -40,7 +37,7 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
     collective = collective_of(program, topology)
     ways = routes(topology, verdict.messages)
     replayed = _Replay(program, topology)
-    (replayed.one_sided if program.one_sided else replayed.two_sided)()
+    replayed.run()
     chunks: dict[tuple[int, int | None, tuple[Moved, ...]], int] = {}
     for part, moved in replayed.transfers().items():
         key = *_ends(program, part, moved), moved
@@ -83,34 +80,34 @@ class _Replay:
                         rank, value[0]
                     )
 
-    def two_sided(self) -> None:
-        """All steps, in an order in which they may end."""
-        program, flat = self._program, flatten(self._program)
-        sender = {
-            receive: send
-            for link, sends in flat.sends.items()
-            for receive, send in zip(flat.receives[link], sends, strict=True)
-        }
-        sent: dict[int, list[Value | None]] = {}
-        for index in run(flat, chunks_together(program)).order:
-            step, rank = flat.steps[index], flat.rank[index]
-            messages = sent.pop(sender[index]) if step.code.receives else []
-            results = []
-            for offset in range(step.count):
-                read = [self._at(rank, step.source, offset)] if step.code.reads and step.source else []
-                if step.code.reduces and not step.code.receives and step.target is not None:
-                    read.append(self._at(rank, step.target, offset))
-                results.append(total([*read, *messages[offset : offset + 1]]))
-            for offset, result in enumerate(results) if step.target is not None else ():
-                self._held[self._cell(rank, step.target, offset)] = result  # type: ignore[arg-type]
-            if step.code.sends:
-                sent[index] = [self._where.leave(rank, result) for result in results]
+    def run(self) -> None:
+        """All steps or moves, in an order in which they may end."""
+        program = self._program
+        sent: dict[tuple[int | None, int | None, int], deque[list[Value | None]]] = defaultdict(deque)
+        for rank, block, operation in execute(program, in_place=program.in_place).done:
+            if isinstance(operation, Move):
+                for offset in range(operation.count):
+                    self._move(rank, operation, offset)
+                continue
+            come = block.receive, rank, block.channel
+            messages = sent[come].popleft() if operation.code.receives else []
+            passed = self._step(rank, operation, messages)
+            if operation.code.sends:
+                sent[rank, block.send, block.channel].append(
+                    [self._where.leave(rank, result) for result in passed]
+                )
 
-    def one_sided(self) -> None:
-        """All moves, in an order in which they may end."""
-        for rank, move in Execution(self._program, in_place=self._program.in_place).run().moves:
-            for offset in range(move.count):
-                self._move(rank, move, offset)
+    def _step(self, rank: int, step: Step, messages: Sequence[Value | None]) -> list[Value | None]:
+        """What a step makes of a message: it writes that, or sends it."""
+        results = []
+        for offset in range(step.count):
+            read = [self._at(rank, step.source, offset)] if step.code.reads and step.source else []
+            if step.code is Code.REDUCE and step.target is not None:
+                read.append(self._at(rank, step.target, offset))
+            results.append(total([*read, *messages[offset : offset + 1]]))
+        for offset, result in enumerate(results) if step.target is not None else ():
+            self._held[self._cell(rank, step.target, offset)] = result  # type: ignore[arg-type]
+        return results
 
     def transfers(self) -> dict[int, tuple[Moved, ...]]:
         """Of each part of the data, once outputs are read."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from arborcast.backends.programs.messages import messages_of
+from arborcast.backends.programs.formats import Files
+from arborcast.backends.programs.messages import messages_of, one_size
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule
 
@@ -25,6 +26,18 @@ _SEND, _RECEIVE, _COLLECTIVE = 5, 6, 7
 _NAMES = {_SEND: "send", _RECEIVE: "receive", _COLLECTIVE: "call"}
 _NUMBER, _BYTES = 0, 2
 _INT32, _INT64 = 7, 9
+
+
+def export(
+    schedule: AnySchedule, *, least_bytes: int = 0, most_bytes: int | None = None, pieces: int = 1
+) -> Files:
+    """The files for one size, whose names end in `.RANK.et` as ASTRA-sim wants them.
+
+    Raises:
+        ProgramError: several sizes, or too many messages.
+    """
+    files = write(schedule, one_size("chakra", least_bytes, most_bytes), pieces=pieces)
+    return Files({f".{rank}.et": content for rank, content in enumerate(files)})
 
 
 def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1, in_order: bool = False) -> list[bytes]:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from arborcast.backends.lowering.layout import blocks_in
 from arborcast.backends.programs import mscclpp
-from arborcast.backends.programs.exporting.export import export_program, rounded
-from arborcast.backends.programs.exporting.one_sided import export_one_sided
+from arborcast.backends.programs.exporting.export import rounded
 from arborcast.backends.programs.exporting.switches import BLOCKS
-from arborcast.backends.programs.msccl import writer
+from arborcast.backends.programs.formats import FORMATS
 from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -43,6 +42,27 @@ _TESTS = {
     Kind.SCATTER: "scatter_perf",
     Kind.ALLTOALL: "alltoall_perf",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is different between runtimes.
+
+    Attributes:
+        name: of the runtime.
+        programs: the folder of their files.
+        suffix: of these.
+        alone: why there may be no others.
+        about: lines of the README.
+        commands: its lines on how to run the files.
+    """
+
+    name: str
+    programs: str
+    suffix: str
+    alone: str
+    about: tuple[str, ...]
+    commands: Callable[[dict[str, GlobalProgram]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,7 @@ def export_table(
     Args:
         choices: schedules of one collective with the sizes from which each serves, ascending.
         folder: made if it is not there.
-        runtime: msccl or mscclpp.
+        runtime: one of `formats.TABLES`.
         ranks_per_host: of MSCCL++, where ranks are of several hosts.
         most_bytes: where the last choice ends; None for no limit.
 
@@ -79,7 +99,8 @@ def export_table(
         InputError: the folder cannot be written to, or none of the schedules fits.
     """
     check_folder(folder)
-    to = _RUNTIMES[runtime]
+    row = FORMATS[runtime]
+    export, write, to = row.load("export"), row.load("write"), row.load("table")
     files: dict[str, GlobalProgram] = {}
     missing: list[str] = []
     explicit = [replace(choice, schedule=_written_out(choice.schedule)) for choice in choices]
@@ -92,7 +113,7 @@ def export_table(
             )
             way = f"{_range(least, most)}, {'in' if in_place else 'out of'} place"
             try:
-                program = to.export(
+                program = export(
                     schedule,
                     in_place=in_place,
                     protocol=Protocol.LL if small else Protocol.SIMPLE,
@@ -115,7 +136,7 @@ def export_table(
     if other is not None:
         raise InputError(f"{folder / to.programs}: must hold nothing else, {to.alone}, got {other}")
     for name, program in files.items():
-        write_atomically(folder / to.programs / name, to.write(program))
+        write_atomically(folder / to.programs / name, write(program))
     write_atomically(folder / "README.md", _readme(to, files, missing))
     return Exported(files, tuple(missing))
 
@@ -162,7 +183,7 @@ def _range(least: int, most: int | None) -> str:
     )
 
 
-def _readme(to: _Runtime, files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
+def _readme(to: Table, files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
     program = next(iter(files.values()))
     kind, ranks, root = program.kind, program.ranks, program.root
     rows = [
@@ -253,45 +274,26 @@ def _first(program: GlobalProgram) -> int:
     return power if power % unit == 0 and (most is None or power <= most) else least
 
 
-@dataclass(frozen=True, slots=True)
-class _Runtime:
-    """What is different: names, how programs are made and written, what the README says of it."""
-
-    name: str
-    programs: str
-    suffix: str
-    alone: str
-    export: Callable[..., GlobalProgram]
-    write: Callable[[GlobalProgram], str]
-    about: tuple[str, ...]
-    commands: Callable[[dict[str, GlobalProgram]], list[str]]
-
-
-_RUNTIMES = {
-    "msccl": _Runtime(
-        "MSCCL",
-        "msccl-algorithms",
-        "xml",
-        "as MSCCL reads every file",
-        export_program,
-        writer.write,
-        (
-            "MSCCL reads every file of the folder that MSCCL_ALGO_DIR names, so keep nothing else in it.",
-            "A call whose elements are no multiple of the chunks, or that averages, runs NCCL's own.",
-        ),
-        _nccl_tests,
+MSCCL = Table(
+    "MSCCL",
+    programs="msccl-algorithms",
+    suffix="xml",
+    alone="as MSCCL reads every file",
+    about=(
+        "MSCCL reads every file of the folder that MSCCL_ALGO_DIR names, so keep nothing else in it.",
+        "A call whose elements are no multiple of the chunks, or that averages, runs NCCL's own.",
     ),
-    "mscclpp": _Runtime(
-        "MSCCL++",
-        "mscclpp-plans",
-        "json",
-        "as its plans are one table",
-        export_one_sided,
-        mscclpp.write,
-        (
-            f"Bytes must be a multiple of {mscclpp.limits.ALIGNMENT} times the chunks; the executor refuses",
-            "others, and bytes that a plan is not for.",
-        ),
-        _executor_test,
+    commands=_nccl_tests,
+)
+
+MSCCLPP = Table(
+    "MSCCL++",
+    programs="mscclpp-plans",
+    suffix="json",
+    alone="as its plans are one table",
+    about=(
+        f"Bytes must be a multiple of {mscclpp.limits.ALIGNMENT} times the chunks; the executor refuses",
+        "others, and bytes that a plan is not for.",
     ),
-}
+    commands=_executor_test,
+)

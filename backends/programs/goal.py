@@ -14,13 +14,26 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from arborcast.backends.programs.messages import Message, latency_of, messages_of
+from arborcast.backends.programs.formats import Files
+from arborcast.backends.programs.messages import Message, latency_of, messages_of, one_size
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.topology import Hop
 
 MOST_BYTES = (1 << 31) - 1
 """Of one message; the simulator keeps sizes in 32 bits."""
+
+
+def export(
+    schedule: AnySchedule, *, least_bytes: int = 0, most_bytes: int | None = None, pieces: int = 1
+) -> Files:
+    """The file for one size.
+
+    Raises:
+        ProgramError: several sizes, too many messages, or one that is too large.
+    """
+    text = write(schedule, one_size("goal", least_bytes, most_bytes), pieces=pieces)
+    return Files({"": text}, text.splitlines()[1].removeprefix("// "))
 
 
 def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> str:

@@ -45,6 +45,17 @@ class Message:
         return self.src, self.dst
 
 
+def one_size(simulator: str, least_bytes: int, most_bytes: int | None) -> int:
+    """The size that a simulator is to be given.
+
+    Raises:
+        ProgramError: none or several were asked for.
+    """
+    if most_bytes is None or most_bytes != least_bytes:
+        raise ProgramError(f"{simulator}: simulates one size; name it (--sizes)")
+    return most_bytes
+
+
 def messages_of(schedule: AnySchedule, pieces: int) -> tuple[Schedule, list[Message]]:
     """The messages in an order in which they may be sent, with the schedule in explicit form.
 

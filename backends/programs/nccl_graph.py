@@ -18,21 +18,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from arborcast.backends.programs.formats import UNKNOWN_TOPOLOGY, Files
 from arborcast.backends.programs.msccl.elements import Element, parse
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.api import bound
 from arborcast.synth.baselines.hamiltonian import Ring
 from arborcast.synth.baselines.paths import switch_paths
 from arborcast.synth.baselines.rings import ring_schedule
-from arborcast.synth.collective import TREE_KINDS, Collective
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Method, Schedule, Transfer
 from arborcast.synth.topology import Topology
-
-MAX_FILE_BYTES = 4 << 20
-"""Bytes beyond which a file is refused."""
 
 MOST_CHANNELS = 64
 """Channels that NCCL has arrays for."""
@@ -76,6 +74,13 @@ class NcclGraphs:
     chains: tuple[tuple[int, ...], ...]
     speed: Fraction
     notes: tuple[str, ...] = ()
+
+
+def export(schedule: AnySchedule) -> Files:
+    """The file; raises as `export_graphs` does."""
+    graphs = export_graphs(schedule)
+    said = f"{len(set(graphs.rings))} orders of the ranks, {len(graphs.rings)} channels"
+    return Files({"": write(graphs)}, said)
 
 
 def export_graphs(schedule: AnySchedule) -> NcclGraphs:
@@ -295,6 +300,23 @@ def _rows(graph: Element, number: int, notes: list[str]) -> tuple[tuple[int, ...
     if size < 2:
         raise ProgramError(f"graph {number}: needs channels of at least 2 ranks")
     return tuple(rows[:said])
+
+
+def read_schedule(
+    text: str, place: str, *, topology: Topology | None, kind: Kind | None, root: int | None
+) -> Schedule:
+    """What NCCL does on the rings of a file, by default an allreduce.
+
+    Raises:
+        ProgramError: NCCL would not take the file, no topology is named, or the rings do not run on it.
+    """
+    if topology is None:
+        raise ProgramError(f"{place}: {UNKNOWN_TOPOLOGY}")
+    graphs = read(text, place)
+    kind = kind or Kind.ALLREDUCE
+    if root is not None and not kind.has_root:
+        raise ProgramError(f"{place}: {kind} has no root, got {root}")
+    return rings_as_schedule(graphs, topology, Collective.on(topology, kind, root=root or 0))
 
 
 def rings_as_schedule(graphs: NcclGraphs, topology: Topology, collective: Collective) -> Schedule:

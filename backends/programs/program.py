@@ -80,27 +80,27 @@ class Code(StrEnum):
     COPY = "cpy"
     REDUCE = "re"
 
-    @property
+    @cached_property
     def receives(self) -> bool:
         """Whether it takes a message."""
         return self.value.startswith("r") and self is not Code.REDUCE
 
-    @property
+    @cached_property
     def sends(self) -> bool:
         """Whether it makes a message."""
         return self.value.endswith("s")
 
-    @property
+    @cached_property
     def reads(self) -> bool:
         """Whether it reads its source; what it receives is added to that."""
         return self not in {Code.RECEIVE, Code.RECEIVE_COPY_SEND}
 
-    @property
+    @cached_property
     def writes(self) -> bool:
         """Whether it writes its target."""
         return self not in {Code.SEND, Code.RECEIVE_REDUCE_SEND}
 
-    @property
+    @cached_property
     def reduces(self) -> bool:
         """Whether it adds two values."""
         return self.value.startswith(("rr", "re"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.backends.programs.sccl import NAMES, schedule_of
+from arborcast.backends.programs.sccl import Algorithm as File
 from arborcast.bench.adapters.answer import (
     Algorithm,
     Answer,
@@ -27,6 +28,7 @@ from arborcast.bench.adapters.answer import (
 from arborcast.bench.harness.processes import Finished, run
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
+from arborcast.synth.formats.shapes import check_shape
 from arborcast.synth.topology import Topology
 
 SUFFIX = ".msccl.json"
@@ -137,10 +139,12 @@ def read(found: Mapping[str, Any], question: Question) -> Algorithm:
         question: what was asked.
 
     Raises:
-        ProgramError: an address that it does not explain.
+        InputError: another form, other chunks, or an address that it does not explain.
     """
     ours = {theirs: rank for rank, theirs in enumerate(numbers_of(question.topology))}
-    schedule = schedule_of(found, question.topology, question.collective, question.bound, ours)
+    schedule = schedule_of(
+        check_shape(File, found, "algorithm"), question.topology, question.collective, question.bound, ours
+    )
     return Algorithm(str(dict(schedule.method.settings)["point"]), schedule)
 
 

@@ -13,13 +13,13 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.optimum import StepOptimum
-from arborcast.synth.chunks.optimum_documents import kept_or_found
+from arborcast.synth.chunks.optimum import StepOptimum, kept_optimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, plan_to_document
+from arborcast.synth.chunks.problem.orbits import ChunkSend
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.step_optimum import (
     DRAFT,
     QUICK,
@@ -171,11 +171,11 @@ def _optima(
         yield from _large_optima(problem, static, steps, options, deadline, points)
         return
     if options.jobs == 1:
-        with Workers() as workers:
-            workers.warm()
+        with SolverProcess() as child:
+            child.start()
             for count in steps:
                 below = points[-1].ratio if points else None
-                yield count, _optimum(problem, count, static, below, options, deadline, workers)
+                yield count, _optimum(problem, count, static, below, options, deadline, child)
         return
     from joblib import Parallel, delayed, effective_n_jobs
 
@@ -202,10 +202,10 @@ def _large_optima(
     """
     drafts: dict[int, CopyOptimum] = {}
     seeds: Seeds = {}
-    with Workers() as workers:
+    with SolverProcess() as child:
         for index, count in enumerate(steps):
             share = deadline.share(2 * len(steps) - index)
-            draft = _optimum(problem, count, static, None, options, share, workers, seeds)
+            draft = _optimum(problem, count, static, None, options, share, child, seeds)
             drafts[count] = draft
             _tell(count, draft)
             if draft.ratio is not None and draft.ratio <= static.ratio * (1 + options.tolerance):
@@ -219,7 +219,7 @@ def _large_optima(
                 yield count, draft
                 continue
             share = deadline.share(sum(not later.is_settled for at, later in drafts.items() if at >= count))
-            found = _optimum(problem, count, static, best, options, share, workers)
+            found = _optimum(problem, count, static, best, options, share, child)
             better = _better_of(draft, found)
             _tell(count, better)
             yield count, better
@@ -258,8 +258,8 @@ def _job(
     deadline: Deadline,
 ) -> CopyOptimum:
     """One number of steps in a process of its own, which may be on another machine with another clock."""
-    with Workers(1) as workers:
-        return _optimum(problem, steps, static, below, options, deadline, workers)
+    with SolverProcess() as child:
+        return _optimum(problem, steps, static, below, options, deadline, child)
 
 
 def _optimum(
@@ -269,7 +269,7 @@ def _optimum(
     below: Fraction | None,
     options: FrontierOptions,
     deadline: Deadline,
-    workers: Workers,
+    child: SolverProcess,
     drafting: Seeds | None = None,
 ) -> CopyOptimum:
     """The optimum of one number of steps, from the cache where it was worked out to its end before.
@@ -279,16 +279,15 @@ def _optimum(
     budget = options.budget if drafting is None else DRAFT
     encodings = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
     cache = ChunkCache() if options.cache and drafting is None else None
-    searcher = Searcher(problem, encodings, options.seed, deadline, workers, cache)
-    return kept_or_found(
+    searcher = Searcher(problem, encodings, options.seed, deadline, child, cache)
+    return kept_optimum(
         cache,
         "optimum",
         problem,
+        steps,
         static,
         lambda: step_optimum(searcher, steps, static, below, budget, drafting),
-        plan_to_document,
-        plan_from_document,
-        steps=steps,
+        (ChunkPlan, ChunkSend),
         below=None if below is None else str(below),
         encodings=encodings,
         seed=options.seed,

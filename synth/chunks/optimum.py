@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import takewhile
@@ -22,7 +22,10 @@ from arborcast.synth.chunks.bounds.certificate import (
     StepBound,
     TreeDual,
 )
+from arborcast.synth.chunks.bounds.check import certified_ratio
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
+from arborcast.synth.chunks.solvers.cache import ChunkCache, Detail, kept_or_found
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.errors import Prover, TimedOutError
@@ -173,6 +176,60 @@ class StepSearch(ABC, Generic[AnyPlan]):
 
     def _report(self, what: str) -> None:
         report(f"{self._steps} steps: {what}", 0, 0)
+
+
+def kept_optimum(
+    cache: ChunkCache | None,
+    subject: str,
+    problem: ChunkProblem,
+    steps: int,
+    static: StepBound | None,
+    find: Callable[[], StepOptimum[AnyPlan]],
+    plans: Sequence[type],
+    **details: Detail,
+) -> StepOptimum[AnyPlan]:
+    """What is known of a number of steps, from the cache where it was worked out to its end before.
+
+    The certificate of what was kept is checked again, its plan by whoever verifies the schedule.
+
+    Args:
+        cache: None to keep nothing.
+        subject: the kind of question, for the key.
+        problem: what is to be done.
+        steps: S.
+        static: the limit for any number of steps; None where none holds for every schedule.
+        find: works it out.
+        plans: the classes of a plan and its parts.
+        details: whatever else the answer depends on.
+    """
+
+    def found() -> StepOptimum[AnyPlan]:
+        optimum = find()
+        is_static = optimum.limit is not None and isinstance(optimum.limit.certificate, StaticLimit)
+        return replace(optimum, limit=None) if is_static else optimum
+
+    def checked(kept: StepOptimum[AnyPlan]) -> StepOptimum[AnyPlan]:
+        if kept.limit is not None:
+            proved = certified_ratio(problem, kept.limit.steps, kept.limit.certificate)
+            if proved != kept.limit.ratio:
+                raise ValueError(f"its certificate proves {proved}, it says {kept.limit.ratio}")
+        return kept
+
+    optimum = kept_or_found(
+        cache,
+        subject,
+        problem,
+        found,
+        (StepOptimum, StepBound, PathDual, TreeDual, PairDual, MessageDual, Prover, *plans),
+        is_final=lambda optimum: not optimum.out_of_time and not optimum.lost_solvers,
+        check=checked,
+        steps=steps,
+        static=None if static is None else str(static.ratio),
+        **details,
+    )
+    if optimum.limit is None and static is not None:
+        return replace(optimum, limit=replace(static, steps=steps))
+    return optimum
 
 
 def explain(limit: StepBound) -> str:

@@ -21,7 +21,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Instance
 from arborcast.synth.chunks.problem.time_reversal import IMAGES, mirrored
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.sums.instance import SumOrbits, sum_problem
 from arborcast.synth.chunks.sums.search import SpreadFormula
 from arborcast.synth.collective import Collective, Kind
@@ -67,7 +67,7 @@ def write_refutation(
     proof: Path,
     *,
     deadline: Deadline,
-    workers: Workers,
+    child: SolverProcess,
 ) -> bool:
     """Write the proof that there is no schedule, and its formula to `formula_file(proof)`.
 
@@ -77,14 +77,14 @@ def write_refutation(
         size: (C, S, R) for which there is none.
         proof: the file to write.
         deadline: when to give up.
-        workers: where CaDiCaL runs.
+        child: where CaDiCaL runs.
 
     Returns:
         Whether that was done; False where the formula of an allreduce holds.
 
     Raises:
         TimedOutError: the deadline passed.
-        WorkerDiedError: the proof needs more memory than a worker may have.
+        WorkerDiedError: the proof needs more memory than the child may have.
         InputError: a file cannot be written.
     """
     chunks, steps, rounds = size
@@ -97,7 +97,7 @@ def write_refutation(
     if collective.kind in IMAGES:
         question += f", as its mirror image, {IMAGES[collective.kind]} over the reversed links, run backwards"
     instance = Instance(orbits, steps, rounds)
-    refuted = workers.run("its proof by CaDiCaL", refute, instance, question, deadline=deadline)
+    refuted = child.run("its proof by CaDiCaL", refute, instance, question, deadline=deadline)
     if refuted is None:
         return False
     formula, derivation = refuted

@@ -252,7 +252,7 @@ def infeasible_document(
     if isinstance(error.proof, Bound):
         certificate = bound_to_document(error.proof, topology)
     elif error.proof is not None:
-        from arborcast.synth.chunks.optimum_documents import limit_to_document
+        from arborcast.synth.chunks.limit_documents import limit_to_document
         from arborcast.synth.chunks.problem.time_reversal import IMAGES
 
         certificate = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)

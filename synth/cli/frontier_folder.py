@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.frontier import Frontier
+from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.optimum import explain
-from arborcast.synth.chunks.optimum_documents import limit_to_document
 from arborcast.synth.chunks.problem.time_reversal import IMAGES
 from arborcast.synth.chunks.sums.compositions import parts_of
 from arborcast.synth.chunks.sums.points import Point

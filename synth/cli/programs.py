@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from arborcast.backends.programs.formats import FORMATS, OPTIONS, TABLES, holds_program, runtime_of
 from arborcast.synth.cli.console import Json, print_json, print_lines, progress
 from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
 from arborcast.synth.cli.options import (
@@ -28,7 +28,6 @@ from arborcast.synth.formats.words import gigabytes, of_bound
 if TYPE_CHECKING:
     from arborcast.backends.programs.checking.verdict import ProgramVerdict
     from arborcast.backends.programs.program import GlobalProgram
-    from arborcast.backends.programs.targets import Wishes
     from arborcast.backends.programs.traffic import Traffic
     from arborcast.synth.collective import Kind
     from arborcast.synth.deadline import Limit
@@ -38,7 +37,10 @@ if TYPE_CHECKING:
 
 _HEAD = 4096
 
-Target = Literal["msccl", "mscclpp", "nccl-graph", "sccl", "goal", "chakra"]
+if TYPE_CHECKING:
+    Target: TypeAlias = str
+else:
+    Target = Literal[tuple(FORMATS)]
 ProtocolName = Literal["Simple", "LL", "LL128"]
 
 
@@ -49,10 +51,6 @@ def is_program(file: Path) -> bool:
             head = opened.read(_HEAD).decode(errors="replace")
     except (OSError, ValueError):
         return False
-    if not head.lstrip().startswith(("<", "{")):
-        return False
-    from arborcast.backends.programs.files import holds_program
-
     return holds_program(head)
 
 
@@ -63,16 +61,11 @@ def export(
         typer.Argument(
             parser=collective_name,
             metavar="[COLLECTIVE]",
-            help="a table: schedules for all --sizes, as a folder (msccl, mscclpp)",
+            help=f"a table: schedules for all --sizes, as a folder ({', '.join(TABLES)})",
         ),
     ] = None,
     to: Annotated[
-        Target,
-        option(
-            "--to",
-            "msccl: its XML; mscclpp: an execution plan; nccl-graph: rings and chains for stock NCCL; "
-            "sccl: msccl-tools' JSON; goal, chakra: LogGOPSim and ASTRA-sim",
-        ),
+        Target, option("--to", "; ".join(f"{name}: {row.about}" for name, row in FORMATS.items()))
     ] = "msccl",
     output: Annotated[Path, option("-o", "--output", "the file to write; of a table, the folder")] = ...,  # type: ignore[assignment]
     root: Root = None,
@@ -107,28 +100,18 @@ def export(
     What is written has passed the checker of programs, which shares no code with the export.
     """
     from arborcast.backends.programs.program import Protocol
-    from arborcast.backends.programs.targets import Wishes
     from arborcast.synth.formats.sizes import size_range
 
+    numbers = {"chunks": chunks, "channels": channels, "ranks_per_host": ranks_per_host, "pieces": pieces}
+    wishes: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+    for name, value in wishes.items():
+        if value < 1:
+            raise InputError(f"{OPTIONS[name]} {value}: must be at least 1")
+    if out_of_place:
+        wishes["in_place"] = False
+    if protocol != "Simple":
+        wishes["protocol"] = Protocol(protocol)
     span = None if sizes is None else size_range(sizes)
-    for name, value in (
-        ("--chunks", chunks),
-        ("--channels", channels),
-        ("--ranks-per-host", ranks_per_host),
-        ("--pieces", pieces),
-    ):
-        if value is not None and value < 1:
-            raise InputError(f"{name} {value}: must be at least 1")
-    wishes = Wishes(
-        in_place=not out_of_place,
-        protocol=Protocol(protocol),
-        chunks=chunks,
-        channels=channels,
-        ranks_per_host=ranks_per_host,
-        least_bytes=0 if span is None else span[0],
-        most_bytes=None if span is None else span[-1],
-        pieces=pieces,
-    )
     if collective is not None:
         _export_table(source, collective, root, to, wishes, span, output, deadline, no_in_network, as_json)
         return
@@ -136,18 +119,20 @@ def export(
         raise InputError(f"--root {root}: the schedule has its own")
     if no_in_network:
         raise InputError("--no-in-network: is for tables; the schedule uses switches as it was solved")
+    if span is not None:
+        wishes |= {"least_bytes": span[0], "most_bytes": span[-1]}
     _export_schedule(Path(source), to, wishes, output, as_json)
 
 
-def _export_schedule(source: Path, to: Target, wishes: Wishes, output: Path, as_json: bool) -> None:
+def _export_schedule(source: Path, to: str, wishes: dict[str, Any], output: Path, as_json: bool) -> None:
     from arborcast import backends
+    from arborcast.backends.programs.formats import export_files
     from arborcast.backends.programs.pacing import expected
-    from arborcast.backends.programs.targets import export_files
 
     writable(output)
     with progress(f"exporting {source}", quiet=as_json):
         schedule = read_correct(source)
-        said, program = export_files(schedule, to, output, wishes)
+        said, program = export_files(schedule, to, output, **wishes)
     if program is None:
         if as_json:
             print_json({"file": text_of(output), "format": to, "said": said})
@@ -202,7 +187,7 @@ def read_schedule_of_program(
 ) -> Schedule:
     """The schedule of a program of another runtime, on the fabric that it is for."""
     from arborcast import topologies
-    from arborcast.backends.programs.files import read_as_schedule
+    from arborcast.backends.programs.formats import read_as_schedule
 
     return read_as_schedule(file, topologies.load(topology), kind=_kind(collective), root=root)
 
@@ -235,7 +220,7 @@ def verify_program(
 ) -> None:
     """Check a program of another runtime, and say what it puts on a topology."""
     from arborcast import backends, topologies
-    from arborcast.backends.programs.files import holds_schedule
+    from arborcast.backends.programs.formats import holds_schedule
     from arborcast.backends.programs.pacing import expected
     from arborcast.backends.programs.picture import draw_counterexample
 
@@ -272,7 +257,7 @@ def _verify_schedule(
 ) -> None:
     """Check rings for NCCL or steps of SCCL by the verifier of schedules."""
     from arborcast import synth
-    from arborcast.backends.programs.files import read_as_schedule
+    from arborcast.backends.programs.formats import read_as_schedule
 
     with progress(f"verifying {file}", quiet=as_json):
         schedule = read_as_schedule(file, fabric, kind=_kind(collective), root=root)
@@ -355,8 +340,8 @@ def _export_table(
     spec: str,
     collective: str,
     root: int | None,
-    to: Target,
-    wishes: Wishes,
+    to: str,
+    wishes: dict[str, Any],
     sizes: tuple[int, ...] | None,
     folder: Path,
     deadline: Limit,
@@ -364,18 +349,17 @@ def _export_table(
     as_json: bool,
 ) -> None:
     from arborcast.backends.programs.folder import export_table
-    from arborcast.backends.programs.targets import Wishes
     from arborcast.synth.cli.inputs import collective_on, load_fabric
     from arborcast.synth.cli.options import FabricOptions
     from arborcast.synth.formats.atomic import check_folder
     from arborcast.synth.selection import SIZES
 
-    told = replace(wishes, ranks_per_host=None, pieces=None, least_bytes=0, most_bytes=None)
-    if told != Wishes():
+    per_host = wishes.pop("ranks_per_host", None)
+    if wishes.keys() - {"pieces"}:
         raise InputError("export of a table: --protocol, --chunks, --channels and --out-of-place are chosen")
-    if to not in {"msccl", "mscclpp"} or wishes.pieces is not None:
-        raise InputError(f"--to {to}: tables are exported for msccl and mscclpp")
-    if to == "msccl" and wishes.ranks_per_host is not None:
+    if to not in TABLES or wishes:
+        raise InputError(f"--to {to}: tables are exported for {' and '.join(TABLES)}")
+    if to == "msccl" and per_host is not None:
         raise InputError("--ranks-per-host: is nothing that msccl knows")
     check_folder(folder)
     # Sums that switches give to one rank alone have no operation in MSCCL++.
@@ -383,7 +367,7 @@ def _export_table(
     on = load_fabric(FabricOptions(spec, no_in_network=forwarding))
     with progress(f"exporting {collective} on {on.topology.name}", quiet=as_json):
         choices = _choices(collective_on(collective, on, root), on.topology, sizes or SIZES, deadline)
-        exported = export_table(choices, folder, runtime=to, ranks_per_host=wishes.ranks_per_host)
+        exported = export_table(choices, folder, runtime=to, ranks_per_host=per_host)
     if as_json:
         files = [{"file": name, **_facts(program)} for name, program in exported.files.items()]
         print_json({"folder": text_of(folder), "files": files, "missing": list(exported.missing)})
@@ -459,7 +443,7 @@ def _verdict_document(
 ) -> Json:
     return {
         "correct": verdict.correct,
-        "format": "mscclpp" if program.one_sided else "msccl",
+        "format": runtime_of(program),
         **_facts(program),
         "errors": list(verdict.errors),
         "kinds": sorted(verdict.kinds),

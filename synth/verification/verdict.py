@@ -62,9 +62,9 @@ def _follows_trees(schedule: AnySchedule) -> bool:
     even where its transfer is a copy.
     """
     topology, members = schedule.topology, schedule.collective.members
-    able = list(enumerate(topology.switches[: topology.holders - topology.ranks], topology.ranks))
-    adding = {vertex for vertex, switch in able if switch.reduces}
-    turning = [vertex for vertex, switch in able if switch.turns]
+    switches = list(enumerate(topology.switches, topology.ranks))
+    adding = {vertex for vertex, switch in switches if switch.reduces}
+    turning = [vertex for vertex, switch in switches if switch.turns]
     reached = [[({place}, {place}) for place in (chunk.owner, *turning)] for chunk in schedule.chunks]
     in_order = sorted(schedule.transfers, key=lambda transfer: transfer.step)
     for transfer in in_order:

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 
 KEY = "ab" * 32
+KINDS = (ChunkPlan, ChunkSend, Infeasible, Prover)
 PLAN = ChunkPlan((1, 2), (ChunkSend(0, 0, 1, 0), ChunkSend(3, 1, 2, 1)))
 
 
@@ -39,18 +41,23 @@ def problem_of(topology: Topology, kind: str = "allgather", root: int = 0) -> Ch
 
 def key(problem: ChunkProblem | None = None, **changed: object) -> str:
     asked: dict[str, object] = {"chunks": 2, "steps": 3, "rounds": 4, "encodings": ("sat", "ilp"), "seed": 0}
-    return ChunkCache("unused").key(problem or problem_of(load("ring:4")), **(asked | changed))  # type: ignore[arg-type]
+    details: dict[str, Any] = {"subject": "instance"} | asked | changed
+    return ChunkCache("unused").key(problem=problem or problem_of(load("ring:4")), **details)
+
+
+def kept_in(kept: ChunkCache) -> object:
+    return kept.get(KEY, KINDS, lambda value: value)
 
 
 def test_an_answer_comes_back(tmp_path: Path) -> None:
     kept = ChunkCache(tmp_path / "made" / "when needed")
-    assert kept.get(KEY) is None
+    assert kept_in(kept) is None
     kept.put(KEY, PLAN)
-    assert kept.get(KEY) == PLAN
+    assert kept_in(kept) == PLAN
     for prover in Prover:
         kept.put(KEY, Infeasible(prover))
-        assert ChunkCache(kept.folder).get(KEY) == Infeasible(prover)
-    assert kept.get("cd" * 32) is None
+        assert kept_in(ChunkCache(kept.folder)) == Infeasible(prover)
+    assert kept.get_json("cd" * 32) is None
 
 
 @given(
@@ -86,7 +93,7 @@ def test_a_key_is_what_the_answer_depends_on(monkeypatch: pytest.MonkeyPatch) ->
         key(problem_of(replace(ring, symmetries=()))),
         key(problem_of(load("ring:5"))),
         key(problem_of(load("star:4"))),
-        ChunkCache("unused").key_of("bounds", problem_of(ring), steps=3),
+        key(subject="bounds"),
     ]
     for name, value in (("_solver_versions", {"z3-solver": "0"}), ("_sources", "other")):
         with monkeypatch.context() as patch:
@@ -111,7 +118,7 @@ def test_keys_are_the_same_in_every_process() -> None:
 
 
 def _entry(**changed: object) -> str:
-    content = changed.get("content", {"outcome": "impossible", "proved_by": "CaDiCaL"})
+    content = changed.get("content", {"Infeasible": [{"Prover": ["CaDiCaL"]}]})
     entry = {"format": "arborcast.cache/2", "key": KEY, "sha256": module._digest(content), "content": content}
     return json.dumps(entry | changed)
 
@@ -130,16 +137,17 @@ def _entry(**changed: object) -> str:
         (_entry(format="arborcast.cache/0"), "another key or format"),
         (_entry(key="cd" * 32), "another key or format"),
         (_entry(sha256="0" * 64), "is not what was written"),
-        (_entry().replace("impossible", "possible"), "is not what was written"),
-        (_entry(content=[]), "holds no answer"),
-        (_entry(content={"outcome": "maybe"}), "holds no answer: .*maybe"),
-        (_entry(content={"outcome": "impossible"}), "holds no answer: .*proved_by"),
-        (_entry(content={"outcome": "impossible", "proved_by": "hearsay"}), "holds no answer: .*hearsay"),
-        (_entry(content={"outcome": "found", "rounds": [1]}), "holds no answer: .*sends"),
-        (_entry(content={"outcome": "found", "rounds": [1], "sends": [[0, 0, 0]]}), "holds no answer"),
-        (_entry(content={"outcome": "found", "rounds": [1], "sends": [[0, 0, 0, -1]]}), "natural numbers"),
-        (_entry(content={"outcome": "found", "rounds": [1.5], "sends": []}), "natural numbers"),
-        (_entry(content={"outcome": "found", "rounds": 1, "sends": []}), "holds no answer"),
+        (_entry().replace("Infeasible", "Feasible"), "is not what was written"),
+        (_entry(content={}), "holds no answer"),
+        (_entry(content={"Maybe": []}), "holds no answer: .*Maybe"),
+        (_entry(content={"Infeasible": []}), "holds no answer: .*proved_by"),
+        (_entry(content={"Infeasible": [{"Prover": ["hearsay"]}]}), "holds no answer: .*hearsay"),
+        (_entry(content={"ChunkPlan": [[1]]}), "holds no answer: .*sends"),
+        (_entry(content={"ChunkPlan": [[1], [{"ChunkSend": [0, 0, 0]}]]}), "holds no answer: .*step"),
+        (_entry(content={"ChunkPlan": [[1], [{"ChunkSend": [0, 0, 0, -1]}]]}), "natural number, got -1"),
+        (_entry(content={"ChunkPlan": [[1.5], []]}), "natural number, got 1.5"),
+        (_entry(content={"ChunkPlan": ["1/0", []]}), "holds no answer: ZeroDivisionError"),
+        (_entry(content={"ChunkPlan": 1}), "holds no answer"),
     ],
 )
 def test_broken_entries_are_computed_anew(
@@ -148,17 +156,17 @@ def test_broken_entries_are_computed_anew(
     (tmp_path / f"{KEY}.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     kept = ChunkCache(tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert kept.get(KEY) is None
+        assert kept_in(kept) is None
     (message,) = caplog.messages
     assert "ignored: " in message
     assert re.search(words, message), message
     kept.put(KEY, PLAN)
-    assert kept.get(KEY) == PLAN
+    assert kept_in(kept) == PLAN
 
 
 def test_a_folder_in_the_place_of_an_entry(tmp_path: Path) -> None:
     (tmp_path / f"{KEY}.json").mkdir()
-    assert ChunkCache(tmp_path).get(KEY) is None
+    assert kept_in(ChunkCache(tmp_path)) is None
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(
@@ -169,7 +177,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning(
         kept = ChunkCache(tmp_path / "file" / "cache")
         kept.put(KEY, PLAN)
         kept.put(KEY, PLAN)
-        assert kept.get(KEY) is None
+        assert kept_in(kept) is None
     (message,) = caplog.messages
     assert "answers are not kept" in message and "ARBORCAST_CACHE" in message
 

@@ -124,7 +124,7 @@ def test_a_solver_out_of_memory_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
     def die(*_: object, **__: object) -> None:
         raise WorkerDiedError("CaDiCaL: needed more memory than it was allowed")
 
-    monkeypatch.setattr("arborcast.synth.chunks.solvers.search.race", die)
+    monkeypatch.setattr("arborcast.synth.chunks.solvers.search.run_portfolio", die)
     with pytest.raises(SolverDiedError, match=r"allgather \(2, 2, 3\): CaDiCaL: needed more memory"):
         solve("dgx1", "allgather", "sat", (2, 2, 3))
 

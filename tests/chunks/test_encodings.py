@@ -6,6 +6,7 @@ One suite for all of them: a further encoding is a line of `ENCODINGS`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +16,8 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth import bounds
 from arborcast.synth.chunks.encodings import sat, smt
-from arborcast.synth.chunks.encodings.flow_ilp import FlowSearch
-from arborcast.synth.chunks.encodings.ilp import ArrivalSearch, IlpSearch
-from arborcast.synth.chunks.encodings.sat import BooleanSearch
+from arborcast.synth.chunks.encodings.ilp import IlpSearch
+from arborcast.synth.chunks.encodings.sat import sat_search
 from arborcast.synth.chunks.encodings.smt import SmtSearch
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
@@ -31,9 +31,11 @@ from arborcast.synth.topology import Topology
 from tests.support.chunk_replay import brute_force, instance_of, replay
 from tests.support.strategies import collectives, custom_collectives, topologies
 
-ENCODINGS: dict[str, Any] = {"smt": SmtSearch, "ilp": IlpSearch, "sat": BooleanSearch}
+ENCODINGS: dict[str, Any] = {"smt": SmtSearch, "ilp": IlpSearch, "sat": sat_search}
 COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 ROUTING = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
+
+copying = partial(IlpSearch, copies=True)
 
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS)
 
@@ -63,7 +65,7 @@ def verify_plan(instance: Instance, found: Feasible) -> None:
 
 
 def verdicts(instance: Instance) -> set[bool]:
-    return {verdict(encoding, instance) for encoding in [*ENCODINGS.values(), ArrivalSearch]}
+    return {verdict(encoding, instance) for encoding in [*ENCODINGS.values(), copying]}
 
 
 @st.composite
@@ -98,7 +100,7 @@ def test_all_encodings_agree_with_brute_force(instance: Instance) -> None:
 @given(instances(most_arrivals=40, max_ranks=5, chunks=4))
 def test_every_chunk_comes_to_a_rank_at_most_once(instance: Instance) -> None:
     """Of models of Boolean logic, as they are: nothing else would see what is sent for nothing."""
-    found = BooleanSearch(instance).run(None)
+    found = sat_search(instance).run(None)
     if isinstance(found, Feasible):
         problem = instance.orbits.problem
         arrivals = [
@@ -127,7 +129,7 @@ def test_all_encodings_agree_under_every_group(spec: str, kind: Kind) -> None:
             for small in under_groups(instance_of(spec, kind, chunks, steps, rounds)):
                 (symmetric,) = verdicts(small)
                 if symmetric:
-                    assert verdict(BooleanSearch, instance_of(spec, kind, chunks, steps, rounds))
+                    assert verdict(sat_search, instance_of(spec, kind, chunks, steps, rounds))
 
 
 def under_groups(whole: Instance, most: int = 2) -> list[Instance]:
@@ -252,7 +254,7 @@ def test_effort_grows_to_an_answer(encoding: Any) -> None:
 @pytest.mark.parametrize(
     ("encoding", "instance", "effort"),
     [
-        (BooleanSearch, instance_of("hypercube:3", "allgather", 3, 3, 6), 10),
+        (sat_search, instance_of("hypercube:3", "allgather", 3, 3, 6), 10),
         (SmtSearch, instance_of("hypercube:3", "broadcast", 7, 4, 4), 5),
     ],
 )
@@ -271,7 +273,7 @@ def test_effort_adds_up(encoding: Any, instance: Instance, effort: int) -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "kinds"),
-    [(SmtSearch, COPIES), (BooleanSearch, COPIES), (FlowSearch, ROUTING), (ArrivalSearch, ROUTING)],
+    [(SmtSearch, COPIES), (sat_search, COPIES), (IlpSearch, COPIES), (copying, ROUTING)],
 )
 def test_fewer_steps_than_the_latency_are_impossible(encoding: Any, kinds: list[Kind]) -> None:
     for kind in kinds:
@@ -279,7 +281,7 @@ def test_fewer_steps_than_the_latency_are_impossible(encoding: Any, kinds: list[
         assert isinstance(encoding(instance_of("ring:6", kind, 1, 3, 9)).run(None), Feasible)
 
 
-@pytest.mark.parametrize(("module", "encoding"), [(sat, BooleanSearch), (smt, SmtSearch)])
+@pytest.mark.parametrize(("module", "encoding"), [(sat, sat_search), (smt, SmtSearch)])
 @pytest.mark.parametrize("size", [(3, 3, 3), (4, 3, 4), (5, 4, 4), (6, 4, 4), (7, 4, 4)])
 def test_an_order_of_chunks_excludes_nothing(
     module: Any, encoding: Any, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.curve import Curve
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
-from arborcast.synth.chunks.encodings.sat import BooleanSearch
+from arborcast.synth.chunks.encodings.sat import sat_search
 from arborcast.synth.chunks.frontier import Frontier, latency_of, pareto
 from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -164,7 +164,7 @@ def test_no_small_instance_beats_a_proved_point(data: st.DataObject) -> None:
                 if Fraction(rounds, chunks) >= point.least:
                     break
                 instance = Instance(ChunkOrbits.trivial(problem, chunks), point.steps, rounds)
-                search = IlpSearch(instance) if problem.is_routing else BooleanSearch(instance)
+                search = IlpSearch(instance) if problem.is_routing else sat_search(instance)
                 assert not isinstance(search.run(200), Feasible), (point, chunks, rounds)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks import step_optimum as module
 from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, StepBound, TreeDual
 from arborcast.synth.chunks.frontier import Frontier, pareto
-from arborcast.synth.chunks.optimum import StepOptimum, explain
-from arborcast.synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
+from arborcast.synth.chunks.optimum import StepOptimum, explain, kept_optimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
-from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, plan_to_document
+from arborcast.synth.chunks.problem.prune import ChunkPlan
+from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
+from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
 from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, step_optimum
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.deadline import Deadline
@@ -40,7 +42,7 @@ class Scripted(Searcher):
     def __init__(self, problem: ChunkProblem, answer: Callable[[int, int], Answer]) -> None:
         self.now_s = 0.0
         deadline = Deadline.after(1, lambda: self.now_s)
-        super().__init__(problem, ("sat", "ilp"), 0, deadline, Workers(1), None)
+        super().__init__(problem, ("sat", "ilp"), 0, deadline, SolverProcess(), None)
         self.answer = answer
         self.asked: list[Asked] = []
 
@@ -110,8 +112,36 @@ def test_a_smaller_c_refuted_in_floating_point_is_said_and_proves_nothing() -> N
     assert optimum.proved_by == (Prover.LIMIT, Prover.HIGHS, Prover.CADICAL)
     # What is not proved is asked again with more effort.
     assert [slices for chunks, _, slices in asked if chunks == 2] == [3, 6]
-    document = optimum_to_document(optimum, RING, plan_to_document)
-    assert optimum_from_document(document, RING, plan_from_document) == optimum
+
+
+def test_what_was_worked_out_to_its_end_is_kept_with_a_limit_that_is_checked_again(tmp_path: Path) -> None:
+    optimum, _ = optimum_of(lambda chunks, slices: FOUND if chunks == 6 else REFUTED)
+    gather = problem("ring:4", "gather")
+    limit = optimum.limit
+    assert limit is not None and isinstance(limit.certificate, PathDual)
+    static, worked_out = loose(2), 0
+
+    def asked(question: int, changed: StepOptimum[ChunkPlan]) -> StepOptimum[ChunkPlan]:
+        def find() -> StepOptimum[ChunkPlan]:
+            nonlocal worked_out
+            worked_out += 1
+            return changed
+
+        kinds = (ChunkPlan, ChunkSend)
+        return kept_optimum(ChunkCache(tmp_path), str(question), gather, 2, static, find, kinds)
+
+    for number, (changed, is_kept) in enumerate(
+        [
+            (optimum, True),
+            (replace(optimum, limit=static), True),
+            (replace(optimum, limit=replace(limit, ratio=2 * limit.ratio)), False),
+            (replace(optimum, out_of_time=True), False),
+            (replace(optimum, lost_solvers=True), False),
+        ]
+    ):
+        worked_out = 0
+        assert [asked(number, changed) for _ in range(2)] == [changed] * 2, number
+        assert worked_out == (1 if is_kept else 2)
 
 
 def test_a_smaller_c_left_open_leaves_the_smallest_unproved() -> None:
@@ -196,8 +226,8 @@ def test_a_packing_of_trees_is_a_plan_whose_c_is_the_smallest_only_if_refuted(
 
 
 def test_a_real_search_attains_the_limit() -> None:
-    with Workers(1) as workers:
-        searcher = Searcher(problem("ring:4", "gather"), ("ilp", "sat"), 0, Deadline(), workers, None)
+    with SolverProcess() as child:
+        searcher = Searcher(problem("ring:4", "gather"), ("ilp", "sat"), 0, Deadline(), child, None)
         optimum = step_optimum(searcher, 2, loose(2), None)
     assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 2, True)
 

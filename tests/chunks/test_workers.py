@@ -1,4 +1,4 @@
-"""Children that hang, crash, eat memory, or lose their parent."""
+"""A child that hangs, crashes, eats memory, or loses its parent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, Workers, wait
+from arborcast.synth.chunks.solvers.worker import SolverProcess, Worker, WorkerDiedError, wait
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from tests.support import fake_searches
@@ -21,9 +21,9 @@ from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(2, memory_bytes=1 << 30) as workers:
-        yield workers
+def child() -> Iterator[SolverProcess]:
+    with SolverProcess(memory_bytes=1 << 30) as child:
+        yield child
 
 
 def soon() -> Deadline:
@@ -61,49 +61,49 @@ def number_in(file: Path) -> int:
     return int(file.read_text())
 
 
-def test_results_and_errors_come_back(workers: Workers) -> None:
-    assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5
-    assert workers.run("z3", int, "11", base=2, deadline=soon()) == 3
+def test_results_and_errors_come_back(child: SolverProcess) -> None:
+    assert child.run("z3", operator.add, 2, 3, deadline=soon()) == 5
+    assert child.run("z3", int, "11", base=2, deadline=soon()) == 3
     with pytest.raises(ArithmeticError, match="seven") as caught:
-        workers.run("z3", fake_searches.fail, "seven", deadline=soon())
+        child.run("z3", fake_searches.fail, "seven", deadline=soon())
     assert "in fail\n" in caught.value.__notes__[0]
     with pytest.raises(RuntimeError, match="Unpicklable: seven"):
-        workers.run("z3", fake_searches.fail_strangely, "seven", deadline=soon())
+        child.run("z3", fake_searches.fail_strangely, "seven", deadline=soon())
     with pytest.raises(Exception, match=r"cannot pickle|can't pickle"):
-        workers.run("z3", open, os.devnull, deadline=soon())
-    assert workers.run("z3", fake_searches.talk, "noise", deadline=soon()) == "noise"
+        child.run("z3", open, os.devnull, deadline=soon())
+    assert child.run("z3", fake_searches.talk, "noise", deadline=soon()) == "noise"
 
 
-def test_large_tasks_and_results(workers: Workers) -> None:
+def test_large_tasks_and_results(child: SolverProcess) -> None:
     numbers = list(range(1_000_000))
-    assert workers.run("z3", sorted, numbers, deadline=soon()) == numbers
+    assert child.run("z3", sorted, numbers, deadline=soon()) == numbers
 
 
 def test_a_task_must_be_importable() -> None:
-    with Workers(1) as workers:
+    with SolverProcess() as child:
         with pytest.raises(Exception, match=r"pickle.*lambda|lambda.*pickle"):
-            workers.run("z3", lambda: 1, deadline=soon())
+            child.run("z3", lambda: 1, deadline=soon())
 
         def local() -> None: ...
 
         local.__module__ = "__main__"
         with pytest.raises(ValueError, match="local: must be importable by name, not part of __main__"):
-            workers.run("z3", local, deadline=soon())
-        assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5
+            child.run("z3", local, deadline=soon())
+        assert child.run("z3", operator.add, 2, 3, deadline=soon()) == 5
 
 
-def test_killed_at_the_deadline(workers: Workers, tmp_path: Path) -> None:
+def test_killed_at_the_deadline(child: SolverProcess, tmp_path: Path) -> None:
     started = tmp_path / "pid"
-    workers.run("z3", operator.add, 2, 3, deadline=soon())  # it is up
+    child.run("z3", operator.add, 2, 3, deadline=soon())  # it is up
     with pytest.raises(TimedOutError, match=r"z3 did not end within the deadline of 0\.5 s"):
-        workers.run("z3", fake_searches.sleep_forever, started, deadline=Deadline.after(0.5))
+        child.run("z3", fake_searches.sleep_forever, started, deadline=Deadline.after(0.5))
     assert is_gone(number_in(started))
-    assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5
+    assert child.run("z3", operator.add, 2, 3, deadline=soon()) == 5
 
 
-def test_a_deadline_that_has_passed(workers: Workers) -> None:
+def test_a_deadline_that_has_passed(child: SolverProcess) -> None:
     with pytest.raises(TimedOutError):
-        workers.run("z3", time.sleep, 100, deadline=Deadline.after(0))
+        child.run("z3", time.sleep, 100, deadline=Deadline.after(0))
 
 
 @pytest.mark.parametrize(
@@ -125,69 +125,55 @@ def test_a_deadline_that_has_passed(workers: Workers) -> None:
     ],
 )
 def test_what_takes_its_process_with_it(
-    workers: Workers, task: tuple[Callable[..., object], *tuple[object, ...]], words: str
+    child: SolverProcess, task: tuple[Callable[..., object], *tuple[object, ...]], words: str
 ) -> None:
     with pytest.raises(WorkerDiedError, match=f"^HiGHS: {words}") as caught:
-        workers.run("HiGHS", *task, deadline=soon())
+        child.run("HiGHS", *task, deadline=soon())
     assert "\n" not in str(caught.value)
-    assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5
+    assert child.run("z3", operator.add, 2, 3, deadline=soon()) == 5
 
 
-def test_memory_within_the_limit(workers: Workers) -> None:
-    assert workers.run("z3", fake_searches.allocate, 1 << 29, deadline=soon()) == 1 << 29
-    with Workers(1, memory_bytes=None) as unlimited:
+def test_memory_within_the_limit(child: SolverProcess) -> None:
+    assert child.run("z3", fake_searches.allocate, 1 << 29, deadline=soon()) == 1 << 29
+    with SolverProcess(memory_bytes=None) as unlimited:
         assert unlimited.run("z3", fake_searches.allocate, 1 << 29, deadline=soon()) == 1 << 29
 
 
 def test_an_idle_child_that_was_killed_is_replaced() -> None:
-    with Workers(1) as workers:
-        first = workers.run("z3", os.getpid, deadline=soon())
-        assert workers.run("z3", os.getpid, deadline=soon()) == first
+    with SolverProcess() as child:
+        first = child.run("z3", os.getpid, deadline=soon())
+        assert child.run("z3", os.getpid, deadline=soon()) == first
         os.kill(first, signal.SIGKILL)
         until(lambda: is_gone(first))
-        assert workers.run("z3", os.getpid, deadline=soon()) != first
+        assert child.run("z3", os.getpid, deadline=soon()) != first
 
 
 def test_several_at_once(tmp_path: Path) -> None:
-    with Workers(2) as workers, workers.taking("slow") as slow, workers.taking("fast") as fast:
-        slow.start("slow", fake_searches.sleep_forever, tmp_path / "pid")
-        fast.start("fast", operator.add, 2, 3)
-        assert wait([slow, fast], soon()) == [fast]
-        assert fast.result() == 5
-        assert wait([slow], Deadline.after(0.05)) == []
-        pids = [slow.pid, fast.pid]
-    assert all(map(is_gone, pids))
+    slow, fast = Worker(), Worker(modules=("fractions",))
+    slow.start("slow", fake_searches.sleep_forever, tmp_path / "pid")
+    fast.start("fast", eval, "'fractions' in __import__('sys').modules")
+    assert wait([slow, fast], soon()) == [fast]
+    assert fast.result() is True
+    assert wait([slow], Deadline.after(0.05)) == []
+    for worker in (slow, fast):
+        worker.kill()
+        assert is_gone(worker.pid)
 
 
-def test_a_child_is_chosen_for_the_solver_it_has_loaded() -> None:
-    with Workers(2) as workers:
-        with workers.taking() as first, workers.taking() as second:
-            for worker, solver in ((first, "z3"), (second, "HiGHS")):
-                worker.start(solver, operator.add, 2, 3)
-                wait([worker], soon())
-                worker.result()
-        for solver, pid in (("HiGHS", second.pid), ("z3", first.pid), ("HiGHS", second.pid)):
-            with workers.taking(solver) as worker:
-                assert worker.pid == pid
-
-
-def test_children_are_started_early_and_no_more_than_asked_for_stay() -> None:
-    with Workers(2) as workers:
-        assert not workers._idle
-        workers.warm("fractions")
-        pids = {worker.pid for worker in workers._idle}
-        assert len(pids) == 2
-        assert "fractions" in workers.run("z3", eval, "list(__import__('sys').modules)", deadline=soon())
-        assert {worker.pid for worker in workers._idle} == pids
-        with workers.taking(), workers.taking(), workers.taking() as third:
-            extra = third.pid
-        assert len(workers._idle) == 2 and extra not in pids
-    assert all(map(is_gone, pids | {extra}))
+def test_a_child_is_started_early_and_once() -> None:
+    with SolverProcess() as child:
+        assert [child.start(), child.start()] == [1, 1]
+        pid = child.run("z3", os.getpid, deadline=soon())
+        assert child.start() == 1
+        child.close()
+        assert is_gone(pid) and child.start() == 2
+        pid = child.run("z3", os.getpid, deadline=soon())
+    assert is_gone(pid)
 
 
 def test_a_child_starts_light() -> None:
-    with Workers(1) as workers:
-        modules = workers.run("z3", eval, "list(__import__('sys').modules)", deadline=soon())
+    with SolverProcess() as child:
+        modules = child.run("z3", eval, "list(__import__('sys').modules)", deadline=soon())
     heavy = {
         "numpy",
         "numba",
@@ -202,14 +188,15 @@ def test_a_child_starts_light() -> None:
     assert not heavy & set(modules)
 
 
-def test_ctrl_c_is_for_the_parent(workers: Workers, tmp_path: Path) -> None:
-    with workers.taking() as worker:
-        worker.start("z3", fake_searches.sleep_until, tmp_path / "go")
-        until(lambda: signal.SIGINT in ignored_by(worker))
-        os.kill(worker.pid, signal.SIGINT)
-        (tmp_path / "go").touch()
-        wait([worker], soon())
-        assert worker.result() is None
+def test_ctrl_c_is_for_the_parent(tmp_path: Path) -> None:
+    worker = Worker()
+    worker.start("z3", fake_searches.sleep_until, tmp_path / "go")
+    until(lambda: signal.SIGINT in ignored_by(worker))
+    os.kill(worker.pid, signal.SIGINT)
+    (tmp_path / "go").touch()
+    wait([worker], soon())
+    assert worker.result() is None
+    worker.kill()
 
 
 def ignored_by(worker: Worker) -> set[int]:
@@ -228,14 +215,13 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs in the background
 from tests.support import fake_searches
 from tests.support.waiting import until
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.deadline import Deadline
 
-with Workers(2) as workers:
-    workers.warm()
-    idle = workers._idle[1].pid
-    Path(sys.argv[1], "idle").write_text(str(idle))
-    workers.run("z3", fake_searches.{task}, Path(sys.argv[1], "busy"), deadline=Deadline())
+with SolverProcess() as child, SolverProcess() as idle:
+    idle.start()
+    Path(sys.argv[1], "idle").write_text(str(idle._worker.pid))
+    child.run("z3", fake_searches.{task}, Path(sys.argv[1], "busy"), deadline=Deadline())
 """
 
 

@@ -147,7 +147,7 @@ def test_a_solver_without_memory_is_not_called_late(
     def die(*_: object, **__: object) -> None:
         raise WorkerDiedError("CaDiCaL: needed more memory than it was allowed")
 
-    monkeypatch.setattr("arborcast.synth.chunks.solvers.search.race", die)
+    monkeypatch.setattr("arborcast.synth.chunks.solvers.search.run_portfolio", die)
     size = ("--chunks", "2", "--steps", "2", "--rounds", "3")
     ran = command("solve", "dgx1", "allgather", "--method", "sat", *size, "--no-cache", "--json")
     assert ran.status == 3

@@ -107,7 +107,7 @@ WRONG = {
         "0>1: s i0\n0<1: r i0\n1<0: rrc i0 o0 !\n1>0: s o0 @0.0\n0: cpy i0 o0",
         SEPARATE,
         "race",
-        "both touch rank 0 i0",
+        "both touch i0 of rank 0",
     ),
     "channel too high": ("0>1#32: s i0\n1<0#32: r i0", {}, "limit", "channel 32, there are 0 to 31"),
     "never chosen": (PAIR, {"in_place": False}, "fault", "it is never chosen"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.backends.programs.exporting.one_sided import export_one_sided
-from arborcast.backends.programs.files import read_program, write_program
+from arborcast.backends.programs.formats import read_program, write_program
 from arborcast.backends.programs.pacing import rate_of, time_us
 from arborcast.backends.programs.program import (
     Acquire,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from arborcast.backends.programs import mscclpp
+from arborcast.backends.programs.formats import FORMATS
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import write
 from arborcast.backends.programs.program import Move, Protocol
@@ -20,6 +21,8 @@ from arborcast.topologies import load
 from tests.programs.drawn import drawn
 from tests.programs.test_checker import exchange
 from tests.support.commands import Command, refused
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -144,7 +147,7 @@ def test_the_document_of_a_refusal_is_one_object(tmp_path: Path, command: Comman
     said = command("verify", str(file), "--json")
     found = json.loads(said.out)
     assert (said.status, found["correct"], found["kinds"]) == (1, False, ["race"])
-    assert [wait["rank"] for wait in found["trace"]] == [0, 0]
+    assert [wait["rank"] for wait in found["trace"]] == [1, 1]
 
 
 def test_plans_of_mscclpp_go_out_and_are_judged(tmp_path: Path, command: Command) -> None:
@@ -237,3 +240,14 @@ def test_steps_that_move_nothing_are_told(exported: Path, command: Command) -> N
     said = command("verify", str(exported))
     assert (said.status, said.err.count("\n")) == (1, 1)
     assert "moves nothing" in said.err
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_offered_explained_and_has_its_functions(name: str, command: Command) -> None:
+    row = FORMATS[name]
+    help_text = " ".join(command("export", "--help").out.split())
+    assert f"{name}: {row.about}" in help_text
+    assert name in (ROOT / "docs" / "how-to" / "export.md").read_text()
+    for field in ("export", "write", "read", "table"):
+        assert not getattr(row, field) or row.load(field) is not None
+    assert bool(row.read) == bool(row.begins) == bool(row.marks)

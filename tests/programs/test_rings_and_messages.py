@@ -293,7 +293,7 @@ def _replay(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"msccl_type": "topology"}, "msccl_type must be algorithm, got 'topology'"),
+        ({"msccl_type": "topology"}, "msccl_type: input should be 'algorithm', got 'topology'"),
         (
             {"collective": {"name": "Sum(n=2)", "nodes": 2, "chunks": []}},
             "name must begin with one of Broadcast",
@@ -302,10 +302,13 @@ def _replay(found: dict[str, Any]) -> None:
             {"collective": {"name": "Allgather(n=2)", "nodes": 2, "chunks": []}},
             "its chunks are not those of allgather",
         ),
-        ({"steps": [{"rounds": 0, "sends": []}]}, "rounds must be a whole number from 1"),
-        ({"steps": [{"rounds": 1, "sends": [[0, 1]]}]}, "a send must be [address, from, to]"),
+        ({"steps": [{"rounds": 0, "sends": []}]}, "steps[0].rounds: must be at least 1, got 0"),
+        ({"steps": [{"rounds": 1, "sends": [[0, 1]]}]}, "steps[0].sends[0]: "),
         ({"steps": [{"rounds": 1, "sends": [[7, 0, 1]]}]}, "no chunk of the collective has address 7"),
-        ({"topology": {"switches": [[]], "links": []}}, "has switches, which SCCL knows as limits alone"),
+        (
+            {"topology": {"name": "x", "switches": [[]], "links": []}},
+            "has switches, which SCCL knows as limits alone",
+        ),
     ],
 )
 def test_files_that_are_not_sccls_are_refused(change: dict[str, Any], said: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from arborcast.synth.chunks.bounds.time_expanded import WAIT, TimeExpanded
-from arborcast.synth.chunks.encodings.flow_ilp import Sources, flow_groups
+from arborcast.synth.chunks.encodings.ilp import Sources, flow_groups
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.deadline import Deadline

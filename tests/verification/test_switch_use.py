@@ -305,6 +305,9 @@ def test_the_adder_limits_each_step_of_rounds() -> None:
     slow = with_abilities(schedule, adder=Fraction(1, 2))
     broken(slow, "step 0: switch hub adds 2 chunks, 2 rounds of 1/2 allow 1")
     assert verify(replace(slow, rounds=(4, 2), rate=Fraction(1, 3))).correct
+    # Rounds of half the unit, in which a link moves two chunks: an adder of 1/4 adds one in two of them.
+    fine = with_abilities(replace(schedule, unit=Fraction(1, 2), rate=Fraction(1, 4)), adder=Fraction(1, 4))
+    broken(fine, "step 0: switch hub adds 2 chunks, 2 rounds of 1/2 allow 1")
 
 
 def test_the_number_of_trees() -> None:

@@ -19,6 +19,10 @@ Value: TypeAlias = tuple[int, int]
 """The number of a part of the data, and a bit for each rank whose contribution is in it."""
 
 
+UNDEFINED = 0
+"""The number of the value that means nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Buffers:
     """Where the chunks of one rank's buffers lie among its cells.
@@ -112,3 +116,54 @@ def wanted(program: GlobalProgram, rank: int) -> list[Value | None]:  # noqa: PL
             ]
         case _:  # allgather, gather: numbered through in the order in which they are to stand
             return [(chunk, 1 << (chunk // block)) for chunk in range(size)]
+
+
+class Values:
+    """Values by number; sums of two are worked out once."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._values: list[Value | str] = ["nothing defined"]
+        self._numbers: dict[Value | str, int] = {"nothing defined": UNDEFINED}
+        self._sums: dict[tuple[int, int], int] = {}
+
+    def number(self, value: Value | str | None) -> int:
+        """The number of a value."""
+        if value is None:
+            return UNDEFINED
+        found = self._numbers.get(value)
+        if found is None:
+            found = self._numbers[value] = len(self._values)
+            self._values.append(value)
+        return found
+
+    def sum(self, first: int, second: int) -> int:
+        """The number of what adding two values gives; a text where that makes no sense."""
+        found = self._sums.get((first, second))
+        if found is None:
+            one, other = self._values[first], self._values[second]
+            result: Value | str | None
+            if UNDEFINED in {first, second}:
+                result = None
+            elif isinstance(one, str) or isinstance(other, str):
+                result = one if isinstance(one, str) else other
+            elif one[0] != other[0]:
+                result = f"a sum of {self.text(first)} and {self.text(second)}"
+            elif one[1] & other[1]:
+                result = f"a sum of {self.text(first)} and {self.text(second)}, which overlap"
+            else:
+                result = (one[0], one[1] | other[1])
+            found = self._sums[first, second] = self.number(result)
+        return found
+
+    def text(self, number: int) -> str:
+        """A value in words."""
+        value = self._values[number]
+        if isinstance(value, str):
+            return value
+        chunk, mask = value
+        members = [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+        if len(members) == self._ranks and self._ranks > 1:
+            return f"chunk {chunk} of all ranks"
+        named = ", ".join(map(str, members[:8])) + (", ..." if len(members) > 8 else "")
+        return f"chunk {chunk} of {'rank' if len(members) == 1 else 'ranks'} {named}"

@@ -1,21 +1,11 @@
-"""The check of one-sided programs: what can be said without running them, then their execution with clocks.
-
-Several calls in a row are looked at, as nothing but the program itself keeps the ranks together: a rank may
-be in the next call, or not yet in this one, when another writes its memory. With two halves of scratch that
-takes three calls, else two.
-"""
+"""What can be said of a one-sided program without running it: ends of buffers, signals, semaphores."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
-from typing import TypeAlias
 
 from arborcast.backends.programs.checking.memory import sizes
-from arborcast.backends.programs.checking.one_sided_run import Execution, Outcome
-from arborcast.backends.programs.checking.verdict import ProgramVerdict
-from arborcast.backends.programs.checking.verdict import Wait as TraceLine
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -25,70 +15,19 @@ from arborcast.backends.programs.program import (
     Protocol,
     Release,
     Signal,
-    Span,
     Step,
     ThreadBlock,
     Wait,
 )
 
-Place: TypeAlias = tuple[int, int, int]
-"""Rank, block, operation."""
 
-
-def check_one_sided(program: GlobalProgram, *, max_errors: int = 20) -> ProgramVerdict:
-    """Whether every execution of a one-sided program does what the collective asks, call after call.
-
-    Args:
-        program: of moves, signals, waits, semaphores and barriers.
-        max_errors: how many objections to spell out.
-
-    Returns:
-        The verdict. Its kinds are fault, buffer, message (signals or semaphores that do not come out even),
-        shared, deadlock, race, call (right by itself, not when calls follow each other), relaxed (right if
-        relaxed signals were full ones) and value.
-
-    Takes time that grows with operations times thread blocks of all ranks, and with chunks.
-    """
-    found: list[tuple[str, str]] = [("fault", line) for line in program.faults]
-    if not program.in_place and not program.out_of_place:
-        found.append(("fault", "neither for calls in place nor for others: it is never chosen"))
-    found += [("buffer", line) for line in _beyond_buffers(program)]
-    found += [("message", line) for line in _uneven(program)]
-    found += [("shared", line) for line in _shared(program)]
-    trace: tuple[TraceLine, ...] = ()
-    circle = False
-    if not {kind for kind, _ in found} & {"buffer", "shared"}:
-        for in_place in (True, False):
-            if program.in_place if in_place else program.out_of_place:
-                mode = "in place" if in_place else "out of place"
-                outcome = Execution(program, in_place=in_place).run()
-                lines = list(_of(outcome, mode))
-                if lines:
-                    # What remains where relaxed signals count as full ones, and what only these order.
-                    full = list(_of(Execution(program, in_place=in_place, relaxed_orders=True).run(), mode))
-                    relaxed = [line for kind, line in lines if (kind, line) not in full]
-                    if relaxed and len(full) < len(lines):
-                        why = "signals are there, but relaxed ones order no memory"
-                        lines = [*full, ("relaxed", f"{relaxed[0]}; {why}")]
-                found += lines
-                if not trace:
-                    trace, circle = outcome.trace, outcome.circle
-    errors = tuple(line for _, line in found[:max_errors])
-    if len(found) > max_errors:
-        errors += (f"and {len(found) - max_errors} more",)
-    kinds = frozenset(kind for kind, _ in found)
-    return ProgramVerdict(errors, kinds, program.notes, trace, circle, _traffic(program))
-
-
-def _of(outcome: Outcome, mode: str) -> Iterator[tuple[str, str]]:
-    for kind, lines in (
-        ("deadlock", outcome.stuck),
-        ("race", outcome.races),
-        ("call", outcome.early),
-        ("value", outcome.wrong),
-    ):
-        for line in lines:
-            yield kind, f"{mode}: {line}"
+def objections(program: GlobalProgram) -> list[tuple[str, str]]:
+    """What is wrong, each with its kind: buffer, shared, or message (counts that do not come out even)."""
+    return [
+        *(("buffer", line) for line in _beyond_buffers(program)),
+        *(("message", line) for line in _uneven(program)),
+        *(("shared", line) for line in _shared(program)),
+    ]
 
 
 def _blocks(program: GlobalProgram) -> Iterator[tuple[int, int, ThreadBlock]]:
@@ -215,23 +154,3 @@ def _shared(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pas
 
 def _some(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(set(numbers))[:8]))
-
-
-def _traffic(program: GlobalProgram) -> dict[tuple[int, int], Fraction]:
-    """The share of the buffer that passes from each rank to each other; what switches do is not counted."""
-    chunks: Counter[tuple[int, int]] = Counter()
-
-    def owner(rank: int, span: Span) -> int:
-        return rank if span.rank is None else span.rank
-
-    for rank, _, block in _blocks(program):
-        for operation in block.operations:
-            if not isinstance(operation, Move) or operation.switch:
-                continue
-            for source in operation.sources:
-                if owner(rank, source) != rank:
-                    chunks[owner(rank, source), rank] += source.count
-            for target in operation.targets:
-                if owner(rank, target) != rank:
-                    chunks[rank, owner(rank, target)] += target.count
-    return {pair: Fraction(count, program.chunks) for pair, count in chunks.items()}

@@ -20,19 +20,14 @@ next call on.
 
 from __future__ import annotations
 
-import gc
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from arborcast.backends.programs.checking.memory import buffers, given, wanted
-from arborcast.backends.programs.checking.progress import Progress, Waiting
-from arborcast.backends.programs.checking.replay import UNDEFINED, Values
-from arborcast.backends.programs.checking.verdict import Wait as TraceLine
+from arborcast.backends.programs.checking.execution import Access, Clock, Execution, Waiting
+from arborcast.backends.programs.checking.memory import UNDEFINED
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -51,7 +46,7 @@ from arborcast.backends.programs.program import (
 MOST_CELLS = 1 << 29
 """Of all clocks that are kept."""
 
-Clocks: TypeAlias = npt.NDArray[np.int32]
+Clocks: TypeAlias = Clock
 """Two rows, a column for each stream: what has ended before, and what is known of that by who only begins."""
 
 Counter: TypeAlias = tuple[Any, ...]
@@ -62,32 +57,6 @@ Reads: TypeAlias = frozenset[int]
 
 _ALL, _BEGUN = 0, 1
 _EVERYBODY = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who touched a cell: stream, number of its operation, place in the span, how threads share elements."""
-
-    stream: int
-    index: int
-    offset: int
-    sharing: str | None
-
-
-@dataclass
-class Outcome:
-    """What was found: one line each, and a trace of the first, which may be a circle.
-
-    `moves` are those of the first call with the ranks that do them, in an order in which they may end.
-    """
-
-    stuck: list[str] = field(default_factory=list)
-    races: list[str] = field(default_factory=list)
-    early: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    trace: tuple[TraceLine, ...] = ()
-    circle: bool = False
-    moves: list[tuple[int, Move]] = field(default_factory=list)
 
 
 @dataclass
@@ -101,21 +70,15 @@ class _Counting:
     posts: dict[int, list[Clocks]] = field(default_factory=dict)
 
 
-class Execution:
-    """All calls of a program, in place or not."""
+class OneSidedExecution(Execution):
+    """All calls of a program of puts and signals."""
 
     def __init__(self, program: GlobalProgram, *, in_place: bool, relaxed_orders: bool = False) -> None:
         """Relaxed signals may be taken for full ones, to see whether that is all that is missing."""
-        self._program = program
+        super().__init__(program, in_place, calls=3 if program.double_scratch else 2)
         self._relaxed_orders = relaxed_orders
-        self._in_place = in_place
-        self._calls = 3 if program.double_scratch else 2
-        self._blocks = [
-            (rank, number) for rank, part in enumerate(program.parts) for number in range(len(part.blocks))
-        ]
         self._number = {key: stream for stream, key in enumerate(self._blocks)}
-        self._operations = [program.parts[rank].blocks[number].operations for rank, number in self._blocks]
-        self._ends = [program.parts[rank].blocks[number].connections for rank, number in self._blocks]
+        self._ends = [block.connections for block in self._block]
         self._proxy: dict[tuple[int, int, int], int] = {}
         for (rank, _), operations, ends in zip(self._blocks, self._operations, self._ends, strict=True):
             for operation in operations:
@@ -132,23 +95,15 @@ class Execution:
             raise ProgramError(
                 f"{program.name}: {len(self._blocks)} thread blocks are too many to be checked"
             )
-        self._outcome = Outcome()
-        self._values = Values(program.ranks)
-        self._layout = [buffers(program, rank, in_place=in_place) for rank in range(program.ranks)]
         scratch = [part.scratch_chunks for part in program.parts]
         # Behind a rank's cells: the other half of scratch, then both halves for packets.
-        self._cells = [
-            [UNDEFINED] * (layout.cells + 3 * more)
-            for layout, more in zip(self._layout, scratch, strict=True)
-        ]
-        self._written: list[dict[int, Access]] = [{} for _ in scratch]
-        self._read: list[dict[int, list[Access]]] = [{} for _ in scratch]
+        for cells, more in zip(self._cells, scratch, strict=True):
+            cells.extend([UNDEFINED] * (3 * more))
         self._packets: dict[tuple[int, int], tuple[int, Clocks, Reads]] = {}
         self._number_of_read: dict[tuple[int, int, int, int], int] = {}  # of rank, cell, stream, operation
         self._reads_of_call: list[set[int]] = [set() for _ in scratch]
         self._reads_known: list[list[Reads]] = [[] for _ in scratch]
         self._awaited: dict[tuple[int, int], list[Access]] = {}
-        self._seen: set[tuple[int, int, int, int]] = set()
         self._now = np.zeros((len(self._blocks), 2, self._width), dtype=np.int32)
         self._later: list[dict[int, Clocks]] = [{} for _ in self._blocks]
         self._by_proxy = {stream: np.zeros(self._width, dtype=np.int32) for stream in self._proxy.values()}
@@ -156,33 +111,6 @@ class Execution:
         self._done = [np.zeros(self._width, dtype=np.int32) for _ in scratch]
         self._counters: dict[Counter, _Counting] = {}
         self._count()
-
-    def run(self) -> Outcome:
-        """All calls, then what callers do after the last one."""
-        collects = gc.isenabled()
-        gc.disable()  # of millions of values none is in a cycle; looking for one takes a third of the time
-        try:
-            self._run()
-        finally:
-            if collects:
-                gc.enable()
-        return self._outcome
-
-    def _run(self) -> None:
-        for call in range(self._calls):
-            self._call = call
-            for rank in range(self._program.ranks):
-                self._begin(rank)
-            if not self._go():
-                break
-            for rank in range(self._program.ranks):
-                self._end(rank)
-            if self._outcome.wrong:
-                break
-        else:
-            self._call = self._calls
-            for rank in range(self._program.ranks):
-                self._begin(rank)
 
     def _count(self) -> None:
         """How often each stream adds to each counter in a call."""
@@ -218,17 +146,13 @@ class Execution:
             self._counters[counter] = _Counting(initial, value=initial)
         return self._counters[counter]
 
-    # ---- calls
-
     def _begin(self, rank: int) -> None:
         """The caller reads what the last call gave, and writes new inputs; then the blocks begin."""
-        layout, done, stream = self._layout[rank], self._done[rank], self._callers + rank
+        done, stream = self._done[rank], self._callers + rank
         access = Access(stream, self._call, 0, None)
-        for cell in range(layout.start[Memory.SCRATCH]):
+        for cell in range(self._layout[rank].start[Memory.SCRATCH]):
             self._touch(rank, cell, access, done, writes=True)
-            self._cells[rank][cell] = UNDEFINED
-        for chunk, value in enumerate(given(self._program, rank)):
-            self._cells[rank][layout.start[Memory.INPUT] + chunk] = self._values.number(value)
+        super()._begin(rank)
         done[stream] = self._call + 1
         self._reads_known[rank].append(frozenset(self._reads_of_call[rank]))
         for number in range(len(self._program.parts[rank].blocks)):
@@ -236,71 +160,23 @@ class Execution:
             self._later[self._number[rank, number]].clear()
 
     def _end(self, rank: int) -> None:
-        """What the blocks have done is done for whatever follows on the rank; what should stand there now."""
+        """What the blocks have done is done for whatever follows on the rank."""
         done = self._done[rank]
         for number in range(len(self._program.parts[rank].blocks)):
             stream = self._number[rank, number]
             self._synchronize(stream, len(self._operations[stream]))
             np.maximum(done, self._now[stream][_ALL], out=done)
-        start = self._layout[rank].start[Memory.OUTPUT]
-        for chunk, value in enumerate(wanted(self._program, rank)):
-            number, found = self._values.number(value), self._cells[rank][start + chunk]
-            if value is not None and found != number:
-                self._outcome.wrong.append(
-                    f"{self._in_call()}rank {rank}: o{chunk} must be {self._values.text(number)}, "
-                    f"is {self._values.text(found)}"
-                )
-        if not self._in_place and self._call == 0:
-            self._clobbered(rank)
+        super()._end(rank)
 
-    def _clobbered(self, rank: int) -> None:
-        """Moves that write the caller's input where it is not the output, too."""
-        start, size = self._layout[rank].start[Memory.INPUT], self._layout[rank].size[Memory.INPUT]
-        for cell in range(start, start + size):
-            access = self._written[rank][cell]
-            if access.stream != self._callers + rank:
-                self._outcome.wrong.append(f"{self._name(access)} writes the caller's input on rank {rank}")
-
-    def _go(self) -> bool:
-        """Everybody as far as possible; whether all came to the end of the call."""
+    def _go(self) -> list[Waiting]:
         for counting in self._counters.values():
             counting.posts.clear()
             counting.taken = 0
-        self._place = [0] * len(self._blocks)
-        self._waiters: dict[object, list[int]] = {}
         self._at_barrier: dict[tuple[int, int], list[int]] = {}
         self._passed: set[int] = set()
-        self._queue = deque(range(len(self._blocks)))
-        while self._queue:
-            stream = self._queue.popleft()
-            while self._place[stream] < len(self._operations[stream]):
-                reason = self._execute(stream)
-                if reason is not None:
-                    self._waiters.setdefault(reason, []).append(stream)
-                    break
-                self._place[stream] += 1
-        stuck = [
-            self._why(stream)
-            for stream in range(len(self._blocks))
-            if self._place[stream] < len(self._operations[stream])
-        ]
-        if stuck:
-            trace = Progress((), tuple(stuck)).trace()
-            texts = [f"{self._named(waiting.block, waiting.step)} {waiting.reason}" for waiting in trace]
-            self._outcome.circle = trace[-1].on == trace[0].block
-            self._outcome.stuck.append(
-                f"{self._in_call()}hangs, {len(stuck)} blocks wait: {'; '.join(texts)}"
-            )
-            self._outcome.trace = tuple(
-                TraceLine(*self._blocks[waiting.block], waiting.step, text)
-                for waiting, text in zip(trace, texts, strict=True)
-            )
-        return not stuck
-
-    # ---- operations
+        return super()._go()
 
     def _execute(self, stream: int) -> object | None:
-        """Do the operation that a block is at; what it waits for where it cannot."""
         place = self._place[stream]
         operation = self._operations[stream][place]
         match operation:
@@ -425,7 +301,7 @@ class Execution:
             self._learn(stream, _EVERYBODY, begun, begun)
         self._access(by, index, sharing, clock, move, stream, begun, sources, has_packets)
         if not self._call:
-            self._outcome.moves.append((self._blocks[stream][0], move))
+            self._outcome.done.append((self._blocks[stream][0], self._block[stream], move))
         if move.channel is not None:
             clock[by] = index + 1
         return None
@@ -444,11 +320,7 @@ class Execution:
     ) -> None:
         targets = [self._place_of(stream, span) for span in move.targets]
         for rank, cells in sources:
-            for other, others in targets:
-                if rank == other and cells[0] != others[0] and set(cells) & set(others):
-                    self._outcome.races.append(
-                        f"{self._named(stream, self._place[stream])} reads what it writes elsewhere"
-                    )
+            self._overlap(stream, [cells], [others for other, others in targets if other == rank])
         for offset in range(move.count):
             access = Access(by, index, offset, sharing)
             value, made_of = self._sum(access, clock, offset, move, sources, has_packets)
@@ -493,7 +365,7 @@ class Execution:
                 made_of |= reads
                 self._reads_of_call[self._blocks[access.stream][0]] |= reads
             if has_packets:
-                made_of.add(numbers.setdefault((rank, cell, access.stream, access.index), len(numbers)))
+                made_of.add(numbers.setdefault((rank, cell, access.stream, access.number), len(numbers)))
             self._touch(
                 rank, cell, access, clock, writes=False, flagged=awaits or self._known(rank, cell, clock)
             )
@@ -504,103 +376,44 @@ class Execution:
 
     def _known(self, rank: int, cell: int, clock: Clocks) -> bool:
         """Whether the packet in a cell was awaited before by someone whom this clock knows of."""
-        return any(clock[access.stream] > access.index for access in self._awaited.get((rank, cell), ()))
+        return any(clock[access.stream] > access.number for access in self._awaited.get((rank, cell), ()))
 
-    def _touch(
+    def _apart(
         self,
         rank: int,
         cell: int,
-        access: Access,
-        clock: Clocks,
-        *,
-        writes: bool,
-        flagged: bool = False,
-        made_of: Reads = frozenset(),
-    ) -> None:
-        """One access against the last write of its cell and, of a write, the reads since then."""
-        written, read = self._written[rank], self._read[rank]
-        last = written.get(cell)
-        earlier = [last] if last is not None and not flagged else []
-        if writes:
-            earlier += read.get(cell, ())
-        for other in earlier:
-            own = (
-                other.stream == access.stream
-                and other.offset == access.offset
-                and other.sharing == access.sharing
-            )
-            if (
-                clock[other.stream] <= other.index
-                and not (own and access.sharing)
-                and self._number_of_read.get((rank, cell, other.stream, other.index)) not in made_of
-                and not self._was_read(rank, cell, other, clock)
-            ):
-                self._unordered(rank, cell, other, access)
-        if writes:
-            written[cell] = access
-            read[cell] = []
-        else:
-            read.setdefault(cell, []).append(access)
+        first: Access,
+        second: Access,
+        clock: Sequence[int] | Clock,
+        made_of: Reads,
+    ) -> bool:
+        """Whether they are of one thread, or packets tell that the first, a read, is over."""
+        own = (first.stream, *first[2:]) == (second.stream, *second[2:])
+        number = self._number_of_read.get((rank, cell, first.stream, first.number))
+        return bool((own and second.manner) or number in made_of or self._was_read(rank, cell, first, clock))
 
-    def _was_read(self, rank: int, cell: int, other: Access, clock: Clocks) -> bool:
+    def _was_read(self, rank: int, cell: int, other: Access, clock: Sequence[int] | Clock) -> bool:
         """Whether a packet made of a read was there before a call began of which this clock knows."""
-        number = self._number_of_read.get((rank, cell, other.stream, other.index))
-        begun = clock[self._callers :]
-        return any(
-            calls and number in self._reads_known[of][calls - 1] for of, calls in enumerate(begun.tolist())
-        )
-
-    def _unordered(self, rank: int, cell: int, first: Access, second: Access) -> None:
-        """Two accesses of a cell that nothing orders; said once for each two operations."""
-        one, other = self._given_by(first), self._given_by(second)
-        key = *one[:2], *other[:2]
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        of_callers = max(first.stream, second.stream) >= self._callers
-        named = self._name(first, "before its call"), self._name(second, "after its call")
-        text = f"nothing orders {named[0]} and {named[1]}"
-        if one[2] != other[2] and not of_callers:
-            text += ", of the next call" if other[2] == one[2] + 1 else ", of the call after the next"
-        text += f": both touch {self._cell(rank, cell)}"
-        (self._outcome.early if of_callers or one[2] != other[2] else self._outcome.races).append(text)
-        if not self._outcome.trace:
-            self._outcome.trace = tuple(
-                TraceLine(*self._blocks[stream], place, self._name(access))
-                for access, (stream, place, _) in ((first, one), (second, other))
-                if access.stream < self._callers
-            )
+        number = self._number_of_read.get((rank, cell, other.stream, other.number))
+        begun = (int(calls) for calls in clock[self._callers :])
+        return any(calls and number in self._reads_known[of][calls - 1] for of, calls in enumerate(begun))
 
     def _given_by(self, access: Access) -> tuple[int, int, int]:
         """The block, the place in it, and the call of the operation that did an access or told a proxy to."""
         if access.stream >= self._callers:
-            return access.stream, 0, access.index
+            return access.stream, 0, access.number
         if access.stream >= len(self._blocks):
-            return self._orders[access.stream][access.index]
-        call, place = divmod(access.index, len(self._operations[access.stream]))
-        return access.stream, place, call
-
-    # ---- where and who
+            return self._orders[access.stream][access.number]
+        return super()._given_by(access)
 
     def _place_of(self, stream: int, span: Span) -> tuple[int, range]:
-        """The rank and the cells of a span."""
-        rank = self._blocks[stream][0] if span.rank is None else span.rank
-        layout, scratch = self._layout[rank], self._program.parts[rank].scratch_chunks
-        start = layout.start[span.memory] + span.start
+        """The rank and the cells of a span: scratch has halves, and packets rooms of their own."""
+        rank, cells = super()._place_of(stream, span)
+        more = 0
         if span.memory is Memory.SCRATCH:
-            start += scratch * (2 * span.packets + (self._call % 2 if self._program.double_scratch else 0))
-        return rank, range(start, start + span.count)
-
-    def _cell(self, rank: int, cell: int) -> str:
-        layout, scratch = self._layout[rank], self._program.parts[rank].scratch_chunks
-        if cell >= layout.start[Memory.SCRATCH]:
-            return f"s{(cell - layout.start[Memory.SCRATCH]) % scratch} of rank {rank}"
-        names = [
-            f"{memory}{cell - layout.start[memory]}"
-            for memory in (Memory.INPUT, Memory.OUTPUT)
-            if 0 <= cell - layout.start[memory] < layout.size[memory]
-        ]
-        return f"{' = '.join(names)} of rank {rank}"
+            half = self._call % 2 if self._program.double_scratch else 0
+            more = self._program.parts[rank].scratch_chunks * (2 * span.packets + half)
+        return rank, range(cells.start + more, cells.stop + more)
 
     def _proxy_of(self, stream: int, channel: int) -> int:
         end = self._ends[stream][channel]
@@ -609,26 +422,7 @@ class Execution:
     def _index(self, stream: int) -> int:
         return self._call * len(self._operations[stream]) + self._place[stream]
 
-    def _name(self, access: Access, when: str = "") -> str:
-        if access.stream >= self._callers:
-            return f"the caller of rank {access.stream - self._callers} {when}"
-        stream, place, _ = self._given_by(access)
-        return self._named(stream, place) + (" by its proxy" if access.stream >= len(self._blocks) else "")
-
-    def _named(self, stream: int, place: int) -> str:
-        rank, block = self._blocks[stream]
-        operation = self._operations[stream][place]
-        text = str(operation) if isinstance(operation, Move) else type(operation).__name__.lower()
-        return f"rank {rank} block {block} operation {place} ({text})"
-
-    def _in_call(self) -> str:
-        return f"call {self._call + 1}: " if self._call else ""
-
-    def _wake(self, what: object) -> None:
-        self._queue.extend(self._waiters.pop(what, ()))
-
     def _why(self, stream: int) -> Waiting:
-        """For what a block waits, and which block is to do it."""
         place = self._place[stream]
         operation = self._operations[stream][place]
         if isinstance(operation, (Wait, Acquire)):

@@ -104,6 +104,18 @@ def _posting(flat: Flat, base: list[int], posts: list[list[int]], step: Step, in
             yield later
 
 
+def objections(program: GlobalProgram, limits: Limits) -> list[tuple[str, str]]:
+    """What is wrong, each with its kind: limit, buffer, shared or message."""
+    found = [
+        *(("limit", line) for line in check_limits(program, limits)),
+        *(("buffer", line) for line in check_buffers(program)),
+        *(("shared", line) for line in check_shared(program)),
+    ]
+    if all(kind != "shared" for kind, _ in found):
+        found += (("message", line) for line in check_messages(flatten(program)))
+    return found
+
+
 def check_limits(program: GlobalProgram, limits: Limits) -> Iterator[str]:
     """What the runtime cannot hold, one line each."""
     if program.channels > limits.channels:

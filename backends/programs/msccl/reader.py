@@ -30,9 +30,6 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
 
-MAX_FILE_BYTES = 64 << 20
-"""Bytes beyond which a file is refused."""
-
 MAX_CELLS = 1 << 24
 """Chunks of all buffers of all ranks beyond which a file is refused: the checker keeps a value for each."""
 

@@ -3,7 +3,7 @@
 `shapes` is the form of the JSON, `reader` what the runtime does with it.
 """
 
-from arborcast.backends.programs.mscclpp.reader import MAX_FILE_BYTES, read
+from arborcast.backends.programs.mscclpp.reader import read
 from arborcast.backends.programs.mscclpp.writer import write
 
-__all__ = ["MAX_FILE_BYTES", "read", "write"]
+__all__ = ["read", "write"]

@@ -51,9 +51,6 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json
 from arborcast.synth.formats.shapes import check_shape
 
-MAX_FILE_BYTES = 64 << 20
-"""Bytes beyond which a file is refused."""
-
 _MAX_FINER = 1 << 10
 _T = TypeVar("_T")
 

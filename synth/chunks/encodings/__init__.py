@@ -1,4 +1,4 @@
-"""One instance as a formula: `sat` (CaDiCaL), `ilp` and `flow_ilp` (HiGHS), `smt` (z3, the paper's form).
+"""One instance as a formula: `sat` (CaDiCaL), `ilp` (HiGHS), `smt` (z3, the paper's form).
 
 `registry` names them, and `reachable_sends` says which sends can matter in S steps, for all of them.
 """

@@ -9,6 +9,7 @@ Source: Cai et al., SCCL (PPoPP 2021), constraints C1 to C6, indexed by time.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -26,16 +27,33 @@ CONFLICTS_PER_EFFORT = 15
 SEEDS = 2_000_000_000
 """Seeds that CaDiCaL takes."""
 
+REFUTED = Infeasible(Prover.CADICAL)
 
-class BooleanSearch:
-    """A search by CaDiCaL."""
 
-    def __init__(self, instance: Instance, *, seed: int = 0) -> None:
-        """Build the formula; `seed` is the solver's own."""
-        self._formula = Formula(instance)
+class SatSearch:
+    """A search by CaDiCaL for a model of a formula."""
+
+    def __init__(
+        self,
+        clauses: Clauses,
+        read: Callable[[set[int]], Outcome],
+        *,
+        seed: int,
+        without: Outcome = REFUTED,
+    ) -> None:
+        """Hand the formula over.
+
+        Args:
+            clauses: the formula.
+            read: what a model says, from the variables that are true in it.
+            seed: the solver's own.
+            without: what it says that there is no model.
+        """
+        self._read = read
+        self._without = without
         self._solver: Any = Cadical195()
         self._solver.configure({"seed": seed % SEEDS})
-        for clause in self._formula.clauses.clauses:
+        for clause in clauses.clauses:
             self._solver.add_clause(clause)
 
     def run(self, effort: int | None) -> Outcome:
@@ -51,8 +69,14 @@ class BooleanSearch:
         if answer is None:
             return Unknown()
         if not answer:
-            return Infeasible(Prover.CADICAL)
-        return self._formula.read({literal for literal in self._solver.get_model() if literal > 0})
+            return self._without
+        return self._read({literal for literal in self._solver.get_model() if literal > 0})
+
+
+def sat_search(instance: Instance, *, seed: int = 0) -> SatSearch:
+    """A search for copies."""
+    formula = Formula(instance)
+    return SatSearch(formula.clauses, formula.read, seed=seed)
 
 
 class Formula:

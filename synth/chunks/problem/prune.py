@@ -7,10 +7,10 @@ mirror image of the schedule a reduction.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
@@ -64,21 +64,3 @@ def useful_sends(problem: ChunkProblem, demand: Demand, sends: Iterable[TimedRou
             useful.add(arrivals[rank])
             rank = problem.routes[arrivals[rank][0]].src
     return useful
-
-
-def plan_to_document(plan: ChunkPlan) -> dict[str, Any]:
-    """Rounds and sends as rows of numbers."""
-    sends = [[send.demand, send.chunk, send.route, send.step] for send in plan.sends]
-    return {"rounds": list(plan.rounds), "sends": sends}
-
-
-def plan_from_document(document: Mapping[str, Any]) -> ChunkPlan:
-    """The inverse.
-
-    Raises:
-        KeyError, TypeError, ValueError: the document is not one of ours.
-    """
-    rounds, sends = document["rounds"], document["sends"]
-    if not all(type(number) is int and number >= 0 for row in (rounds, *sends) for number in row):
-        raise ValueError("sends and rounds must be natural numbers")
-    return ChunkPlan(tuple(rounds), tuple(ChunkSend(*send) for send in sends))

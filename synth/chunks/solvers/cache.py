@@ -14,16 +14,16 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from arborcast.synth.chunks.encodings.registry import ENCODINGS
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.outcome import Infeasible
-from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, plan_to_document
-from arborcast.synth.errors import InputError, Prover
+from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.reading import read_text
 from arborcast.synth.kernels.cache_folder import cache_folder, check_private, make_private
@@ -32,6 +32,8 @@ from arborcast.synth.topology import Topology
 log = logging.getLogger(__name__)
 
 Detail: TypeAlias = str | int | Sequence[str] | Sequence[int] | None
+
+AnyValue = TypeVar("AnyValue")
 
 MAX_BYTES = 256 << 20
 """Size of a folder beyond which the entries that were not used for the longest time go."""
@@ -63,27 +65,12 @@ class ChunkCache:
         self.max_bytes = max_bytes
         self._unchecked_bytes: int | None = None  # since the size of the folder was looked at; None: never
 
-    def key(
-        self,
-        problem: ChunkProblem,
-        chunks: int,
-        steps: int,
-        rounds: int,
-        *,
-        encodings: Sequence[str],
-        seed: int,
-        **details: Detail,
-    ) -> str:
-        """The key of one instance.
+    def key(self, subject: str, problem: ChunkProblem, **details: Detail) -> str:
+        """The key of anything about a problem.
 
         The names and latencies of the problem play no part; `details` are whatever else the answer depends
         on.
         """
-        size = [chunks, steps, rounds]
-        return self.key_of("instance", problem, size=size, encodings=encodings, seed=seed, **details)
-
-    def key_of(self, subject: str, problem: ChunkProblem, **details: Detail) -> str:
-        """The key of anything about a problem."""
         content = {
             "topology": _topology_document(problem.topology),
             "demands": [[sorted(demand.sources), sorted(demand.targets)] for demand in problem.demands],
@@ -97,20 +84,26 @@ class ChunkCache:
         state = {"solvers": _solver_versions(), "sources": _sources()}
         return hashlib.sha256(_canonical({"subject": subject, **content, **state}).encode()).hexdigest()
 
-    def get(self, key: str) -> ChunkPlan | Infeasible | None:
-        """The answer that was kept; None where there is none that can be read."""
+    def get(self, key: str, kinds: Sequence[type], check: Callable[[Any], Any]) -> Any:
+        """The value that was kept, as `check` gives it back; None where there is none that can be read.
+
+        Args:
+            key: its key.
+            kinds: the classes of which it and its parts are (see `value_to_json`).
+            check: raises ValueError where the value is not to be believed.
+        """
         document = self.get_json(key)
         if document is None:
             return None
         try:
-            return _answer_from(document)
-        except (KeyError, TypeError, ValueError) as error:
+            return check(value_from_json(document, {kind.__name__: kind for kind in (*kinds, str)}))
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # InputError is a ValueError
             self._warn_of_entry(key, f"holds no answer: {error!r}")
             return None
 
-    def put(self, key: str, answer: ChunkPlan | Infeasible) -> None:
-        """Keep an answer, if the folder can be written."""
-        self.put_json(key, _document_of(answer))
+    def put(self, key: str, value: object) -> None:
+        """Keep a value (see `value_to_json`), if the folder can be written."""
+        self.put_json(key, value_to_json(value))
 
     def get_json(self, key: str) -> Any:
         """The document that was kept; None where there is none that can be read."""
@@ -196,20 +189,82 @@ def _entries(folder: Path) -> Iterable[tuple[float, int, Path]]:
                 path.unlink()
 
 
-def _answer_from(document: Mapping[str, Any]) -> ChunkPlan | Infeasible:
-    match document["outcome"]:
-        case "impossible":
-            return Infeasible(Prover(document["proved_by"]))
-        case "found":
-            return plan_from_document(document)
-        case other:
-            raise ValueError(f"outcome {other!r}")
+def kept_or_found(
+    cache: ChunkCache | None,
+    subject: str,
+    problem: ChunkProblem,
+    find: Callable[[], AnyValue],
+    kinds: Sequence[type],
+    *,
+    is_final: Callable[[AnyValue], bool],
+    check: Callable[[AnyValue], AnyValue] = lambda value: value,
+    **details: Detail,
+) -> AnyValue:
+    """What is known about a problem: from the cache where it was worked out to its end before.
+
+    Args:
+        cache: None to keep nothing.
+        subject: the kind of question, for the key.
+        problem: what is to be done.
+        find: works it out.
+        kinds: the classes of which what is found and its parts are.
+        is_final: whether to keep it.
+        check: what becomes of a kept one; raises ValueError where it is not to be believed.
+        details: whatever else the answer depends on.
+    """
+    if cache is None:
+        return find()
+    key = cache.key(subject, problem, **details)
+    kept: AnyValue | None = cache.get(key, kinds, check)
+    if kept is not None:
+        return kept
+    found = find()
+    if is_final(found):
+        cache.put(key, found)
+    return found
 
 
-def _document_of(answer: ChunkPlan | Infeasible) -> dict[str, Any]:
-    if isinstance(answer, Infeasible):
-        return {"outcome": "impossible", "proved_by": answer.proved_by.value}
-    return {"outcome": "found", **plan_to_document(answer)}
+def value_to_json(value: object) -> Any:
+    """A value as plain JSON: fractions are text such as "7/6", tuples lists; None, numbers and truths stay.
+
+    Anything else names its class, `{"ChunkSend": [0, 1, 2, 3]}`: text, members of enumerations, and
+    dataclasses with their fields in order.
+    """
+    match value:
+        case None | bool() | int():
+            return value
+        case Fraction():
+            return str(value)
+        case tuple():
+            return [value_to_json(each) for each in value]
+        case str():
+            content = [str(value)]
+        case _:
+            content = [value_to_json(getattr(value, each.name)) for each in fields(cast(Any, value))]
+    return {type(value).__name__: content}
+
+
+def value_from_json(document: Any, kinds: Mapping[str, type]) -> Any:
+    """The inverse, of values that are made of these kinds.
+
+    Raises:
+        KeyError, TypeError, ValueError: the document is no such value; all numbers of ours are natural.
+    """
+    match document:
+        case None | bool():
+            return document
+        case int() if document >= 0:
+            return document
+        case str():
+            return Fraction(document)
+        case list():
+            return tuple(value_from_json(each, kinds) for each in document)
+        case dict():
+            ((name, content),) = document.items()
+            if issubclass(kinds[name], str):
+                return kinds[name](*content)
+            return kinds[name](*(value_from_json(each, kinds) for each in content))
+    raise ValueError(f"must be a natural number, got {document!r}")
 
 
 def _topology_document(topology: Topology) -> dict[str, Any]:

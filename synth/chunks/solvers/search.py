@@ -1,4 +1,4 @@
-"""One instance of (C, S, R), answered: by the cache, or by a race of encodings with and without symmetry.
+"""One instance of (C, S, R), answered: by the cache, or by encodings in turns, with and without symmetry.
 
 This is where the pieces meet: groups of symmetries, encodings, child processes. A plan that comes out of
 here was pruned; that it is correct is still for `synth.verification.verifier` to say.
@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, ChunkSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.problem.symmetry import useful_groups
-from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, race
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
+from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, run_portfolio
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import Prover
 
 Answer: TypeAlias = ChunkPlan | Infeasible | Unknown
 
@@ -34,18 +35,16 @@ class Searcher:
         encodings: those that may run; the first is preferred.
         seed: of the solvers; the same seed gives the same plan on any machine.
         deadline: of all searches together.
-        workers: the processes in which solvers run.
+        child: the process in which solvers run.
         cache: where answers are kept; None to keep none.
-        symmetric: whether groups of symmetries are tried beside the problem as it is.
     """
 
     problem: ChunkProblem
     encodings: tuple[str, ...]
     seed: int
     deadline: Deadline
-    workers: Workers
+    child: SolverProcess
     cache: ChunkCache | None
-    symmetric: bool = True
     _groups: dict[int, tuple[ChunkOrbits, ...]] = field(default_factory=dict)
 
     def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
@@ -57,41 +56,36 @@ class Searcher:
         Raises:
             TimedOutError: the deadline passed.
         """
-        key = ""
-        if self.cache is not None:
-            key = self.cache.key(
-                self.problem,
-                chunks,
-                steps,
-                rounds,
-                encodings=self.encodings,
-                seed=self.seed,
-                symmetric=int(self.symmetric),
-                slices=slices,
-            )
-            kept = self.cache.get(key)
-            if kept is not None:
-                return kept
-        result = race(
+        return kept_or_found(
+            self.cache,
+            "instance",
+            self.problem,
+            lambda: self._searched(chunks, steps, rounds, slices),
+            (ChunkPlan, ChunkSend, Infeasible, Prover),
+            is_final=lambda answer: not isinstance(answer, Unknown),
+            size=[chunks, steps, rounds],
+            encodings=self.encodings,
+            seed=self.seed,
+            slices=slices,
+        )
+
+    def _searched(self, chunks: int, steps: int, rounds: int, slices: int | None) -> Answer:
+        result = run_portfolio(
             self._members(chunks),
             steps=steps,
             rounds=rounds,
             seed=self.seed,
             deadline=self.deadline,
-            workers=self.workers,
+            child=self.child,
             slices=slices,
         )
-        answer: Answer
         match result.outcome:
             case Feasible(found_rounds, sends):
                 assert result.member is not None, "somebody found it"
                 unfolded = result.member.orbits.unfold(sends)
-                answer = prune(self.problem, chunks, found_rounds, unfolded)
+                return prune(self.problem, chunks, found_rounds, unfolded)
             case outcome:
-                answer = outcome
-        if self.cache is not None and not isinstance(answer, Unknown):
-            self.cache.put(key, answer)
-        return answer
+                return outcome
 
     def _members(self, chunks: int) -> list[PortfolioMember]:
         """Groups first, the larger the faster where one fits, then the problem as it is; by each encoding."""
@@ -104,8 +98,6 @@ class Searcher:
         return members
 
     def _reduced(self, chunks: int) -> tuple[ChunkOrbits, ...]:
-        if not self.symmetric:
-            return ()
         if chunks not in self._groups:
             groups = useful_groups(self.problem, chunks)
             self._groups[chunks] = tuple(ChunkOrbits(self.problem, chunks, group) for group in groups)

@@ -1,4 +1,4 @@
-"""One child process that runs solvers: with a memory limit, ended at any moment, and never outliving us.
+"""A child process that runs solvers: with a memory limit, ended at any moment, and never outliving us.
 
 Solvers do not stop when they are asked to, and some take the whole process with them when they fail. So
 nobody waits for what a child works out but `wait`, which has a deadline and looks after several at once.
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, cast
@@ -191,77 +191,44 @@ def _name_of_signal(number: int) -> str:
         return f"signal {number}"
 
 
-__all__ = ["MEMORY_BYTES", "Worker", "WorkerDiedError", "Workers", "wait"]
-
 Result = TypeVar("Result")
 
-_MOST_AT_ONCE = 4  # a race rarely has more members that are worth a start-up
 
+class SolverProcess:
+    """The one child of a question, started when it is first needed and anew after it died.
 
-class Workers:
-    """The children of one question, all belonging to one thread.
+        with SolverProcess() as child:
+            value = child.run("z3", function, argument, deadline=Deadline.after(10))
 
-        with Workers() as workers:
-            value = workers.run("z3", function, argument, deadline=Deadline.after(10))
-
-    Attributes:
-        count: how many are to work at once.
+    It belongs to the thread that made it.
     """
 
-    def __init__(self, count: int | None = None, *, memory_bytes: int | None = MEMORY_BYTES) -> None:
-        """No process is started yet.
-
-        Args:
-            count: how many are to work at once; None for as many as there are cores, at most 4.
-            memory_bytes: limit of the address space of each; None for none.
-        """
-        self.count = count or min(_usable_cores(), _MOST_AT_ONCE)
+    def __init__(self, *, memory_bytes: int | None = MEMORY_BYTES) -> None:
+        """No process is started yet; `memory_bytes` limits its address space, None does not."""
         self._memory_bytes = memory_bytes
-        self._idle: list[Worker] = []
-        self._taken: list[Worker] = []
+        self._worker: Worker | None = None
+        self._starts = 0
 
     def __enter__(self) -> Self:
-        """The workers."""
+        """The child."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every child."""
+        """End the process."""
         self.close()
 
-    def warm(self, *modules: str) -> None:
-        """Start the children now, so that they are up, with these modules imported, when they are needed."""
-        while len(self._idle) + len(self._taken) < self.count:
-            self._idle.append(Worker(memory_bytes=self._memory_bytes, modules=modules))
+    def start(self) -> int:
+        """See that a process is there, or coming up.
 
-    def take(self, solver: str = "") -> Worker:
-        """An idle worker, a new one where there is none; preferably one that has this solver loaded."""
-        for dead in [worker for worker in self._idle if not worker.is_alive]:
-            dead.kill()
-            self._idle.remove(dead)
-        if self._idle:
-            worker = next((idle for idle in self._idle if idle.solver == solver), self._idle[0])
-            self._idle.remove(worker)
-        else:
-            worker = Worker(memory_bytes=self._memory_bytes)
-        self._taken.append(worker)
-        return worker
-
-    def give_back(self, worker: Worker) -> None:
-        """Keep a worker for the next task; it is ended if it is at work or there are enough."""
-        self._taken.remove(worker)
-        if worker.is_alive and not worker.is_busy and len(self._idle) < self.count:
-            self._idle.append(worker)
-        else:
-            worker.kill()
-
-    @contextlib.contextmanager
-    def taking(self, solver: str = "") -> Iterator[Worker]:
-        """A worker for the length of a block (see `take` and `give_back`)."""
-        worker = self.take(solver)
-        try:
-            yield worker
-        finally:
-            self.give_back(worker)
+        Returns:
+            A number of that process; another one remembers nothing of what it did.
+        """
+        if self._worker is not None and not self._worker.is_alive:
+            self.close()
+        if self._worker is None:
+            self._worker = Worker(memory_bytes=self._memory_bytes)
+            self._starts += 1
+        return self._starts
 
     def run(
         self,
@@ -278,24 +245,22 @@ class Workers:
 
         Raises:
             TimedOutError: the deadline passed first.
-            WorkerDiedError: the process of the task ended, or ran out of memory.
+            WorkerDiedError: the process ended, or ran out of memory.
             Exception: whatever the task raised.
         """
-        with self.taking(solver) as worker:
-            worker.start(solver, function, *args, **kwargs)
-            if not wait([worker], deadline):
+        self.start()
+        assert self._worker is not None, "it was just started"
+        try:
+            self._worker.start(solver, function, *args, **kwargs)
+            if not wait([self._worker], deadline):
                 raise deadline.missed_by(solver)
-            return cast(Result, worker.result())
+            return cast(Result, self._worker.result())
+        finally:
+            if self._worker.is_busy:
+                self.close()
 
     def close(self) -> None:
-        """End every child."""
-        for worker in (*self._idle, *self._taken):
-            worker.kill()
-        self._idle.clear()
-        self._taken.clear()
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        """End the process, whatever it does."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None

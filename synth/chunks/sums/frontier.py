@@ -16,7 +16,7 @@ from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.curve import FrontierOptions, why_enough
 from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.step_optimum import is_large
 from arborcast.synth.chunks.sums.compositions import Composition, compositions, meetings, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
@@ -61,9 +61,9 @@ def trace_allreduce(
         options: how to go about it.
         deadline: what is found by then is returned.
     """
-    with Workers() as workers:
-        workers.warm()
-        return _Tracing(topology, collective, limit, last, options, deadline, workers).run()
+    with SolverProcess() as child:
+        child.start()
+        return _Tracing(topology, collective, limit, last, options, deadline, child).run()
 
 
 class _Tracing:
@@ -83,7 +83,7 @@ class _Tracing:
         last: int,
         options: FrontierOptions,
         deadline: Deadline,
-        workers: Workers,
+        child: SolverProcess,
     ) -> None:
         self.points: list[Point] = []
         self.open_steps: list[int] = []
@@ -96,7 +96,7 @@ class _Tracing:
         self._deadline = deadline
         self._problem = sum_problem(topology, collective)
         cache = ChunkCache() if options.cache else None
-        self._searcher = SumSearcher(self._problem, options.seed, deadline, workers, cache)
+        self._searcher = SumSearcher(self._problem, options.seed, deadline, child, cache)
         self._ratio = static_ratio(topology, collective, limit)
         self._composed: Sequence[Composition] | None = None
         self._met: list[Composition] = []

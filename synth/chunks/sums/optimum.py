@@ -14,16 +14,10 @@ from itertools import islice
 from typing import TypeAlias, TypeVar
 
 from arborcast.synth.chunks.bounds.certificate import MessageDual, StepBound
-from arborcast.synth.chunks.optimum import StepOptimum, StepSearch
-from arborcast.synth.chunks.optimum_documents import kept_or_found
+from arborcast.synth.chunks.optimum import StepOptimum, StepSearch, kept_optimum
 from arborcast.synth.chunks.problem.outcome import Inconclusive, Infeasible
-from arborcast.synth.chunks.sums.instance import SumPlan
-from arborcast.synth.chunks.sums.searcher import (
-    SearchEffort,
-    SumSearcher,
-    plan_from_document,
-    plan_to_document,
-)
+from arborcast.synth.chunks.sums.instance import ChunkSum, SumPlan
+from arborcast.synth.chunks.sums.searcher import SearchEffort, SumSearcher
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.errors import TimedOutError
 
@@ -198,11 +192,12 @@ class _SumSearch(StepSearch[SumPlan]):
             return self.result.least
         self._report("the fewest messages")
         slices = self._budget.count_slices
-        cost = self._searcher.fewest(self._steps, math.ceil(self.result.least * links), slices=slices)
+        # From what is known, rounded down: a number is proved only once fewer were refuted.
+        cost = self._searcher.fewest(self._steps, math.floor(self.result.least * links), slices=slices)
         ratio = Fraction(cost, links)
         lengths = ((Fraction(1, links),) * len(self._problem.topology.links),) * self._steps
         self._raise_to(StepBound(self._steps, ratio, MessageDual(lengths, ratio)))
-        cost = math.ceil(self.result.least * links)
+        cost = math.floor(self.result.least * links)
         sums = self._searcher.fewest(self._steps, cost, slices=slices, sums=True)
         return max(self.result.least, Fraction(sums, links))
 
@@ -266,15 +261,14 @@ def cached_optimum(
     proofs: bool,
 ) -> SumOptimum:
     """`sum_optimum`, from the searcher's cache where it was worked out to its end before."""
-    return kept_or_found(
+    return kept_optimum(
         searcher.cache,
         "allreduce optimum",
         searcher.problem,
+        steps,
         static,
         lambda: sum_optimum(searcher, steps, static, below, known, THOROUGH if proofs else QUICK),
-        plan_to_document,
-        plan_from_document,
-        steps=steps,
+        (SumPlan, ChunkSum),
         below=None if below is None else str(below),
         seed=searcher.seed,
         proofs=int(proofs),

@@ -1,10 +1,10 @@
 """An allreduce in pure Boolean logic, for CaDiCaL: one form to find schedules, one to exclude them.
 
-`SumSearch` looks for partial sums, one per rank, chunk and moment, as a schedule can say them: which ranks'
+`sum_search` looks for partial sums, one per rank, chunk and moment, as a schedule can say them: which ranks'
 contributions each holds, and that what is added has none in common. That it finds nothing does not exclude
 allreduces in which a rank keeps several partial sums of a chunk apart.
 
-`SpreadSearch` asks less: that every contribution can reach every rank over the messages that there are. A
+`spread_search` asks less: that every contribution can reach every rank over the messages that there are. A
 message of a chunk then brings all that its sender has met, so that two of the same chunk over one route in
 one step would bring the same. Whatever copies and adds, with however many partial sums, does that: where
 there is no such set of messages there is no schedule at all.
@@ -14,66 +14,69 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, TypeAlias
-
-from pysat.solvers import Cadical195
+from typing import TypeAlias
 
 from arborcast.synth.chunks.encodings.cardinality import Clauses, Rounds, not_before
 from arborcast.synth.chunks.encodings.reachable_sends import longest_step
-from arborcast.synth.chunks.encodings.sat import CONFLICTS_PER_EFFORT, SEEDS
+from arborcast.synth.chunks.encodings.sat import SatSearch
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.outcome import (
     Feasible,
     Inconclusive,
-    Infeasible,
     Instance,
-    Outcome,
-    Unknown,
 )
 from arborcast.synth.chunks.sums.instance import SumOrbits, SumSend
-from arborcast.synth.errors import Prover
 
 SatLiteral: TypeAlias = int | bool
 """A literal of a variable, or what is known to be true or false."""
 
 
-class SumSearch:
+def sum_search(instance: Instance, *, seed: int = 0) -> SatSearch:
     """A search for partial sums; `Inconclusive` where there are none that the group of the orbits allows."""
-
-    def __init__(self, instance: Instance, *, seed: int = 0) -> None:
-        """Build the formula; `seed` is the solver's own."""
-        assert isinstance(instance.orbits, SumOrbits), "asked of an allreduce"
-        self._formula = SumFormula(instance, instance.orbits)
-        self._solver = _solver(self._formula.clauses, seed)
-
-    def run(self, effort: int | None) -> Outcome:
-        """See `encodings.outcome.Search`; a second call goes on with everything learned so far."""
-        match _solve(self._solver, effort):
-            case None:
-                return Unknown()
-            case False:
-                return Inconclusive()
-            case _:
-                return self._formula.read({literal for literal in self._solver.get_model() if literal > 0})
+    assert isinstance(instance.orbits, SumOrbits), "asked of an allreduce"
+    formula = SumFormula(instance, instance.orbits)
+    return SatSearch(formula.clauses, formula.read, seed=seed, without=Inconclusive())
 
 
-class SpreadSearch:
+def spread_search(instance: Instance, *, seed: int = 0) -> SatSearch:
     """A search for messages over which everything could reach everybody: `Infeasible`, or `Inconclusive`.
 
     That there are such messages is no schedule, so it is no answer either.
     """
+    return SatSearch(SpreadFormula(instance).clauses, _no_schedule, seed=seed)
 
-    def __init__(self, instance: Instance, *, seed: int = 0) -> None:
-        """Build the formula; `seed` is the solver's own."""
-        self._solver = _solver(SpreadFormula(instance).clauses, seed)
 
-    def run(self, effort: int | None) -> Outcome:
-        """See `encodings.outcome.Search`; a second call goes on with everything learned so far."""
-        return _refuted(_solve(self._solver, effort))
+def fewest_search(instance: Instance, *, seed: int = 0) -> SatSearch:
+    """Whether messages that pass no more links in all than the instance has rounds can be such, as above.
+
+    One chunk, steps of any length: `Infeasible`, or `Inconclusive`.
+    """
+    problem = instance.orbits.problem
+    clauses = Clauses()
+    sent = [[clauses.new() for _ in problem.routes] for _ in range(instance.steps)]
+    add_spread(clauses, problem, sent)
+    _pass_at_most(clauses, problem, sent, instance.rounds)
+    return SatSearch(clauses, _no_schedule, seed=seed)
+
+
+def fewest_sum_search(instance: Instance, *, seed: int = 0) -> SatSearch:
+    """The same of transfers of partial sums, as `sum_search` looks for them: what it may find at all."""
+    assert isinstance(instance.orbits, SumOrbits), "asked of an allreduce"
+    problem, steps = instance.orbits.problem, instance.steps
+    anything = steps + instance.orbits.chunks * len(problem.routes) * steps
+    formula = SumFormula(replace(instance, rounds=anything), instance.orbits)
+    sent = [[formula.sent[0, route, step] for route in range(len(problem.routes))] for step in range(steps)]
+    _pass_at_most(formula.clauses, problem, sent, instance.rounds)
+    return SatSearch(formula.clauses, _no_schedule, seed=seed)
+
+
+def _no_schedule(_: set[int]) -> Inconclusive:
+    """What a model of less than a schedule says."""
+    return Inconclusive()
 
 
 class SpreadFormula:
-    """What `SpreadSearch` asks, as clauses.
+    """What `spread_search` asks, as clauses.
 
     Attributes:
         instance: which, without symmetries.
@@ -103,46 +106,6 @@ class SpreadFormula:
         for first, second in pairwise([literal for step in sent for literal in step] for sent in self.sent):
             for clause in not_before(first, second, negate=int.__neg__, new=clauses.new):
                 clauses.add(*clause)
-
-
-class FewestSearch:
-    """Whether messages that pass no more links in all than the instance has rounds can be such, as above.
-
-    One chunk, steps of any length: `Infeasible`, or `Inconclusive`.
-    """
-
-    def __init__(self, instance: Instance, *, seed: int = 0) -> None:
-        """Build the formula; `seed` is the solver's own."""
-        problem = instance.orbits.problem
-        clauses = Clauses()
-        sent = [[clauses.new() for _ in problem.routes] for _ in range(instance.steps)]
-        add_spread(clauses, problem, sent)
-        _pass_at_most(clauses, problem, sent, instance.rounds)
-        self._solver = _solver(clauses, seed)
-
-    def run(self, effort: int | None) -> Outcome:
-        """See `encodings.outcome.Search`; a second call goes on with everything learned so far."""
-        return _refuted(_solve(self._solver, effort))
-
-
-class FewestSumSearch:
-    """The same of transfers of partial sums, as `SumSearch` looks for them: what it may find at all."""
-
-    def __init__(self, instance: Instance, *, seed: int = 0) -> None:
-        """Build the formula; `seed` is the solver's own."""
-        assert isinstance(instance.orbits, SumOrbits), "asked of an allreduce"
-        problem, steps = instance.orbits.problem, instance.steps
-        anything = steps + instance.orbits.chunks * len(problem.routes) * steps
-        formula = SumFormula(replace(instance, rounds=anything), instance.orbits)
-        sent = [
-            [formula.sent[0, route, step] for route in range(len(problem.routes))] for step in range(steps)
-        ]
-        _pass_at_most(formula.clauses, problem, sent, instance.rounds)
-        self._solver = _solver(formula.clauses, seed)
-
-    def run(self, effort: int | None) -> Outcome:
-        """See `encodings.outcome.Search`; a second call goes on with everything learned so far."""
-        return _refuted(_solve(self._solver, effort))
 
 
 def _pass_at_most(clauses: Clauses, problem: ChunkProblem, sent: list[list[int]], most: int) -> None:
@@ -347,27 +310,3 @@ def _both(clauses: Clauses, one: int, other: SatLiteral) -> SatLiteral:
     clauses.add(-both, one)
     clauses.add(-both, other)
     return both
-
-
-def _solver(clauses: Clauses, seed: int) -> Any:
-    solver: Any = Cadical195()
-    solver.configure({"seed": seed % SEEDS})
-    for clause in clauses.clauses:
-        solver.add_clause(clause)
-    return solver
-
-
-def _refuted(answer: bool | None) -> Outcome:
-    """What a model says, or that there is none, where a model is no schedule."""
-    if answer is None:
-        return Unknown()
-    return Inconclusive() if answer else Infeasible(Prover.CADICAL)
-
-
-def _solve(solver: Any, effort: int | None) -> bool | None:
-    """Whether there is a model; None: the effort was spent without an answer."""
-    if effort is None:
-        return bool(solver.solve())
-    solver.conf_budget(effort * CONFLICTS_PER_EFFORT)
-    answer: bool | None = solver.solve_limited()
-    return answer

@@ -1,4 +1,4 @@
-"""One (C, S, R) of an allreduce, answered: partial sums raced under several groups, beside the proof of none.
+"""One (C, S, R) of an allreduce, answered: partial sums under several groups in turns with the proof of none.
 
 What comes out was pruned; that it is correct is still for `synth.verification.verifier` to say.
 """
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.encodings.registry import Encoding
@@ -17,9 +17,9 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.symmetry import small_subgroups, subgroups
-from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, RaceResult, race
-from arborcast.synth.chunks.solvers.worker import Workers
+from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
+from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, PortfolioResult, run_portfolio
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, pruned
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.deadline import Deadline
@@ -29,10 +29,10 @@ from arborcast.synth.symmetry.permutations import identity
 SumAnswer: TypeAlias = SumPlan | Infeasible | Unknown
 
 SEARCHES: Mapping[str, Encoding] = {
-    "sums": Encoding("arborcast.synth.chunks.sums.search:SumSearch", "python-sat"),
-    "spread": Encoding("arborcast.synth.chunks.sums.search:SpreadSearch", "python-sat"),
-    "fewest": Encoding("arborcast.synth.chunks.sums.search:FewestSearch", "python-sat"),
-    "fewest sums": Encoding("arborcast.synth.chunks.sums.search:FewestSumSearch", "python-sat"),
+    "sums": Encoding("arborcast.synth.chunks.sums.search:sum_search", "python-sat"),
+    "spread": Encoding("arborcast.synth.chunks.sums.search:spread_search", "python-sat"),
+    "fewest": Encoding("arborcast.synth.chunks.sums.search:fewest_search", "python-sat"),
+    "fewest sums": Encoding("arborcast.synth.chunks.sums.search:fewest_sum_search", "python-sat"),
 }
 """Where the searches are found, as `module:class`."""
 
@@ -66,14 +66,14 @@ class SumSearcher:
         problem: see `synth.chunks.sums.instance.sum_problem`.
         seed: of the solvers; the same seed gives the same plan on any machine.
         deadline: of all searches together.
-        workers: the processes in which solvers run.
+        child: the process in which solvers run.
         cache: where answers are kept; None to keep none.
     """
 
     problem: ChunkProblem
     seed: int
     deadline: Deadline
-    workers: Workers
+    child: SolverProcess
     cache: ChunkCache | None
     _flow_limits: dict[int, StepBound | None] = field(default_factory=dict)
 
@@ -103,18 +103,19 @@ class SumSearcher:
         Raises:
             TimedOutError: the deadline passed.
         """
-        key = ""
-        if self.cache is not None:
-            key = self.cache.key_of(
-                "allreduce",
-                self.problem,
-                size=[chunks, steps, rounds],
-                seed=self.seed,
-                trial=astuple(trial),
-            )
-            kept = _kept(self.cache, key)
-            if kept is not None:
-                return kept
+        return kept_or_found(
+            self.cache,
+            "allreduce",
+            self.problem,
+            lambda: self._found(chunks, steps, rounds, trial),
+            (SumPlan, ChunkSum, Infeasible, Prover),
+            is_final=lambda answer: not isinstance(answer, Unknown),
+            size=[chunks, steps, rounds],
+            seed=self.seed,
+            trial=astuple(trial),
+        )
+
+    def _found(self, chunks: int, steps: int, rounds: int, trial: SearchEffort) -> SumAnswer:
         whole = SumOrbits.trivial(self.problem, chunks)
         symmetric = self._symmetric(chunks, trial.groups)
         first, *others = [*symmetric, whole]
@@ -125,19 +126,14 @@ class SumSearcher:
             members = [each for each in members if possible <= trial.most_sends * len(each.orbits.group)]
             if not members:
                 return Unknown()
-        result = self._race(members, steps, rounds, trial.slices)
-        answer: SumAnswer
+        result = self._portfolio(members, steps, rounds, trial.slices)
         match result.outcome:
             case Feasible(found_rounds, sends):
                 assert result.member is not None, "somebody found it"
                 orbits = cast(SumOrbits, result.member.orbits)
-                unfolded = orbits.unfold(sends)
-                answer = pruned(self.problem, chunks, found_rounds, unfolded)
+                return pruned(self.problem, chunks, found_rounds, orbits.unfold(sends))
             case outcome:
-                answer = outcome
-        if self.cache is not None and not isinstance(answer, Unknown):
-            self.cache.put_json(key, _document(answer))
-        return answer
+                return outcome
 
     def fewest(self, steps: int, cost: int, *, slices: int, sums: bool = False) -> int:
         """A number of links that messages of one chunk pass in all at least, from `cost` on.
@@ -150,20 +146,20 @@ class SumSearcher:
         """
         member = PortfolioMember("fewest sums" if sums else "fewest", SumOrbits.trivial(self.problem, 1))
         most = steps * sum(len(route.links) for route in self.problem.routes)
-        while cost <= most and isinstance(self._race([member], steps, cost, slices).outcome, Infeasible):
+        while cost <= most and isinstance(self._portfolio([member], steps, cost, slices).outcome, Infeasible):
             cost += 1
         return cost
 
-    def _race(
+    def _portfolio(
         self, members: list[PortfolioMember], steps: int, rounds: int, slices: int | None
-    ) -> RaceResult:
-        return race(
+    ) -> PortfolioResult:
+        return run_portfolio(
             members,
             steps=steps,
             rounds=rounds,
             seed=self.seed,
             deadline=self.deadline,
-            workers=self.workers,
+            child=self.child,
             slices=slices,
             encodings=SEARCHES,
         )
@@ -203,34 +199,3 @@ class SumSearcher:
                 pairs += ((group, kept) for kept in (alone, *small_subgroups(group, _LARGEST_KEPT)))
         pairs.sort(key=lambda pair: (-len(pair[0]), len(pair[1])))
         return tuple(pairs)
-
-
-def plan_to_document(plan: SumPlan) -> dict[str, Any]:
-    """Rounds and transfers as rows of numbers."""
-    sends = [[send.chunk, send.route, send.step, int(send.copies)] for send in plan.sends]
-    return {"rounds": list(plan.rounds), "sends": sends}
-
-
-def plan_from_document(document: Mapping[str, Any]) -> SumPlan:
-    """The inverse.
-
-    Raises:
-        KeyError, TypeError, ValueError: the document is not one of ours.
-    """
-    rows = [tuple(map(int, row)) for row in document["sends"]]
-    return SumPlan(
-        tuple(map(int, document["rounds"])),
-        tuple(ChunkSum(0, chunk, route, step, bool(copies)) for chunk, route, step, copies in rows),
-    )
-
-
-def _document(answer: SumPlan | Infeasible) -> dict[str, Any]:
-    return {"plan": None if isinstance(answer, Infeasible) else plan_to_document(answer)}
-
-
-def _kept(cache: ChunkCache, key: str) -> SumPlan | Infeasible | None:
-    document = cache.get_json(key)
-    if document is None:
-        return None
-    plan = document["plan"]
-    return Infeasible(Prover.CADICAL) if plan is None else plan_from_document(plan)

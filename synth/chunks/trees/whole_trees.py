@@ -136,7 +136,7 @@ def whole_plan(
     ended = model.modelStatusToString(model.getModelStatus())
     if ended != "Optimal" and (rounds is not None or model.getInfo().primal_solution_status != _FEASIBLE):
         return None
-    values = program.solution_of(model).tolist()
+    values = program.solution_of(model)
     sends = orbits.unfold(_sends(candidates, values[: len(candidates)]))
     return prune(orbits.problem, orbits.chunks, values[len(candidates) :], sends)
 
