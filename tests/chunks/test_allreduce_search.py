@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arborcast.synth.chunks.sums.links import met_on_links
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Unknown
 from arborcast.synth.chunks.problem.symmetry import subgroups
 from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
+from arborcast.synth.chunks.sums.links import met_on_links
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE, MEETINGS_ON_LINKS
 from arborcast.synth.chunks.sums.search import fewest_search, fewest_sum_search, spread_search, sum_search

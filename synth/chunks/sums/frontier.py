@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
-from arborcast.synth.chunks.sums.links import met_on_links
-
 from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.curve import FrontierOptions, why_enough
@@ -23,6 +21,7 @@ from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.step_optimum import is_large
 from arborcast.synth.chunks.sums.halves import static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
+from arborcast.synth.chunks.sums.links import met_on_links
 from arborcast.synth.chunks.sums.meeting import MOST_SENDS, Meetings
 from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
 from arborcast.synth.chunks.sums.points import (
