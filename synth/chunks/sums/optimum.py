@@ -145,7 +145,9 @@ class _SumSearch(StepSearch[SumPlan]):
             self._below = known if self._below is None else min(known, self._below)
         if self._is_of_interest(floor) and self._look_around(floor):
             return
-        if long != soon and (known is None or floor <= known):  # what is known may have more chunks
+        if known is not None and known <= floor and self._attempt(floor, self._budget.guess):
+            return  # in fewer chunks than what is known, it may be
+        if long != soon and (known is None or floor <= known):
             self._attempt(floor, long)
 
     def _in_time(self, part: int, task: Callable[[], Answer]) -> Answer | None:
