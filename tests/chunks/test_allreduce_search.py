@@ -22,11 +22,14 @@ from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Unknown
 from arborcast.synth.chunks.problem.symmetry import subgroups
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
 from arborcast.synth.chunks.sums.links import met_on_links
+from arborcast.synth.chunks.sums.optimum import THOROUGH, sum_optimum
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE, MEETINGS_ON_LINKS
 from arborcast.synth.chunks.sums.search import fewest_search, fewest_sum_search, spread_search, sum_search
+from arborcast.synth.chunks.sums.searcher import SumSearcher
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -232,6 +235,17 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
         if rounds >= steps:
             instance = Instance(SumOrbits.trivial(problem, chunks), steps, int(rounds))
             assert not isinstance(sum_search(instance).run(300), Feasible)
+
+
+def test_few_chunks_are_looked_for_where_what_is_known_attains_the_limit() -> None:
+    """Six GPUs of a DGX-1: allreduces that meet in cores reach R/C 1/2 in five steps with 60 chunks."""
+    fabric = load("dgx1").subset(range(6))
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    with SolverProcess() as child:
+        child.start()
+        searcher = SumSearcher(problem, 0, Deadline(), child, None)
+        found = sum_optimum(searcher, 5, None, Fraction(5, 9), lambda: Fraction(1, 2), THOROUGH)
+    assert (found.chunks, found.ratio, found.least) == (10, Fraction(1, 2), Fraction(1, 2))
 
 
 @pytest.mark.parametrize(("spec", "steps", "any_kind", "sums"), [("ring:4", 2, 8, 8), ("ring:5", 3, 11, 12)])
