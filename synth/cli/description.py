@@ -12,7 +12,7 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.cli.console import Json, table
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.formats.words import MOST_NAMED, gigabytes, proof, share
+from arborcast.synth.formats.words import MOST_NAMED, assumed, gigabytes, proof, share
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.service import EARLIEST
 from arborcast.synth.topology import PLANNED, Hop, Topology
@@ -199,16 +199,9 @@ def assumptions_document(topology: Topology) -> list[Json]:
 
 
 def _assumed(what: str, topology: Topology, holds: str = "") -> list[str]:
-    whys = {why: count for (of, why), count in topology.assumptions.items() if of == what}
-    if not whys:
-        return []
     head = {"rate": "rates", "latency": "waits"}[what]
-    if what == "rate" and topology.is_planned:
-        return [f"  {head}    {PLANNED}: what it counts on, no capacities"]
-    count, links = sum(whys.values()), len(topology.cables)
-    how_many = f"all {links}" if count == links else f"{count} of {links}"
-    are = "latencies are" if what == "latency" else "are"
-    return [f"  {head}    {holds}{how_many} {are} assumed: {'; '.join(whys)}"]
+    said = assumed(what, topology)
+    return [f"  {head}    {holds}{said}"] if said else []
 
 
 def model_of(topology: Topology) -> str | None:

@@ -55,6 +55,21 @@ def proof(bound: Bound, topology: Topology | None = None) -> str:
             )
 
 
+def assumed(what: str, topology: Topology) -> str:
+    """How many links have an assumed "rate" or "latency", and why; empty where none has.
+
+    Planning constants, which are no capacities, are said to be some.
+    """
+    whys = {why: count for (of, why), count in topology.assumptions.items() if of == what}
+    if not whys:
+        return ""
+    if what == "rate" and topology.is_planned:
+        return f"{PLANNED}: what it counts on, no capacities"
+    count, links = sum(whys.values()), len(topology.cables)
+    how_many = f"all {links}" if count == links else f"{count} of {links}"
+    return f"{how_many} {'latencies are' if what == 'latency' else 'are'} assumed: {'; '.join(whys)}"
+
+
 def vertices(some: frozenset[Vertex], topology: Topology | None = None) -> str:
     """Vertices in braces: all of them where they are few, else those that are missing, else some of them."""
     if topology is not None:

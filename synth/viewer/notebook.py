@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.formats.sizes import size_range
-from arborcast.synth.formats.words import gigabytes, proof, share
+from arborcast.synth.formats.words import assumed, gigabytes, proof, share
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.simulation.timing import Timing
 from arborcast.synth.topology import Topology
@@ -143,7 +143,8 @@ def _facts(schedule: AnySchedule) -> list[tuple[str, str]]:
     if isinstance(schedule, ImplicitSchedule):
         kept, order = len(schedule.chunks), schedule.translations.order
         facts.append(("form", f"implicit: {kept} representatives, moved by {order} translations"))
-    return facts
+    told = [("rates", assumed("rate", schedule.topology)), ("waits", assumed("latency", schedule.topology))]
+    return [*facts, *(fact for fact in told if fact[1])]
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

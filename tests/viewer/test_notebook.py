@@ -62,6 +62,13 @@ def test_text_of_values_is_escaped() -> None:
     assert "<b>" not in said
 
 
+def test_a_schedule_says_which_rates_its_proof_assumes() -> None:
+    """As `synth show` does: of a box whose processors are not known, and of none on links as stated."""
+    boxed = arborcast.solve(arborcast.load("pro6000"), "allgather")
+    assert "are assumed: " in notebook.schedule_html(boxed)
+    assert "assumed" not in notebook.schedule_html(arborcast.solve(arborcast.load("ring:3"), "allgather"))
+
+
 def test_a_view_of_none_or_three_is_refused() -> None:
     schedule = arborcast.solve(arborcast.load("ring:3"), "broadcast")
     for many in (0, 3):
