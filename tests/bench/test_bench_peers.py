@@ -184,8 +184,13 @@ def ring_of_four() -> dict[str, Any]:
     """
     first = [[rank, rank, other] for rank in range(4) for other in sorted({(rank + 1) % 4, (rank - 1) % 4})]
     return {
+        "msccl_type": "algorithm",
         "instance": {"chunks": 1},
-        "collective": {"chunks": [{"pre": [rank], "post": [0, 1, 2, 3], "addr": rank} for rank in range(4)]},
+        "collective": {
+            "name": "drawn",
+            "nodes": 4,
+            "chunks": [{"pre": [rank], "post": [0, 1, 2, 3], "addr": rank} for rank in range(4)],
+        },
         "steps": [
             {"rounds": 1, "sends": first},
             {"rounds": 1, "sends": [[3, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 0]]},
@@ -226,8 +231,9 @@ def test_an_address_of_no_chunk_is_told() -> None:
 def test_parts_of_an_address_follow_each_other() -> None:
     """A broadcast of two chunks on a ring of three from rank 1: chunk c first goes to rank 2 - 2c."""
     found = {
+        "msccl_type": "algorithm",
         "instance": {"chunks": 2},
-        "collective": {"chunks": [{"pre": [1], "post": [0, 1, 2], "addr": 0}]},
+        "collective": {"name": "drawn", "nodes": 3, "chunks": [{"pre": [1], "post": [0, 1, 2], "addr": 0}]},
         "steps": [
             {"rounds": 1, "sends": [[0, 1, 2], [1, 1, 0]]},
             {"rounds": 1, "sends": [[0, 2, 0], [1, 0, 2]]},
@@ -243,8 +249,9 @@ def test_sums_share_an_address_and_go_to_one_rank() -> None:
     listed = [{"pre": [part], "post": [rank], "addr": rank} for rank in range(3) for part in range(3)]
     sends = [[to, source, to] for to in range(3) for source in range(3) if source != to]
     found = {
+        "msccl_type": "algorithm",
         "instance": {"chunks": 1},
-        "collective": {"chunks": listed},
+        "collective": {"name": "drawn", "nodes": 3, "chunks": listed},
         "steps": [{"rounds": 1, "sends": sends}],
     }
     algorithm = peers_sccl.read(found, asked("full:3", "reduce-scatter"))
@@ -257,7 +264,12 @@ def test_blocks_that_stay_where_they_are_are_left_out() -> None:
     """A gather to rank 0, which idly sends its own block away."""
     listed = [{"pre": [rank], "post": [0], "addr": rank} for rank in range(3)]
     steps = [{"rounds": 1, "sends": [[1, 1, 0], [2, 2, 0], [0, 0, 1]]}]
-    found = {"instance": {"chunks": 1}, "collective": {"chunks": listed}, "steps": steps}
+    found = {
+        "msccl_type": "algorithm",
+        "instance": {"chunks": 1},
+        "collective": {"name": "drawn", "nodes": 3, "chunks": listed},
+        "steps": steps,
+    }
     algorithm = peers_sccl.read(found, asked("ring:3", "gather"))
     assert [(t.src, t.dst) for t in algorithm.schedule.transfers] == [(1, 0), (2, 0)]
     assert verify(algorithm.schedule).correct
@@ -267,8 +279,9 @@ def test_the_numbers_of_its_own_dgx1_become_ours() -> None:
     """Our rank 3 is its rank 1, our rank 7 its rank 5; both pairs are linked there and here."""
     ranks = list(range(8))
     found = {
+        "msccl_type": "algorithm",
         "instance": {"chunks": 1},
-        "collective": {"chunks": [{"pre": [1], "post": ranks, "addr": 0}]},
+        "collective": {"name": "drawn", "nodes": 8, "chunks": [{"pre": [1], "post": ranks, "addr": 0}]},
         "steps": [{"rounds": 1, "sends": [[0, 1, 5]]}],
     }
     algorithm = peers_sccl.read(found, asked("dgx1", "broadcast", root=3))
@@ -400,7 +413,12 @@ def as_tacos(steps: Iterable[Iterable[tuple[int, int, int]]]) -> str:
 def as_sccl(steps: Iterable[Iterable[tuple[int, int, int]]], ranks: int) -> dict[str, Any]:
     listed = [{"pre": [rank], "post": list(range(ranks)), "addr": rank} for rank in range(ranks)]
     rounds = [{"rounds": 1, "sends": [list(send) for send in sends]} for sends in steps]
-    return {"instance": {"chunks": 1}, "collective": {"chunks": listed}, "steps": rounds}
+    return {
+        "msccl_type": "algorithm",
+        "instance": {"chunks": 1},
+        "collective": {"name": "drawn", "nodes": ranks, "chunks": listed},
+        "steps": rounds,
+    }
 
 
 @given(unit_graphs(), st.data())
