@@ -25,7 +25,6 @@ from arborcast.backends.programs.program import (
     Span,
     Step,
     ThreadBlock,
-    plain_name,
 )
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -130,7 +129,7 @@ class _Reader:
                     f"coll must be a known collective, got {shorten(name)}; --collective says what it is"
                 )
             return self._kind
-        if name != plain_name(kind):
+        if name != kind.value.replace("-", ""):
             self.notes.append(
                 f"algo: coll {shorten(name)}: MSCCL's executor and RCCL write {kind.value.replace('-', '')}"
             )

@@ -17,12 +17,20 @@ from arborcast.backends.programs.program import (
     Span,
     Step,
     ThreadBlock,
-    plain_name,
 )
-from arborcast.synth.collective import NAMED_KINDS, Kind
+from arborcast.synth.collective import Kind
 
-KINDS = NAMED_KINDS
-"""Those that MSCCL knows."""
+COLLECTIVES = {
+    Kind.BROADCAST: "broadcast",
+    Kind.REDUCE: "reduce",
+    Kind.ALLGATHER: "allgather",
+    Kind.REDUCE_SCATTER: "reducescatter",
+    Kind.ALLREDUCE: "allreduce",
+    Kind.GATHER: "gather",
+    Kind.SCATTER: "scatter",
+    Kind.ALLTOALL: "alltoall",
+}
+"""What MSCCL calls the kinds that it knows."""
 
 
 def chunks_per_loop(program: GlobalProgram) -> int:
@@ -37,8 +45,8 @@ def write(program: GlobalProgram) -> str:
     Raises:
         ProgramError: the collective has no name there, or an operation is not two-sided.
     """
-    if program.kind not in KINDS:
-        raise ProgramError(f"{program.kind}: MSCCL knows {', '.join(KINDS)}")
+    if program.kind not in COLLECTIVES:
+        raise ProgramError(f"{program.kind}: MSCCL knows {', '.join(COLLECTIVES)}")
     return "\n".join([*_lines(program), ""])
 
 
@@ -54,7 +62,7 @@ def _lines(program: GlobalProgram) -> Iterator[str]:
         nchannels=program.channels,
         nchunksperloop=chunks_per_loop(program),
         ngpus=program.ranks,
-        coll=plain_name(program.kind),
+        coll=COLLECTIVES[program.kind],
         inplace=int(program.in_place),
         outofplace=int(program.out_of_place),
         minBytes=program.least_bytes,
