@@ -436,7 +436,7 @@ def _frontier(
     """Chunk schedules of few steps, found with little effort and therefore unproved."""
     from arborcast.synth.chunks.frontier import pareto
     from arborcast.synth.chunks.problem.instance import TooManyRoutesError
-    from arborcast.synth.chunks.sums.compositions import latency_of_parts
+    from arborcast.synth.chunks.sums.halves import latency_of_parts
 
     deadline.check("the comparison of methods")
     try:

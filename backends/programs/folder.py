@@ -45,7 +45,7 @@ _TESTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableFolder:
     """What is different between runtimes.
 
     Attributes:
@@ -183,7 +183,7 @@ def _range(least: int, most: int | None) -> str:
     )
 
 
-def _readme(to: Table, files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
+def _readme(to: TableFolder, files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
     program = next(iter(files.values()))
     kind, ranks, root = program.kind, program.ranks, program.root
     rows = [
@@ -274,7 +274,7 @@ def _first(program: GlobalProgram) -> int:
     return power if power % unit == 0 and (most is None or power <= most) else least
 
 
-MSCCL = Table(
+MSCCL = TableFolder(
     "MSCCL",
     programs="msccl-algorithms",
     suffix="xml",
@@ -286,7 +286,7 @@ MSCCL = Table(
     commands=_nccl_tests,
 )
 
-MSCCLPP = Table(
+MSCCLPP = TableFolder(
     "MSCCL++",
     programs="mscclpp-plans",
     suffix="json",

@@ -67,7 +67,7 @@ class Format:
             reads such files back.
         begins: the first character of such files.
         marks: one of these is among the first characters.
-        table: the `folder.Table` of those that tables are exported to.
+        table: the `folder.TableFolder` of those that tables are exported to.
     """
 
     about: str

@@ -40,6 +40,11 @@ class Protocol(StrEnum):
     LL128 = "LL128"
 
 
+def plain_name(kind: Kind) -> str:
+    """What files of runtimes call a kind: reducescatter, and the others as we do."""
+    return kind.value.replace("-", "")
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The chunks `start .. start + count - 1` of a buffer, of another rank where `rank` says so.

@@ -175,7 +175,7 @@ def _shallow(
 def _frontier(topology: Topology, collective: Collective, deadline: Deadline) -> Iterator[Candidate]:
     from arborcast.synth.chunks.frontier import pareto
     from arborcast.synth.chunks.problem.instance import TooManyRoutesError
-    from arborcast.synth.chunks.sums.compositions import latency_of_parts
+    from arborcast.synth.chunks.sums.halves import latency_of_parts
 
     if deadline.has_passed:
         yield Candidate("chunks", None, f"the deadline of {deadline.allowed_s:g} s had passed")

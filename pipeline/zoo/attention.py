@@ -45,16 +45,14 @@ class Attention(nn.Module):
         width: of the model.
         heads: that divide it.
         dropout: share of weights dropped.
-        parts: into which the heads are divided, of which this has one, as on a rank of Megatron-LM; what
-            all parts return adds up.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.1, parts: int = 1) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.1) -> None:
         super().__init__()
-        self.heads = heads // parts
+        self.heads = heads
         self.scale = 1 / math.sqrt(width / heads)
-        self.query, self.key, self.value = (nn.Linear(width, width // parts) for _ in range(3))
-        self.out = nn.Linear(width // parts, width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, values: Tensor, seen: Tensor, hidden: Tensor | None = None) -> Tensor:

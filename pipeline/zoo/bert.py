@@ -1,4 +1,4 @@
-"""BERT for questions on a text (SQuAD), base and large, and for masked tokens, of Devlin et al. (2018).
+"""BERT for questions on a text (SQuAD), base and large, of Devlin et al. (2018).
 
 Between layers cross the hidden states and, as a second tensor, which positions are padding.
 """
@@ -18,9 +18,9 @@ POSITIONS = 512
 class BertEmbedding(nn.Module):
     """Tokens, positions and segments, summed and normalised."""
 
-    def __init__(self, width: int, vocabulary: int = VOCABULARY) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
+        self.tokens = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Embedding(POSITIONS, width)
         self.segments = nn.Embedding(2, width)
         self.norm = nn.LayerNorm(width, eps=1e-12)
@@ -40,20 +40,13 @@ class BertEmbedding(nn.Module):
 
 
 class BertBlock(nn.Module):
-    """Attention and feed-forward, each added to its input and then normalised.
+    """Attention and feed-forward, four times as wide inside, each added to its input and then normalised."""
 
-    Args:
-        width: of the model.
-        heads: of attention.
-        inner: width inside of the feed-forward part; by default four times the model's.
-        parts: into which Megatron-LM divides heads and inner width, of which this has one.
-    """
-
-    def __init__(self, width: int, heads: int, inner: int | None = None, parts: int = 1) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention = Attention(width, heads, parts=parts)
+        self.attention = Attention(width, heads)
         self.attention_norm = nn.LayerNorm(width, eps=1e-12)
-        self.feed_forward = FeedForward(width, (inner or 4 * width) // parts, nn.GELU)
+        self.feed_forward = FeedForward(width, 4 * width, nn.GELU)
         self.feed_forward_norm = nn.LayerNorm(width, eps=1e-12)
         self.dropout = nn.Dropout(0.1)
 
@@ -76,40 +69,6 @@ class SpanHead(nn.Module):
         """Scores (samples, positions, 2)."""
         scores: Tensor = self.span(hidden)
         return scores
-
-
-class TokenHead(nn.Module):
-    """For each position, how well each token fits there; the weights are those of the embedding."""
-
-    def __init__(self, width: int, tokens: nn.Embedding) -> None:
-        super().__init__()
-        self.inner, self.norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-12)
-        self.activation = nn.GELU()
-        self.scores = nn.Linear(width, tokens.num_embeddings)
-        self.scores.weight = tokens.weight
-
-    def forward(self, hidden: Tensor, rest: Tensor) -> Tensor:
-        """Scores (samples, positions, vocabulary)."""
-        scores: Tensor = self.scores(self.norm(self.activation(self.inner(hidden))))
-        return scores
-
-
-def bert_for_tokens(
-    width: int, heads: int, blocks: int, *, inner: int, vocabulary: int, parts: int = 1
-) -> Divisible:
-    """Embedding, blocks and the head for masked tokens: what BERT is pre-trained as.
-
-    Args:
-        width: of hidden states.
-        heads: of attention.
-        blocks: how many.
-        inner: width inside of feed-forward parts.
-        vocabulary: tokens.
-        parts: into which Megatron-LM divides heads, inner width and vocabulary; this is what one rank has.
-    """
-    embedding = BertEmbedding(width, vocabulary // parts)
-    made = (BertBlock(width, heads, inner, parts) for _ in range(blocks))
-    return Divisible([embedding, *made, TokenHead(width, embedding.tokens)])
 
 
 def bert(width: int, heads: int, blocks: int) -> Divisible:

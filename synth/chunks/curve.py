@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
+from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.optimum import StepOptimum, kept_optimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
@@ -72,7 +72,6 @@ class Curve:
 
     Attributes:
         points: in order of steps, each with a plan of a smaller R/C than the one before.
-        static: the limit of R/C for any number of steps.
         limits: the best proven limit of each number of steps that was looked at.
         open_steps: numbers of steps at which something is left to prove.
         complete: whether nothing is missing: all points settled, and the last attains the static limit.
@@ -81,31 +80,11 @@ class Curve:
     """
 
     points: tuple[CopyOptimum, ...]
-    static: StepBound
     limits: Mapping[int, StepBound]
     open_steps: tuple[int, ...]
     complete: bool
     why_stopped: str
     timed_out: bool
-
-    def least(self, steps: int) -> Fraction:
-        """The proven limit of R/C in so many steps, looked at or not."""
-        return self.limits.get(steps, self.static).ratio
-
-    def fewest_chunks(self, steps: int) -> int:
-        """A proven limit of the chunks with which a schedule of so many steps attains `least`."""
-        settled = [point.chunks for point in self.points if point.steps == steps and point.is_settled]
-        return settled[0] if settled else self.least(steps).denominator
-
-    def with_static(self, static: StepBound) -> Curve:
-        """The same curve of another collective that is the same problem: with its limit in place of this."""
-        points = (
-            replace(point, limit=replace(static, steps=point.limit.steps))
-            if point.limit is not None and isinstance(point.limit.certificate, StaticLimit)
-            else point
-            for point in self.points
-        )
-        return replace(self, points=tuple(points), static=static)
 
 
 def trace(
@@ -143,7 +122,7 @@ def trace(
             why = enough
             break
     complete = not open_steps and bool(points) and points[-1].ratio == static.ratio
-    return Curve(tuple(points), static, limits, tuple(open_steps), complete, why, timed_out)
+    return Curve(tuple(points), limits, tuple(open_steps), complete, why, timed_out)
 
 
 def why_enough(best: Fraction | None, static: Fraction, tolerance: Fraction) -> str | None:

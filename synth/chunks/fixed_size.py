@@ -25,7 +25,7 @@ from arborcast.synth.chunks.problem.time_reversal import allreduce_of
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
-from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, parts_of, static_ratio
+from arborcast.synth.chunks.sums.halves import Half, latency_of_parts, parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.searcher import SearchEffort, SumAnswer, SumSearcher
 from arborcast.synth.collective import Collective, Kind

@@ -9,16 +9,15 @@ problem of copies, and has a way of its own (`synth.chunks.sums.frontier`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast.synth import bounds
-from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.curve import Curve, FrontierOptions
 from arborcast.synth.chunks.grid import Grid
-from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, static_ratio
 from arborcast.synth.chunks.sums.frontier import trace_allreduce
+from arborcast.synth.chunks.sums.halves import Half, latency_of_parts, static_ratio
 from arborcast.synth.chunks.sums.instance import sum_problem
 from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, point_method, point_of
 from arborcast.synth.collective import Collective, Kind
@@ -31,9 +30,9 @@ STEPS_BEYOND_LATENCY = 6
 """How many more steps than the fewest possible are looked at where nothing else is asked."""
 
 
-@dataclass(frozen=True)
-class Frontier:
-    """The points in order of steps.
+@dataclass(frozen=True, kw_only=True)
+class Frontier(TracedPoints):
+    """The points of a collective in order of steps, and what is known beyond them; see `TracedPoints`, too.
 
     Attributes:
         topology: the fabric.
@@ -41,14 +40,7 @@ class Frontier:
         grid: what its rates were rounded down to; then all that is said of R/C, limits and proofs, is said
             of the rounded fabric, and schedules alone of the real one. None where rates are as they are.
         limits_of_rate: the exact limits of the rate, GB/s, of the real fabric and of the rounded one.
-        points: each with more steps and a smaller R/C than the one before.
         static_ratio: the limit of R/C for any number of steps.
-        complete: whether nothing is missing: every point is proved and the last one attains the limit.
-        why_stopped: what ended it.
-        open_steps: numbers of steps at which something is left to prove.
-        limits: of each number of steps that was looked at the best limit known, over every schedule; none
-            where none is known.
-        timed_out: whether the deadline ended it.
         seconds: that it took.
     """
 
@@ -56,13 +48,7 @@ class Frontier:
     collective: Collective
     grid: Grid | None
     limits_of_rate: tuple[Fraction, Fraction]
-    points: tuple[Point, ...]
     static_ratio: Fraction
-    complete: bool
-    why_stopped: str
-    open_steps: tuple[int, ...]
-    limits: Mapping[int, StepBound]
-    timed_out: bool
     seconds: float
 
 
@@ -84,8 +70,8 @@ def pareto(
     Args:
         topology: the fabric.
         collective: what to do on it.
-        max_steps: the largest S looked at; None for the latency (of an allreduce, of its compositions) and
-            `STEPS_BEYOND_LATENCY` more.
+        max_steps: the largest S looked at; None for the latency (of an allreduce, that of a reduce-scatter
+            and an allgather) and `STEPS_BEYOND_LATENCY` more.
         tolerance: stop where R/C is within this part of the static limit; None: only where it is attained.
         rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.grid.Grid.of`. Where
             rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also counts as
@@ -93,8 +79,8 @@ def pareto(
         deadline_s: limit in seconds; what was found by then is returned. None for no limit.
         seed: of the solvers.
         jobs: numbers of steps worked on at once, through joblib (whose own backends take over inside
-            `joblib.parallel_config`); negative for all cores but so many, as joblib counts. Of an allreduce,
-            those of its halves.
+            `joblib.parallel_config`); negative for all cores but so many, as joblib counts. Of an
+            allreduce always one at a time.
         cache: whether to keep and use answers on disk.
         proofs: whether to prove the points; otherwise good schedules are looked for with little effort.
 
@@ -119,7 +105,7 @@ def pareto(
     latency = latency_of(topology, collective)
     last = max_steps
     if last is None:
-        # Compositions end later than what is searched as it is, and are among what is looked at.
+        # Hierarchies need more steps than what is searched as it is, and are among what is looked at.
         last = (latency_of_parts(topology, collective) or latency) + STEPS_BEYOND_LATENCY
     if last < latency:
         words = f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}"
@@ -141,18 +127,13 @@ def pareto(
             for point, schedule in zip(points, lifted, strict=True)
         )
     return Frontier(
-        fabric,
-        collective,
-        grid,
-        (real.rate, limit.rate),
-        points,
-        static_ratio(topology, collective, limit),
-        traced.complete,
-        traced.why_stopped,
-        traced.open_steps,
-        traced.limits,
-        traced.timed_out,
-        round(time.perf_counter() - start, 3),
+        **(vars(traced) | {"points": points}),
+        topology=fabric,
+        collective=collective,
+        grid=grid,
+        limits_of_rate=(real.rate, limit.rate),
+        static_ratio=static_ratio(topology, collective, limit),
+        seconds=round(time.perf_counter() - start, 3),
     )
 
 

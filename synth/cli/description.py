@@ -277,7 +277,7 @@ def describe_parts(parts: Components | None, helps: Iterable[str]) -> list[str]:
 
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
-    """A table of the points, and what is known beyond them; `compositions` are the least of these alone."""
+    """A table of the points, and what is known beyond them."""
     from arborcast.synth.chunks.optimum import explain
 
     rows = [
@@ -324,12 +324,12 @@ def _gap_of(point: Point) -> str:
 
 
 def _how_far_proved(point: Point) -> str:
-    from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE, ON_GRID
+    from arborcast.synth.chunks.sums.points import ON_GRID
 
     _, on_grid, _ = point.scope.partition(f" {ON_GRID}")
     if point.is_proved:
         return f"{'least' if point.schedule.topology.is_planned else 'proved'}{on_grid}"
-    return "open" if point.scope.startswith(EVERY_SCHEDULE) else point.scope
+    return "open"
 
 
 def grid_document(grid: Grid, real: Fraction, rounded: Fraction) -> Json:

@@ -10,7 +10,6 @@ from arborcast.synth.chunks.frontier import Frontier
 from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.optimum import explain
 from arborcast.synth.chunks.problem.time_reversal import IMAGES
-from arborcast.synth.chunks.sums.compositions import parts_of
 from arborcast.synth.chunks.sums.points import Point
 from arborcast.synth.cli.description import grid_document
 from arborcast.synth.errors import InputError
@@ -97,11 +96,7 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
             draw_steps(point.schedule, path.with_suffix(".svg"))
         entry["file"] = str(path)
         limits = [limit_to_document(limit, frontier.topology, mirrored=mirrored) for limit in point.bounds]
-        halves = [
-            limit_to_document(limit, frontier.topology, mirrored=part.kind in IMAGES)
-            for part, limit in zip(parts_of(frontier.collective), point.halves, strict=False)
-        ]
-        certified.append({**entry, "file": path.name, "certificates": limits, "halves": halves})
+        certified.append({**entry, "file": path.name, "certificates": limits})
     title = f"{frontier.topology.name} {frontier.collective.kind}"
     draw_frontier(frontier, folder / PICTURE, title=title)
     limits = [

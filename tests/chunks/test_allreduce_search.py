@@ -16,17 +16,20 @@ from arborcast import synth
 from arborcast.backends import lower
 from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StaticLimit
-from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
+from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.curve import FrontierOptions
 from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.limit_documents import limit_to_document
-from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Unknown
 from arborcast.synth.chunks.problem.symmetry import subgroups
-from arborcast.synth.chunks.sums.compositions import compositions, meetings, parts_of
+from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
+from arborcast.synth.chunks.sums.links import met_on_links
+from arborcast.synth.chunks.sums.optimum import THOROUGH, sum_optimum
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
-from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE
+from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE, MEETINGS_ON_LINKS
 from arborcast.synth.chunks.sums.search import fewest_search, fewest_sum_search, spread_search, sum_search
+from arborcast.synth.chunks.sums.searcher import SumSearcher
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -234,6 +237,17 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
             assert not isinstance(sum_search(instance).run(300), Feasible)
 
 
+def test_few_chunks_are_looked_for_where_what_is_known_attains_the_limit() -> None:
+    """Six GPUs of a DGX-1: allreduces that meet in cores reach R/C 1/2 in five steps with 60 chunks."""
+    fabric = load("dgx1").subset(range(6))
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    with SolverProcess() as child:
+        child.start()
+        searcher = SumSearcher(problem, 0, Deadline(), child, None)
+        found = sum_optimum(searcher, 5, None, Fraction(5, 9), lambda: Fraction(1, 2), THOROUGH)
+    assert (found.chunks, found.ratio, found.least) == (10, Fraction(1, 2), Fraction(1, 2))
+
+
 @pytest.mark.parametrize(("spec", "steps", "any_kind", "sums"), [("ring:4", 2, 8, 8), ("ring:5", 3, 11, 12)])
 def test_the_fewest_messages(spec: str, steps: int, any_kind: int, sums: int) -> None:
     fabric = load(spec)
@@ -393,27 +407,6 @@ def test_a_limit_by_flows_is_not_rounded_up_to_a_number_of_messages() -> None:
     assert limits[4].ratio == Fraction(5, 9)
 
 
-def test_the_compositions_of_dgx1() -> None:
-    # (2, 2, 3) before (6, 3, 7): C = 6 per rank, R = 9 + 7, which lies between the two of SCCL's paper.
-    fabric = load("dgx1")
-    collective = Collective.on(fabric, "allreduce")
-    found = compositions(
-        fabric, collective, bounds.bound(fabric, collective), 6, FrontierOptions(cache=False), Deadline()
-    )
-    best = {
-        (len(c.schedule.chunks), c.schedule.steps, sum(c.schedule.rounds or ())) for c in found if c.is_least
-    }
-    assert best == {(16, 4, 6), (48, 5, 16), (48, 6, 14)}
-    assert all("among their compositions" in each.proof for each in found)
-    for part, limit in zip(parts_of(collective), found[-1].halves, strict=True):
-        assert isinstance(limit.certificate, StaticLimit)
-        assert static_ratio(fabric, part, limit.certificate.bound) == limit.ratio
-    shorter = compositions(
-        fabric, collective, bounds.bound(fabric, collective), 5, FrontierOptions(cache=False), Deadline()
-    )
-    assert {each.schedule.steps for each in shorter} == {4, 5}
-
-
 @pytest.mark.parametrize(
     ("spec", "size"), [("dgx1", (48, 5, 14)), ("ring:4", (4, 3, 3)), ("hypercube:3", (12, 5, 7))]
 )
@@ -422,7 +415,7 @@ def test_chunks_that_meet_on_links_load_them_least(spec: str, size: tuple[int, i
     fabric = load(spec)
     collective = Collective.on(fabric, "allreduce")
     limit = bounds.bound(fabric, collective)
-    found = meetings(fabric, collective, limit, size[1], FrontierOptions(cache=False), Deadline())
+    found = met_on_links(fabric, collective, limit, size[1], FrontierOptions(cache=False), Deadline())
     best = found[-1].schedule
     assert (len(best.chunks), best.steps, sum(best.rounds or ())) == size
     assert len(best.transfers) == size[0] * 2 * (fabric.ranks - 1)
@@ -434,18 +427,15 @@ def test_where_links_differ_both_ways_nothing_meets_on_them() -> None:
     for fabric in (load("star:4"), load("full:2")):
         collective = Collective.on(fabric, "allreduce")
         limit = bounds.bound(fabric, collective)
-        assert meetings(fabric, collective, limit, 9, FrontierOptions(cache=False), Deadline()) == ()
+        assert met_on_links(fabric, collective, limit, 9, FrontierOptions(cache=False), Deadline()) == []
 
 
-def test_a_composition_says_its_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*_: object, **__: object) -> object:
-        from arborcast.synth.chunks.problem.outcome import Unknown
-
-        return Unknown()
-
-    monkeypatch.setattr("arborcast.synth.chunks.sums.searcher.SumSearcher.search", nothing)
-    monkeypatch.setattr("arborcast.synth.chunks.sums.frontier.meetings", lambda *_: ())
+def test_what_meets_says_so_and_stands_beside_the_limit_of_every_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("arborcast.synth.chunks.sums.searcher.SumSearcher.search", lambda *_, **__: Unknown())
     found = frontier("ring:4", max_steps=6)
-    assert found.points and all(point.scope == COMPOSITIONS and not point.is_proved for point in found.points)
+    assert [point.restriction for point in found.points] == [MEETINGS_ON_LINKS]
+    assert all(point.scope == EVERY_SCHEDULE and not point.is_proved for point in found.points)
     assert not found.complete and found.open_steps[:2] == (2, 3)
-    assert all(point.halves and point.proof.startswith("over every schedule") for point in found.points)
+    assert all(point.proof.startswith("found among allreduces that meet on links") for point in found.points)

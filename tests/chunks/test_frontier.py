@@ -12,20 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
-from arborcast.synth.certificate import Bound
-from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
+from arborcast.synth.chunks.bounds.certificate import StaticLimit
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
-from arborcast.synth.chunks.curve import Curve
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
 from arborcast.synth.chunks.encodings.sat import sat_search
 from arborcast.synth.chunks.frontier import Frontier, latency_of, pareto
-from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Feasible, Instance
-from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import mirrored
-from arborcast.synth.chunks.sums.compositions import limits_together
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import InfeasibleError, InputError
@@ -71,34 +66,6 @@ def test_the_complete_frontiers_of_dgx1(kind: str, expected: list[tuple[int, int
     assert found.complete and found.why_stopped == "the limit of any number of steps is attained"
     assert all(point.is_proved for point in found.points)
     check(found)
-
-
-def curve(ratio: Fraction, points: dict[int, int], limits: dict[int, Fraction]) -> Curve:
-    """Settled points with so many chunks in so many steps, at the limits."""
-    static = StepBound(1, ratio, StaticLimit(Bound.__new__(Bound)))
-    proved = {steps: StepBound(steps, least, static.certificate) for steps, least in limits.items()}
-    optima = (
-        StepOptimum(
-            proved[steps],
-            chunks,
-            ChunkPlan((*[1] * (steps - 1), int(limits[steps] * chunks) - steps + 1), ()),
-            "scripted",
-        )
-        for steps, chunks in points.items()
-    )
-    return Curve(tuple(optima), static, proved, (), True, "scripted", False)
-
-
-def test_a_composition_is_proved_by_every_division_of_its_steps() -> None:
-    one = Fraction(1)
-    known = curve(one, {2: 2, 3: 3}, {2: 2 * one, 3: one})
-    # 2 + 3 or 3 + 2 steps: R/C 2 + 1, with 6 chunks by joining, though 3 might do for both.
-    assert limits_together([known, known], 5) == (3 * one, 3)
-    # What is open in 3 steps of one half might make 2 + 3 better than 3 + 2, and with any C.
-    half_open = curve(one, {2: 2}, {2: 2 * one, 3: one / 2})
-    assert limits_together([known, half_open], 5) == (one * 5 / 2, 2)
-    # Beyond what was looked at only the static limit is known.
-    assert limits_together([known, known], 7)[0] == 2 * one
 
 
 BROADCAST = [(2, 2, 2), (22, 3, 9), (13, 4, 4), (19, 5, 5), (25, 6, 6), (31, 7, 7), (37, 8, 8)]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth import bounds
 from arborcast.synth.chunks.problem.symmetry import problem_group
-from arborcast.synth.chunks.sums.compositions import static_ratio
 from arborcast.synth.chunks.sums.cores import Core, boxes_of, cores_of, rails_of
+from arborcast.synth.chunks.sums.halves import static_ratio
 from arborcast.synth.chunks.sums.instance import sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.meeting import Meetings
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
@@ -23,6 +23,8 @@ from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.support.strategies import topologies
+
+SIX = load("dgx1").subset(range(6))
 
 
 def met(fabric: Topology, steps: int) -> tuple[Schedule, Fraction, float] | None:
@@ -109,3 +111,19 @@ def test_both_orders_are_mixed(spec: str, steps: int, ratio: Fraction) -> None:
     found = met(load(spec), steps)
     assert found is not None and found[1] == ratio
     assert synth.verify(found[0]).correct
+
+
+@pytest.mark.parametrize(
+    ("steps", "size"),
+    [
+        # Ten messages a chunk, to a rank in the middle and back: what flows prove of 4 steps.
+        (4, (18, 4, 10)),
+        (6, (102, 6, 48)),
+    ],
+)
+def test_few_chunks_attain_what_a_mixture_promises(steps: int, size: tuple[int, int, int]) -> None:
+    meeting = Meetings(sum_problem(SIX, Collective.on(SIX, "allreduce")))
+    mixture = meeting.mixture(steps, Fraction(2, 5), Deadline())
+    assert mixture is not None and mixture.ratio == pytest.approx(size[2] / size[0])
+    chunks, plan = meeting.plan(mixture, steps)
+    assert (chunks, len(plan.rounds), sum(plan.rounds)) == size

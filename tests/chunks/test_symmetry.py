@@ -13,7 +13,6 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import (
     LARGEST_GROUP,
-    orbits_of_roots,
     problem_group,
     useful_groups,
 )
@@ -245,14 +244,6 @@ def test_the_group_of_a_problem_has_few_orbits_of_links(spec: str, kind: str, or
     assert len(least) <= orbits
 
 
-def test_orbits_of_roots() -> None:
-    assert orbits_of_roots(load("dgx1")) == ((0, 1, 4, 5), (2, 3, 6, 7))
-    assert orbits_of_roots(load("dgx1-p100")) == (tuple(range(8)),)
-    assert orbits_of_roots(load("mesh:3x4")) == ((0, 3, 8, 11), (1, 2, 9, 10), (4, 7), (5, 6))
-    assert orbits_of_roots(load("star:4")) == ((0, 1, 2, 3),)
-
-
 def test_latencies_do_not_matter_to_chunks() -> None:
     topology = Topology.build("pair", 2, [Link(0, 1, 1, 5), Link(1, 0, 1)])
-    assert orbits_of_roots(topology) == ((0, 1),)
     assert len(problem_group(ChunkProblem.of(topology, Collective.on(topology, "allgather")))) == 2

@@ -21,7 +21,6 @@ from arborcast.synth.chunks.trees.plan import (
     plan_of,
     rounded_packing,
 )
-from arborcast.synth.chunks.trees.rounding import RoundedTrees
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -144,8 +143,6 @@ def test_a_plan_with_another_number_of_chunks(fabric: Topology, chunks: int) -> 
     assert problem.latency is not None
     packed = tree_bound(problem, problem.latency, deadline=Deadline())
     rounded = rounded_packing(problem, packed)
-    plan = rounded.plan(3)
-    other = RoundedTrees.of_plan(problem, 3, plan).plan(chunks)
-    assert RoundedTrees.of_plan(problem, 3, plan).plan(3).rounds == plan.rounds
-    replay(problem, chunks, other)
-    assert sum(other.rounds) >= packed.bound.ratio * chunks
+    plan = rounded.plan(chunks)
+    replay(problem, chunks, plan)
+    assert sum(plan.rounds) >= packed.bound.ratio * chunks

@@ -14,7 +14,7 @@ from arborcast.backends.programs.as_schedule import as_schedule
 from arborcast.backends.programs.exporting.export import export_program, rounded
 from arborcast.backends.programs.interpreter import interpret_all
 from arborcast.backends.programs.msccl.reader import read
-from arborcast.backends.programs.msccl.writer import COLLECTIVES, file_steps, write
+from arborcast.backends.programs.msccl.writer import KINDS, file_steps, write
 from arborcast.backends.programs.program import ProgramError, Protocol
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Method, Transfer
@@ -23,7 +23,7 @@ from arborcast.topologies import load
 from tests.support.strategies import topologies
 
 
-@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_exports_move_every_element_where_it_belongs(kind: Kind) -> None:
     for spec, protocol in (("ring:4", Protocol.SIMPLE), ("star:3", Protocol.LL)):
         for in_place in (True, False):
@@ -34,7 +34,7 @@ def test_exports_move_every_element_where_it_belongs(kind: Kind) -> None:
 @settings(max_examples=60)
 @given(
     topologies(max_ranks=5, max_bandwidth=3),
-    st.sampled_from(list(COLLECTIVES)),
+    st.sampled_from(list(KINDS)),
     st.sampled_from([Protocol.SIMPLE, Protocol.LL]),
     st.booleans(),
 )

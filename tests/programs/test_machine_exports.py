@@ -12,16 +12,17 @@ from arborcast import topologies
 from arborcast.backends.programs import chakra, goal, mscclpp, nccl_graph, sccl
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.export import export_program, in_units
-from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
+from arborcast.backends.programs.exporting.one_sided import export_one_sided
 from arborcast.backends.programs.folder import usual_units
 from arborcast.backends.programs.interpreter import interpret, interpret_all
 from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.reader import read
-from arborcast.backends.programs.msccl.writer import COLLECTIVES, write
+from arborcast.backends.programs.msccl.writer import write
+from arborcast.backends.programs.mscclpp.writer import KINDS
 from arborcast.backends.programs.program import Protocol
 from arborcast.synth import verify
 from arborcast.synth.api import approach
-from arborcast.synth.collective import TREE_KINDS, Kind
+from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
@@ -74,7 +75,7 @@ cases = (st.deferred(lambda: st.sampled_from(machines())), st.sampled_from(SIZES
 
 @pytest.mark.long
 @asked
-@given(*cases, st.sampled_from(list(COLLECTIVES)), st.sampled_from(["msccl", "mscclpp"]), st.booleans())
+@given(*cases, st.sampled_from(list(NAMED_KINDS)), st.sampled_from(["msccl", "mscclpp"]), st.booleans())
 def test_what_runtimes_get_is_right(
     spec: str, size: tuple[int, Protocol], kind: Kind, runtime: str, in_place: bool
 ) -> None:
@@ -100,7 +101,7 @@ def test_what_runtimes_get_is_right(
 
 @pytest.mark.long
 @asked
-@given(*cases, st.sampled_from(list(COLLECTIVES)))
+@given(*cases, st.sampled_from(list(NAMED_KINDS)))
 def test_what_simulators_get_is_written(spec: str, size: tuple[int, Protocol], kind: Kind) -> None:
     schedule = selected(spec, kind, size[0])
     if schedule is None:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.backends.programs.as_schedule import as_schedule
 from arborcast.backends.programs.checking.check import check_program
-from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
+from arborcast.backends.programs.exporting.one_sided import export_one_sided
 from arborcast.backends.programs.interpreter import interpret
 from arborcast.backends.programs.mscclpp import limits, read, write
+from arborcast.backends.programs.mscclpp.writer import KINDS
 from arborcast.backends.programs.program import (
     Barrier,
     Flush,

@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from arborcast.backends.programs.checking.check import check_program
-from arborcast.backends.programs.exporting.one_sided import KINDS, export_one_sided
+from arborcast.backends.programs.exporting.one_sided import export_one_sided
 from arborcast.backends.programs.interpreter import interpret
+from arborcast.backends.programs.mscclpp.writer import KINDS
 from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol
 from arborcast.synth import solve
 from arborcast.synth.collective import Kind

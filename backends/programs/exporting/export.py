@@ -19,7 +19,7 @@ from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.blocks import thread_blocks
 from arborcast.backends.programs.exporting.logical import Action, Ranks
 from arborcast.backends.programs.limits import MSCCL
-from arborcast.backends.programs.msccl.writer import COLLECTIVES, elements_of, file_steps
+from arborcast.backends.programs.msccl.writer import KINDS, elements_of, file_steps
 from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol, RankPart
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
@@ -56,7 +56,7 @@ def export_program(
     Raises:
         ProgramError: MSCCL has no such collective, or the schedule does not fit: which limit, by how much.
     """
-    check_schedule(schedule, COLLECTIVES, "MSCCL")
+    check_schedule(schedule, KINDS, "MSCCL")
     if schedule.uses_switches:
         raise ProgramError("MSCCL has no switches that add or multicast; solve with --no-in-network")
     explicit, units = in_units(schedule, chunks)
@@ -255,18 +255,10 @@ def _over(draft: GlobalProgram, ranks: Ranks, channels: int, *, pair: bool) -> G
     def channel_of(action: Action) -> int:
         return action.piece.chunk % channels
 
-    layout = ranks.layout
     parts = []
     for rank, actions in enumerate(ranks.actions):
         blocks, scratch = thread_blocks(actions, channel_of, pair=pair)
-        given, wanted = layout.input_elements(rank), layout.output_elements(rank)
-        if layout.in_place(rank):
-            given = wanted
-        if draft.kind is Kind.BROADCAST:
-            given = wanted = layout.count
-        if draft.kind is Kind.REDUCE:
-            given = wanted = layout.count
-        parts.append(RankPart(blocks, given, wanted, scratch))
+        parts.append(RankPart(blocks, *ranks.buffers(rank), scratch))
     return replace(draft, parts=tuple(parts), channels=channels)
 
 
@@ -274,14 +266,14 @@ def _beyond(program: GlobalProgram) -> Iterator[str]:
     """What does not fit, and by how much."""
     for rank, part in enumerate(program.parts):
         steps = max((file_steps(block) for block in part.blocks), default=0)
-        if steps > MSCCL.steps:
-            yield f"rank {rank} has a block of {steps} steps, {steps - MSCCL.steps} beyond {MSCCL.steps}"
-        if len(part.blocks) > MSCCL.blocks:
-            blocks = len(part.blocks)
-            yield f"rank {rank} has {blocks} thread blocks, {blocks - MSCCL.blocks} beyond {MSCCL.blocks}"
-        elements = elements_of(part, program.ranks)
-        if elements > MSCCL.elements:
-            yield f"rank {rank} has {elements} elements, {elements - MSCCL.elements} beyond {MSCCL.elements}"
-        scratch = part.scratch_chunks
-        if scratch > MSCCL.offset:
-            yield f"rank {rank} needs {scratch} chunks of scratch, offsets go to {MSCCL.offset}"
+        yield from excess(f"rank {rank} has a block of", steps, "steps", MSCCL.steps)
+        yield from excess(f"rank {rank} has", len(part.blocks), "thread blocks", MSCCL.blocks)
+        yield from excess(f"rank {rank} has", elements_of(part, program.ranks), "elements", MSCCL.elements)
+        if part.scratch_chunks > MSCCL.offset:
+            yield f"rank {rank} needs {part.scratch_chunks} chunks of scratch, offsets go to {MSCCL.offset}"
+
+
+def excess(holder: str, count: int, what: str, most: int) -> Iterator[str]:
+    """How much somebody has beyond a limit, if there is too much."""
+    if count > most:
+        yield f"{holder} {count} {what}, {count - most} beyond {most}"

@@ -102,6 +102,13 @@ class Ranks:
         for rank, piece, source, target in self._late:
             self._do(Action(rank, piece, schedule.steps, None, False, source, target), source, target)
 
+    def buffers(self, rank: int) -> tuple[int, int]:
+        """Chunks of the input and of the output of a rank."""
+        wanted = self.layout.output_elements(rank)
+        if self._kind in {Kind.BROADCAST, Kind.REDUCE}:
+            return self.layout.count, self.layout.count
+        return wanted if self.layout.in_place(rank) else self.layout.input_elements(rank), wanted
+
     def _send(self, rank: int, peer: int, step: int, piece: Piece) -> None:
         home = self._home(rank, piece)
         assert home is not None, "a verified schedule sends what is there"

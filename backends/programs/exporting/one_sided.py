@@ -26,6 +26,7 @@ from arborcast.backends.programs.exporting.blocks import thread_blocks
 from arborcast.backends.programs.exporting.export import (
     check_schedule,
     draft_of,
+    excess,
     first_correct,
     in_units,
     over_channels,
@@ -33,6 +34,7 @@ from arborcast.backends.programs.exporting.export import (
 from arborcast.backends.programs.exporting.logical import Ranks
 from arborcast.backends.programs.exporting.switches import BLOCKS, switch_program
 from arborcast.backends.programs.mscclpp import limits
+from arborcast.backends.programs.mscclpp.writer import KINDS
 from arborcast.backends.programs.program import (
     Acquire,
     Code,
@@ -56,9 +58,6 @@ from arborcast.backends.programs.program import (
 from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule
-
-KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
-"""Those whose buffers are the same on all ranks: MSCCL++ divides by their chunks."""
 
 MOST_CHUNKS = 1 << 20
 _MOST_CHANNELS = 32
@@ -207,18 +206,11 @@ def _within_limits(
 def _beyond(program: GlobalProgram) -> Iterator[str]:
     """What does not fit, and by how much."""
     for rank, part in enumerate(program.parts):
-        if len(part.blocks) > limits.BLOCKS:
-            over = len(part.blocks) - limits.BLOCKS
-            yield f"rank {rank} has {len(part.blocks)} thread blocks, {over} beyond {limits.BLOCKS}"
+        yield from excess(f"rank {rank} has", len(part.blocks), "thread blocks", limits.BLOCKS)
+        held = f"rank {rank} has a block of"
         for block in part.blocks:
-            if len(block.operations) > limits.OPERATIONS:
-                over = len(block.operations) - limits.OPERATIONS
-                held = f"rank {rank} has a block of {len(block.operations)} operations"
-                yield f"{held}, {over} beyond {limits.OPERATIONS}"
-            if len(block.connections) > limits.CHANNELS:
-                over = len(block.connections) - limits.CHANNELS
-                held = f"rank {rank} has a block of {len(block.connections)} connections"
-                yield f"{held}, {over} beyond {limits.CHANNELS}"
+            yield from excess(held, len(block.operations), "operations", limits.OPERATIONS)
+            yield from excess(held, len(block.connections), "connections", limits.CHANNELS)
 
 
 @dataclass(slots=True)
@@ -365,16 +357,9 @@ class _Translation:
             for at, step in enumerate(self._steps(rank, number)):
                 place = rank, number, at
                 self._step(step, place, seats[self._seat(place)], semaphores)
-        layout = self._ranks.layout
-        given, wanted = layout.input_elements(rank), layout.output_elements(rank)
-        if layout.in_place(rank):
-            given = wanted
-        if self._draft.kind in {Kind.BROADCAST, Kind.REDUCE}:
-            given = wanted = layout.count
         return RankPart(
             tuple(self._block(seat) for seat in seats.values()),
-            given,
-            wanted,
+            *self._ranks.buffers(rank),
             self._slots[rank],
             (0,) * self._semaphore_count,
         )

@@ -25,6 +25,7 @@ from arborcast.backends.programs.program import (
     Span,
     Step,
     ThreadBlock,
+    plain_name,
 )
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -129,7 +130,7 @@ class _Reader:
                     f"coll must be a known collective, got {shorten(name)}; --collective says what it is"
                 )
             return self._kind
-        if name != kind.value.replace("-", ""):
+        if name != plain_name(kind):
             self.notes.append(
                 f"algo: coll {shorten(name)}: MSCCL's executor and RCCL write {kind.value.replace('-', '')}"
             )

@@ -17,20 +17,12 @@ from arborcast.backends.programs.program import (
     Span,
     Step,
     ThreadBlock,
+    plain_name,
 )
-from arborcast.synth.collective import Kind
+from arborcast.synth.collective import NAMED_KINDS, Kind
 
-COLLECTIVES = {
-    Kind.BROADCAST: "broadcast",
-    Kind.REDUCE: "reduce",
-    Kind.ALLGATHER: "allgather",
-    Kind.REDUCE_SCATTER: "reducescatter",
-    Kind.ALLREDUCE: "allreduce",
-    Kind.GATHER: "gather",
-    Kind.SCATTER: "scatter",
-    Kind.ALLTOALL: "alltoall",
-}
-"""What MSCCL calls the kinds that it knows."""
+KINDS = NAMED_KINDS
+"""Those that MSCCL knows."""
 
 
 def chunks_per_loop(program: GlobalProgram) -> int:
@@ -45,8 +37,8 @@ def write(program: GlobalProgram) -> str:
     Raises:
         ProgramError: the collective has no name there, or an operation is not two-sided.
     """
-    if program.kind not in COLLECTIVES:
-        raise ProgramError(f"{program.kind}: MSCCL knows {', '.join(COLLECTIVES)}")
+    if program.kind not in KINDS:
+        raise ProgramError(f"{program.kind}: MSCCL knows {', '.join(KINDS)}")
     return "\n".join([*_lines(program), ""])
 
 
@@ -62,7 +54,7 @@ def _lines(program: GlobalProgram) -> Iterator[str]:
         nchannels=program.channels,
         nchunksperloop=chunks_per_loop(program),
         ngpus=program.ranks,
-        coll=COLLECTIVES[program.kind],
+        coll=plain_name(program.kind),
         inplace=int(program.in_place),
         outofplace=int(program.out_of_place),
         minBytes=program.least_bytes,

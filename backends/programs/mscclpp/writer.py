@@ -28,20 +28,14 @@ from arborcast.backends.programs.program import (
     Synchronize,
     ThreadBlock,
     Wait,
+    plain_name,
 )
 from arborcast.synth.collective import Kind
 
 Entry: TypeAlias = dict[str, Any]
 
-COLLECTIVES = {
-    Kind.BROADCAST: "broadcast",
-    Kind.REDUCE: "reduce",
-    Kind.ALLGATHER: "allgather",
-    Kind.REDUCE_SCATTER: "reducescatter",
-    Kind.ALLREDUCE: "allreduce",
-    Kind.ALLTOALL: "alltoall",
-}
-"""What plans call the kinds; of these the executor itself looks at allgather alone."""
+KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
+"""Those whose buffers are the same on all ranks, as MSCCL++ divides by their chunks."""
 
 _NO_LIMIT = (1 << 64) - 1
 
@@ -52,11 +46,11 @@ def write(program: GlobalProgram) -> str:
     Raises:
         ProgramError: the collective has no name there, or the executor has no operation for something.
     """
-    if program.kind not in COLLECTIVES:
-        raise ProgramError(f"{program.kind}: MSCCL++ plans do {', '.join(COLLECTIVES)}")
+    if program.kind not in KINDS:
+        raise ProgramError(f"{program.kind}: MSCCL++ plans do {', '.join(KINDS)}")
     plan = {
         "name": program.name,
-        "collective": COLLECTIVES[program.kind],
+        "collective": plain_name(program.kind),  # of these the executor itself looks at allgather alone
         "protocol": str(Protocol.SIMPLE if program.protocol is Protocol.SIMPLE else Protocol.LL),
         "inplace": program.in_place,
         "reuse_resources": False,

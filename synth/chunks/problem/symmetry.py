@@ -21,8 +21,8 @@ from arborcast.synth.chunks.problem.demand_action import DemandAction
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.symmetry.automorphisms import Automorphisms, automorphisms_of
-from arborcast.synth.symmetry.permutations import closure, compose, extended, identity, inverse, orbits
-from arborcast.synth.topology import Permutation, Topology
+from arborcast.synth.symmetry.permutations import closure, compose, extended, identity, inverse
+from arborcast.synth.topology import Permutation
 
 LARGEST_GROUP = 128
 """Elements up to which a group is tried: what a larger one would save, its bookkeeping costs."""
@@ -131,11 +131,6 @@ def small_subgroups(group: Group, limit: int) -> tuple[Group, ...]:
                 frozenset(compose(compose(by, each), inverse(by)) for each in elements) for by in group
             )
     return tuple(found)
-
-
-def orbits_of_roots(topology: Topology) -> tuple[tuple[int, ...], ...]:
-    """The ranks divided into those that are alike as roots, each orbit in ascending order."""
-    return orbits(range(topology.ranks), automorphisms_of(topology, latencies=False).generators)
 
 
 def _automorphisms(problem: ChunkProblem, action: DemandAction) -> Automorphisms:

@@ -14,7 +14,6 @@ from fractions import Fraction
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError
@@ -83,18 +82,6 @@ def allreduce_of(
         scattered.chunks,
         (*scattered.transfers, *later),
         (*scattered.rounds, *gathered.rounds),
-    )
-
-
-def repeated(plan: ChunkPlan, times: int) -> ChunkPlan:
-    """The plan with every chunk divided into so many, and every step so many times as long."""
-    return ChunkPlan(
-        tuple(rounds * times for rounds in plan.rounds),
-        tuple(
-            ChunkSend(send.demand, send.chunk * times + part, send.route, send.step)
-            for send in plan.sends
-            for part in range(times)
-        ),
     )
 
 

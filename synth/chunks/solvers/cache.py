@@ -287,13 +287,8 @@ def _digest(document: object) -> str:
 
 @cache
 def _solver_versions() -> dict[str, str]:
-    versions = {}
-    for name in (encoding.package for encoding in ENCODINGS.values()):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "none"
-    return versions
+    packages = [encoding.package for encoding in ENCODINGS.values()]
+    return {package: importlib.metadata.version(package) for package in packages}
 
 
 @cache

@@ -1,7 +1,8 @@
-"""The frontier of an allreduce: searched as it is, and composed where that finds nothing better.
+"""The frontier of an allreduce: searched as it is, and hierarchical where that finds nothing better.
 
-Limits and proofs are over every schedule. Compositions of a reduce-scatter and an allgather are worked out
-when the first number of steps stays open, and stand where they beat what else was found.
+Limits and proofs are over every schedule. Allreduces that meet on links and in cores are worked out when the
+first number of steps stays open, of many ranks before anything else, and stand where they beat what else was
+found.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import SolverProcess
 from arborcast.synth.chunks.step_optimum import is_large
-from arborcast.synth.chunks.sums.compositions import Composition, compositions, meetings, static_ratio
+from arborcast.synth.chunks.sums.halves import static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
-from arborcast.synth.chunks.sums.meeting import Meetings
+from arborcast.synth.chunks.sums.links import met_on_links
+from arborcast.synth.chunks.sums.meeting import MOST_SENDS, Meetings
 from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
 from arborcast.synth.chunks.sums.points import (
-    COMPOSITIONS,
-    EVERY_SCHEDULE,
     MEETINGS,
     Point,
+    RestrictedSchedule,
     TracedPoints,
     point_method,
     point_of,
 )
 from arborcast.synth.chunks.sums.searcher import SumSearcher
+from arborcast.synth.chunks.trees.plan import MOST_NEAR
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
@@ -98,8 +100,7 @@ class _Tracing:
         cache = ChunkCache() if options.cache else None
         self._searcher = SumSearcher(self._problem, options.seed, deadline, child, cache)
         self._ratio = static_ratio(topology, collective, limit)
-        self._composed: Sequence[Composition] | None = None
-        self._met: list[Composition] = []
+        self._met: list[RestrictedSchedule] | None = None
         self._flows: dict[int, StepBound] = {}
         self._cut_short = False
 
@@ -110,8 +111,9 @@ class _Tracing:
         why = f"no more than {self._last} steps were looked at"
         timed_out = False
         if is_large(self._problem):
-            self._meet(range(latency, self._last + 1))  # before what may take all of the time
-            self._composition(self._last)
+            self._searcher.deadline = self._deadline.share(4)
+            self._add_limits(range(latency, self._last + 1))
+            self._met = self._meet()  # before what may take all of the time
             self._searcher.deadline = self._deadline.share(2)
             self._add_limits(range(latency, self._last + 1))  # those for which there was no time before
         for steps in range(latency, self._last + 1):
@@ -131,7 +133,7 @@ class _Tracing:
                 why = enough
                 break
         if timed_out:
-            self._add_later_compositions()
+            self._add_later()
         complete = not self.open_steps and self._best == self._ratio
         complete = complete and self._limit.scope is Scope.EVERY_SCHEDULE
         return TracedPoints(tuple(self.points), complete, why, tuple(self.open_steps), timed_out, self.limits)
@@ -141,7 +143,7 @@ class _Tracing:
         return self.points[-1].ratio if self.points else None
 
     def _optimum(self, steps: int) -> SumOptimum:
-        """What is known of so many steps; most of the time is left for compositions and more steps."""
+        """What is known of so many steps; most of the time is left for meetings and more steps."""
         self._searcher.deadline = self._deadline.share(3)
         static = None
         if self._limit.scope is Scope.EVERY_SCHEDULE:
@@ -152,40 +154,46 @@ class _Tracing:
             return SumOptimum(static)
 
         def known() -> Fraction | None:
-            composed = self._composition(steps)
+            met = self._met_in(steps)
             if self._cut_short:  # what is found then depends on the machine, and must not be kept
-                raise TimedOutError("compositions were cut short")
-            return None if composed is None else composed.ratio
+                raise TimedOutError("the search for meetings was cut short")
+            return None if met is None else met.ratio
 
         return cached_optimum(self._searcher, steps, static, self._best, known, proofs=self._options.proofs)
 
-    def _meet(self, every: Sequence[int]) -> None:
-        """Limits, in a quarter of the time, and schedules that meet in cores of each number of steps."""
-        self._searcher.deadline = self._deadline.share(4)
-        self._add_limits(every)
+    def _meet(self) -> list[RestrictedSchedule]:
+        """Schedules that meet on links and in cores, of each number of steps that brings a smaller R/C."""
+        on_links = self._deadline.share(4)
+        asked = self._topology, self._collective, self._limit, self._last, self._options
+        found = met_on_links(*asked, on_links)
+        self._cut_short |= on_links.has_passed
         meeting = Meetings(self._problem)
-        best: Fraction | None = None
+        every = range(meeting.fewest_steps, self._last + 1)
         for index, steps in enumerate(every):
-            if steps < meeting.fewest_steps:
-                continue
-            if self._met and self._deadline.has_passed:
+            best = min((each.ratio for each in found if each.schedule.steps <= steps), default=None)
+            if best == self._ratio:
+                break
+            if found and self._deadline.has_passed:
                 self._cut_short = True
                 break
             share = self._deadline.share(2 * (len(every) - index))
             mixture = meeting.mixture(steps, self._ratio, share)
             assert mixture is not None, "so many steps are enough"
-            if best is not None and mixture.ratio >= best:
-                continue
-            chunks, plan = meeting.plan(mixture, steps, deadline=share)
+            if best is None or mixture.ratio < best:
+                chunks, plan = meeting.plan(mixture, steps, self._most_sends, deadline=share)
+                ratio = Fraction(sum(plan.rounds), chunks)
+                if best is None or ratio < best:
+                    found.append(RestrictedSchedule(self._schedule(chunks, plan), ratio, MEETINGS))
+                    self._tell(steps, ratio)
             self._cut_short |= share.has_passed
-            ratio = Fraction(sum(plan.rounds), chunks)
-            if best is None or ratio < best:
-                best = ratio
-                schedule = self._schedule(chunks, plan)
-                self._met.append(Composition(schedule, ratio, False, f"found among {MEETINGS}", (), MEETINGS))
-                self._tell(steps, ratio)
-            if best == self._ratio:
-                break
+        return found
+
+    @property
+    def _most_sends(self) -> int:
+        """Of a schedule that meets in cores: of few ranks, and where rates are rounded, it shall be short."""
+        if is_large(self._problem) and self._options.slack is None:
+            return MOST_SENDS
+        return MOST_NEAR * 2 * len(self._collective.ranks) ** 2
 
     def _tell(self, steps: int, ratio: Fraction) -> None:
         least = max(self._least(steps), Fraction(0))
@@ -216,37 +224,28 @@ class _Tracing:
     def _better(self, steps: int, optimum: SumOptimum) -> Point | None:
         """The best schedule of so many steps, if it has a smaller R/C than those of fewer."""
         if not optimum.is_settled and (self._best is None or optimum.least < self._best):
-            composed, below = self._composition(steps), optimum.ratio or self._best
-            if composed is not None and (below is None or composed.ratio < below):
-                return self._composed_point(composed, optimum)
+            met, below = self._met_in(steps), optimum.ratio or self._best
+            if met is not None and (below is None or met.ratio < below):
+                return self._met_point(met, optimum)
         if optimum.plan is None:
             return None
         return self._found_point(optimum)
 
-    def _composition(self, steps: int) -> Composition | None:
-        """The best composition of no more steps."""
-        if self._composed is None:
-            asked = self._topology, self._collective, self._limit, self._last, self._options
-            first, second = self._deadline.share(4), self._deadline.share(3 if self._met else 2)
-            self._composed = [*meetings(*asked, first), *compositions(*asked, second, self._met_in)]
-            self._cut_short |= first.has_passed or second.has_passed
-        in_time = [each for each in (*self._met, *self._composed) if each.schedule.steps <= steps]
+    def _met_in(self, steps: int) -> RestrictedSchedule | None:
+        """The best that meets on links or in cores, in no more steps."""
+        if self._met is None:
+            self._met = self._meet()
+        in_time = [each for each in self._met if each.schedule.steps <= steps]
         return min(in_time, key=lambda each: each.ratio, default=None)
 
-    def _met_in(self, steps: int) -> Fraction | None:
-        """The least R/C of what meets in cores in no more steps."""
-        return min((each.ratio for each in self._met if each.schedule.steps <= steps), default=None)
-
-    def _add_later_compositions(self) -> None:
-        """Compositions of more steps than there was time to look at."""
-        for each in sorted(
-            [*self._met, *(self._composed or ())], key=lambda each: (each.schedule.steps, each.ratio)
-        ):
+    def _add_later(self) -> None:
+        """What meets in more steps than there was time to look at."""
+        for each in sorted(self._met or (), key=lambda each: (each.schedule.steps, each.ratio)):
             if self._best is None or each.ratio < self._best:
                 limit = self.limits.get(each.schedule.steps)
                 if limit is None and self._limit.scope is Scope.EVERY_SCHEDULE:
                     limit = StepBound(each.schedule.steps, self._ratio, StaticLimit(self._limit))
-                self.points.append(self._composed_point(each, SumOptimum(limit)))
+                self.points.append(self._met_point(each, SumOptimum(limit)))
 
     def _found_point(self, optimum: SumOptimum) -> Point:
         assert optimum.plan is not None, "found"
@@ -263,17 +262,11 @@ class _Tracing:
             bound=self._limit,
         )
 
-    def _composed_point(self, composed: Composition, optimum: SumOptimum) -> Point:
-        schedule = composed.schedule
+    def _met_point(self, met: RestrictedSchedule, optimum: SumOptimum) -> Point:
+        schedule = met.schedule
         assert schedule.rounds is not None, "step-synchronous"
         attained = StepOptimum(optimum.limit, schedule.chunk_count, SumPlan(schedule.rounds, ()))
         point = point_of(attained, schedule)
         return replace(
-            point,
-            proof=f"over every schedule {point.proof}; {composed.proof}"
-            if composed.halves
-            else f"{composed.proof}; {point.proof}",
-            scope=COMPOSITIONS if composed.is_least else EVERY_SCHEDULE,
-            halves=composed.halves,
-            restriction=composed.restriction,
+            point, proof=f"found among {met.restriction}; {point.proof}", restriction=met.restriction
         )

@@ -6,8 +6,8 @@
 
 Every chunk is reduced along a forest to the ranks of a core (`synth.chunks.sums.cores`), these exchange what
 they have, and it is spread along a forest from them. A box that reduces, rails that exchange and the box
-again are one such way, rails first another; compositions of a reduce-scatter and an allgather are those that
-meet in single ranks, all at one time. Ways are mixed by a linear program over those found so far, whose
+again are one such way, rails first another; a reduce-scatter before an allgather is one that
+meets in single ranks, all at one time. Ways are mixed by a linear program over those found so far, whose
 prices say which are cheap (column generation). Cheap ways are found by insertion, so that no limit follows:
 that of every schedule stands beside what is found.
 """
@@ -20,19 +20,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations, permutations, takewhile
+from itertools import combinations, islice, permutations, takewhile
 from typing import TypeAlias
 
 import numpy as np
 
 from arborcast.synth.chunks.problem.instance import ChunkProblem, Route
-from arborcast.synth.chunks.problem.orbits import Group
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.sums.cores import Core, cores_of
 from arborcast.synth.chunks.sums.instance import SumOrbits, SumPlan, SumSend
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
+from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts, whole_numbers
 from arborcast.synth.collective import Demand
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import TimedOutError
@@ -47,6 +48,9 @@ QUICK_RUINS, LONG_RUINS = 20, 200
 
 LARGEST_GROUP = 64
 """Elements of the group that keeps the schedules: so many chunks are images of one."""
+
+TRIES = 5
+"""Numbers of chunks tried by an integer program, from the smallest that can have the R/C of a mixture."""
 
 BEST_TURNS = 3
 """Numbers of chunks at which rounded shares are improved, beside those halved from the most."""
@@ -137,14 +141,17 @@ class Meetings:
     ) -> tuple[int, SumPlan]:
         """A schedule of whole chunks along the ways of a mixture: C and the plan.
 
-        Shares are rounded to whole images of one chunk, of the fewest with which R/C is within `NEAR` of the
-        least that is found up to so many sends, or, of one image of each, more. After the deadline they are
-        rounded, and no better.
+        An integer program looks for few chunks with the R/C of the mixture. Where it finds none, shares are
+        rounded to whole images of one chunk, of the fewest with which R/C is within `NEAR` of the least that
+        is found up to so many sends, or, of one image of each, more. After the deadline they are rounded, and
+        no better.
         """
         rounding = _Rounding(self._whole, self.group, steps, mixture)
-        turns, counts = rounding.few(max(1, most_sends // (len(self.group) * rounding.sends)), deadline)
+        most = max(1, most_sends // (len(self.group) * rounding.sends))
+        exactly = self._whole_numbers(mixture, steps, most * len(self.group), deadline)
+        counts = rounding.few(most, deadline) if exactly is None else exactly
         used = [(way, count) for way, count in zip(mixture.ways, counts.tolist(), strict=True) if count]
-        chunks, rounds = turns * len(self.group), rounding.rounds(counts)
+        chunks, rounds = int(counts.sum()) * len(self.group), rounding.rounds(counts)
         # A schedule ends with a send.
         idle = steps - 1 - max(send.step for way, _ in used for send in way)
         ordered = sorted(
@@ -152,6 +159,23 @@ class Meetings:
             key=lambda send: (send.step, send.chunk, send.route),
         )
         return chunks, SumPlan((*rounds[steps - idle :], *rounds[: steps - idle]), tuple(ordered))
+
+    def _whole_numbers(self, mixture: Mixture, steps: int, most: int, deadline: Deadline) -> Ints | None:
+        """How many images of one chunk go along each way in a plan with the R/C of the mixture, if found."""
+        ratio = Fraction(mixture.ratio).limit_denominator(most)
+        if abs(float(ratio) - mixture.ratio) > _CLOSE:
+            return None
+        images = len(self.group)
+        counts = takewhile(lambda chunks: chunks <= most, admissible_chunk_counts(ratio, steps))
+        candidates = [(0, _timed(way)) for way in mixture.ways]
+        for chunks in islice((chunks for chunks in counts if chunks % images == 0), TRIES):
+            if deadline.has_passed:
+                break
+            orbits = ChunkOrbits(self._whole, chunks, self.group)
+            found = whole_numbers(orbits, steps, int(ratio * chunks), candidates, deadline=deadline)
+            if found is not None:
+                return np.array(found[0], dtype=np.int64)
+        return None
 
     def _orbits(self, chunks: int) -> SumOrbits:
         return SumOrbits(self.problem, chunks, self.group, (self.group[0],))
@@ -197,8 +221,8 @@ class _Rounding:
         lengths = np.array(list(map(len, mixture.ways)))
         self.sends = math.ceil(int(self._weights @ lengths) / _GRAIN)
 
-    def few(self, most: int, deadline: Deadline) -> tuple[int, Ints]:
-        """How many in all, up to `most`, and of each way."""
+    def few(self, most: int, deadline: Deadline) -> Ints:
+        """How many of each way, in all up to `most`."""
         looked_at = takewhile(lambda turns: turns == 1 or not deadline.has_passed, range(1, most + 1))
         rounded = sorted((self._cost(self._shared(turns)) / turns, turns) for turns in looked_at)
         tried = {most >> halved for halved in range(most.bit_length())}
@@ -206,8 +230,7 @@ class _Rounding:
         better = {turns: self._improved(self._shared(turns), deadline) for turns in sorted(tried)}
         ratios = {turns: Fraction(sum(self.rounds(counts)), turns) for turns, counts in better.items()}
         enough = min(ratios.values()) * (1 + NEAR)
-        turns = next(turns for turns, ratio in ratios.items() if ratio <= enough)
-        return turns, better[turns]
+        return next(better[turns] for turns, ratio in ratios.items() if ratio <= enough)
 
     def rounds(self, counts: Ints) -> tuple[int, ...]:
         """As long as the loads of each step need."""

@@ -143,9 +143,11 @@ class _SumSearch(StepSearch[SumPlan]):
         known = self._known()
         if known is not None:
             self._below = known if self._below is None else min(known, self._below)
-        if not self._is_of_interest(floor) or self._look_around(floor):
+        if self._is_of_interest(floor) and self._look_around(floor):
             return
-        if long != soon:
+        if known is not None and known <= floor and self._attempt(floor, self._budget.guess):
+            return  # in fewer chunks than what is known, it may be
+        if long != soon and (known is None or floor <= known):
             self._attempt(floor, long)
 
     def _in_time(self, part: int, task: Callable[[], Answer]) -> Answer | None:

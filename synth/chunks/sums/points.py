@@ -15,17 +15,14 @@ from arborcast.synth.schedule import Method, Schedule
 EVERY_SCHEDULE = "every schedule"
 """Whatever copies, and adds partial sums."""
 
-COMPOSITIONS = "compositions"
-"""A reduce-scatter followed by an allgather."""
-
 MEETINGS = "allreduces that meet in cores"
 """Hierarchies and others: see `synth.chunks.sums.meeting`."""
 
 MEETINGS_ON_LINKS = "allreduces that meet on links"
-"""All at one time: see `synth.chunks.sums.compositions.meetings`."""
+"""All at one time: see `synth.chunks.sums.links`."""
 
 ON_GRID = "at rates rounded down"
-"""Follows either where the frontier has a grid (`synth.chunks.grid`)."""
+"""Follows that where the frontier has a grid (`synth.chunks.grid`)."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,9 @@ class Point:
         proved_by: who says so; empty where something is missing.
         bounds: the exact certificate behind `least`; none where nothing above 0 is known.
         schedule: what attains it.
-        scope: the schedules of which R/C is proved or may be the least: `EVERY_SCHEDULE`, or, of an
-            allreduce, `COMPOSITIONS` where it is proved of these alone; either of them `ON_GRID` where
+        scope: the schedules of which R/C is proved or may be the least: `EVERY_SCHEDULE`, `ON_GRID` where
             rates were rounded.
-        halves: the certificates of both halves of a composition; none otherwise.
-        restriction: the schedules among which alone this one was looked for, `COMPOSITIONS`, `MEETINGS` or
+        restriction: the schedules among which alone this one was looked for, `MEETINGS` or
             `MEETINGS_ON_LINKS`; None for all. The limit beside it is that of every schedule.
     """
 
@@ -61,7 +56,6 @@ class Point:
     bounds: tuple[StepBound, ...]
     schedule: Schedule
     scope: str = EVERY_SCHEDULE
-    halves: tuple[StepBound, ...] = ()
     restriction: str | None = None
 
     @property
@@ -75,9 +69,34 @@ class Point:
         return self.ratio / self.least - 1 if self.least else None
 
 
+@dataclass(frozen=True, slots=True)
+class RestrictedSchedule:
+    """An allreduce that was looked for among some schedules alone.
+
+    Attributes:
+        schedule: with C, S and R among its method's settings.
+        ratio: its R/C.
+        restriction: see `Point`.
+    """
+
+    schedule: Schedule
+    ratio: Fraction
+    restriction: str
+
+
 @dataclass(frozen=True)
 class TracedPoints:
-    """The points of a collective, and what is known beyond them; see `synth.chunks.frontier.Frontier`."""
+    """The points of a collective in order of steps, and what is known beyond them.
+
+    Attributes:
+        points: each with more steps and a smaller R/C than the one before.
+        complete: whether nothing is missing: every point is proved and the last one attains the limit.
+        why_stopped: what ended it.
+        open_steps: numbers of steps at which something is left to prove.
+        timed_out: whether the deadline ended it.
+        limits: of each number of steps that was looked at the best limit known, over every schedule; none
+            where none is known.
+    """
 
     points: tuple[Point, ...]
     complete: bool

@@ -8,15 +8,13 @@ of linear programs can have huge denominators, so that fewer chunks are tried fi
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from fractions import Fraction
 from itertools import islice, takewhile
 
 from arborcast.synth.chunks.bounds.certificate import TreeDual
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkOrbits, ChunkSend, Group
-from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.trees.column_generation import TreeBound
 from arborcast.synth.chunks.trees.rounding import RoundedTrees
 from arborcast.synth.chunks.trees.whole_trees import ZeroReducedCostTrees, admissible_chunk_counts, whole_plan
@@ -95,9 +93,7 @@ def chunks_of(bound: TreeBound) -> int:
 
 def plan_as_it_stands(problem: ChunkProblem, bound: TreeBound) -> ChunkPlan:
     """The packing with `chunks_of` chunks; every duration must be positive."""
-    chunks = chunks_of(bound)
-    rounds = [int(duration * chunks) for duration in bound.durations]
-    return _along(problem, bound, chunks, rounds, [int(tree.weight * chunks) for tree in bound.trees])
+    return rounded_packing(problem, bound).plan(chunks_of(bound))  # nothing is left to round
 
 
 def plan_near_it(
@@ -191,19 +187,6 @@ def few_chunks_near(
         if best is not None and best[0] <= bound.bound.ratio * (1 + gap):
             break
     return best and best[1:]
-
-
-def _along(
-    problem: ChunkProblem, bound: TreeBound, chunks: int, rounds: Sequence[int], counts: Sequence[int]
-) -> ChunkPlan:
-    """So many chunks of its demand along each tree of the packing."""
-    sends: list[ChunkSend] = []
-    taken: Counter[int] = Counter()
-    for tree, count in zip(bound.trees, counts, strict=True):
-        for chunk in range(taken[tree.demand], taken[tree.demand] + count):
-            sends += (ChunkSend(tree.demand, chunk, route, step) for route, step in tree.sends)
-        taken[tree.demand] += count
-    return prune(problem, chunks, rounds, sends)
 
 
 def _few_chunks(

@@ -1,13 +1,12 @@
 """Weighted trees as whole chunks: so many along each tree, and steps as long as their loads need.
 
-Of a packing that is a good schedule for any number of chunks that is large enough, and of a plan whose number
-of chunks another plan does not share.
+Of a packing that is a good schedule for any number of chunks that is large enough.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import cached_property
@@ -16,8 +15,8 @@ import numpy as np
 
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
-from arborcast.synth.chunks.problem.prune import ChunkPlan, TimedRoute, prune
-from arborcast.synth.chunks.trees.pricing import TimedTree, in_order
+from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
+from arborcast.synth.chunks.trees.pricing import TimedTree
 from arborcast.synth.kernels.compiled import Ints
 
 _GRAIN = 1 << 40
@@ -38,16 +37,6 @@ class RoundedTrees:
         unit = math.lcm(*(weight.denominator for _, _, weight in ordered))
         self._unit = min(unit, _GRAIN)
         self._weights = np.array([round(weight * self._unit) for _, _, weight in ordered], dtype=np.int64)
-
-    @classmethod
-    def of_plan(cls, problem: ChunkProblem, chunks: int, plan: ChunkPlan) -> RoundedTrees:
-        """Those along which the chunks of a plan go."""
-        of_chunk: dict[tuple[int, int], list[TimedRoute]] = defaultdict(list)
-        for send in plan.sends:
-            of_chunk[send.demand, send.chunk].append((send.route, send.step))
-        counts = Counter((demand, in_order(sends)) for (demand, _), sends in of_chunk.items())
-        weighted = ((demand, tree, Fraction(count, chunks)) for (demand, tree), count in counts.items())
-        return cls(problem, len(plan.rounds), weighted)
 
     def rounds(self, chunks: int) -> list[int]:
         """Of each step with so many chunks of each demand."""

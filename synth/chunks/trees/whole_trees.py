@@ -102,7 +102,24 @@ def whole_plan(
     nodes: int = NODES,
     deadline: Deadline,
 ) -> ChunkPlan | None:
-    """C chunks in S steps of R rounds along some of the candidates, if the integer program finds how.
+    """C chunks in S steps of R rounds along some of the candidates, if `whole_numbers` finds how many."""
+    found = whole_numbers(orbits, steps, rounds, candidates, nodes=nodes, deadline=deadline)
+    if found is None:
+        return None
+    numbers, lengths = found
+    return prune(orbits.problem, orbits.chunks, lengths, orbits.unfold(_sends(candidates, numbers)))
+
+
+def whole_numbers(
+    orbits: ChunkOrbits,
+    steps: int,
+    rounds: int | None,
+    candidates: Sequence[Candidate],
+    *,
+    nodes: int = NODES,
+    deadline: Deadline,
+) -> tuple[list[int], list[int]] | None:
+    """How many chunks of each orbit go along each candidate, and how many rounds each step then lasts.
 
     Args:
         orbits: the problem and C.
@@ -113,7 +130,7 @@ def whole_plan(
         deadline: when to stop.
 
     Returns:
-        The plan; None if there is none along these trees, or none was found in time.
+        None if there is nothing along these trees, or none was found in time.
     """
     program = IntegerProgram()
     everything = sum(len(demand.targets) for demand in orbits.problem.demands)
@@ -137,8 +154,7 @@ def whole_plan(
     if ended != "Optimal" and (rounds is not None or model.getInfo().primal_solution_status != _FEASIBLE):
         return None
     values = program.solution_of(model)
-    sends = orbits.unfold(_sends(candidates, values[: len(candidates)]))
-    return prune(orbits.problem, orbits.chunks, values[len(candidates) :], sends)
+    return values[: len(candidates)], values[len(candidates) :]
 
 
 def _uses(orbits: ChunkOrbits, candidates: Sequence[Candidate]) -> dict[tuple[int, int], dict[int, int]]:
