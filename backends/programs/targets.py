@@ -14,6 +14,7 @@ from arborcast.backends.programs.exporting.export import export_program
 from arborcast.backends.programs.exporting.one_sided import export_one_sided
 from arborcast.backends.programs.files import write_program
 from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol
+from arborcast.synth.features import check_features
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.implicit_schedule import AnySchedule
 
@@ -72,6 +73,7 @@ def export_files(
         ProgramError: the target does not know a wish, or the schedule does not fit it.
         CollectiveError: blocks differ in size.
     """
+    check_features(schedule.topology, "export")
     schedule.collective.check_is_even()
     for name in Wishes.__dataclass_fields__:
         if name not in _READS[target] and getattr(wishes, name) != getattr(Wishes(), name):

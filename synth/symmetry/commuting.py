@@ -327,7 +327,7 @@ def _with_arcs(topology: Topology, group: Translations) -> dict[Hop, tuple[objec
 
 def _colours(
     topology: Topology, group: Translations, members: Iterable[int] | None
-) -> list[tuple[bool, tuple[int | str, ...], bool, tuple[bool, ...]]]:
+) -> list[tuple[bool, LinkKind, bool, tuple[bool, ...]]]:
     """What no commuting automorphism changes in a vertex."""
     taking_part = set(range(topology.ranks) if members is None else members)
     return [
