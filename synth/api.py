@@ -16,6 +16,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit, run_until
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
+from arborcast.synth.features import check_features
 from arborcast.synth.methods import (
     IMPLICIT_KINDS,
     MOST_ORBITS,
@@ -237,6 +238,7 @@ def approach(
     left = left_of(topology)
     asked = as_collective(left, collective, root=root, ranks=ranks)
     check_knobs(method, asked, request)
+    check_features(left, f"method {method}")
     request = replace(request, deadline_s=Deadline.after(request.deadline_s))
     translations = _translations(left, asked, method, request, form)
     faulty = None

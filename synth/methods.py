@@ -14,6 +14,7 @@ from arborcast.synth.chunks.encodings.registry import EncodingName
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.features import check_features
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
@@ -96,7 +97,14 @@ def method_for(name: str, collective: Collective) -> Method:
     """
     found = _method_for(name, collective)
     by_trees = (natural_method(collective) if name == "auto" else name) == "trees"
-    return found if by_trees else partial(_forwarding, found)
+    return partial(_serving, name, found if by_trees else partial(_forwarding, found))
+
+
+def _serving(
+    name: str, solve: Method, topology: Topology, collective: Collective, request: Request
+) -> Schedule:
+    check_features(topology, f"method {name}")
+    return solve(topology, collective, request)
 
 
 def _forwarding(solve: Method, topology: Topology, collective: Collective, request: Request) -> Schedule:
@@ -137,6 +145,7 @@ def _method_for(name: str, collective: Collective) -> Method:
 
 def implicit_method_for(topology: Topology, collective: Collective) -> ImplicitMethod:
     """The function that makes the implicit form of a collective of `IMPLICIT_KINDS`."""
+    check_features(topology, "solver of implicit form")
     found: ImplicitMethod
     if collective.kind is Kind.ALLTOALL:
         from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall as found

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from itertools import pairwise
 from numbers import Rational
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from arborcast.synth.errors import TopologyError
 
 Vertex: TypeAlias = int
 Hop: TypeAlias = tuple[Vertex, Vertex]  # the ends of a link
 Permutation: TypeAlias = tuple[Vertex, ...]
+LinkKind: TypeAlias = tuple[tuple[int | str, ...], ...]
 
 PLANNED = "NCCL's planning rates"
 """Why links are assumed that have NCCL's or RCCL's planning constants."""
@@ -58,6 +59,33 @@ class Link:
             value: object = getattr(self, name)
             if not isinstance(value, Fraction):
                 object.__setattr__(self, name, _exact(f"link {self.src}->{self.dst}: {name}", value))
+
+    @property
+    def _compared(self) -> tuple[str, ...]:
+        own: Any = type(self)
+        return _compared_of(own)
+
+    @property
+    def kind(self) -> LinkKind:
+        """All that tells links apart but their ends, as whole numbers and text that can be ordered."""
+        return tuple(_plain(getattr(self, name)) for name in self._compared)
+
+    @property
+    def kind_without_latency(self) -> LinkKind:
+        """The same for who does not care how long the first byte takes."""
+        return tuple(_plain(getattr(self, name)) for name in self._compared if name != "latency_us")
+
+
+@cache
+def _compared_of(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind) if each.compare and each.name not in {"src", "dst"})
+
+
+def _plain(value: object) -> tuple[int | str, ...]:
+    """A value that can be ordered among those of its attribute: fractions are slow to compare."""
+    if isinstance(value, Rational):
+        return int(value.numerator), int(value.denominator)
+    return () if value is None else (str(value),)
 
 
 def _exact(what: str, value: object) -> Fraction:
@@ -129,17 +157,11 @@ class Switch:
         return self.reduces or self.multicasts
 
     @property
-    def abilities(self) -> tuple[int, int, int, int, str, int, str, int]:
+    def abilities(self) -> tuple[tuple[int | str, ...], ...]:
         """All but the name, as numbers and text that can be ordered: equal for switches that are alike."""
-        return (
-            int(self.reduces),
-            int(self.multicasts),
-            int(self.turns),
-            int(self.loopback),
-            str(self.adder or ""),
-            self.trees or 0,
-            str(self.latency_us),
-            int(self.stores),
+        values = (getattr(self, each.name) for each in fields(self) if each.name != "name")
+        return tuple(
+            () if value is None else (value,) if isinstance(value, int) else (str(value),) for value in values
         )
 
 
@@ -297,12 +319,32 @@ class Topology:
         return {(link.src, link.dst): link.latency_us for link in self.links}
 
     @cached_property
-    def link_kinds(self) -> dict[Hop, tuple[int, int, int, int]]:
-        """What links have in common that are alike, in whole numbers: fractions are slow to compare."""
-        return {
-            (link.src, link.dst): (*link.bandwidth.as_integer_ratio(), *link.latency_us.as_integer_ratio())
-            for link in self.links
-        }
+    def link_kinds(self) -> dict[Hop, LinkKind]:
+        """What links have in common that are alike (`Link.kind`)."""
+        return {(link.src, link.dst): link.kind for link in self.links}
+
+    @property
+    def link_kinds_without_latency(self) -> dict[Hop, LinkKind]:
+        """The same for who does not care how long the first byte takes."""
+        return {(link.src, link.dst): link.kind_without_latency for link in self.links}
+
+    @cached_property
+    def features(self) -> dict[str, str]:
+        """What it has beyond ranks, links and bandwidths, such as "link latency_us", each with one place.
+
+        Every attribute that differs from its default is one, whoever added it, those aside that are not
+        compared (where numbers come from). `synth.features` says who understands which.
+        """
+        found: dict[str, str] = {}
+        whole = (("topology", (self,)), ("switch", self.switches), ("link", self.links))
+        for what, things in whole:
+            for each in fields(things[0]) if things else ():
+                if each.compare and (what, each.name) not in _PLAIN:
+                    values = ((thing, getattr(thing, each.name)) for thing in things)
+                    first = next((thing for thing, value in values if value != each.default), None)
+                    if first is not None:
+                        found[f"{what} {each.name}"] = _place_of(first)
+        return found
 
     @cached_property
     def bandwidth_unit(self) -> Fraction:
@@ -495,9 +537,21 @@ class Topology:
                     f"{pair[0]}->{pair[1]} of {found} GB/s; both must be alike in bandwidth and latency"
                 )
 
-    def abilities(self, vertex: Vertex) -> tuple[int | str, ...]:
+    def abilities(self, vertex: Vertex) -> tuple[tuple[int | str, ...], ...]:
         """What the switch can do (`Switch.abilities`); nothing of a rank."""
         return self.switches[vertex - self.ranks].abilities if self.is_switch(vertex) else ()
+
+
+_PLAIN = {
+    *(("topology", name) for name in ("name", "ranks", "links")),
+    ("switch", "name"),
+    *(("link", name) for name in ("src", "dst", "bandwidth")),
+}
+"""Attributes that whoever reads a topology understands."""
+
+
+def _place_of(thing: Topology | Switch | Link) -> str:
+    return f"{thing.src}->{thing.dst}" if isinstance(thing, Link) else thing.name
 
 
 def gcd_of_fractions(first: Fraction, second: Fraction) -> Fraction:
@@ -519,6 +573,10 @@ def _merge(first: Link, second: Link) -> Link:
     def both(one: str, other: str) -> str:
         return "; ".join(dict.fromkeys(why for why in (one, other) if why))
 
+    if replace(first, bandwidth=second.bandwidth).kind != second.kind:
+        raise TopologyError(
+            f"link {first.src}->{first.dst}: parallel links must be alike but for bandwidth and latency"
+        )
     return replace(
         first,
         bandwidth=first.bandwidth + second.bandwidth,

@@ -21,6 +21,7 @@ from fractions import Fraction
 from arborcast.backends.lowering.rank_view import Image, images_of
 from arborcast.synth.collective import Block, Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
+from arborcast.synth.features import check_features
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Chunk
 
@@ -235,6 +236,7 @@ def lay_out(schedule: AnySchedule, count: int, chunks: Iterable[int] | None = No
         CollectiveError: the count is negative, or not a multiple of the blocks (`blocks_in`).
         ScheduleError: a chunk belongs to no block, or the shares of a block do not add up to it.
     """
+    check_features(schedule.topology, "lowering")
     collective = schedule.collective
     length = _block_length(collective, count)
     cuts = _cuts(schedule)

@@ -7,14 +7,14 @@ of all rates first, the one that fits most pairs, and it is told.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast.backends.probe.inference import Miss, misses
 from arborcast.backends.probe.measurements import Flow, Measurements
 from arborcast.backends.probe.prediction import Predictor, ratio
 from arborcast.synth.errors import InputError
-from arborcast.synth.topology import Link, Topology
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,5 @@ def _line(miss: Miss, name: str, scale: float) -> str:
 
 
 def _scaled(topology: Topology, scale: float) -> Topology:
-    return Topology.build(
-        topology.name,
-        topology.ranks,
-        (
-            Link(link.src, link.dst, link.bandwidth * Fraction(scale), link.latency_us)
-            for link in topology.links
-        ),
-        topology.switches,
-    )
+    links = (replace(link, bandwidth=link.bandwidth * Fraction(scale)) for link in topology.links)
+    return replace(topology, links=tuple(links))

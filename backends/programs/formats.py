@@ -142,8 +142,10 @@ def export_files(
         CollectiveError: blocks differ in size.
     """
     from arborcast.backends.programs.program import ProgramError
+    from arborcast.synth.features import check_features
     from arborcast.synth.formats.atomic import write_atomically
 
+    check_features(schedule.topology, "export")
     schedule.collective.check_is_even()
     row = FORMATS[target]
     export = row.load("export")

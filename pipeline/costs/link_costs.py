@@ -16,6 +16,7 @@ from functools import cached_property
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.synth.api import bound, solve
+from arborcast.synth.features import check_features
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Hop, Topology
@@ -47,6 +48,10 @@ class LinkCosts:
     _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)
     _schedules: dict[tuple[object, ...], AnySchedule] = field(default_factory=dict, repr=False, compare=False)
     _times_us: dict[tuple[object, int], float] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what prices of links would overlook."""
+        check_features(self.topology, "pipeline planning")
 
     def path(self, src: int, dst: int) -> tuple[Hop, ...]:
         """The links of a message, in order.

@@ -23,6 +23,7 @@ from arborcast.synth.alltoallv.program import FlowProgram
 from arborcast.synth.certificate import Bound, Cut, Dual
 from arborcast.synth.collective import Collective, Kind, square_of_bytes
 from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.features import check_features
 from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.topology import Topology, Vertex
@@ -124,6 +125,7 @@ class AlltoallvPlanner:
         ranks: Sequence[int] | None = None,
         largest_program: int = LARGEST_PROGRAM,
     ) -> None:
+        check_features(topology, "alltoallv")
         self.topology = topology.forwarding
         self._members = Collective.on(topology, Kind.ALLTOALL, ranks=ranks).ranks
         if not topology.links:

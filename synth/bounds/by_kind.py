@@ -30,6 +30,7 @@ from arborcast.synth.certification.rates import share_leaving
 from arborcast.synth.certification.steiner import MOST_APART
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.features import check_features
 from arborcast.synth.topology import Topology
 
 _MIRRORED = {
@@ -71,6 +72,7 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
         ArithmeticError: HiGHS fails on the linear program.
     """
     collective.check(topology)
+    check_features(topology, "bound")
     found = _best(topology, collective, deadline)
     rate = certified_rate(topology, collective, found)
     return Bound(rate, found, certified_scope(topology, collective, found))

@@ -13,6 +13,7 @@ from arborcast.synth.certificate import Certificate, Cut, Dual, Partition, Scope
 from arborcast.synth.certification.metric import Metric
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.features import check_features
 from arborcast.synth.topology import Topology, Vertex
 
 
@@ -27,6 +28,7 @@ def certified_rate(topology: Topology, collective: Collective, certificate: Cert
     Raises:
         InputError: the certificate does not fit or proves nothing.
     """
+    check_features(topology, "certificate check")
     match certificate:
         case Cut():
             return _rate_of_cut(topology, collective, certificate)

@@ -23,6 +23,7 @@ from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, poi
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
+from arborcast.synth.features import check_features
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.topology import Topology
 
@@ -89,6 +90,7 @@ def pareto(
         InfeasibleError: some rank cannot be reached, or `max_steps` is below the latency.
     """
     start = time.perf_counter()
+    check_features(topology, "frontier of chunks")
     deadline = Deadline.after(deadline_s)
     _check(tolerance, jobs, max_steps, deadline_s)
     real = bounds.bound(topology, collective, deadline=deadline)

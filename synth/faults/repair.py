@@ -16,6 +16,7 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.faults.faulty import Faulty, without
+from arborcast.synth.features import check_features
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Schedule
@@ -68,6 +69,7 @@ def repaired(schedule: Schedule | ImplicitSchedule, faulty: Faulty, request: Req
     """`repair` where the topology with faults is known already; raises the same."""
     from arborcast.synth.faults.old_trees import OldTrees
 
+    check_features(faulty.healthy, "repair")
     if schedule.topology != faulty.healthy:
         raise InputError(
             f"repair: the schedule is for {schedule.topology.name}, the faults are of {faulty.healthy.name}"

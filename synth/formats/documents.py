@@ -46,27 +46,28 @@ def topology_to_document(topology: Topology) -> Document:
 
 def link_to_document(link: Link, topology: Topology) -> Document:
     """A link by what its ends are called, with what is assumed of it."""
-    document = {
-        "from": topology.label(link.src),
-        "to": topology.label(link.dst),
-        "bandwidth": str(link.bandwidth),
-        "latency_us": str(link.latency_us),
+    return {"from": topology.label(link.src), "to": topology.label(link.dst), **_plain(said_of_link(link))}
+
+
+def said_of_link(link: Link) -> dict[str, object]:
+    """What files say of a link beside its ends: bandwidth, latency, and what is not as its default."""
+    return {
+        each.name: getattr(link, each.name)
+        for each in fields(link)
+        if each.name in {"bandwidth", "latency_us"}
+        or (each.name not in {"src", "dst"} and getattr(link, each.name) != each.default)
     }
-    assumed = {"rate_assumed": link.rate_assumed, "latency_assumed": link.latency_assumed}
-    return {**document, **{key: why for key, why in assumed.items() if why}}
+
+
+def _plain(said: Mapping[str, object]) -> Document:
+    return {key: str(value) if isinstance(value, Fraction) else value for key, value in said.items()}
 
 
 def switch_to_document(switch: Switch) -> Document:
     """What a switch can do beside forwarding, its name aside; empty where there is nothing."""
-    said: Document = {}
-    for name, default in _ONLY_FORWARDS.items():
-        value = getattr(switch, name)
-        if value != default:
-            said[name] = str(value) if isinstance(value, Fraction) else value
-    return said
-
-
-_ONLY_FORWARDS = {field.name: field.default for field in fields(Switch) if field.name != "name"}
+    said = {each.name: getattr(switch, each.name) for each in fields(switch) if each.name != "name"}
+    defaults = {each.name: each.default for each in fields(switch)}
+    return _plain({name: value for name, value in said.items() if value != defaults[name]})
 
 
 @contextlib.contextmanager

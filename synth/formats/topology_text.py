@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
-from arborcast.synth.formats.documents import switch_to_document
+from arborcast.synth.formats.documents import said_of_link, switch_to_document
 from arborcast.synth.topology import Link, Switch, Topology, Vertex
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
@@ -53,10 +53,7 @@ def topology_to_yaml(
     lines.append("links:" if topology.links else "links: []")
     groups: dict[str, list[str]] = {}
     for link, ends in _cables(topology):
-        numbers = f"bandwidth: {_decimal(link.bandwidth)}, latency_us: {_decimal(link.latency_us)}"
-        for key in ("rate_assumed", "latency_assumed"):
-            why = getattr(link, key)
-            numbers += f", {key}: {json.dumps(why, ensure_ascii=False)}" if why else ""
+        numbers = ", ".join(f"{key}: {_value(value)}" for key, value in said_of_link(link).items())
         groups.setdefault(group(link) if group else "", []).append(f"  - {{{ends}, {numbers}}}")
     for heading, entries in groups.items():
         lines += [*([f"  # {heading}"] if heading else []), *entries]
@@ -91,15 +88,15 @@ def _cables(topology: Topology) -> Iterator[tuple[Link, str]]:
         src, dst, wait = place
         back = links.get((dst, src, wait))
         first, second = _label(topology, src), _label(topology, dst)
-        if back is not None and _said(back) == _said(link):
+        if back is not None and said_of_link(back) == said_of_link(link):
             done.add((dst, src, wait))
             yield link, f"between: [{first}, {second}]"
         else:
             yield link, f"from: {first}, to: {second}"
 
 
-def _said(link: Link) -> tuple[Fraction, str, str]:
-    return link.bandwidth, link.rate_assumed, link.latency_assumed
+def _value(value: object) -> str:
+    return _decimal(value) if isinstance(value, Fraction) else json.dumps(value, ensure_ascii=False)
 
 
 def _comments(lines: Iterable[str]) -> list[str]:

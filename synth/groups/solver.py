@@ -14,6 +14,7 @@ from fractions import Fraction
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover
+from arborcast.synth.features import check_features
 from arborcast.synth.groups.certificate import JointCertificate, Level, level_bound
 from arborcast.synth.groups.problem import GroupsProblem
 from arborcast.synth.groups.program import JointProgram, LevelRates
@@ -70,6 +71,7 @@ def solve_groups(
     symmetries of the fabric that permute the groups. Of groups that they take to each other the schedule of
     the first is found and kept, with what takes it to those of the others.
     """
+    check_features(topology, "groups")
     deadline = Deadline.after(deadline_s)
     weighed = _checked_weights(groups, weights)
     for number, group in enumerate(groups):

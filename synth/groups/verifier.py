@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from arborcast.synth.errors import InputError
+from arborcast.synth.features import check_features
 from arborcast.synth.groups.certificate import certified_levels
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
 from arborcast.synth.topology import Hop, Topology, Vertex
@@ -44,6 +45,7 @@ def verify_groups(found: GroupSchedules, *, max_errors: int = 20) -> JointVerdic
         found: from `solve_groups` or a folder.
         max_errors: how many objections to spell out, of each schedule and in all.
     """
+    check_features(found.topology, "verifier")
     errors: list[str] = []
     load: dict[Hop, Fraction] = defaultdict(Fraction)
     verdicts: dict[int, Verdict] = {}

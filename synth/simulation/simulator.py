@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from arborcast.synth.collective import bandwidths
 from arborcast.synth.deadline import running
 from arborcast.synth.errors import InputError
+from arborcast.synth.features import check_features
 from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, most_messages
@@ -201,6 +202,7 @@ def lay_out(schedule: AnySchedule) -> Hops:
 
     Imported here because it brings numba, which a command that only draws or verifies does without.
     """
+    check_features(schedule.topology, "simulator")
     if isinstance(schedule, Schedule):
         from arborcast.synth.simulation.hops import Hops
 

@@ -148,10 +148,7 @@ class _GeneratorSearch:
             (topology.is_switch(vertex), topology.abilities(vertex), colours[vertex])
             for vertex in range(topology.size)
         ]
-        self.alike = {
-            (link.src, link.dst): (link.bandwidth, link.latency_us if latencies else None)
-            for link in topology.links
-        }
+        self.alike = topology.link_kinds if latencies else topology.link_kinds_without_latency
         self.keeps = keeps
 
     def run(self, effort: int) -> Automorphisms:

@@ -17,7 +17,7 @@ from itertools import chain, zip_longest
 
 from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, Trace, around
 from arborcast.synth.symmetry.translations import Translations
-from arborcast.synth.topology import Hop, Permutation, Topology, Vertex
+from arborcast.synth.topology import Hop, LinkKind, Permutation, Topology, Vertex
 
 TURNS = 6
 """How many second steps of the first chain are tried, for each first step."""
@@ -327,7 +327,7 @@ def _with_arcs(topology: Topology, group: Translations) -> dict[Hop, tuple[objec
 
 def _colours(
     topology: Topology, group: Translations, members: Iterable[int] | None
-) -> list[tuple[bool, tuple[int | str, ...], bool, tuple[bool, ...]]]:
+) -> list[tuple[bool, LinkKind, bool, tuple[bool, ...]]]:
     """What no commuting automorphism changes in a vertex."""
     taking_part = set(range(topology.ranks) if members is None else members)
     return [

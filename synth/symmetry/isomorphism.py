@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, SpentError, Trace, around
-from arborcast.synth.topology import Hop, Permutation, Topology
+from arborcast.synth.topology import Hop, LinkKind, Permutation, Topology
 
 _EFFORT = 10_000_000  # ends of links that one comparison may look at: far more than 32 vertices can need
-
-_Kind: TypeAlias = tuple[Fraction, Fraction | None]  # of a link: bandwidth, and latency where it counts
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,12 @@ class ComparableTopology:
         self, topology: Topology, *, latencies: bool = False, colours: Sequence[int] | None = None
     ) -> None:
         self.topology = topology
-        self._kinds: dict[Hop, _Kind] = {
-            (link.src, link.dst): (link.bandwidth, link.latency_us if latencies else None)
-            for link in topology.links
-        }
+        kinds = topology.link_kinds if latencies else topology.link_kinds_without_latency
         # In order of their kind, so that alike links have the same number in alike topologies.
-        ordered = dict(sorted(self._kinds.items(), key=lambda link: (link[1][0], link[1][1] or 0)))
-        self._refiner = Refiner(around(topology.size, ordered), _EFFORT)
+        waits = topology.latency_us if latencies else dict.fromkeys(kinds, 0)
+        ordered = sorted(kinds, key=lambda hop: (topology.bandwidth[hop], waits[hop], kinds[hop]))
+        self._kinds: dict[Hop, LinkKind] = {hop: kinds[hop] for hop in ordered}
+        self._refiner = Refiner(around(topology.size, self._kinds), _EFFORT)
         self._colours = [
             (
                 topology.is_switch(vertex),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import LinkKind, Topology
 from arborcast.synth.verification.replay import Errors
 
 if TYPE_CHECKING:
@@ -115,11 +115,8 @@ def _check_permutation(index: int, images: tuple[int, ...], topology: Topology, 
 
 def _checked_link_images(generators: Integers, topology: Topology, errors: Errors) -> Integers:
     """Which link each link is mapped to, a row per generator; links that differ are objected to."""
-    kinds: dict[tuple[int, ...], int] = {}
-    ratios = [
-        (*link.bandwidth.as_integer_ratio(), *link.latency_us.as_integer_ratio()) for link in topology.links
-    ]
-    kind = np.array([kinds.setdefault(ratio, len(kinds)) for ratio in ratios], dtype=np.int64)
+    kinds: dict[LinkKind, int] = {}
+    kind = np.array([kinds.setdefault(link.kind, len(kinds)) for link in topology.links], dtype=np.int64)
     ends = np.array([(link.src, link.dst) for link in topology.links], dtype=np.int64).reshape(-1, 2)
     keys = ends[:, 0] * topology.size + ends[:, 1]  # in ascending order, as the links are
     rows = np.empty((len(generators), len(keys)), dtype=np.int64)

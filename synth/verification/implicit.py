@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from arborcast.synth.collective import Block, Kind
+from arborcast.synth.features import check_features
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk
 from arborcast.synth.topology import Hop, Vertex
@@ -40,6 +41,7 @@ def verify_implicit(schedule: ImplicitSchedule, *, translates: bool = False, max
 
     Time is linear in the hops of the representatives, or with `translates` in those of all chunks.
     """
+    check_features(schedule.topology, "verifier")
     errors = Errors(max_errors)
     group = check_group(schedule, errors)
     if group is None:

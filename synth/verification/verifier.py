@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from arborcast.synth.errors import TimedOutError
+from arborcast.synth.features import check_features
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Hop, Vertex
 from arborcast.synth.verification.replay import Errors, check_replay
@@ -50,6 +51,7 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
 
     Time is linear in the number of transfers, times the ranks / 64 where contributions add up.
     """
+    check_features(schedule.topology, "verifier")
     if not isinstance(schedule, Schedule):
         from arborcast.synth.verification.implicit import verify_implicit
 

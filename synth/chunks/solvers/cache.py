@@ -72,7 +72,7 @@ class ChunkCache:
         on.
         """
         content = {
-            "topology": _topology_document(problem.topology),
+            "topology": keyed_topology(problem.topology),
             "demands": [[sorted(demand.sources), sorted(demand.targets)] for demand in problem.demands],
             "routes": [[route.src, *route.via, route.dst] for route in problem.routes],
             "details": details,
@@ -267,12 +267,12 @@ def value_from_json(document: Any, kinds: Mapping[str, type]) -> Any:
     raise ValueError(f"must be a natural number, got {document!r}")
 
 
-def _topology_document(topology: Topology) -> dict[str, Any]:
-    """What chunk schedules depend on: neither names nor latencies, but the symmetries that were declared."""
+def keyed_topology(topology: Topology) -> dict[str, Any]:
+    """What chunk schedules depend on: all but names, messages and latencies, with declared symmetries."""
     return {
         "ranks": topology.ranks,
-        "switches": [switch.reduces for switch in topology.switches],
-        "links": [[link.src, link.dst, str(link.bandwidth)] for link in topology.links],
+        "switches": [switch.abilities for switch in topology.switches],
+        "links": [[link.src, link.dst, link.kind_without_latency] for link in topology.links],
         "symmetries": topology.symmetries,
     }
 
