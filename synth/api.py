@@ -175,7 +175,7 @@ class Approach:
             from arborcast.synth.faults.repair import solve_partly_symmetric
 
             return solve_partly_symmetric(self.faulty, collective.kind, request)
-        return method_for(self.method, collective)(topology, collective, request)
+        return method_for(self.method, topology, collective)(topology, collective, request)
 
     def candidates(self) -> Iterator[AnySchedule]:
         """Every schedule worth comparing over sizes, as they are found; raises as `solve`, in between."""

@@ -90,26 +90,21 @@ class ImplicitMethod(Protocol):
     ) -> ImplicitSchedule: ...
 
 
-def method_for(name: str, collective: Collective) -> Method:
-    """The function of a method; by "auto" that of the best rate, whatever the size.
+def method_for(name: str, topology: Topology, collective: Collective) -> Method:
+    """The function of a method on a topology; by "auto" that of the best rate, whatever the size.
 
     Only trees join and fork at able switches; all others answer with switches that only forward.
+
+    Raises:
+        TopologyError: the topology has what the method does not understand (`synth.features`).
     """
+    check_features(topology, f"method {name}")
     found = _method_for(name, collective)
     by_trees = (natural_method(collective) if name == "auto" else name) == "trees"
-    return partial(_serving, name, found if by_trees else partial(_forwarding, found))
-
-
-def _serving(
-    name: str, solve: Method, topology: Topology, collective: Collective, request: Request
-) -> Schedule:
-    check_features(topology, f"method {name}")
-    return solve(topology, collective, request)
+    return found if by_trees or topology.forwarding is topology else partial(_forwarding, found)
 
 
 def _forwarding(solve: Method, topology: Topology, collective: Collective, request: Request) -> Schedule:
-    if topology.forwarding is topology:
-        return solve(topology, collective, request)
     from arborcast.synth.bounds import bound
     from arborcast.synth.in_network.switch_schedules import forwarding_answer
 

@@ -257,12 +257,14 @@ def candidates(
         deadline.check("the comparison of methods")
         left = replace(request, deadline_s=deadline)
         limit = bound(topology, collective, deadline)
-        yield forwarding_answer(method_for(first, collective), topology, collective, left, limit)
+        yield forwarding_answer(
+            method_for(first, topology.forwarding, collective), topology, collective, left, limit
+        )
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
             left = replace(its_request, deadline_s=deadline)
-            found = method_for(name, collective)(topology, collective, left)
+            found = method_for(name, topology, collective)(topology, collective, left)
             yield found
             if name == "multiring" and (joined := both_ways(found)) is not None:
                 yield joined

@@ -148,7 +148,7 @@ def _anew(faulty: Faulty, collective: Collective, why: str, request: Request) ->
     from arborcast.synth.methods import method_for
 
     log.info("repair of %s: solved anew, %s", faulty.healthy.name, why)
-    found = method_for("auto", collective)(faulty.topology, collective, request)
+    found = method_for("auto", faulty.topology, collective)(faulty.topology, collective, request)
     settings = (*found.method.settings, ("repaired", f"solved anew: {why}"))
     return replace(found, method=replace(found.method, settings=settings))
 

@@ -116,7 +116,7 @@ def test_nothing_simulates_faster(fabric: Topology, kind: Kind) -> None:
     found = []
     for method in ("auto", *PATTERNS):
         with suppress(InfeasibleError, CollectiveError):
-            found.append(method_for(method, collective)(fabric, collective, Request()))
+            found.append(method_for(method, fabric, collective)(fabric, collective, Request()))
     assert found or not limit.rate
     for schedule in found:
         for size in SIZES:
