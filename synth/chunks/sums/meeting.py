@@ -15,8 +15,8 @@ that of every schedule stands beside what is found.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -29,7 +29,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem, Route
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.sums.cores import Core, cores_of
-from arborcast.synth.chunks.sums.instance import SumOrbits, SumPlan, SumSend
+from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, SumSend
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
@@ -154,11 +154,8 @@ class Meetings:
         chunks, rounds = int(counts.sum()) * len(self.group), rounding.rounds(counts)
         # A schedule ends with a send.
         idle = steps - 1 - max(send.step for way, _ in used for send in way)
-        ordered = sorted(
-            (replace(send, step=send.step + idle) for send in self._orbits(chunks).unfold(_members(used))),
-            key=lambda send: (send.step, send.chunk, send.route),
-        )
-        return chunks, SumPlan((*rounds[steps - idle :], *rounds[: steps - idle]), tuple(ordered))
+        sends = (replace(send, step=send.step + idle) for send in self._orbits(chunks).unfold(_members(used)))
+        return _without_copies(chunks, (*rounds[steps - idle :], *rounds[: steps - idle]), sends)
 
     def _whole_numbers(self, mixture: Mixture, steps: int, most: int, deadline: Deadline) -> Ints | None:
         """How many images of one chunk go along each way in a plan with the R/C of the mixture, if found."""
@@ -198,6 +195,24 @@ def _members(ways: Sequence[tuple[Way, int]]) -> Iterator[SumSend]:
             for send in way:
                 yield SumSend(0, member, send.route, send.step, send.copies)
             member += 1
+
+
+def _without_copies(chunks: int, rounds: Sequence[int], sends: Iterable[ChunkSum]) -> tuple[int, SumPlan]:
+    """The same plan of as few chunks as it may have: what goes the same way k times goes once.
+
+    A way that some elements of the group keep has as many images that are the same.
+    """
+    paths: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
+    for send in sends:
+        paths[send.chunk].append((send.step, send.route, send.copies))
+    alike = Counter(tuple(sorted(path)) for path in paths.values())
+    copies = math.gcd(*alike.values(), *rounds)
+    kept = (path for path, count in alike.items() for _ in range(count // copies))
+    sums = sorted(
+        (step, chunk, route, passed_on) for chunk, path in enumerate(kept) for step, route, passed_on in path
+    )
+    plan = tuple(ChunkSum(0, chunk, route, step, passed_on) for step, chunk, route, passed_on in sums)
+    return chunks // copies, SumPlan(tuple(length // copies for length in rounds), plan)
 
 
 class _Rounding:
