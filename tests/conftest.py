@@ -58,6 +58,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> None:
+    """Machine code is kept in one place for all tests, whose own caches would have it compiled in each."""
+    from arborcast.synth.kernels.compiled import kernel_folder
+
+    kernel_folder()
+
+
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Run `synth` in this process."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import arborcast.synth.kernels.compiled  # noqa: F401  (says where kernels are kept, before the tests move all other caches)
 from arborcast.backends import ExecutionError, Options
 from arborcast.backends.schedules import synthesis as module
 from arborcast.backends.schedules.schedule_table import ScheduleTable
