@@ -110,7 +110,6 @@ bench: install
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/loopback.py
 	$(BIN)/python bench/ddp.py
-	$(BIN)/python bench/faults.py
 	$(BIN)/python bench/alltoallv.py
 	# Status 2: this machine cannot emulate links, and the line says why.
 	$(BIN)/python bench/testbed.py || [ $$? -eq 2 ]

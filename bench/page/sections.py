@@ -610,12 +610,6 @@ def _bubbles(document: Document) -> Table:
     )
 
 
-_FAULTS = {
-    "kill": "killed",
-    "stop": "stopped, and sent on later",
-    "abort": "aborts its group",
-    "cut": "cut off without a word",
-}
 _TRAINING = "python bench/pipeline.py --only "
 _SCALE = "python bench/scale.py --only "
 
@@ -728,26 +722,6 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
-        "scale_uses",
-        "What does a large schedule cost whoever uses it?",
-        "What a large schedule costs whoever uses it",
-        "measured",
-        _SCALE + "uses",
-        "From the implicit form: a file of representatives, one rank's program made without the whole "
-        "schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program from the "
-        "schedule written out.",
-        plain(
-            "fabric: topology | collective | >ranks | >transfers | >file: file_bytes | >read: read_seconds | "
-            ">a rank's program: program_seconds | >its memory: program_MB",
-            **{
-                ">written out first": lambda row: seconds(
-                    row.figure("written_out_seconds") + row.figure("written_out_program_seconds")
-                )
-            },
-            **columns(">simulated in: simulate_seconds | >simulated time: simulated_us"),
-        ),
-    ),
-    Section(
         "frontier",
         "How long do whole frontiers take?",
         "Whole frontiers of chunk schedules",
@@ -811,25 +785,6 @@ SECTIONS: tuple[Section, ...] = (
             ),
         ),
         _behind,
-    ),
-    Section(
-        "faults",
-        "Does every rank that is left raise in time when others die, stop or are cut off?",
-        "Random faults during training",
-        "measured",
-        "python bench/faults.py",
-        "Small groups train under DDP and compare every gradient with serial training, until a random "
-        "fault at a random moment. A rank that is killed or aborts is noticed at once; one that is stopped "
-        "at the group's timeout; a host whose link goes down (in network namespaces) when its kernel has "
-        "acknowledged nothing for `ARBORCAST_LOST_AFTER` seconds. Times run from the fault to the error, "
-        "of a stopped rank from where it goes on. Processes, sockets, files and shared memory are looked "
-        "for after each round.",
-        plain(
-            "a rank is: fault | transport | >rounds | >ranks that must raise: left_ranks | >in time: "
-            "raised_in_time | >hang: hangs | >wrong gradients: wrong | >left over: left_over | >median: "
-            "median_s | >slowest: slowest_s",
-            **{"a rank is": lambda row: _FAULTS.get(row.text("fault"), row.text("fault"))},
-        ),
     ),
     Section(
         "pipeline_curves",
