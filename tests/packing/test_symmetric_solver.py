@@ -24,7 +24,6 @@ from arborcast.synth.packing.symmetric.symmetric_solver import generated, questi
 from arborcast.synth.request import Request
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology
-from tests.support.drawing import examples
 
 KINDS = ("allgather", "reduce-scatter", "allreduce")
 SMALL = (
@@ -280,7 +279,7 @@ def chosen_for(spec: str) -> tuple[Problem, Chosen]:
     return question.problem, simplest(generated(question, None)[0])
 
 
-@examples(8)
+@pytest.mark.few(8)
 @given(
     st.lists(st.integers(1, 10**9), min_size=12, max_size=12),
     st.sampled_from(["torus:3x4", "dragonfly:4x2x2"]),

@@ -30,7 +30,6 @@ from arborcast.synth.selection import Choice, Selection
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
-from tests.support.drawing import examples
 from tests.support.strategies import topologies
 
 QUIET = Request(cache=False)
@@ -110,7 +109,8 @@ kinds = st.sampled_from(["allgather", "allreduce", "alltoall"])
 latencies = st.sampled_from([Fraction(0), Fraction(7, 10), Fraction(3), Fraction(20)])
 
 
-@examples(3, many=20)
+@pytest.mark.few(3)
+@settings(max_examples=20)
 @given(
     topologies(min_ranks=3, max_ranks=4),
     latencies,
