@@ -1,4 +1,4 @@
-"""How hypothesis draws: the same examples every time in `make test`, new ones in `make test-all`.
+"""How hypothesis draws: the same examples every time in `make test`, more and new ones in `make test-all`.
 
 Beside it the fixture that many folders share, and what is left out where torch is not installed.
 """
@@ -27,7 +27,7 @@ settings.register_profile("mutants", settings.get_profile("steady"), phases=(Pha
 settings.load_profile("steady")
 
 
-pytest_plugins = ("tests.suite.plugin",)
+pytest_plugins = ("tests.suite.plugin", "tests.suite.examples")
 
 HAS_TORCH = find_spec("torch") is not None
 
