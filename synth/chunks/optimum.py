@@ -34,7 +34,7 @@ from arborcast.synth.progress import report
 log = logging.getLogger(__name__)
 
 
-class Rounds(Protocol):
+class HasRounds(Protocol):
     """A plan of either kind."""
 
     @property
@@ -43,7 +43,7 @@ class Rounds(Protocol):
         ...
 
 
-AnyPlan = TypeVar("AnyPlan", bound=Rounds)
+AnyPlan = TypeVar("AnyPlan", bound=HasRounds)
 AnyAnswer = TypeVar("AnyAnswer")
 
 
