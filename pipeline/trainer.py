@@ -34,11 +34,11 @@ from arborcast.pipeline.run.local_model import LocalModel
 from arborcast.pipeline.run.losses import LossFunction
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.prepared_layers import Prepare
+from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.recorder import NullRecorder, PassRecorder
 from arborcast.pipeline.run.stage_groups import Groups, fabric_of
 from arborcast.pipeline.run.stage_messages import Messages, Messenger
-from arborcast.pipeline.run.training_options import TrainingOptions, check_job, words_of_plan
-from arborcast.pipeline.run.update import OptimizerOf
+from arborcast.pipeline.run.training_options import OptimizerOf, TrainingOptions, check_job, words_of_plan
 from arborcast.pipeline.sharding.evaluation import CollectiveCall
 from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
 from arborcast.pipeline.simulation.timeline import Timeline
@@ -506,10 +506,9 @@ class Trainer:
         self._waiting = None
 
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
-        common = (
-            optimizer,
-            self._options,
+        context = RankContext(
             self._place,
+            self._options,
             self._groups,
             self._faults,
             self._links,
@@ -517,12 +516,14 @@ class Trainer:
             self._recorder,
         )
         if self._sharded is None:
-            self._local = LocalModel.of(model, *common)
+            self._local = LocalModel.of(model, optimizer, context)
         else:
             from arborcast.pipeline.run.intra.divided_model import DividedModel
 
             assert isinstance(model, Traced), "it was checked"
-            self._local = divided = DividedModel.divided(model, self._sharded, self._by_schedule, *common)
+            self._local = divided = DividedModel.divided(
+                model, self._sharded, self._by_schedule, optimizer, context
+            )
             self.calls, self.crossing_bytes = divided.calls, divided.crossing_bytes
             self._lines = divided.lines
 

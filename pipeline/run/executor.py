@@ -25,18 +25,16 @@ from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import forwards, peak_in_flight
 from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
-from arborcast.pipeline.run.assignment import Assignment, RankAssignment
+from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
 from arborcast.pipeline.run.boundary import KEPT_SHAPES, Boundaries, FakeStage
 from arborcast.pipeline.run.loop import StepLoop
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.passes import StagePasses
-from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import PassRecorder
-from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.stage_messages import BoundaryMessages, Messenger, SampleMessages, TagOf
-from arborcast.pipeline.run.training_options import TrainingOptions
+from arborcast.pipeline.run.update import Update
 from arborcast.synth.errors import InputError
 
 
@@ -162,33 +160,24 @@ class StepExecutor:
     Args:
         parts: the stages of this rank; none of one without work.
         module: the layers of all of them.
-        place: of this rank.
-        options: of the training.
-        groups: of the job.
-        links: to other stages.
-        precision: of passes and losses.
-        recorder: notes what is done when.
+        update: of its parameters.
+        context: of this rank.
         output_dims: which dimension of each tensor of the model's output counts samples; one for all.
         deferred: the running statistics that wait for the end of the batch; None without.
-        last_pass: makes the context of the last pass of a stage that gives gradients of parameters.
-        on_gradients: called when this rank's gradients of a batch are complete.
     """
 
     parts: Sequence[LocalStage]
     module: nn.Module
-    place: RankAssignment
-    options: TrainingOptions
-    groups: Groups
-    links: Messenger
-    precision: Precision
-    recorder: PassRecorder
-    output_dims: Sequence[int]
-    deferred: DeferredStatistics | None
-    last_pass: Callable[[int], AbstractContextManager[None]]
-    on_gradients: Callable[[], None]
+    update: Update
+    context: RankContext
+    output_dims: Sequence[int] = (0,)
+    deferred: DeferredStatistics | None = None
 
     def __post_init__(self) -> None:
         """No batch yet."""
+        context = self.context
+        self.place, self.options, self.precision = context.place, context.options, context.precision
+        self._job = context.groups.job
         self.plan = self.place.column
         self._loops: dict[Signature, StepLoop | None] = {}  # the one that was used last is last
         self._made = 0
@@ -247,7 +236,7 @@ class StepExecutor:
             batch.sizes,
             steps,
             in_flight=in_flight if training else 2,
-            last_pass=self.last_pass,
+            last_pass=self.update.last_pass,
         )
 
     def _tags_of_a_shape(self, microbatches: int) -> int:
@@ -266,7 +255,7 @@ class StepExecutor:
             def tag_of(number: int, m: int, back: bool) -> int:
                 return first_tag + 2 * ((before * part.tensors + number) * count + m) + back
 
-            return part.messages(boundaries, batch.sizes, self.links, tag_of, behind=behind)
+            return part.messages(boundaries, batch.sizes, self.context.links, tag_of, behind=behind)
 
         losses = Losses(
             part.loss_of if self.options.loss_fn is None else self.options.loss_fn,
@@ -292,7 +281,7 @@ class StepExecutor:
             messages(assignment.stage, behind=True, is_here=assignment.behind_is_here),
             part.takes_inputs,
             losses,
-            self.recorder,
+            self.context.recorder,
             differentiating=self.precision.no_autocast,
             training=training,
             split=split,
@@ -364,7 +353,7 @@ class StepExecutor:
             deferred.end(len(batch.sizes))
         if signature.training:
             self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(own.ranks)))}"
-            self.on_gradients()
+            self.update.gradients_complete()
         self._start_sum(batch.sizes, losses)
 
     def _mode(self, training: bool) -> AbstractContextManager[None]:
@@ -432,8 +421,8 @@ class StepExecutor:
                 (start + last.assignment.share(size)[0], last.losses.outputs[m])
                 for m, (start, size) in enumerate(zip(starts, sizes, strict=False))
             ]
-        found: list[Any] = [None] * dist.get_world_size(self.groups.job)
-        dist.all_gather_object(found, kept, group=self.groups.job)
+        found: list[Any] = [None] * dist.get_world_size(self._job)
+        dist.all_gather_object(found, kept, group=self._job)
         parts = [flatten(it) for _, it in sorted((it for each in found for it in each), key=_start_of)]
         if not parts:
             raise InputError("outputs: must follow a step or an evaluation, got none yet")
@@ -463,7 +452,7 @@ class StepExecutor:
         for index, mark in enumerate(self._fingerprints):
             if mark is not None:
                 self._sums[-6:].view(2, 3)[index] = torch.tensor([1, mark, mark**2])
-        self._sum_work = dist.all_reduce(self._sums, group=self.groups.job, async_op=True)
+        self._sum_work = dist.all_reduce(self._sums, group=self._job, async_op=True)
 
 
 def _start_of(part: tuple[int, Any]) -> int:

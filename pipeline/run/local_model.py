@@ -13,7 +13,6 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.activation_treatment import divided
-from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batch_norm import (
     DeferredStatistics,
     find_batch_norm,
@@ -22,16 +21,12 @@ from arborcast.pipeline.run.batch_norm import (
 )
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.executor import ModuleStage, StepExecutor
-from arborcast.pipeline.run.failures import FailureBroadcast
 from arborcast.pipeline.run.initial_weights import broadcast, give_values, joined
-from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.prepared_layers import AXES, prepared
-from arborcast.pipeline.run.recorder import PassRecorder
-from arborcast.pipeline.run.stage_groups import Groups
-from arborcast.pipeline.run.stage_messages import Messenger
+from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.ties import TieGroups
-from arborcast.pipeline.run.training_options import TrainingOptions
-from arborcast.pipeline.run.update import OptimizerOf, Update
+from arborcast.pipeline.run.training_options import OptimizerOf
+from arborcast.pipeline.run.update import Update
 
 NAMED = 3
 """Frozen parameters that are named in words."""
@@ -67,13 +62,7 @@ class LocalModel:
         cls,
         model: Layered,
         optimizer: OptimizerOf,
-        options: TrainingOptions,
-        place: RankAssignment,
-        groups: Groups,
-        faults: FailureBroadcast,
-        links: Messenger,
-        precision: Precision,
-        recorder: PassRecorder,
+        context: RankContext,
     ) -> LocalModel:
         """This rank's part of a model, with the same values as its replicas; every rank calls it.
 
@@ -81,6 +70,7 @@ class LocalModel:
             CheckpointError: stored values are not of this model; on all ranks.
             PlanError: stages that share layers share parameters with others.
         """
+        place, options, groups, faults = context.place, context.options, context.groups, context.faults
         whole = dict(model.divide(0, model.depth).named_parameters(remove_duplicate=False))
         frozen = frozen_of(whole)
         ties = TieGroups(place.plan, model.ties, groups.make)
@@ -100,7 +90,7 @@ class LocalModel:
             fake = FakeStage(model, *bounds)  # before batch norm is changed
             layers = divided(model, place.plan.segments(assignment.stage))
             returns_loss = options.loss_fn is None
-            parts.append(ModuleStage(assignment, layers, fake, precision.autocast, returns_loss))
+            parts.append(ModuleStage(assignment, layers, fake, context.precision.autocast, returns_loss))
         module = joined([part.module for part in parts])
         parameters, trained = _named(module, model), {}
         with faults.all_or_nothing(lambda: "starting"):
@@ -119,34 +109,12 @@ class LocalModel:
                 module = joined([part.module for part in parts])
                 parameters = _named(module, model)
                 trained = {name: it.requires_grad for name, it in module.named_parameters()}
-            update = Update(
-                parameters,
-                {part.assignment.stage: part.module for part in parts},
-                optimizer,
-                len(place.sharers),
-                groups,
-                ties,
-                precision,
-                recorder,
-                accumulate=options.accumulate,
-                clip_norm=options.clip_norm,
-            )
+            modules = {part.assignment.stage: part.module for part in parts}
+            update = Update(parameters, modules, optimizer, ties, context)
             update.warm_up_collectives()
             groups.meet()
-        executor = StepExecutor(
-            parts,
-            module,
-            place,
-            options,
-            groups,
-            links,
-            precision,
-            recorder,
-            output_dims=model.sample_dims(model.depth),
-            deferred=deferred,
-            last_pass=update.last_pass,
-            on_gradients=update.gradients_complete,
-        )
+        output_dims = model.sample_dims(model.depth)
+        executor = StepExecutor(parts, module, update, context, output_dims, deferred)
         return cls(model, module, executor, update, whole, frozen, trained)
 
     def state(self, module: nn.Module) -> dict[str, Any]:

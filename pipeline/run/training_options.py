@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from arborcast.pipeline.costs.saved_bytes import described
 from arborcast.pipeline.errors import PlanError
@@ -17,9 +18,11 @@ from arborcast.pipeline.run.initial_weights import Weights
 from arborcast.pipeline.run.losses import REDUCTIONS, SHARE, LossFunction
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.prepared_layers import Prepare
-from arborcast.pipeline.run.update import OptimizerOf, check_optimizer
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
+
+OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer] | torch.optim.Optimizer
+"""Makes an optimizer of parameters; or one of the whole model's."""
 
 BATCH_NORMS = ("microbatch", "deferred")
 """When running statistics of batch norm change."""
@@ -151,7 +154,7 @@ class TrainingOptions:
             raise PlanError(f"plan: must be for model {name}, got one for {plan.model}")
         self._check_loss(bool(getattr(model, "losses", ())))
         check_divisible(model, plan)
-        check_optimizer(optimizer, model.divide(0, model.depth).parameters())
+        _check_optimizer(optimizer, model.divide(0, model.depth).parameters())
 
     def _check_loss(self, returns_loss: bool) -> None:
         """See that either the model or a function tells the loss."""
@@ -181,6 +184,22 @@ def check_job() -> None:
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError("trainer: torch.distributed must be initialised (init_process_group), got no group")
+
+
+def _check_optimizer(optimizer: OptimizerOf, parameters: Iterable[nn.Parameter]) -> None:
+    """Refuse an optimizer of something else than the whole model's parameters, on all ranks alike.
+
+    Raises:
+        InputError: it holds none of those that are to be trained.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if trained and not any(id(parameter) in held for parameter in trained):
+        raise InputError(
+            f"optimizer: must hold parameters of the model, got none of its {len(trained)} that are trained"
+        )
 
 
 def words_of_plan(plan: Plan) -> str:

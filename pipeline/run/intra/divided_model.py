@@ -16,11 +16,10 @@ from arborcast.backends.tensors.torch_compat import forget_meshes
 from arborcast.pipeline.costs.devices import device_named
 from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.run import checkpoints
-from arborcast.pipeline.run.assignment import Assignment, RankAssignment
+from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batches import Batch
 from arborcast.pipeline.run.boundary import Boundaries, TensorSpec
 from arborcast.pipeline.run.executor import LocalStage, StepExecutor
-from arborcast.pipeline.run.failures import FailureBroadcast
 from arborcast.pipeline.run.gradients import Gradients
 from arborcast.pipeline.run.initial_weights import broadcast, give_values
 from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided
@@ -28,13 +27,11 @@ from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
 from arborcast.pipeline.run.intra.slice_messages import CrossingTensor, SliceMessages
 from arborcast.pipeline.run.intra.stage_contents import StageContents
 from arborcast.pipeline.run.local_model import LocalModel
-from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import PassRecorder
-from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.stage_messages import BoundaryMessages, Messenger, TagOf
 from arborcast.pipeline.run.ties import TieGroups
-from arborcast.pipeline.run.training_options import TrainingOptions
-from arborcast.pipeline.run.update import OptimizerOf, Update
+from arborcast.pipeline.run.training_options import OptimizerOf
+from arborcast.pipeline.run.update import Update
 from arborcast.pipeline.sharding.evaluation import CollectiveCall, calls
 from arborcast.pipeline.sharding.fabric_prices import Axes, FabricPrices, Mesh
 from arborcast.pipeline.sharding.setting import Setting
@@ -171,13 +168,7 @@ class DividedModel(LocalModel):
         plan: ShardedPlan,
         by_schedule: bool,
         optimizer: OptimizerOf,
-        options: TrainingOptions,
-        place: RankAssignment,
-        groups: Groups,
-        faults: FailureBroadcast,
-        links: Messenger,
-        precision: Precision,
-        recorder: PassRecorder,
+        context: RankContext,
     ) -> DividedModel:
         """This rank's part of a model; every rank calls it.
 
@@ -188,6 +179,7 @@ class DividedModel(LocalModel):
             CheckpointError: stored values are not of this model; on all ranks.
             PlanError: the plan is of another model, or cannot be run.
         """
+        place, options, groups, faults = context.place, context.options, context.groups, context.faults
         with faults.all_or_nothing(lambda: "giving the model its weights", forgives=True), groups.patient():
             checkpoints.together(
                 groups.job, lambda: give_values(model, [(0, model.depth)], options.weights, options.seed)
@@ -228,45 +220,19 @@ class DividedModel(LocalModel):
         if stage is not None:
             gradients = lambda: DividedGradients(stage)  # noqa: E731
         with faults.all_or_nothing(lambda: "starting"):
-            update = Update(
-                {name: it.parameter for name, it in held.items()},
-                {},
-                optimizer,
-                len(place.sharers),
-                groups,
-                ties,
-                precision,
-                recorder,
-                accumulate=options.accumulate,
-                clip_norm=options.clip_norm,
-                gradients=gradients,
-            )
+            parameters = {name: it.parameter for name, it in held.items()}
+            update = Update(parameters, {}, optimizer, ties, context, gradients)
             update.warm_up_collectives()
             groups.meet()
-        parts = [
-            DividedOperators(
-                place.assignments[0],
-                stage,
-                contents.crossing,
-                [it.mesh for it in meshes],
-                says_types=precision.dtype != "float32",
+        parts = []
+        if stage is not None:
+            shapes, says_types = [it.mesh for it in meshes], context.precision.dtype != "float32"
+            parts.append(
+                DividedOperators(
+                    place.assignments[0], stage, contents.crossing, shapes, says_types=says_types
+                )
             )
-            for stage in ([] if stage is None else [stage])
-        ]
-        executor = StepExecutor(
-            parts,
-            module,
-            place,
-            options,
-            groups,
-            links,
-            precision,
-            recorder,
-            output_dims=(0,),
-            deferred=None,
-            last_pass=update.last_pass,
-            on_gradients=update.gradients_complete,
-        )
+        executor = StepExecutor(parts, module, update, context)
         first = model.holdings.names
         ends = [(one.sharding.mesh, other.sharding.mesh) for one, other in pairwise(plan.stages)]
         return cls(
