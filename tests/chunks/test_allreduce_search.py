@@ -15,6 +15,18 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.backends import lower
 from arborcast.synth import bounds
+from arborcast.synth.chunks.allreduce.allreduce_solver import THOROUGH, sum_optimum
+from arborcast.synth.chunks.allreduce.meeting_on_links import met_on_links
+from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
+from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, pruned, sum_problem
+from arborcast.synth.chunks.allreduce.points import EVERY_SCHEDULE, MEETINGS_ON_LINKS
+from arborcast.synth.chunks.allreduce.searcher import SumSearcher
+from arborcast.synth.chunks.allreduce.sum_formulas import (
+    fewest_search,
+    fewest_sum_search,
+    spread_search,
+    sum_search,
+)
 from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StaticLimit
 from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.curve import FrontierOptions
@@ -23,13 +35,6 @@ from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Unknown
 from arborcast.synth.chunks.problem.symmetry import subgroups
 from arborcast.synth.chunks.solvers.worker import SolverProcess
-from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
-from arborcast.synth.chunks.sums.links import met_on_links
-from arborcast.synth.chunks.sums.optimum import THOROUGH, sum_optimum
-from arborcast.synth.chunks.sums.pair_bound import pair_bound
-from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE, MEETINGS_ON_LINKS
-from arborcast.synth.chunks.sums.search import fewest_search, fewest_sum_search, spread_search, sum_search
-from arborcast.synth.chunks.sums.searcher import SumSearcher
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -438,7 +443,9 @@ def test_where_links_differ_both_ways_nothing_meets_on_them() -> None:
 def test_what_meets_says_so_and_stands_beside_the_limit_of_every_schedule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("arborcast.synth.chunks.sums.searcher.SumSearcher.search", lambda *_, **__: Unknown())
+    monkeypatch.setattr(
+        "arborcast.synth.chunks.allreduce.searcher.SumSearcher.search", lambda *_, **__: Unknown()
+    )
     found = frontier("ring:4", max_steps=6)
     assert [point.restriction for point in found.points] == [MEETINGS_ON_LINKS]
     assert all(point.scope == EVERY_SCHEDULE and not point.is_proved for point in found.points)

@@ -15,7 +15,7 @@ from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.bounds.spanning_check import MOST_MARKS, classes_of, spanning_costs
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.symmetry import problem_group
-from arborcast.synth.chunks.step_optimum import is_large
+from arborcast.synth.chunks.step_solver import is_large
 from arborcast.synth.chunks.trees.column_generation import can_price, tree_bound, tree_packing
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.plan import few_chunks_near
