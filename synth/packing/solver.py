@@ -21,7 +21,6 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.packing.bounded_height import pack_shallow, shallow_frontier
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up, rerooted
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.fewest import fewest
@@ -79,6 +78,8 @@ def solve_by_trees(
             packing = min(_packings(task, splits, known), key=_latency)  # 3. trees that use all of it
             packing = _thinned(task, packing, splits[0].rate)
         else:
+            from arborcast.synth.packing.bounded_height import pack_shallow
+
             packing = pack_shallow(task.graph, task.roots, task.limit.rate, request, task.deadline)
     except TimedOutError as error:
         raise task.too_late(task.schedule("mwu", _one_round(task)), error) from error
@@ -127,6 +128,8 @@ def shallow_schedules(
     Raises:
         TimedOutError: the deadline passed.
     """
+    from arborcast.synth.packing.bounded_height import shallow_frontier
+
     task = _Task.of(topology, collective, Request(seed=seed))
     limit = task.limit.rate
     for found in shallow_frontier(task.graph, task.roots, below, limit=limit, seed=seed, deadline=deadline):
