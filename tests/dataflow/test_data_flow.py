@@ -35,10 +35,6 @@ def held(start: int, stop: int) -> Slice:
     return Slice(Buffer.SCRATCH, start, stop)
 
 
-def given_in(start: int, stop: int) -> Slice:
-    return Slice(Buffer.INPUT, start, stop)
-
-
 def drawn(graph: TaskGraph) -> list[str]:
     """One line for each action, with the numbers of those that it waits for."""
     before: dict[int, list[int]] = {number: [] for number in range(len(graph.actions))}

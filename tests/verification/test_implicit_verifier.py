@@ -151,6 +151,10 @@ def test_what_is_broken_is_judged_as_when_written_out(data: st.DataObject) -> No
     for change in data.draw(st.lists(st.sampled_from(BREAK), max_size=2)):
         if schedule.transfers:
             schedule = replace(schedule, **change(schedule, data))
+    check_judged_as_when_written_out(schedule)
+
+
+def check_judged_as_when_written_out(schedule: ImplicitSchedule) -> None:
     whole = verify(schedule.expand(), max_errors=10**6)
     on_representatives, on_all = judged(schedule)
     for verdict in (on_representatives, on_all):
