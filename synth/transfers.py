@@ -97,6 +97,12 @@ class Transfers(Sequence[Transfer]):
         reduce, way = self.reduce[rows], self.way[rows]
         return Transfers(self.chunk[rows], *ends, self.step[rows], reduce, way, self.ways)
 
+    @property
+    def turned(self) -> Transfers:
+        """The same from receiver to sender, through what is passed the other way round."""
+        ways = tuple(way[::-1] for way in self.ways)
+        return Transfers(self.chunk, self.dst, self.src, self.step, self.reduce, self.way, ways)
+
     @cached_property
     def paths(self) -> tuple[Ints, Ints]:
         """The vertices that each one passes, its ends included.

@@ -13,12 +13,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.synth.bounds.shortest_paths import shortest_tree
 from arborcast.synth.kernels.compiled import Ints, kernel
 
 Floats: TypeAlias = NDArray[np.float64]
-
-FAR = 1 << 60
-"""The distance of what cannot be reached."""
 
 PENALTY = 64
 """How many times as long a link counts that has no room, so that a detour around it is looked for first."""
@@ -55,40 +53,6 @@ def add_up(first: Ints, links: Ints, amount: Ints, load: Ints) -> None:
     for part in range(len(amount)):
         for place in range(first[part], first[part + 1]):
             load[links[place]] += amount[part]
-
-
-@kernel
-def nearest(start: Ints, order: Ints, heads: Ints, lengths: Ints, source: int, far: Ints, last: Ints) -> None:
-    """Shortest ways from one vertex: how far each other is, and the last link on the way (Dijkstra 1959).
-
-    Links of a negative length are closed. Those of vertex v are `order[start[v]:start[v + 1]]`.
-    """
-    size = len(far)
-    done = np.zeros(size, dtype=np.bool_)
-    for vertex in range(size):
-        far[vertex] = FAR
-        last[vertex] = -1
-    far[source] = 0
-    for _ in range(size):
-        here, least = -1, FAR
-        for vertex in range(size):
-            if not done[vertex] and far[vertex] < least:
-                here, least = vertex, far[vertex]
-        if here < 0:
-            return
-        done[here] = True
-        for place in range(start[here], start[here + 1]):
-            link = order[place]
-            if lengths[link] >= 0 and least + lengths[link] < far[heads[link]]:
-                far[heads[link]] = least + lengths[link]
-                last[heads[link]] = link
-
-
-@kernel
-def all_nearest(start: Ints, order: Ints, heads: Ints, lengths: Ints, far: Ints, last: Ints) -> None:
-    """The same from every rank: a row each of `far` and of `last`."""
-    for source in range(len(far)):
-        nearest(start, order, heads, lengths, source, far[source], last[source])
 
 
 @kernel
@@ -175,10 +139,9 @@ def _relieve(
     searches: Ints,
 ) -> int:
     """Move parts away from one link until it has no more than its limit; how many parts there are then."""
-    size = len(start) - 1
     own = np.zeros(len(heads), dtype=np.int64)
     prices = np.empty(len(heads), dtype=np.int64)
-    far, last, way = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    way = np.empty(len(start) - 1, np.int64)
     for part in range(count):
         if load[link] <= limit[link]:
             break
@@ -188,7 +151,7 @@ def _relieve(
         while amount[part] > 0 and load[link] > limit[link] and searches[0] > 0:
             searches[0] -= 1
             _price(link, lengths, history, load, limit, own, part + 1, amount[part], prices)
-            nearest(start, order, heads, prices, source, far, last)
+            last = shortest_tree(start, order, heads, prices, source)[1]
             if last[target] < 0:
                 break
             hops = _trace(last, tails, source, target, way)
@@ -330,33 +293,6 @@ def _lengthen(load: Floats, capacity: Floats, lengths: Floats) -> None:
 
 
 @kernel
-def _settle(
-    start: Ints, order: Ints, heads: Ints, lengths: Floats, source: int, last: Ints, settled: Ints
-) -> int:
-    """The tree of shortest ways from a vertex: the last link to each other, and the vertices by distance."""
-    size = len(last)
-    far = np.full(size, np.inf)
-    done = np.zeros(size, dtype=np.bool_)
-    far[source], count = 0.0, 0
-    for _ in range(size):
-        here, least = -1, np.inf
-        for vertex in range(size):
-            if not done[vertex] and far[vertex] < least:
-                here, least = vertex, far[vertex]
-        if here < 0:
-            break
-        done[here] = True
-        settled[count] = here
-        count += 1
-        for place in range(start[here], start[here + 1]):
-            link = order[place]
-            if least + lengths[link] < far[heads[link]]:
-                far[heads[link]] = least + lengths[link]
-                last[heads[link]] = link
-    return count
-
-
-@kernel
 def spread(
     start: Ints,
     order: Ints,
@@ -376,21 +312,19 @@ def spread(
     link, starts as zeros; `lengths` are in the end those in which the last source found its ways.
     """
     size, ranks = len(start) - 1, len(amounts)
-    last = np.empty(size, dtype=np.int64)
-    settled = np.empty(size, dtype=np.int64)
     load = np.zeros(len(heads), dtype=np.float64)
     for turn in range(rounds):
         step = 1.0 if turn == 0 else 2.0 / (turn + 2)
         for source in range(ranks):
             _lengthen(load, capacity, lengths)
-            count = _settle(start, order, heads, lengths, source, last, settled)
+            _, last, settled = shortest_tree(start, order, heads, lengths, source)
             for link in range(len(heads)):
                 load[link] -= step * flow[source, link]
                 flow[source, link] *= 1.0 - step
             needed = np.zeros(size, dtype=np.float64)
             for target in range(ranks):
                 needed[target] = amounts[source, target]
-            for place in range(count - 1, 0, -1):  # the farthest first
+            for place in range(len(settled) - 1, 0, -1):  # the farthest first
                 link = last[settled[place]]
                 passing = needed[settled[place]]
                 needed[tails[link]] += passing

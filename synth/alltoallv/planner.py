@@ -17,15 +17,15 @@ from typing import NoReturn
 import numpy as np
 
 from arborcast.synth.alltoallv.cuts import Cuts
-from arborcast.synth.alltoallv.mending import FAR, Parts, all_nearest, mend, nearest, peel, spread
+from arborcast.synth.alltoallv.mending import Parts, mend, peel, spread
 from arborcast.synth.alltoallv.plan import ExchangePlan
 from arborcast.synth.alltoallv.program import FlowProgram
+from arborcast.synth.bounds.shortest_paths import ShortestPaths
 from arborcast.synth.certificate import Bound, Cut, Dual
 from arborcast.synth.collective import Collective, Kind, square_of_bytes
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.features import check_features
 from arborcast.synth.kernels.compiled import Flags, Ints
-from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.topology import Topology, Vertex
 
 LARGEST_PROGRAM = 4096
@@ -53,23 +53,21 @@ _COARSE = 1 << 20  # units of the longest link's length: what ways are compared 
 
 
 @dataclass(frozen=True, eq=False)
-class _ShortestPaths:
+class _FixedPaths:
     """One way from every rank to every other that it can reach: `links[first[block]:first[block + 1]]`."""
 
     first: Ints
     links: Ints
 
     @classmethod
-    def of(cls, graph: LinkGraph, lengths: Ints, shuffles: bool) -> _ShortestPaths:
+    def of(cls, graph: ShortestPaths, lengths: Ints, shuffles: bool) -> _FixedPaths:
         """Shortest ones; of equal ones, with `shuffles`, others from each source."""
         links: list[int] = []
         first = [0]
         tails = graph.tails.tolist()
-        far, last = np.empty((2, graph.size), dtype=np.int64)
         for source in range(graph.ranks):
             shifted = 64 * graph.size * lengths + (_shuffled(len(lengths), source) if shuffles else 0)
-            nearest(*graph.leaving, graph.heads, shifted, source, far, last)
-            before = last.tolist()
+            before = graph.tree(shifted, source).entering.tolist()
             for target in range(graph.ranks):
                 way, here = [], target
                 while here != source and before[here] >= 0:
@@ -131,14 +129,14 @@ class AlltoallvPlanner:
         if not topology.links:
             nothing = Bound(Fraction(0), Cut(frozenset(self._members[:1]), Fraction(0)))
             raise InfeasibleError(f"alltoall on {topology.name}: there are no links", nothing)
-        self._graph = LinkGraph(self.topology)
+        self._graph = ShortestPaths(self.topology)
         self._capacity = np.array(self.topology.capacities, dtype=np.int64)
         self._cuts = Cuts(self.topology)
         # A unit of length is the time on the fastest link; a step more counts a little.
         self._lengths = np.maximum(1, _COARSE // self._capacity) + _COARSE // (64 * int(self._capacity.max()))
         # Of several shortest ways all take those that come first, or each source its own.
         choices = (False, True) if topology.switches else (True,)
-        self._starts = [_ShortestPaths.of(self._graph, self._lengths, shuffles) for shuffles in choices]
+        self._starts = [_FixedPaths.of(self._graph, self._lengths, shuffles) for shuffles in choices]
         slowest = int(self._capacity.min())
         self._simple = tuple(Fraction(slowest, capacity) for capacity in self.topology.capacities)
         self._far = self._distances(self._simple)
@@ -205,8 +203,7 @@ class AlltoallvPlanner:
         return amounts
 
     def _refuse(self, source: int, target: int) -> NoReturn:
-        far, _ = self._nearest(self._lengths)
-        side = frozenset(np.flatnonzero(far[source] < FAR).tolist())
+        side = frozenset(self._graph.tree(self._lengths, source).order.tolist())
         raise InfeasibleError(
             f"alltoall: rank {source} has something for rank {target} and no way there",
             Bound(Fraction(0), Cut(side, Fraction(0))),
@@ -215,12 +212,6 @@ class AlltoallvPlanner:
     def _rate(self, collective: Collective, limit: Fraction) -> Fraction:
         whole = Fraction(collective.total, len(collective.ranks))
         return whole * self.topology.bandwidth_unit / limit
-
-    def _nearest(self, lengths: Ints) -> tuple[Ints, Ints]:
-        far = np.empty((self.topology.ranks, self.topology.size), dtype=np.int64)
-        last = np.empty_like(far)
-        all_nearest(*self._graph.leaving, self._graph.heads, lengths, far, last)
-        return far, last
 
     def _units(self, limit: Fraction, amounts: Ints) -> tuple[int, Ints]:
         """Units of a byte in which the limit is whole, and what each link may then carry."""
@@ -285,7 +276,8 @@ class AlltoallvPlanner:
         scale = math.lcm(*(length.denominator for length in lengths))
         whole = np.array([int(length * scale) for length in lengths], dtype=np.int64)
         offered = int((self._capacity.astype(object) * whole).sum())
-        return _Distances(scale, offered, self._nearest(whole)[0][:, : self.topology.ranks])
+        far = self._graph.distances(whole, np.arange(self.topology.ranks))
+        return _Distances(scale, offered, far[:, : self.topology.ranks])
 
     def _proved(
         self, collective: Collective, lengths: tuple[Fraction, ...], distances: _Distances, amounts: Ints

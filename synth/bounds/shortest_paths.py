@@ -1,7 +1,8 @@
 """Shortest ways from one vertex after another, where every vertex may forward, in exact integers.
 
-Under the limits of all-to-all collectives and under the search for their routes. On sparse fabrics this is
-what lets a thousand ranks be certified in a fraction of a second (Dijkstra 1959 with a binary heap).
+Under the limits of all-to-all collectives and under the search for their routes, whatever the sizes of their
+blocks. On sparse fabrics this is what lets a thousand ranks be certified in a fraction of a second (Dijkstra
+1959 with a binary heap).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.kernels.edmonds import LengthArray
 from arborcast.synth.kernels.link_graph import LinkGraph
 
 FAR = 1 << 60
@@ -29,7 +31,7 @@ class ShortestPaths(LinkGraph):
             source: where all ways start.
         """
         start, links = self.leaving
-        distance, entering, order = _shortest_tree(start, links, self.heads, lengths, source)
+        distance, entering, order = shortest_tree(start, links, self.heads, lengths, source)
         return ShortestTree(distance, entering, order)
 
     def distances(self, lengths: Ints, sources: Ints) -> Ints:
@@ -56,15 +58,18 @@ class ShortestTree:
 
 
 @kernel
-def _shortest_tree(
-    start: Ints, links: Ints, heads: Ints, lengths: Ints, source: int
-) -> tuple[Ints, Ints, Ints]:
-    """Dijkstra with lazy deletion; the heap holds pairs of a distance and a vertex."""
+def shortest_tree(
+    start: Ints, links: Ints, heads: Ints, lengths: LengthArray, source: int
+) -> tuple[LengthArray, Ints, Ints]:
+    """What `ShortestTree` holds, for other kernels; a link of a negative length is closed.
+
+    Dijkstra with lazy deletion; the heap holds pairs of a distance and a vertex.
+    """
     size = len(start) - 1
-    distance = np.full(size, FAR, dtype=np.int64)
+    distance = np.full(size, FAR, dtype=lengths.dtype)
     entering = np.full(size, -1, dtype=np.int64)
     order = np.empty(size, dtype=np.int64)
-    keys = np.empty(len(heads) + 1, dtype=np.int64)
+    keys = np.empty(len(heads) + 1, dtype=lengths.dtype)
     held = np.empty(len(heads) + 1, dtype=np.int64)
     done = np.zeros(size, dtype=np.bool_)
     keys[0], held[0], count, reached = 0, source, 1, 0
@@ -80,6 +85,8 @@ def _shortest_tree(
         reached += 1
         for position in range(start[vertex], start[vertex + 1]):
             link = links[position]
+            if lengths[link] < 0:
+                continue
             head = heads[link]
             far = distance[vertex] + lengths[link]
             if far < distance[head]:
@@ -91,7 +98,7 @@ def _shortest_tree(
 
 
 @kernel
-def _sift_up(keys: Ints, held: Ints, place: int, key: int, vertex: int) -> None:
+def _sift_up(keys: LengthArray, held: Ints, place: int, key: float, vertex: int) -> None:
     """Put a pair at the end of the heap, then where it belongs."""
     while place > 0:
         above = (place - 1) // 2
@@ -103,7 +110,7 @@ def _sift_up(keys: Ints, held: Ints, place: int, key: int, vertex: int) -> None:
 
 
 @kernel
-def _sift_down(keys: Ints, held: Ints, count: int, key: int, vertex: int) -> None:
+def _sift_down(keys: LengthArray, held: Ints, count: int, key: float, vertex: int) -> None:
     """Put a pair at the top of the heap of `count` pairs, then where it belongs."""
     place = 0
     while 2 * place + 1 < count:

@@ -132,14 +132,14 @@ def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, request: 
     left = faulty.topology
     mirrored = collective.kind is Kind.ALLREDUCE and old.are_mirrored
     if not collective.kind.reduces:
-        known = StartingTrees(old.outward(LogicalGraph(left), number, free=False))
+        known = StartingTrees(old.over(LogicalGraph(left), number))
     elif collective.kind is not Kind.ALLREDUCE:
-        known = StartingTrees(old.inward(LogicalGraph(left.reversed()), number, free=False))
+        known = StartingTrees(old.over(LogicalGraph(left.reversed()), number, gathering=True))
     else:
-        known = StartingTrees(
-            old.outward(LogicalGraph(left), number, free=mirrored),
-            () if left.is_symmetric else old.inward(LogicalGraph(left.reversed()), number, free=mirrored),
-        )
+        out = old.over(LogicalGraph(left), number, free=mirrored)
+        turned = None if left.is_symmetric else LogicalGraph(left.reversed())
+        into = () if turned is None else old.over(turned, number, gathering=True, free=mirrored)
+        known = StartingTrees(out, into)
     return solve_by_trees(left, collective, request, known=known)
 
 

@@ -45,6 +45,13 @@ class CheckedGroup:
     link_orbit: Integers
 
 
+def identity_alone(topology: Topology) -> CheckedGroup:
+    """The group by which a schedule that is written out is its own representatives."""
+    vertices, links = (np.arange(count, dtype=np.int64) for count in (topology.size, len(topology.links)))
+    none = np.zeros(0, dtype=np.int64)
+    return CheckedGroup(1, vertices.reshape(1, -1)[:0], links.reshape(1, -1)[:0], none, vertices, links)
+
+
 def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | None:
     """The translations of a schedule with what follows from them; None, and why not, if they are none.
 

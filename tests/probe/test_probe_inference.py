@@ -155,6 +155,7 @@ def fabrics(draw: Callable) -> Fabric:
     return boxes(groups, 3 * uplink, uplink, ports=kind != "boxes", named=draw(st.booleans()))
 
 
+@pytest.mark.few(6)
 @settings(max_examples=40)
 @given(fabrics(), st.sampled_from([0.0, 0.03, 0.06]), st.integers(0, 3))
 def test_every_rate_alone_and_loaded_follows_from_the_topology(

@@ -15,7 +15,6 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.topology import Switch
-from arborcast.synth.verification.implicit import verify_implicit
 from arborcast.synth.verification.verifier import verify
 from tests.support.drawn_in_network import (
     BOTH,
@@ -442,7 +441,7 @@ def test_what_is_broken_is_judged_as_when_written_out(data: st.DataObject) -> No
             whole.loads,
         )
     assert unlinked(on_all) == unlinked(whole)
-    assert verify_implicit(schedule, translates=True, max_errors=0).errors == (
+    assert verify(schedule, every_translate=True, max_errors=0).errors == (
         (f"and {len(on_all.errors)} more",) if on_all.errors else ()
     )
 
