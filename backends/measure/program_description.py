@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TypeAlias
 
-from arborcast.backends.lowering.layout import Slice
+from arborcast.backends.lowering.layout import BufferSlice
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.measure.job import ITEM_BYTES, LOOPBACK_PIECE_BYTES, count_for
@@ -119,7 +119,7 @@ def _messages(messages: list[Send] | list[Receive], way: str) -> str:
     return f"{len(messages)} {way} {ranks}, {elements} elements"
 
 
-def _slice(message: Send | Receive) -> Slice:
+def _slice(message: Send | Receive) -> BufferSlice:
     return message.source if isinstance(message, Send) else message.into
 
 
@@ -136,7 +136,7 @@ def _operation_document(operation: Operation) -> Json:
     }
 
 
-def _shown(value: int | Slice | tuple[int, ...]) -> int | list[str | int] | list[int]:
-    if isinstance(value, Slice):
+def _shown(value: int | BufferSlice | tuple[int, ...]) -> int | list[str | int] | list[int]:
+    if isinstance(value, BufferSlice):
         return [value.buffer.value, value.start, value.stop]
     return list(value) if isinstance(value, tuple) else value

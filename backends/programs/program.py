@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
 
+from arborcast.synth.baselines import nccl_model
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 
@@ -25,20 +26,16 @@ class ProgramError(InputError):
     """A program, or a file that should hold one, breaks a rule of its runtime."""
 
 
+Protocol = nccl_model.Protocol
+"""How messages travel: `Simple` by slots and counters, `LL` and `LL128` by flags beside the data."""
+
+
 class Memory(StrEnum):
     """The buffers of one rank. Where a call is in place, input and output share memory (`layout.cells`)."""
 
     INPUT = "i"
     OUTPUT = "o"
     SCRATCH = "s"
-
-
-class Protocol(StrEnum):
-    """How messages travel: `Simple` by slots and counters, `LL` and `LL128` by flags beside the data."""
-
-    SIMPLE = "Simple"
-    LL = "LL"
-    LL128 = "LL128"
 
 
 def plain_name(kind: Kind) -> str:

@@ -74,8 +74,8 @@ def pareto(
         max_steps: the largest S looked at; None for the latency (of an allreduce, that of a reduce-scatter
             and an allgather) and `STEPS_BEYOND_LATENCY` more.
         tolerance: stop where R/C is within this part of the static limit; None: only where it is attained.
-        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.quantized_rates`. Where
-            rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also counts as
+        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.quantized_rates`.
+            Where rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also counts as
             the tolerance of R/C where none is given.
         deadline_s: limit in seconds; what was found by then is returned. None for no limit.
         seed: of the solvers.

@@ -10,7 +10,7 @@ from arborcast.backends.programs.checking import one_sided, structure
 from arborcast.backends.programs.checking.execution import Outcome
 from arborcast.backends.programs.checking.one_sided_run import OneSidedExecution
 from arborcast.backends.programs.checking.two_sided_run import TwoSidedExecution
-from arborcast.backends.programs.checking.verdict import ProgramVerdict, Wait
+from arborcast.backends.programs.checking.verdict import ProgramVerdict, TraceLine
 from arborcast.backends.programs.limits import MSCCL, Limits
 from arborcast.backends.programs.program import GlobalProgram, Move, Step
 
@@ -39,7 +39,7 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
     if not program.in_place and not program.out_of_place:
         found.append(("fault", "neither for calls in place nor for others: it is never chosen"))
     found += one_sided.objections(program) if program.one_sided else structure.objections(program, limits)
-    trace: tuple[Wait, ...] = ()
+    trace: tuple[TraceLine, ...] = ()
     circle = False
     kinds = {kind for kind, _ in found}
     if not kinds & ({"buffer", "shared"} if program.one_sided else {"shared"}):

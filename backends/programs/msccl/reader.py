@@ -56,7 +56,7 @@ def read(
         ProgramError: not such a file, or one whose steps cannot be told; one line.
     """
     try:
-        return _Reader(text, kind, root).program()
+        return _ProgramReader(text, kind, root).program()
     except InputError as error:
         raise ProgramError(f"{place}: {error}") from error
 
@@ -70,7 +70,7 @@ class _Line:
     number: int
 
 
-class _Reader:
+class _ProgramReader:
     def __init__(self, text: str, kind: Kind | None, root: int | None) -> None:
         self.faults: list[str] = []
         self.notes: list[str] = []
