@@ -19,7 +19,7 @@ import numpy as np
 from arborcast.synth.alltoallv.cuts import Cuts
 from arborcast.synth.alltoallv.mending import Parts, mend, peel, spread
 from arborcast.synth.alltoallv.plan import ExchangePlan
-from arborcast.synth.alltoallv.program import FlowProgram
+from arborcast.synth.bounds.commodity_flows import CommodityFlows
 from arborcast.synth.bounds.shortest_paths import ShortestPaths
 from arborcast.synth.certificate import Bound, Cut, Dual
 from arborcast.synth.collective import Collective, Kind, square_of_bytes
@@ -143,7 +143,10 @@ class AlltoallvPlanner:
         has_choice = topology.switches or len(topology.links) > _MANY * topology.ranks
         self._searches = SEARCHES if has_choice else SEARCHES // 4
         asks = len(self.topology.links) * self.topology.ranks <= largest_program
-        self._program = FlowProgram(self._graph, self._capacity) if asks else None
+        self._program = None
+        if asks:
+            sources = [{rank} for rank in range(topology.ranks)]
+            self._program = CommodityFlows(self._graph, self._capacity, sources)
 
     def plan(self, sizes: Sequence[Sequence[int]]) -> ExchangePlan:
         """The plan for bytes from each rank that takes part (row) to each (column).
@@ -266,7 +269,9 @@ class AlltoallvPlanner:
 
     def _by_program(self, collective: Collective, found: ExchangePlan, amounts: Ints) -> ExchangePlan:
         assert self._program is not None, "the fabric is small enough"
-        flows = self._program.solve(amounts)
+        wanted = np.zeros((len(amounts), self.topology.size), dtype=np.int64)
+        wanted[:, : len(amounts)] = amounts
+        flows = self._program.solve(wanted)
         limit, dual = self._proved(collective, flows.lengths, self._distances(flows.lengths), amounts)
         units, _ = self._units(limit, amounts)
         parts = self._of_flows(np.round(flows.flow * units).astype(np.int64), amounts * units)
