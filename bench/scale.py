@@ -1,8 +1,7 @@
 """How large may a fabric be? Times and memory of what is promised at 1,024 ranks and more, and their growth.
 
 Parts, each a results file `bench/results/scale_<part>.json`: the promises (targets), the same questions on
-larger and larger fabrics (growth), and what is done with a large schedule (uses). One core, a process for
-each run, kernels compiled before.
+larger and larger fabrics (growth). One core, a process for each run, kernels compiled before.
 
     python bench/scale.py --only targets --only growth
 """
@@ -67,36 +66,6 @@ def growth(arguments: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def uses(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Files, programs and simulations of schedules in implicit form."""
-    specs = ("dgx-a100:boxes=8", "dgx-a100:boxes=32", "dgx-a100:boxes=128", "dgx-a100:boxes=512")
-    rows = []
-    for spec in specs[:2] if arguments.quick else specs:
-        for kind in ("allgather", "allreduce"):
-            rows.append(
-                {
-                    "topology": spec,
-                    "collective": kind,
-                    **_answer("arborcast.bench.scaling.uses", [spec, kind]),
-                }
-            )
-    return document(
-        "What does a large schedule cost whoever uses it?",
-        rows,
-        keys=("topology", "collective"),
-        measures={
-            name: Measure("less")
-            for name in ("file_bytes", "read_seconds", "program_seconds", "program_MB", "simulate_seconds")
-        },
-        units={
-            "program_seconds": "one rank's program for 64 MiB, from the implicit form",
-            "program_MB": "the most memory that this took on top of the schedule",
-            "simulated_us": "64 MiB",
-            "written_out_*": "the same from the schedule written out; up to 1,024 ranks",
-        },
-    )
-
-
 def _rows(chosen: Iterable[Case], quick: bool) -> list[dict[str, Any]]:
     rows = []
     for case in chosen:
@@ -108,12 +77,8 @@ def _rows(chosen: Iterable[Case], quick: bool) -> list[dict[str, Any]]:
 
 
 def _answer_case(case: Case) -> dict[str, Any]:
-    return _answer("arborcast.bench.scaling.children", [json.dumps(asdict(case))])
-
-
-def _answer(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     """What a child answers, with the seconds of the whole process."""
-    found = answer(["-m", module, *arguments], LIMIT_S)
+    found = answer(["-m", "arborcast.bench.scaling.children", json.dumps(asdict(case))], LIMIT_S)
     if "timed_out" in found:
         return {"timed_out": True, "seconds": LIMIT_S, "peak_MB": found["process_MB"]}
     del found["process_cpu_seconds"], found["process_MB"]
@@ -199,7 +164,6 @@ def exponents(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "targets": targets,
     "growth": growth,
-    "uses": uses,
 }
 
 

@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from arborcast.bench.clusters.words import (
     results_document,
 )
 from arborcast.bench.harness.document import timed_row
-from arborcast.bench.harness.parts import kept
 from arborcast.bench.harness.processes import ChildError, answer
 from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
 from arborcast.synth.api import LARGEST_EXPLICIT
@@ -49,7 +48,6 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError
-from arborcast.synth.formats.results import SYNTHESIS
 from arborcast.synth.simulation.simulator import sweep as simulate_sizes
 from arborcast.synth.simulation.timing import Timing
 from arborcast.synth.topology import Topology
@@ -67,9 +65,6 @@ BROADCAST_UP_TO = 16
 
 MANY_HOPS, VERY_MANY_HOPS = 700_000, 1_500_000
 """Hops of a schedule from which every second, and every fifth size is simulated: a run takes seconds."""
-
-CODE = (*SYNTHESIS, "bench/clusters")
-"""The folders of code that the figures depend on."""
 
 SLACK = 1e-9
 """Part by which a least time that is added up in floating point may be above the simulated one."""
@@ -293,16 +288,13 @@ def main() -> None:
         return
     specs = arguments.only or (QUICK if arguments.quick else SPECS)
     sweeps: list[Sweep] = []
-    commits: dict[str, str] = {}
     for spec in specs:
         for kind in arguments.collectives or _kinds(spec):
             start = time.perf_counter()
-            swept, commit = _kept(arguments.parts, spec, kind, arguments.deadline, older=arguments.older)
-            sweeps.append(swept)
-            commits[f"{spec} {kind}"] = commit
+            sweeps.append(in_own_process(spec, kind, arguments.deadline))
             print(f"{spec} {kind}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
             print(format_table(sweeps[-1]), end="\n\n", flush=True)
-    found = {**results_document(sweeps), "parts": commits}
+    found = results_document(sweeps)
     print("\n".join(format_summary(found["summary"])))
     is_part = arguments.quick or bool(arguments.only or arguments.collectives)
     keep(arguments.json, found, is_part=is_part)
@@ -315,15 +307,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--collectives", nargs="+", type=Kind, metavar="KIND", help="instead of the usual")
     parser.add_argument(
         "--deadline", type=float, default=DEADLINE_S, help="seconds for each machine and collective"
-    )
-    parser.add_argument(
-        "--parts",
-        type=Path,
-        metavar="FOLDER",
-        help="keep each machine and collective there, and take from there what the same code has swept",
-    )
-    parser.add_argument(
-        "--older", action="store_true", help="with --parts: take those of older code; `parts` names commits"
     )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -350,22 +333,6 @@ def in_own_process(spec: str, kind: Kind, deadline_s: float) -> Sweep:
     if "timed_out" in found:
         return _nothing(spec, kind, f"killed after {KILL_AT * deadline_s:g} s")
     return Sweep(found["rows"], found["skipped"])
-
-
-def _kept(
-    folder: Path | None, spec: str, kind: Kind, deadline_s: float, *, older: bool = False
-) -> tuple[Sweep, str]:
-    """`in_own_process`, or what a run has kept in a folder, where nothing was late; with its commit."""
-
-    def made() -> Mapping[str, Any]:
-        swept = in_own_process(spec, kind, deadline_s)
-        return {"rows": list(swept.rows), "skipped": list(swept.skipped)}
-
-    def is_whole(part: Mapping[str, Any]) -> bool:
-        return bool(part["rows"]) and not any("deadline" in entry["reason"] for entry in part["skipped"])
-
-    part = kept(folder, f"{spec} {kind}", CODE, made, is_whole=is_whole, older=older)
-    return Sweep(part["rows"], part["skipped"]), str(part["code"].get("commit"))
 
 
 def _nothing(spec: str, kind: Kind, reason: str) -> Sweep:

@@ -1,4 +1,4 @@
-"""How hypothesis draws: the same examples every time in `make test`, new ones in `make test-all`.
+"""How hypothesis draws: the same examples every time in `make test`, more and new ones in `make test-all`.
 
 Beside it the fixture that many folders share, and what is left out where torch is not installed.
 """
@@ -27,7 +27,7 @@ settings.register_profile("mutants", settings.get_profile("steady"), phases=(Pha
 settings.load_profile("steady")
 
 
-pytest_plugins = ("tests.suite.plugin",)
+pytest_plugins = ("tests.suite.plugin", "tests.suite.examples")
 
 HAS_TORCH = find_spec("torch") is not None
 
@@ -56,6 +56,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"{tests:,} test functions in {len(files):,} files left out: torch is not installed", yellow=True
         )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> None:
+    """Machine code is kept in one place for all tests, whose own caches would have it compiled in each."""
+    from arborcast.synth.kernels.compiled import kernel_folder
+
+    kernel_folder()
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ class Engine:
                 host.update(memory)
             else:
                 assert device is not None, "a graph with a ring comes with a device"
-                copies = StagedCopies(graph, {**memory, **host}, device, self.ring)
+                copies = StagedCopies({**memory, **host}, device, self.ring)
             self._running = self._run_of(graph, opening)
             self._running.run(
                 host,

@@ -356,7 +356,7 @@ def find_reason(
 
 def _actions_of(
     graph: TaskGraph, place: Mapping[int, int]
-) -> tuple[ctypes.Array[ActionState], NDArray[np.int32]]:
+) -> tuple[ctypes.Array[ctypes.Structure], NDArray[np.int32]]:
     """The library's view of the actions, and all their waiters one after another."""
     waiters: list[int] = []
     found = (ActionState * max(1, len(graph.actions)))()

@@ -9,21 +9,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
-from arborcast.backends.dataflow.task_graph import GraphTask, TaskGraph
+from arborcast.backends.dataflow.task_graph import GraphTask
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.lowering.layout import Buffer
+from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.staging.device import CopyDirection, StagingDevice
-from arborcast.backends.tensors.torch_compat import split
 
 
 class StagedCopies:
     """Those of one run.
 
     Args:
-        graph: with transfers.
         memory: the ring, and what lies on the device.
         device: that copies.
         ring: wakes the run; called from any thread.
@@ -31,12 +28,11 @@ class StagedCopies:
 
     def __init__(
         self,
-        graph: TaskGraph,
         memory: Mapping[Buffer, Tensor],
         device: StagingDevice,
         ring: Callable[[], None],
     ) -> None:
-        self._views = _views_of(graph, memory)
+        self._memory = memory
         self._device = device
         self._ring = ring
         self._begun: dict[int, GraphTask] = {}
@@ -60,10 +56,13 @@ class StagedCopies:
             self._ring()
 
         try:
-            self._device.copy(way, self._views[action.into_number], self._views[action.source_number], done)
+            self._device.copy(way, self._view(action.into), self._view(action.source), done)
         except Exception as error:
             raise _failure(action, error) from error
         self._begun[number] = action
+
+    def _view(self, part: Slice) -> Tensor:
+        return self._memory[part.buffer][part.start : part.stop]
 
     def take_ended(self) -> list[int]:
         """The actions that have ended since the last call.
@@ -92,24 +91,3 @@ class StagedCopies:
 
 def _failure(action: GraphTask, error: BaseException) -> ExecutionError:
     return ExecutionError(f"{action.operation}: {type(error).__name__}: {error}")
-
-
-_EMPTY = torch.empty(0)
-
-
-def _views_of(graph: TaskGraph, memory: Mapping[Buffer, Tensor]) -> list[Tensor]:
-    """Of each slice of a graph, its tensor; an empty one where its buffer is not given.
-
-    Cutting a whole buffer at once takes a quarter of the time of as many single views.
-    """
-    found: dict[int, Tensor] = {}
-    for buffer, tensor in memory.items():
-        cuts = graph.cuts.get(buffer, ())
-        lengths = [length for length, _ in cuts]
-        lengths.append(tensor.numel() - sum(lengths))
-        for (_, number), view in zip(cuts, split(tensor, lengths), strict=False):
-            found[number] = view
-    return [
-        found[number] if number in found else memory.get(part.buffer, _EMPTY)[part.start : part.stop]
-        for number, part in enumerate(graph.slices)
-    ]

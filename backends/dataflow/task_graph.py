@@ -60,8 +60,6 @@ class GraphTask:
         into: what is written; what is sent, for a send.
         source: of a reduction or copy what is read besides; of a combine what the arriving data is combined
             with (often `into` itself); `into` for the others.
-        into_number: the place of `into` among the graph's slices.
-        source_number: that of `source`.
         peer: of a message, -1 for what is local.
         waiters: the actions that wait for this one.
         share: the same for all sends of the same bytes to several peers; -1 for all else.
@@ -71,8 +69,6 @@ class GraphTask:
     operation: Operation
     into: Slice
     source: Slice
-    into_number: int
-    source_number: int
     peer: int
     waiters: tuple[int, ...]
     share: int
@@ -87,10 +83,6 @@ class TaskGraph:
         actions: in the order of the program.
         sends: the actions that send to each peer, in the order in which their bytes must go.
         receives: the actions that receive from each peer, in the order in which their bytes come.
-        slices: all that the actions use, each once.
-        cuts: of each buffer, how to cut it so that (almost) all slices come out of one pass: the lengths of
-            consecutive stretches with the number of the slice that each is, -1 for none. A slice that
-            overlaps another one in part is not among them.
         waits: of every action, how many others must be complete before.
         reduces: whether anything is combined here.
         scratch_elements: length of the working space that is still needed; of gaps in it no page is touched.
@@ -100,8 +92,6 @@ class TaskGraph:
     actions: tuple[GraphTask, ...]
     sends: Mapping[int, tuple[int, ...]]
     receives: Mapping[int, tuple[int, ...]]
-    slices: tuple[Slice, ...]
-    cuts: Mapping[Buffer, tuple[tuple[int, int], ...]]
     waits: tuple[int, ...]
     reduces: bool
     scratch_elements: int
@@ -129,33 +119,28 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
             waiters[numbers[before]].append(number)
         if draft.peer >= 0:
             orders[draft.act is Act.SEND][draft.peer].append(number)
-    slices: dict[Slice, int] = {}
     shares = _shares(drafts)
-    actions = []
-    for number, draft in enumerate(drafts):
-        actions.append(
-            GraphTask(
-                draft.act,
-                _shown(draft),
-                draft.into,
-                draft.source,
-                slices.setdefault(draft.into, len(slices)),
-                slices.setdefault(draft.source, len(slices)),
-                draft.peer,
-                tuple(waiters[number]),
-                shares.get(number, -1),
-            )
+    actions = [
+        GraphTask(
+            draft.act,
+            _shown(draft),
+            draft.into,
+            draft.source,
+            draft.peer,
+            tuple(waiters[number]),
+            shares.get(number, -1),
         )
+        for number, draft in enumerate(drafts)
+    ]
+    parts = (part for draft in drafts for part in (draft.into, draft.source))
     return TaskGraph(
         program,
         tuple(actions),
         {peer: tuple(order) for peer, order in sorted(orders[True].items())},
         {peer: tuple(order) for peer, order in sorted(orders[False].items())},
-        tuple(slices),
-        _cut(slices),
         tuple(len(draft.after) for draft in drafts),
         any(draft.act in {Act.COMBINE, Act.REDUCE} for draft in drafts),
-        max((part.stop for part in slices if part.buffer is Buffer.SCRATCH), default=0),
+        max((part.stop for part in parts if part.buffer is Buffer.SCRATCH), default=0),
     )
 
 
@@ -326,21 +311,6 @@ def _uses(operation: Operation) -> list[tuple[Slice, bool, bool]]:
             return [(source, True, False), (into, True, True)]
         case Copy(source=source, into=into):
             return [(source, True, False), (into, False, True)]
-
-
-def _cut(slices: Mapping[Slice, int]) -> dict[Buffer, tuple[tuple[int, int], ...]]:
-    """See `TaskGraph.cuts`; short slices go before long ones that overlap them."""
-    cuts: dict[Buffer, list[tuple[int, int]]] = defaultdict(list)
-    ends: dict[Buffer, int] = defaultdict(int)
-    for part in sorted(slices, key=lambda part: (part.buffer, part.start, part.stop)):
-        end = ends[part.buffer]
-        if part.start < end:
-            continue
-        if part.start > end:
-            cuts[part.buffer].append((part.start - end, -1))
-        cuts[part.buffer].append((part.length, slices[part]))
-        ends[part.buffer] = part.stop
-    return {buffer: tuple(found) for buffer, found in cuts.items()}
 
 
 def _shown(draft: _Draft) -> Operation:

@@ -1,4 +1,4 @@
-"""The built library with its structures and functions, as `native.h` declares them.
+"""The built library with its structures and functions, read in `native.h`, which declares them.
 
 Calls through `at_once` keep the interpreter's lock: they are short, and to take it again may cost a busy
 interpreter's switch interval. Those through `in_peace` release it.
@@ -8,23 +8,66 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import sysconfig
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint8, c_void_p
+from collections.abc import Iterator
+from ctypes import Structure, c_double, c_int32, c_int64, c_uint8, c_void_p
 from enum import IntEnum
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 import torch
 
-SOURCES = 0x4C863C2
-"""The digest in `native.h`."""
+_HEADER = re.sub(r"/\*.*?\*/", "", Path(__file__).with_name("native.h").read_text(), flags=re.DOTALL)
+_DECLARATION = re.compile(r"(?:const )?(?:struct \{([^}]*)\}|(?:struct )?(\w+)) ([^;]+);")
+_DECLARATOR = re.compile(r"(\*?)(\w+)(?:\[(\w+)\])?")
+_FUNCTION = re.compile(r"^(\w+ \*?)(\w+)\(([^)]*)\);", re.MULTILINE)
+_C_TYPES: dict[str, Any] = {
+    "void": None,
+    "int32_t": c_int32,
+    "int64_t": c_int64,
+    "uint8_t": c_uint8,
+    "double": c_double,
+}
 
-LANDING_BYTES = 256 << 10
-RING_AT = 4096
+
+def _constant(name: str) -> int:
+    """A number that the header names."""
+    found = re.search(rf"\b{name} (?:= )?(\w+)(?: << (\d+))?", _HEADER)
+    assert found is not None, "the header has it"
+    return int(found[1], 0) << int(found[2] or 0)
+
+
+def _structure(name: str) -> type[Structure]:
+    """A structure of the header; a field whose name is a keyword of Python ends with an underscore."""
+    found = re.search(rf"^struct {name} \{{(.*?)^\}};", _HEADER, re.DOTALL | re.MULTILINE)
+    assert found is not None, "the header has it"
+    return type(name, (Structure,), {"_fields_": tuple(_fields(found[1]))})
+
+
+def _fields(body: str) -> Iterator[tuple[str, Any]]:
+    for inner, base, declarators in _DECLARATION.findall(body):
+        for star, name, room in _DECLARATOR.findall(declarators):
+            if star:
+                kind: Any = c_void_p
+            elif inner:
+                kind = type(name, (Structure,), {"_fields_": tuple(_fields(inner))})
+            else:
+                kind = _C_TYPES[base]
+            count = int(room) if room.isdecimal() else _constant(room) if room else 0
+            yield name + "_" * iskeyword(name), kind * count if count else kind
+
+
+SOURCES = _constant("SOURCES")
+"""The digest of the sources."""
+
+LANDING_BYTES = _constant("LANDING_BYTES")
+RING_AT = _constant("RING_AT")
 """Bytes before a ring in shared memory."""
 
-SHELF_AT = 4096
-SHELF_PLACES = 32
+SHELF_AT = _constant("SHELF_AT")
+SHELF_PLACES = _constant("SHELF_PLACES")
 """Of a shelf: bytes before its places, and their number."""
 
 
@@ -62,149 +105,14 @@ class News(IntEnum):
     DIFFERS = 9
 
 
-class Moment(Structure):
-    """Bytes that went (or, negative, came) at a time of CLOCK_MONOTONIC."""
-
-    _fields_ = (("seconds", c_double), ("bytes", c_int64))
-
-
-class ChannelState(Structure):
-    """See `struct channel`."""
-
-    _fields_ = (
-        ("fd", c_int32),
-        ("gone", c_int32),
-        ("part_bytes", c_int64),
-        ("ring_bytes", c_int64),
-        ("out_ring", c_void_p),
-        ("in_ring", c_void_p),
-        ("shelf", c_void_p),
-        ("their_shelf", c_void_p),
-        ("place_bytes", c_int64),
-        ("landing", c_void_p),
-        ("most", c_int64),
-        ("moments", POINTER(Moment)),
-        ("moments_room", c_int64),
-        ("moments_count", c_int64),
-        ("moved", c_int64),
-        ("outbox", c_void_p),
-        ("outbox_bytes", c_int64),
-        ("outbox_room", c_int64),
-        ("owed", c_int64),
-        ("owed_trailer", c_int32),
-        ("is_full", c_int32),
-        ("awaits_shelf", c_int32),
-        ("place", c_int32),
-        ("landed_at", c_int64),
-        ("landed_end", c_int64),
-        ("part_left", c_int64),
-        ("trailer_left", c_int32),
-        ("header_have", c_int32),
-        ("opening_have", c_int32),
-        ("is_dry", c_int32),
-        ("low_water", c_int32),
-        ("code", c_int32),
-        ("length", c_int32),
-        ("due", c_int32),
-        ("missing", c_int64),
-        ("words_have", c_int32),
-        ("reason_have", c_int32),
-        ("header", c_uint8 * 8),
-        ("opening", c_uint8 * 64),
-        ("words", c_uint8 * 8),
-        ("reason", c_uint8 * 2048),
-    )
-
-
-class ShelfState(Structure):
-    """See `struct shelf`."""
-
-    _fields_ = (
-        ("readers", c_void_p),
-        ("place_bytes", c_int64),
-        ("least_bytes", c_int64),
-        ("next", c_int64),
-        ("run", c_int64),
-        ("lies", c_int64 * (4 * SHELF_PLACES)),
-    )
-
-
-class ActionState(Structure):
-    """See `struct action`."""
-
-    _fields_ = (
-        ("act", c_int32),
-        ("peer", c_int32),
-        ("into_buffer", c_int32),
-        ("source_buffer", c_int32),
-        ("into", c_int64),
-        ("source", c_int64),
-        ("length", c_int64),
-        ("first_waiter", c_int32),
-        ("waiters", c_int32),
-        ("share", c_int32),
-    )
-
-
-class GraphState(Structure):
-    """See `struct graph`."""
-
-    _fields_ = (
-        ("actions", c_int32),
-        ("peers", c_int32),
-        ("action", c_void_p),
-        ("waits", c_void_p),
-        ("waiters", c_void_p),
-        ("orders", c_void_p),
-    )
-
-
-class PeerState(Structure):
-    """See `struct peer`."""
-
-    _fields_ = (
-        ("channel", c_void_p),
-        ("first_send", c_int32),
-        ("sends", c_int32),
-        ("first_receive", c_int32),
-        ("receives", c_int32),
-        ("is_told", c_int32),
-        ("tells", c_int32),
-        ("awaits_opening", c_int32),
-        ("sent", c_int32),
-        ("received", c_int32),
-        ("outgoing", c_int64),
-        ("incoming", c_int64),
-        ("is_gone", c_int32),
-    )
-
-
-class RunState(Structure):
-    """See `struct run`."""
-
-    _fields_ = (
-        ("graph", c_void_p),
-        ("peers", c_void_p),
-        ("peer_count", c_int32),
-        ("missing", c_int32),
-        ("left", c_void_p),
-        ("local", c_void_p),
-        ("local_first", c_int32),
-        ("local_count", c_int32),
-        ("memory", c_void_p * 4),
-        ("item_bytes", c_int64),
-        ("combine", c_void_p),
-        ("opening", c_void_p),
-        ("polls", c_void_p),
-        ("bell", c_int32),
-        ("steps", c_int32),
-        ("progress", c_int32),
-        ("moved", c_int32),
-        ("asked_action", c_int32),
-        ("asked_peer", c_int32),
-        ("trouble", c_int32),
-    )
-
+ChannelState = _structure("channel")
+RunState = _structure("run")
+PeerState = _structure("peer")
+ActionState = _structure("action")
+GraphState = _structure("graph")
+ShelfState = _structure("shelf")
+Moment = _structure("moment")
+"""Bytes that went (or, negative, came) at a time of CLOCK_MONOTONIC."""
 
 POLL_BYTES = 8  # of a `struct pollfd`
 
@@ -229,27 +137,6 @@ OPERATORS = {
 _STRUCTURES = (ChannelState, RunState, PeerState, ActionState, GraphState, ShelfState, Moment)
 """In the order in which the library knows their sizes."""
 
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "channel_open": (c_int32, (c_void_p, ctypes.c_char_p, c_int32)),
-    "channel_send": (c_int64, (c_void_p, c_void_p, c_int64)),
-    "channel_send_all": (c_int64, (c_void_p, c_void_p, c_int32, c_int64)),
-    "channel_send_laid": (c_int64, (c_void_p, c_int64, c_int64, c_void_p, c_int64)),
-    "channel_receive": (c_int64, (c_void_p, c_void_p, c_int64)),
-    "channel_combine": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64)),
-    "channel_opening": (c_int32, (c_void_p,)),
-    "channel_look": (c_int32, (c_void_p,)),
-    "channel_last_words": (c_int32, (c_void_p,)),
-    "channel_wanted": (c_int32, (c_void_p, c_int32, c_int32)),
-    "channel_release": (None, (c_void_p,)),
-    "find_combine": (c_void_p, (c_int32, c_int32)),
-    "combine_once": (c_int32, (c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int64)),
-    "run_begin": (c_int32, (c_void_p,)),
-    "run_advance": (c_int32, (c_void_p, c_int32, c_int32)),
-    "run_complete": (None, (c_void_p, c_int32)),
-    "native_layout": (c_int64, (c_int32,)),
-    "native_sources": (c_int64, ()),
-}
-
 
 def _load(kind: type[ctypes.CDLL]) -> ctypes.CDLL:
     """The library that was built beside this file.
@@ -265,12 +152,20 @@ def _load(kind: type[ctypes.CDLL]) -> ctypes.CDLL:
     other = ImportError(f"{path} was built of other sources than these: {remedy}")
     if not hasattr(found, "native_sources") or found.native_sources() != SOURCES:
         raise other
-    for name, (result, arguments) in _FUNCTIONS.items():
+    for result, name, arguments in _FUNCTION.findall(_HEADER):
         function = getattr(found, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = _type(result)
+        function.argtypes = [_type(each) for each in arguments.split(",") if each != "void"]
+    # Not of the header, as it is for tests alone.
+    found.combine_once.argtypes = (c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int64)
     if any(found.native_layout(at) != ctypes.sizeof(each) for at, each in enumerate(_STRUCTURES)):
         raise other
     return found
+
+
+def _type(declared: str) -> Any:
+    """Of a result, or of an argument."""
+    return c_void_p if "*" in declared else _C_TYPES[declared.split(maxsplit=1)[0]]
 
 
 at_once = _load(ctypes.PyDLL)

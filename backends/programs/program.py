@@ -11,6 +11,7 @@ signals tell when. Nothing here says whether a program is right.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -321,17 +322,24 @@ class GlobalProgram:
         """How many take part."""
         return len(self.parts)
 
+    @property
+    def blocks(self) -> Iterator[tuple[int, int, ThreadBlock]]:
+        """Every thread block with its rank and its number there."""
+        for rank, part in enumerate(self.parts):
+            yield from ((rank, number, block) for number, block in enumerate(part.blocks))
+
+    @property
+    def operations(self) -> Iterator[tuple[int, int, int, Operation]]:
+        """Every operation with its rank, block and place there."""
+        for rank, number, block in self.blocks:
+            yield from ((rank, number, place, each) for place, each in enumerate(block.operations))
+
     @cached_property
     def one_sided(self) -> bool:
         """Whether blocks write memory of other ranks instead of sending messages."""
-        return any(
-            not isinstance(operation, Step)
-            for part in self.parts
-            for block in part.blocks
-            for operation in block.operations
-        )
+        return any(not isinstance(operation, Step) for *_, operation in self.operations)
 
     @cached_property
     def operation_count(self) -> int:
         """Operations of all blocks of all ranks."""
-        return sum(len(block.operations) for part in self.parts for block in part.blocks)
+        return sum(len(block.operations) for *_, block in self.blocks)

@@ -169,7 +169,7 @@ class SharedMemoryChannel(SocketChannel):
         first = int(np.frombuffer(self._memory, np.uint8).ctypes.data)
         rings = first, first + _half(slots * slot_bytes)
         self.state.ring_bytes = slots * slot_bytes
-        self.state.out_ring, self.state.in_ring = rings if is_first else rings[::-1]
+        self.state.out, self.state.in_ = rings if is_first else rings[::-1]
         self._shelf, self._their_shelf = shelf, memoryview(b"")
         if shelf is not None:
             self.state.shelf = ctypes.addressof(shelf.state)
@@ -180,7 +180,7 @@ class SharedMemoryChannel(SocketChannel):
 
     def drop_memory(self) -> None:
         """See `SocketChannel.drop_memory`."""
-        self.state.out_ring = self.state.in_ring = self.state.shelf = self.state.their_shelf = None
+        self.state.out = self.state.in_ = self.state.shelf = self.state.their_shelf = None
         self._memory = self._their_shelf = memoryview(b"")
         self._shelf = None
 

@@ -196,7 +196,8 @@ class SocketChannel:
     def record(self, room: int) -> None:
         """From now on note what moves, up to so many times; `recorded` says what did."""
         self._moments = (Moment * room)()
-        self.state.moments, self.state.moments_room, self.state.moments_count = self._moments, room, 0
+        self.state.moments = ctypes.addressof(self._moments)
+        self.state.moments_room, self.state.moments_count = room, 0
 
     def recorded(self) -> list[tuple[float, int]]:
         """The times, by `time.monotonic`, at which bytes went or (negative) came; they are forgotten."""

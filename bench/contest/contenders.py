@@ -12,10 +12,9 @@ from fractions import Fraction
 from arborcast import synth
 from arborcast.backends import Options
 from arborcast.backends.schedules.schedule_table import ScheduleTable
-from arborcast.backends.staging.ring import Ring
 from arborcast.synth.baselines import BASELINES
+from arborcast.synth.chunks.allreduce.halves import latency_of_parts, parts_of
 from arborcast.synth.chunks.frontier import pareto
-from arborcast.synth.chunks.sums.halves import latency_of_parts, parts_of
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
@@ -54,22 +53,6 @@ MOST_CHUNKS = 64
 
 
 @dataclass(frozen=True)
-class Copies:
-    """Data on an emulated device, see `backends.staging.emulated`.
-
-    Attributes:
-        rate: of copies each way, GB/s.
-        each_us: what each takes besides.
-        ring: of host buffers that the data pass through; None where whole tensors are copied, one way before
-            and the other way after the collective.
-    """
-
-    rate: Fraction
-    each_us: Fraction
-    ring: Ring | None = None
-
-
-@dataclass(frozen=True)
 class Contender:
     """One of those that are compared.
 
@@ -79,7 +62,6 @@ class Contender:
         by_messages: whether torch's messages carry it instead of the engine's channels.
         table: where the schedule depends on the size.
         candidates: of which the one that simulates fastest for the size runs.
-        copies: where the data lie on a device and the engine's channels carry it; None for host memory.
     """
 
     name: str
@@ -87,7 +69,6 @@ class Contender:
     by_messages: bool = False
     table: ScheduleTable | None = None
     candidates: tuple[Schedule, ...] = ()
-    copies: Copies | None = None
 
     def at(self, size_bytes: int) -> Contender:
         """The same with the schedule for a size."""

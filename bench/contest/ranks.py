@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from fractions import Fraction
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from arborcast.bench.contest.contenders import Contender, Copies
+from arborcast.bench.contest.contenders import Contender
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
 
-    from arborcast.backends.dataflow.engine import Connections
-    from arborcast.backends.dataflow.task_graph import TaskGraph
     from arborcast.backends.lowering.layout import Buffer
-    from arborcast.backends.staging.device import CopyDirection, StagingDevice
-    from arborcast.backends.staging.ring import Ring
 
 LEAD_S = 0.01
 """From the word to begin until the begin: it must have reached every rank by then."""
@@ -98,14 +92,12 @@ class Participant:
 
     Attributes:
         data: its buffers.
-        begun_at: when the last run began, by the clock that all ranks share.
 
     Args:
         rank: this one.
         address: its own, where it listens.
         store_path: of a file that all ranks share.
         order: what to do.
-        watch: put around the engine's channels, to see what passes.
     """
 
     def __init__(
@@ -114,8 +106,6 @@ class Participant:
         address: str,
         store_path: str,
         order: Order,
-        *,
-        watch: Callable[[Connections], Connections] | None = None,
     ) -> None:
         import torch.distributed as dist
 
@@ -141,11 +131,8 @@ class Participant:
         schedules = [each.schedule for each in order.contenders if each.schedule is not None]
         network.connect(peers_of(schedules, rank, size))
         self._network = network
-        connections: Connections = network if watch is None else watch(network)
-        self._engine = Engine(rank, connections, timeout_s=order.timeout_s)
+        self._engine = Engine(rank, network, timeout_s=order.timeout_s)
         self._calls = 0
-        self._devices: dict[tuple[Fraction, Fraction], StagingDevice] = {}
-        self.begun_at = 0.0
         self.data = Data(order, rank)
 
     def close(self) -> None:
@@ -172,28 +159,14 @@ class Participant:
             return self._by_gloo()
         if contender.by_messages:
             return self._by_messages(contender.schedule)
-        copies = contender.copies
-        if copies is not None and copies.ring is None:
-            return self._by_whole_copies(contender, contender.schedule, copies)
-        return self._by_engine(contender, contender.schedule, self.data.memory)
-
-    def graph(self, schedule: Schedule, ring: Ring | None = None) -> TaskGraph:
-        """What this rank's engine runs of a schedule; with a ring, on data on a device."""
-        from arborcast.backends.dataflow.task_graph import compile_graph
-        from arborcast.backends.lowering.lower import lower_rank
-
-        if ring is None:
-            settings = {"pieces": pieces_of(schedule, self.order)}
-        else:
-            settings = {"pieces": ring.pieces, "depth": ring.depth, "window": ring.depth}
-        return compile_graph(lower_rank(schedule, self.rank, self.order.elements, **settings))
+        return self._by_engine(contender, contender.schedule)
 
     def timed(self, call: Callable[[], None], what: str) -> Round:
         """One run, after which the data are checked."""
         import torch.distributed as dist
 
         self.data.fill()
-        begin = self.begun_at = self._agree_on_begin()
+        begin = self._agree_on_begin()
         _sleep_until(begin - LOOK_S)  # the wait for the begin would count as idle, a third of a short run
         idle, capacity = _processors()
         cpu = time.process_time()
@@ -230,51 +203,19 @@ class Participant:
             case _:
                 return lambda: _done(all_gather_single(data.output, data.given))
 
-    def _by_whole_copies(
-        self, contender: Contender, schedule: Schedule, copies: Copies
-    ) -> Callable[[], None]:
-        """The data lie on a device, and are copied before and after the collective."""
-        from arborcast.backends.lowering.layout import Buffer
-        from arborcast.backends.staging.device import CopyDirection
-
-        device, memory, kind = self._device(copies), self.data.memory, self.order.collective.kind
-        host = {buffer: tensor.clone() for buffer, tensor in memory.items()}
-        collective = self._by_engine(contender, schedule, host)
-        is_root = self.rank == self.order.collective.root
-        held = [it for it in memory if it is Buffer.INPUT or kind is Kind.ALLREDUCE or is_root]
-
-        def call() -> None:
-            for buffer in held:
-                _copy(device, CopyDirection.IN, host[buffer], memory[buffer])
-            collective()
-            if not is_root:
-                _copy(device, CopyDirection.OUT, memory[Buffer.OUTPUT], host[Buffer.OUTPUT])
-
-        return call
-
-    def _device(self, copies: Copies) -> StagingDevice:
-        from arborcast.backends.staging.emulated import EmulatedDevice
-
-        key = (copies.rate, copies.each_us)
-        if key not in self._devices:
-            self._devices[key] = EmulatedDevice(*key)
-        return self._devices[key]
-
-    def _by_engine(
-        self, contender: Contender, schedule: Schedule, memory: Mapping[Buffer, torch.Tensor]
-    ) -> Callable[[], None]:
+    def _by_engine(self, contender: Contender, schedule: Schedule) -> Callable[[], None]:
         import torch
         import torch.distributed as dist
 
+        from arborcast.backends.dataflow.task_graph import compile_graph
+        from arborcast.backends.lowering.lower import lower_rank
         from arborcast.backends.tensors.torch_reduction import operator_of
         from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 
         kind, root = self.order.collective.kind, self.order.collective.root
         operator = operator_of(dist.ReduceOp.SUM, torch.float32) if kind.reduces else None
-        copies = contender.copies
-        ring = None if copies is None else copies.ring
-        device = None if copies is None or ring is None else self._device(copies)
-        graph = self.graph(schedule, ring)
+        pieces = pieces_of(schedule, self.order)
+        graph = compile_graph(lower_rank(schedule, self.rank, self.order.elements, pieces=pieces))
         opening = CollectiveFingerprint(
             0,
             self.order.elements,
@@ -287,7 +228,7 @@ class Participant:
         def call() -> None:
             self._calls += 1
             opened = replace(opening, sequence=self._calls)
-            self._engine.run(graph, memory, opened, operator, device=device)
+            self._engine.run(graph, self.data.memory, opened, operator)
 
         return call
 
@@ -368,15 +309,6 @@ def pieces_of(schedule: Schedule, order: Order) -> int:
 def _sleep_until(instant: float) -> None:
     while (left := instant - time.perf_counter()) > 0:
         time.sleep(left)
-
-
-def _copy(device: StagingDevice, way: CopyDirection, into: torch.Tensor, source: torch.Tensor) -> None:
-    """A whole tensor, waited for."""
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
-    device.copy(way, into, source, ended.put)
-    error = ended.get()
-    if error is not None:
-        raise error
 
 
 def _processors() -> tuple[float, float]:

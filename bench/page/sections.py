@@ -384,30 +384,6 @@ def _behind(document: Document) -> str:
     )
 
 
-_STAGED = ("whole tensors", "chosen")
-
-
-def _staging_curves(document: Document) -> Iterator[Point]:
-    for row in document.rows:
-        if row.get("method") in ("host memory", *_STAGED):
-            panel = f"copies at {digits(row.figure('copies_over_link'), 1)}× the rate of a link"
-            yield panel, row.text("method"), row.figure("bytes"), row.figure("share_of_optimum")
-
-
-def _staging(document: Document) -> Table:
-    return pivot(
-        columns(">copies over link: copies_over_link"),
-        ("copies_over_link",),
-        "bytes",
-        lambda rows: " / ".join(
-            percent(most(row.figure("share_of_optimum") for row in rows if row.get("method") == method))
-            for method in _STAGED
-        ),
-        size,
-        sorted({row["bytes"] for row in document.rows if row.figure("bytes") > 0}),
-    )(document)
-
-
 # ------------------------------------------------------------------------------------------------- training
 
 ORDERS = {
@@ -634,12 +610,6 @@ def _bubbles(document: Document) -> Table:
     )
 
 
-_FAULTS = {
-    "kill": "killed",
-    "stop": "stopped, and sent on later",
-    "abort": "aborts its group",
-    "cut": "cut off without a word",
-}
 _TRAINING = "python bench/pipeline.py --only "
 _SCALE = "python bench/scale.py --only "
 
@@ -752,26 +722,6 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
-        "scale_uses",
-        "What does a large schedule cost whoever uses it?",
-        "What a large schedule costs whoever uses it",
-        "measured",
-        _SCALE + "uses",
-        "From the implicit form: a file of representatives, one rank's program made without the whole "
-        "schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program from the "
-        "schedule written out.",
-        plain(
-            "fabric: topology | collective | >ranks | >transfers | >file: file_bytes | >read: read_seconds | "
-            ">a rank's program: program_seconds | >its memory: program_MB",
-            **{
-                ">written out first": lambda row: seconds(
-                    row.figure("written_out_seconds") + row.figure("written_out_program_seconds")
-                )
-            },
-            **columns(">simulated in: simulate_seconds | >simulated time: simulated_us"),
-        ),
-    ),
-    Section(
         "frontier",
         "How long do whole frontiers take?",
         "Whole frontiers of chunk schedules",
@@ -835,59 +785,6 @@ SECTIONS: tuple[Section, ...] = (
             ),
         ),
         _behind,
-    ),
-    Section(
-        "faults",
-        "Does every rank that is left raise in time when others die, stop or are cut off?",
-        "Random faults during training",
-        "measured",
-        "python bench/faults.py",
-        "Small groups train under DDP and compare every gradient with serial training, until a random "
-        "fault at a random moment. A rank that is killed or aborts is noticed at once; one that is stopped "
-        "at the group's timeout; a host whose link goes down (in network namespaces) when its kernel has "
-        "acknowledged nothing for `ARBORCAST_LOST_AFTER` seconds. Times run from the fault to the error, "
-        "of a stopped rank from where it goes on. Processes, sockets, files and shared memory are looked "
-        "for after each round.",
-        plain(
-            "a rank is: fault | transport | >rounds | >ranks that must raise: left_ranks | >in time: "
-            "raised_in_time | >hang: hangs | >wrong gradients: wrong | >left over: left_over | >median: "
-            "median_s | >slowest: slowest_s",
-            **{"a rank is": lambda row: _FAULTS.get(row.text("fault"), row.text("fault"))},
-        ),
-    ),
-    Section(
-        "staging",
-        "What do tensors on a device lose on their way through host memory?",
-        "Tensors on a device: share of the limit by whole tensors / through the ring that is chosen",
-        "measured on emulated links, with an emulated device",
-        "python bench/staging.py",
-        "Workers around a switch run an allreduce on data that lie on a device whose copies, each way, "
-        "have a rate of their own. Whole tensors are copied before and after; through a ring of host "
-        "buffers copies, sending, receiving and adding overlap. The limit is that of data in host memory, "
-        "at the rates that the links delivered. Nothing here ran on a GPU.",
-        _staging,
-        chart=Chart(_staging_curves, "bytes", "share of the limit"),
-    ),
-    Section(
-        "starting",
-        "What do groups cost, and how long does the first step take?",
-        "What groups cost",
-        "measured on one machine",
-        "python bench/starting.py",
-        "Descriptors and threads that a process holds beyond what it held before: of the first group all, "
-        "of more groups those of each once it has done an allreduce. The first step is the time from "
-        "init_process_group to the end of an allreduce of 1 MiB; where nothing is kept, it goes by a "
-        "simple schedule, and all ranks change to others when they are found. Of synth it is imports for "
-        "the most part, which ranks of a host make at the same time.",
-        lambda document: table(
-            {
-                "": lambda row: f"{row.text('what')}, {count(row.figure('ranks'))} ranks",
-                **columns("group: method | >time: seconds"),
-                ">descriptors": column("descriptors", two_digits),
-                ">threads": column("threads", two_digits),
-            },
-            document.rows,
-        ),
     ),
     Section(
         "pipeline_curves",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ from arborcast.pipeline.run.batch_norm import (
     synchronise_batch_norm,
 )
 from arborcast.pipeline.run.boundary import FakeStage
-from arborcast.pipeline.run.executor import LocalStage, StepExecutor
+from arborcast.pipeline.run.executor import ModuleStage, StepExecutor
 from arborcast.pipeline.run.failures import FailureBroadcast
 from arborcast.pipeline.run.initial_weights import broadcast, give_values, joined
 from arborcast.pipeline.run.precision import Precision
@@ -47,7 +48,9 @@ class LocalModel:
         update: of its parameters.
         parameters: of the whole model, by name.
         frozen: which of these are not trained, in words, as passes were last told.
-        trained: whether each parameter of `module` is, where a function of the user's made them.
+        trained: whether each parameter of `module` is, where it must stay so: where a function of the user's
+            made them, or they are divided.
+        lent: names in `module` that other ranks write to checkpoints.
     """
 
     whole: Layered
@@ -57,6 +60,7 @@ class LocalModel:
     parameters: dict[str, nn.Parameter]
     frozen: str
     trained: dict[str, bool] = field(default_factory=dict)
+    lent: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -94,7 +98,9 @@ class LocalModel:
         parts = []
         for assignment, bounds in zip(place.assignments, ranges, strict=True):
             fake = FakeStage(model, *bounds)  # before batch norm is changed
-            parts.append(LocalStage(assignment, divided(model, place.plan.segments(assignment.stage)), fake))
+            layers = divided(model, place.plan.segments(assignment.stage))
+            returns_loss = options.loss_fn is None
+            parts.append(ModuleStage(assignment, layers, fake, precision.autocast, returns_loss))
         module = joined([part.module for part in parts])
         parameters, trained = _named(module, model), {}
         with faults.all_or_nothing(lambda: "starting"):
@@ -108,7 +114,8 @@ class LocalModel:
             if groups.mesh is not None and options.prepare is not None:
                 mesh = groups.mesh
                 broadcast(held, mesh.get_group(AXES[1]), int(mesh[AXES[1]].mesh[0]))
-                parts = [replace(it, module=prepared(it.module, mesh, options.prepare)) for it in parts]
+                for part in parts:
+                    part.module = prepared(part.module, mesh, options.prepare)
                 module = joined([part.module for part in parts])
                 parameters = _named(module, model)
                 trained = {name: it.requires_grad for name, it in module.named_parameters()}
@@ -141,6 +148,38 @@ class LocalModel:
             on_gradients=update.gradients_complete,
         )
         return cls(model, module, executor, update, whole, frozen, trained)
+
+    def state(self, module: nn.Module) -> dict[str, Any]:
+        """What this rank gives to the state of the whole model, of a module with the entries of its own."""
+        return {name: it for name, it in module.state_dict().items() if name not in self.lent}
+
+    def entries(self) -> dict[str, Any]:
+        """What this rank writes to a checkpoint.
+
+        Raises:
+            CheckpointError: an entry of the model is no tensor.
+        """
+        model = self.state(self.module) if self.executor.parts else {}
+        optimizer = checkpoints.optimizer_entries(self.update.optimizer, self.update.parameters)
+        lent = tuple(f"{it}." for it in self.update.parameters if it in self.lent)
+        return {
+            "model": checkpoints.tensors_of(model),
+            "optimizer": {
+                key: it for key, it in optimizer.items() if not key.partition(".")[2].startswith(lent)
+            },
+        }
+
+    def loading(self, folder: Path | str) -> checkpoints.Loading:
+        """What this rank is to read of a checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be read, or does not fit.
+        """
+        whole = self.whole.divide(0, self.whole.depth)
+        return checkpoints.Loading(folder, whole, self.module, self.update.optimizer, self.update.parameters)
+
+    def loaded(self) -> None:
+        """After values were read into `module`."""
 
     def close(self) -> None:
         """Let go of the parameters, and of batch norm's groups."""

@@ -58,27 +58,12 @@ class TrainingOptions:
             + (f", tensor_ranks {self.tensor_ranks}" if self.prepare is not None else "")
         )
 
-    def check(
-        self,
-        plan: Plan,
-        optimizer: OptimizerOf,
-        timeout_s: float,
-        device: str,
-        precision: str | Precision | None,
-    ) -> None:
-        """See that each may be so, in this job.
+    def check_alone(self, timeout_s: float, device: str, precision: str | Precision | None) -> None:
+        """See that each may be so whatever the plan.
 
         Raises:
-            PlanError: the plan is for more ranks, or has what stages that several ranks share cannot.
-            InputError: another argument breaks a rule.
+            InputError: an argument breaks a rule.
         """
-        if not (dist.is_available() and dist.is_initialized()):
-            raise InputError(
-                "trainer: torch.distributed must be initialised (init_process_group), got no group"
-            )
-        size = dist.get_world_size()
-        if max(plan.ranks) >= size:
-            raise PlanError(f"plan: ranks must be in 0..{size - 1} of the job, got {max(plan.ranks)}")
         for name, value, rule, holds in (
             *(
                 (name, getattr(self, name), f"be one of {', '.join(words)}", getattr(self, name) in words)
@@ -94,6 +79,17 @@ class TrainingOptions:
                 raise InputError(f"{name}: must {rule}, got {value}")
         if isinstance(precision, str):
             Precision(precision, device)  # raises before any group is made
+
+    def check(self, plan: Plan, optimizer: OptimizerOf) -> None:
+        """See that each may be so with a plan, in this job.
+
+        Raises:
+            PlanError: the plan is for more ranks, or has what stages that several ranks share cannot.
+            InputError: another argument breaks a rule.
+        """
+        size = dist.get_world_size()
+        if max(plan.ranks) >= size:
+            raise PlanError(f"plan: ranks must be in 0..{size - 1} of the job, got {max(plan.ranks)}")
         if self.prepare is None:
             if self.tensor_ranks > 1:
                 raise InputError(
@@ -116,6 +112,30 @@ class TrainingOptions:
                     f"plan: stage {index} must keep or recompute all results for prepare, got "
                     f"{described(stage.segments)}"
                 )
+
+    def check_divided(self, model: object, optimizer: OptimizerOf) -> None:
+        """See that each may be so where operators of stages are divided.
+
+        Raises:
+            InputError: one may not.
+        """
+        losses = getattr(model, "losses", None)
+        if losses is None:
+            raise InputError(
+                "model: must be traced (pipeline.trace) for a plan whose stages are divided, got "
+                f"{type(model).__name__}"
+            )
+        if not losses:
+            name = getattr(model, "name", "")
+            raise PlanError(f"model {name}: must be traced with its loss to be trained")
+        if isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(
+                "optimizer: must be a function of parameters where layers are divided, got "
+                f"{type(optimizer).__name__}"
+            )
+        if self.prepare is not None or self.batch_norm != "microbatch":
+            name = "batch_norm" if self.prepare is None else "prepare"
+            raise InputError(f"{name}: must be left out where the plan divides layers, got one")
 
     def check_model(self, model: Layered, plan: Plan, optimizer: OptimizerOf) -> None:
         """See that all is for this model.
@@ -151,6 +171,16 @@ class TrainingOptions:
             raise InputError(
                 "loss_fn: must be a function of outputs and targets, as the model returns no loss"
             )
+
+
+def check_job() -> None:
+    """See that there is a job.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError("trainer: torch.distributed must be initialised (init_process_group), got no group")
 
 
 def words_of_plan(plan: Plan) -> str:

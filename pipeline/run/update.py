@@ -38,6 +38,7 @@ class Update:
         recorder: notes what is done when.
         accumulate: how many batches one update is for.
         clip_norm: the largest norm of all gradients; None for no limit.
+        gradients: makes what looks after the gradients; None for what parameters and replicas ask for.
 
     Attributes:
         unit: that losses which are sums are divided by until the weight of an update is known: near the last
@@ -59,6 +60,7 @@ class Update:
         *,
         accumulate: int,
         clip_norm: float | None,
+        gradients: Callable[[], Gradients] | None = None,
     ) -> None:
         self.parameters = parameters
         self.optimizer = _optimizer_of(optimizer, list(parameters.values()))
@@ -69,6 +71,7 @@ class Update:
         self._held = {stage: tuple(module.parameters()) for stage, module in modules.items()}
         self._replicas = replicas
         self._groups = groups
+        self._make = gradients
         self._buffer, self._sums = self._gradients()
         self._ties = ties
         self._precision = precision
@@ -120,6 +123,8 @@ class Update:
 
     def _gradients(self) -> tuple[Gradients, GradientBuffer | None]:
         """Of this rank; and those that are to be summed over replicas, where it has any."""
+        if self._make is not None:
+            return self._make(), None
         if any(is_over_data(it) for it in self.parameters.values()):
             return ShardedGradients(self.parameters.values(), self._modules), None
         if self._groups.stage is None:
@@ -150,8 +155,10 @@ class Update:
 
     def gradients_complete(self) -> None:
         """Begin all other sums over the replicas, after the last backward pass of a batch."""
-        if self._sums is not None and self._is_last:
-            self._sums.start_allreduce(self._replica_group)
+        if self._is_last:
+            self._buffer.complete()
+            if self._sums is not None:
+                self._sums.start_allreduce(self._replica_group)
 
     def wait(self) -> None:
         """Until the sums over the replicas are there."""
@@ -201,6 +208,7 @@ class Update:
             self._buffer.detach_unused()
             self._precision.step(self.optimizer)
             self._precision.update()
+            self._buffer.updated()
 
     def close(self) -> None:
         """Let go of the parameters."""

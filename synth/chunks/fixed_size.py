@@ -15,19 +15,19 @@ from pathlib import Path
 
 from arborcast.synth import bounds
 from arborcast.synth.certificate import Bound, Scope
+from arborcast.synth.chunks.allreduce.halves import Half, latency_of_parts, parts_of, static_ratio
+from arborcast.synth.chunks.allreduce.partial_sums import SumPlan, sum_problem, sum_schedule
+from arborcast.synth.chunks.allreduce.searcher import SearchEffort, SumAnswer, SumSearcher
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
 from arborcast.synth.chunks.grid import Grid
-from arborcast.synth.chunks.optimum import explain
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
-from arborcast.synth.chunks.sums.halves import Half, latency_of_parts, parts_of, static_ratio
-from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
-from arborcast.synth.chunks.sums.searcher import SearchEffort, SumAnswer, SumSearcher
+from arborcast.synth.chunks.step_result import explain
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError

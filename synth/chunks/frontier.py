@@ -3,7 +3,7 @@
 For each number of steps from the latency on: the least R/C over all C, and the smallest C that attains it
 (`synth.chunks.curve`). Points that improve on all fewer steps are the frontier. It ends where the static
 limit is reached, within a tolerance of it, at the largest S asked, or at the deadline. An allreduce is no
-problem of copies, and has a way of its own (`synth.chunks.sums.frontier`).
+problem of copies, and has a way of its own (`synth.chunks.allreduce.allreduce_frontier`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast.synth import bounds
+from arborcast.synth.chunks.allreduce.allreduce_frontier import trace_allreduce
+from arborcast.synth.chunks.allreduce.halves import Half, latency_of_parts, static_ratio
+from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
+from arborcast.synth.chunks.allreduce.points import ON_GRID, Point, TracedPoints, point_method, point_of
 from arborcast.synth.chunks.curve import Curve, FrontierOptions
 from arborcast.synth.chunks.grid import Grid
-from arborcast.synth.chunks.sums.frontier import trace_allreduce
-from arborcast.synth.chunks.sums.halves import Half, latency_of_parts, static_ratio
-from arborcast.synth.chunks.sums.instance import sum_problem
-from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, point_method, point_of
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, Prover

@@ -19,9 +19,9 @@ from arborcast.synth.topology import PLANNED, Hop, Topology
 
 if TYPE_CHECKING:
     from arborcast.synth.baselines.comparison import BaselineTimings
+    from arborcast.synth.chunks.allreduce.points import Point
     from arborcast.synth.chunks.frontier import Frontier
     from arborcast.synth.chunks.grid import Grid
-    from arborcast.synth.chunks.sums.points import Point
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.routes.reachability import Components
     from arborcast.synth.selection import Choice
@@ -278,7 +278,7 @@ def describe_parts(parts: Components | None, helps: Iterable[str]) -> list[str]:
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
     """A table of the points, and what is known beyond them."""
-    from arborcast.synth.chunks.optimum import explain
+    from arborcast.synth.chunks.step_result import explain
 
     rows = [
         (
@@ -324,7 +324,7 @@ def _gap_of(point: Point) -> str:
 
 
 def _how_far_proved(point: Point) -> str:
-    from arborcast.synth.chunks.sums.points import ON_GRID
+    from arborcast.synth.chunks.allreduce.points import ON_GRID
 
     _, on_grid, _ = point.scope.partition(f" {ON_GRID}")
     if point.is_proved:

@@ -8,7 +8,7 @@ import pytest
 
 from arborcast import topologies
 from arborcast.bench import scale
-from arborcast.bench.scaling import cases, children, uses
+from arborcast.bench.scaling import cases, children
 from arborcast.bench.scaling.cases import Case
 
 ASKED = Case("4x4 torus", "torus:4x4", "allgather", every_translate=True, target_s=2, target_MB=500)
@@ -107,13 +107,6 @@ def test_a_child_shares_a_fabric_among_groups() -> None:
     answer = children._shared(case)
     assert (answer["groups"], answer["written"], answer["correct"], answer["optimal"]) == (4, 1, True, True)
     assert answer["rate"] == answer["bound"]
-
-
-def test_uses_are_measured_from_both_forms() -> None:
-    found = uses.answer("dgx-a100:boxes=2", "allreduce")
-    assert found["same_program"] is True
-    assert found["transfers"] == 16 * found["representative_transfers"]
-    assert 0 < found["share_of_bound"] <= 1
 
 
 def row(**more: Any) -> dict[str, Any]:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.backends import lower
-from arborcast.backends.dataflow.recording import RecordedBytes
-from arborcast.bench import testbed, testbed_timeline
+from arborcast.bench import testbed
 from arborcast.bench.contest import ranks as contest_ranks
-from arborcast.bench.contest import recording as testbed_recording
 from arborcast.bench.contest.cases import (
     CASES,
     KINDS,
@@ -33,9 +26,8 @@ from arborcast.bench.contest.cases import (
 )
 from arborcast.bench.contest.contenders import RIVALS, Contender, line_up
 from arborcast.bench.contest.predictions import predict, predict_results
-from arborcast.bench.contest.ranks import ITEM_BYTES, Data, Order, Round, pieces_of
+from arborcast.bench.contest.ranks import Data, Order, Round, pieces_of
 from arborcast.bench.contest.rows import Limits, format_table, rows_of
-from arborcast.bench.contest.wires import FRAME_BYTES, Load, uses
 from arborcast.bench.emulation.delivery import delivered
 from arborcast.bench.emulation.machine import EmulationError, why_not
 from arborcast.bench.emulation.plan import at_rates, plan_emulation
@@ -284,70 +276,6 @@ def test_cases_by_name_and_others_with_a_rate() -> None:
 # -------------------------------------------------------------------------------------- the timelines
 
 
-def test_a_wire_is_busy_from_the_first_byte_on() -> None:
-    """Bytes at a million a second: handed over at 1 ms, at 4 ms and, through a switch (2), at 5 ms.
-
-    ms          0   1   2   3   4   5   6   7   8
-    0 -> 1          [ 2 kB ]    [1 kB]
-    0 -> 2                      .   [1 kB]            waits for nobody: it is another wire
-    2 -> 1                              [1 kB]        a millisecond later
-    """
-    loads = [
-        Load(0.004, (0, 1), 1000, 1),
-        Load(0.001, (0, 1), 2000, 0),
-        Load(0.005, (0, 2, 1), 1000, 0),
-    ]
-    found = uses(loads, dict.fromkeys([(0, 1), (0, 2), (2, 1)], 8e6), 0.010)
-    bars = {hop: [(b.start_s, b.end_s, b.chunk) for b in use.busy] for hop, use in found.items()}
-    assert bars[0, 1] == [
-        (pytest.approx(0.001), pytest.approx(0.003), 0),
-        (pytest.approx(0.004), pytest.approx(0.005), 1),
-    ]
-    assert bars[0, 2] == [(pytest.approx(0.005), pytest.approx(0.006), 0)]
-    assert bars[2, 1] == [(pytest.approx(0.006), pytest.approx(0.007), 0)]
-    use = found[0, 1]
-    assert (use.size_bytes, use.busy_s) == (3000, pytest.approx(0.003))
-    assert (use.start_s, use.gaps_s, use.end_s) == pytest.approx((0.001, 0.001, 0.005))
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 50), st.sampled_from([(0, 1), (0, 2, 1), (1, 2, 0)]), st.integers(1, 40_000)
-        ),
-        min_size=1,
-    )
-)
-def test_wires_carry_every_byte_one_after_the_other(drawn: list[tuple[int, tuple[int, ...], int]]) -> None:
-    loads = [Load(at / 1e3, path, size, number) for number, (at, path, size) in enumerate(drawn)]
-    hops = {hop for load in loads for hop in zip(load.path, load.path[1:], strict=False)}
-    found = uses(loads, dict.fromkeys(hops, 8e6), 1.0)
-    assert set(found) == hops
-    for hop, use in found.items():
-        passing = [load for load in loads if hop in zip(load.path, load.path[1:], strict=False)]
-        assert use.size_bytes == sum(load.size_bytes for load in passing)
-        assert all(b.start_s >= a.end_s - 1e-9 for a, b in zip(use.busy, use.busy[1:], strict=False))
-        assert use.start_s + use.busy_s + use.gaps_s + use.end_s == pytest.approx(1.0)
-        assert use.start_s >= min(load.at_s for load in passing) - 1e-9
-    assert FRAME_BYTES < 9000
-
-
-def test_bytes_are_cut_into_the_messages_that_they_belong_to() -> None:
-    part = testbed_recording.Part(0, 1, 3, 0, True, 100)
-    other = testbed_recording.Part(0, 1, 4, 0, True, 50)
-    moments = [RecordedBytes(1.0 + at, 1, count) for at, count in ((0.1, 60), (0.2, 70), (0.3, 20))]
-    found = testbed_recording._cut(moments, {1: [part, other]}, 1.0)
-    assert [(p.chunk, p.size_bytes, round(p.at_s, 3), p.is_last) for p in found] == [
-        (3, 60, 0.1, False),
-        (3, 40, 0.2, True),
-        (4, 30, 0.2, False),
-        (4, 20, 0.3, True),
-    ]
-
-
-# ------------------------------------------------------------------------------------ on real networks
-
-
 @needs_root
 def test_a_small_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -384,9 +312,8 @@ def test_a_small_run(
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links are measured for a moment only, and whatever they deliver will do."""
-    for module in (testbed, testbed_timeline):
-        monkeypatch.setattr(module, "delivered", partial(delivered, seconds=0.02, settle_s=0.02, passes=1))
-        monkeypatch.setattr(module, "check_delivery", lambda *_: None)
+    monkeypatch.setattr(testbed, "delivered", partial(delivered, seconds=0.02, settle_s=0.02, passes=1))
+    monkeypatch.setattr(testbed, "check_delivery", lambda *_: None)
 
 
 @needs_root
@@ -423,36 +350,6 @@ def test_a_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch, hasty: Non
         testbed.measure(
             topologies.load("full:3"), ["broadcast"], [4096], slowest_mbit=80, runs=1, say=lambda _: None
         )
-
-
-@needs_root
-def test_a_timeline_holds_every_message(tmp_path: Path, hasty: None) -> None:
-    timeline = testbed_timeline.record(
-        topologies.load("star:3"), "allreduce", 300_000, slowest_mbit=80, method="trees", runs=1
-    )
-    schedule = timeline.contender.schedule
-    assert schedule is not None
-    found = json.loads(json.dumps(testbed_timeline.as_document(timeline)))
-    programs = lower(schedule, 75_000, pieces=found["pieces"])
-    for rank, program in zip(found["ranks"], programs, strict=True):
-        sent = sum(type(operation).__name__ == "Send" for operation in program.operations)
-        assert sum(part["is_last"] for part in rank["sent"]) == sent
-        assert all(part["src"] == rank["rank"] for part in rank["sent"])
-        assert all(part["dst"] == rank["rank"] for part in rank["received"])
-    load = {
-        (link["from"], link["to"]): Fraction(link["size_bytes"], ITEM_BYTES) / 75_000
-        for link in found["links"]
-    }
-    label = timeline.plan.topology.label
-    assert load.keys() == {(label(src), label(dst)) for src, dst in schedule.load}
-    for (src, dst), share in schedule.load.items():
-        assert load[label(src), label(dst)] == pytest.approx(share, rel=1e-3)
-    assert "rank 2: done after" in testbed_timeline.format_links(timeline)
-    pytest.importorskip("matplotlib")
-    from arborcast.bench.contest.timeline_picture import draw
-
-    draw(timeline, tmp_path / "timeline.png")
-    assert (tmp_path / "timeline.png").stat().st_size > 10_000
 
 
 # --------------------------------------------------------------------------------------- the command

@@ -179,19 +179,6 @@ def test_scratch_ends_with_the_last_slice_that_is_used() -> None:
     assert graph.scratch_elements == 7
 
 
-def test_a_slice_that_overlaps_is_not_cut() -> None:
-    program = program_of(
-        Copy(0, given_in(0, 8), out(0, 8)),
-        Send(0, 1, given_in(2, 4), 0),
-        scratch=0,
-    )
-    graph = compile_graph(program)
-    assert {buffer: [length for length, _ in cuts] for buffer, cuts in graph.cuts.items()} == {
-        Buffer.INPUT: [8],
-        Buffer.OUTPUT: [8],
-    }
-
-
 def test_sends_do_not_run_ahead_of_what_comes_in() -> None:
     """A leaf has all pieces from the start, and gets another tree's in return."""
     program = program_of(

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-import arborcast.synth.kernels.compiled  # noqa: F401  (says where kernels are kept, before the tests move all other caches)
 from arborcast.backends import ExecutionError, Options
 from arborcast.backends.schedules import synthesis as module
 from arborcast.backends.schedules.schedule_table import ScheduleTable
+from arborcast.backends.schedules.selection import GroupSelection
 from arborcast.backends.schedules.synthesis import synthesize_table, tables
 from arborcast.synth.api import solve
 from arborcast.synth.chunks.solvers.worker import Worker
@@ -26,7 +26,7 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.selection import Choice
+from arborcast.synth.selection import SIZES, Choice
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load
@@ -65,8 +65,10 @@ def test_all_methods_are_compared_and_what_is_found_is_kept(cache: Path) -> None
     assert found.topology == fragment
     assert not found.is_cut_short
     assert all(verify(entry.schedule).correct for entry in found.entries)
-    largest = found.entries[-1].schedule
-    assert largest.rate == largest.bound.rate
+    largest, of_full_rate = found.entries[-1].schedule, solve(fragment, Kind.ALLREDUCE)
+    assert of_full_rate.rate == of_full_rate.bound.rate
+    # A group's messages cost time, so that fewer of them may be faster than the full rate at any size.
+    assert GroupSelection((of_full_rate, largest)).fastest(SIZES[-1]).transfers == largest.transfers
     assert Counted.started == 1
     assert synthesize_table(fragment, Kind.ALLREDUCE, None, Options()) == found
     assert Counted.started == 1

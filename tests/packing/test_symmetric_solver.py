@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError,
 from arborcast.synth.packing.solver import solve_by_trees
 from arborcast.synth.packing.symmetric import solve_symmetric
 from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
-from arborcast.synth.packing.symmetric.orbit_weights import MOST_PARTS, filled, in_fewer_parts
+from arborcast.synth.packing.symmetric.orbit_problem import Problem
+from arborcast.synth.packing.symmetric.orbit_weights import MOST_PARTS, Chosen, filled, in_fewer_parts
 from arborcast.synth.packing.symmetric.symmetric_solver import generated, question_of, simplest
 from arborcast.synth.request import Request
 from arborcast.synth.symmetry.translations import Translations
@@ -269,14 +271,21 @@ def test_shares_add_up() -> None:
     assert math.lcm(*((c.share * topology.ranks).denominator for c in schedule.chunks)) == parts
 
 
+@cache
+def chosen_for(spec: str) -> tuple[Problem, Chosen]:
+    """What its shares are rounded of."""
+    fabric = topologies.load(spec)
+    question = question_of(fabric, Collective.on(fabric, "allgather"), Request(), declared(fabric))
+    return question.problem, simplest(generated(question, None)[0])
+
+
+@pytest.mark.few(8)
 @given(
     st.lists(st.integers(1, 10**9), min_size=12, max_size=12),
     st.sampled_from(["torus:3x4", "dragonfly:4x2x2"]),
 )
 def test_shares_are_rounded_within_the_loss_that_is_allowed(noise: list[int], spec: str) -> None:
-    fabric = topologies.load(spec)
-    question = question_of(fabric, Collective.on(fabric, "allgather"), Request(), declared(fabric))
-    problem, chosen = question.problem, simplest(generated(question, None)[0])
+    problem, chosen = chosen_for(spec)
     crooked = [
         weight + Fraction(1, 10**7 + more) for weight, more in zip(chosen.weights, noise, strict=False)
     ]

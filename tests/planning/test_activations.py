@@ -107,7 +107,7 @@ def test_a_replay_of_the_passes_holds_as_much(profile, samples, in_flight, data)
 
 
 @given(
-    models(),
+    models(most=5),
     st.sampled_from([Menu(True), Menu(False, 0.001), Menu(True, 0.0005), Menu(True, 0.004)]),
     st.integers(1, 3),
     st.integers(1, 5),

@@ -158,15 +158,7 @@ def check_shape(program: Program, graph: TaskGraph) -> None:
     assert list(graph.sends) == sorted(graph.sends) and list(graph.receives) == sorted(graph.receives)
     used = 0
     for action in graph.actions:
-        assert graph.slices[action.into_number] == action.into
-        assert graph.slices[action.source_number] == action.source
         assert not (action.act is not Act.SEND and action.into.buffer is Buffer.INPUT)
         for part in (action.into, action.source):
             used = max(used, part.stop if part.buffer is Buffer.SCRATCH else 0)
     assert used == graph.scratch_elements
-    for buffer, cuts in graph.cuts.items():
-        at = 0
-        for length, number in cuts:
-            if number >= 0:
-                assert graph.slices[number] == Slice(buffer, at, at + length)
-            at += length

@@ -464,7 +464,7 @@ def test_impossible_head_of_a_ring_is_refused(head: int) -> None:
     """Whoever shares the memory may write anything there; it is neither believed nor waited out."""
     with pair("shared memory") as (a, b):
         assert b.wanted() == select.POLLIN
-        ctypes.c_uint64.from_address(a.state.out_ring).value = head
+        ctypes.c_uint64.from_address(a.state.out).value = head
         assert b.wanted() is None
         with pytest.raises(DisagreementError, match=f"rank 0 says .* more .* than its {3 * PART}"):
             b.opening()

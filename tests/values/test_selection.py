@@ -109,7 +109,8 @@ kinds = st.sampled_from(["allgather", "allreduce", "alltoall"])
 latencies = st.sampled_from([Fraction(0), Fraction(7, 10), Fraction(3), Fraction(20)])
 
 
-@settings(max_examples=5)
+@pytest.mark.few(3)
+@settings(max_examples=20)
 @given(
     topologies(min_ranks=3, max_ranks=4),
     latencies,

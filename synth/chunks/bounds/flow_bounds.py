@@ -16,7 +16,7 @@ from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, StepBound, StepLengths
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.bounds.cut_program import CutProgram
-from arborcast.synth.chunks.bounds.flow_program import FlowPrices, FlowProgram, Prices, groups_of
+from arborcast.synth.chunks.bounds.flow_program import FlowPrices, Prices, StepFlowProgram, groups_of
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -65,7 +65,7 @@ def flow_bound(problem: ChunkProblem, steps: int, *, deadline: Deadline) -> Step
     groups = groups_of(problem)
     if len(groups) == 1 and len(groups[0].flows) == 1:  # the same question, with an exact answer
         return cut_bound(problem, steps, deadline=deadline)
-    prices = FlowProgram(problem, groups, steps, deadline=deadline).solve(deadline)
+    prices = StepFlowProgram(problem, groups, steps, deadline=deadline).solve(deadline)
     return _certified(problem, steps, _path_lengths(problem, prices))
 
 

@@ -146,7 +146,7 @@ class ProgramRows:
         return np.array(model.getSolution().row_dual, dtype=np.float64)
 
 
-class FlowProgram:
+class StepFlowProgram:
     """The least sum of the lengths of the steps with which all flows fit."""
 
     def __init__(

@@ -71,7 +71,7 @@ class Clauses:
             self.add(-first, -second)
 
 
-class Rounds:
+class RoundLiterals:
     """The rounds of each step: at least one each, and a step carries no more than they allow.
 
     Attributes:

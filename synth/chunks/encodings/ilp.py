@@ -99,13 +99,13 @@ class IlpSearch:
         self._rounds = [program.add_column(most, least=1) for _ in range(steps)]
         program.add_row(self._rounds, [1] * steps, least=instance.rounds, most=instance.rounds)
         reachable = ReachableSends.of(orbits, steps)
-        self._parts: Sequence[_Flow | _Chunk]
+        self._parts: Sequence[_Flow | _ChunkColumns]
         if orbits.problem.is_routing and not copies:
             self._parts = [_Flow(program, instance, group, reachable) for group in flow_groups(orbits)]
             self._add_limits(orbits)
         else:
             self._parts = chunks = [
-                _Chunk(program, instance, number, member, reachable)
+                _ChunkColumns(program, instance, number, member, reachable)
                 for number, each in enumerate(orbits.classes)
                 for member in range(each.count)
             ]
@@ -152,7 +152,7 @@ def _send_columns(program: IntegerProgram, sends: Iterable[Timed], most: int) ->
     return {(route, step): program.add_column(most, cost=1 + step) for route, step in by_step}
 
 
-class _Chunk:
+class _ChunkColumns:
     """One chunk that is copied: it comes once to each target, at most once to others, and goes on from then.
 
     Attributes:
@@ -192,7 +192,7 @@ class _Chunk:
                 yield Send(self.chunk_class, self._member, route, step)
 
 
-def _put_in_order(program: IntegerProgram, chunks: Iterable[_Chunk]) -> None:
+def _put_in_order(program: IntegerProgram, chunks: Iterable[_ChunkColumns]) -> None:
     """Of chunks that are alike, those come first whose sends of the first step read as a larger number.
 
     For a broadcast that is worth a lot (DGX-1 (8, 3, 3), which is impossible: 0.01 s for 1.2; (25, 6, 6):

@@ -15,7 +15,7 @@ from typing import Any
 
 from pysat.solvers import Cadical195
 
-from arborcast.synth.chunks.encodings.cardinality import Clauses, Rounds, not_before
+from arborcast.synth.chunks.encodings.cardinality import Clauses, RoundLiterals, not_before
 from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends, is_ordered, longest_step
 from arborcast.synth.chunks.problem.orbits import Send
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
@@ -97,7 +97,7 @@ class Formula:
         self.instance = instance
         self._reachable = ReachableSends.of(instance.orbits, instance.steps)
         spare = instance.rounds - instance.steps
-        self.rounds = Rounds(self.clauses, instance.steps, spare, longest_step(instance))  # C6
+        self.rounds = RoundLiterals(self.clauses, instance.steps, spare, longest_step(instance))  # C6
         for number, chunk_class in enumerate(instance.orbits.classes):
             held = [self._add_chunk(number, member) for member in range(chunk_class.count)]
             if is_ordered(instance.orbits):

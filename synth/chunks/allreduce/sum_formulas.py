@@ -16,7 +16,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from arborcast.synth.chunks.encodings.cardinality import Clauses, Rounds, not_before
+from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, SumSend
+from arborcast.synth.chunks.encodings.cardinality import Clauses, RoundLiterals, not_before
 from arborcast.synth.chunks.encodings.reachable_sends import longest_step
 from arborcast.synth.chunks.encodings.sat import SatSearch
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -25,7 +26,6 @@ from arborcast.synth.chunks.problem.outcome import (
     Inconclusive,
     Instance,
 )
-from arborcast.synth.chunks.sums.instance import SumOrbits, SumSend
 
 SatLiteral: TypeAlias = int | bool
 """A literal of a variable, or what is known to be true or false."""
@@ -91,7 +91,7 @@ class SpreadFormula:
         self.instance = instance
         self.clauses = clauses = Clauses()
         spare = instance.rounds - instance.steps
-        self.rounds = Rounds(clauses, instance.steps, spare, longest_step(instance))
+        self.rounds = RoundLiterals(clauses, instance.steps, spare, longest_step(instance))
         self.sent: list[list[list[int]]] = []
         self.met: list[dict[tuple[int, int, int], int]] = []
         for _ in range(instance.orbits.chunks):
@@ -126,7 +126,7 @@ def add_spread(
 
     Args:
         clauses: to which it is said.
-        problem: see `synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.allreduce.partial_sums.sum_problem`.
         sent: for each step and route the literal of a message.
 
     Returns:
@@ -178,7 +178,7 @@ class SumFormula:
         self._problem = orbits.problem
         self._instance = instance
         self._first = {d.owner: orbits.problem.steps_from(d.sources) for d in orbits.problem.demands}
-        self._rounds = Rounds(
+        self._rounds = RoundLiterals(
             self.clauses, instance.steps, instance.rounds - instance.steps, longest_step(instance)
         )
         (members,) = orbits.classes

@@ -4,10 +4,10 @@
            gather       exchange, level   spread       of one chunk; another one may gather for one step
            to a core    by level                       and spread for four, over other links
 
-Every chunk is reduced along a forest to the ranks of a core (`synth.chunks.sums.cores`), these exchange what
-they have, and it is spread along a forest from them. A box that reduces, rails that exchange and the box
-again are one such way, rails first another; a reduce-scatter before an allgather is one that
-meets in single ranks, all at one time. Ways are mixed by a linear program over those found so far, whose
+Every chunk is reduced along a forest to the ranks of a core (`synth.chunks.allreduce.cores`), these exchange
+what they have, and it is spread along a forest from them. A box that reduces, rails that exchange and the
+box again are one such way, rails first another; a reduce-scatter before an allgather is one that meets in
+single ranks, all at one time. Ways are mixed by a linear program over those found so far, whose
 prices say which are cheap (column generation). Cheap ways are found by insertion, so that no limit follows:
 that of every schedule stands beside what is found.
 """
@@ -15,8 +15,8 @@ that of every schedule stands beside what is found.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -25,11 +25,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from arborcast.synth.chunks.allreduce.cores import Core, cores_of
+from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumOrbits, SumPlan, SumSend
 from arborcast.synth.chunks.problem.instance import ChunkProblem, Route
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import problem_group
-from arborcast.synth.chunks.sums.cores import Core, cores_of
-from arborcast.synth.chunks.sums.instance import SumOrbits, SumPlan, SumSend
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
@@ -93,11 +93,11 @@ class Mixture:
     weights: tuple[Fraction, ...]
 
 
-class Meetings:
+class HierarchicalAllreduces:
     """Allreduces of one problem that meet in cores, number of steps by number of steps.
 
     Attributes:
-        problem: see `synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.allreduce.partial_sums.sum_problem`.
         group: keeps every schedule.
         fewest_steps: of any of them.
     """
@@ -154,11 +154,8 @@ class Meetings:
         chunks, rounds = int(counts.sum()) * len(self.group), rounding.rounds(counts)
         # A schedule ends with a send.
         idle = steps - 1 - max(send.step for way, _ in used for send in way)
-        ordered = sorted(
-            (replace(send, step=send.step + idle) for send in self._orbits(chunks).unfold(_members(used))),
-            key=lambda send: (send.step, send.chunk, send.route),
-        )
-        return chunks, SumPlan((*rounds[steps - idle :], *rounds[: steps - idle]), tuple(ordered))
+        sends = (replace(send, step=send.step + idle) for send in self._orbits(chunks).unfold(_members(used)))
+        return _without_copies(chunks, (*rounds[steps - idle :], *rounds[: steps - idle]), sends)
 
     def _whole_numbers(self, mixture: Mixture, steps: int, most: int, deadline: Deadline) -> Ints | None:
         """How many images of one chunk go along each way in a plan with the R/C of the mixture, if found."""
@@ -198,6 +195,24 @@ def _members(ways: Sequence[tuple[Way, int]]) -> Iterator[SumSend]:
             for send in way:
                 yield SumSend(0, member, send.route, send.step, send.copies)
             member += 1
+
+
+def _without_copies(chunks: int, rounds: Sequence[int], sends: Iterable[ChunkSum]) -> tuple[int, SumPlan]:
+    """The same plan of as few chunks as it may have: what goes the same way k times goes once.
+
+    A way that some elements of the group keep has as many images that are the same.
+    """
+    paths: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
+    for send in sends:
+        paths[send.chunk].append((send.step, send.route, send.copies))
+    alike = Counter(tuple(sorted(path)) for path in paths.values())
+    copies = math.gcd(*alike.values(), *rounds)
+    kept = (path for path, count in alike.items() for _ in range(count // copies))
+    sums = sorted(
+        (step, chunk, route, passed_on) for chunk, path in enumerate(kept) for step, route, passed_on in path
+    )
+    plan = tuple(ChunkSum(0, chunk, route, step, passed_on) for step, chunk, route, passed_on in sums)
+    return chunks // copies, SumPlan(tuple(length // copies for length in rounds), plan)
 
 
 class _Rounding:
