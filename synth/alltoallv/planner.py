@@ -17,8 +17,8 @@ from typing import NoReturn
 import numpy as np
 
 from arborcast.synth.alltoallv.cuts import Cuts
-from arborcast.synth.alltoallv.mending import Parts, mend, peel, spread
 from arborcast.synth.alltoallv.plan import ExchangePlan
+from arborcast.synth.alltoallv.rerouting import Parts, peel, reroute, spread
 from arborcast.synth.bounds.commodity_flows import CommodityFlows
 from arborcast.synth.bounds.shortest_paths import ShortestPaths
 from arborcast.synth.certificate import Bound, Cut, Dual
@@ -238,18 +238,18 @@ class AlltoallvPlanner:
             assert parts is not None, "given, or on shortest ways"
             load = parts.load(len(room))
             if (load > room).any():
-                parts = self._mended(parts, load, room)
+                parts = self._rerouted(parts, load, room)
             plans.append(ExchangePlan(self.topology, collective, bound, parts, units))
             if plans[-1].busiest <= limit:
                 break
         return min(plans, key=lambda plan: plan.busiest)
 
-    def _mended(self, parts: Parts, load: Ints, room: Ints) -> Parts:
+    def _rerouted(self, parts: Parts, load: Ints, room: Ints) -> Parts:
         known = len(parts.amount)
         more = 4 * known + 64 * self.topology.ranks
         first, links, block, amount = _with_room(parts, more, self.topology.size)
         graph = self._graph
-        count = mend(
+        count = reroute(
             *graph.leaving,
             graph.tails,
             graph.heads,
