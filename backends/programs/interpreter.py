@@ -29,7 +29,6 @@ from arborcast.backends.programs.program import (
     Memory,
     Move,
     ProgramError,
-    Protocol,
     Release,
     Signal,
     Span,
@@ -38,6 +37,7 @@ from arborcast.backends.programs.program import (
     Wait,
 )
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 
 THREADS = 2
 """Of a block of puts and signals: enough to show what is missing between them."""

@@ -17,17 +17,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
 
-from arborcast.synth.baselines import nccl_model
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.nccl_protocol import Protocol
 
 
 class ProgramError(InputError):
     """A program, or a file that should hold one, breaks a rule of its runtime."""
-
-
-Protocol = nccl_model.Protocol
-"""How messages travel: `Simple` by slots and counters, `LL` and `LL128` by flags beside the data."""
 
 
 class Memory(StrEnum):

@@ -75,8 +75,8 @@ def pareto(
             and an allgather) and `STEPS_BEYOND_LATENCY` more.
         tolerance: stop where R/C is within this part of the static limit; None: only where it is attained.
         rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.quantized_rates`.
-            Where rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also counts as
-            the tolerance of R/C where none is given.
+            Where rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also
+            counts as the tolerance of R/C where none is given.
         deadline_s: limit in seconds; what was found by then is returned. None for no limit.
         seed: of the solvers.
         jobs: numbers of steps worked on at once, through joblib (whose own backends take over inside

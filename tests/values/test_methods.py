@@ -19,8 +19,8 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.packing import solver
-from arborcast.synth.packing.carrier import Packing
 from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.weighted_tree import Packing
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 

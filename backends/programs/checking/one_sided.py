@@ -13,12 +13,12 @@ from arborcast.backends.programs.program import (
     GlobalProgram,
     Memory,
     Move,
-    Protocol,
     Release,
     Signal,
     Step,
     Wait,
 )
+from arborcast.synth.nccl_protocol import Protocol
 
 Direction: TypeAlias = tuple[int, int, str, int]
 """A connection by its ends, its kind and its number."""

@@ -20,9 +20,10 @@ from arborcast.backends.programs.exporting.blocks import thread_blocks
 from arborcast.backends.programs.exporting.logical import ChunkAction, Ranks
 from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.writer import KINDS, elements_of, file_steps
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol, RankPart
+from arborcast.backends.programs.program import GlobalProgram, ProgramError, RankPart
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Chunk, Schedule
 
 MOST_TRANSFERS = 1 << 18

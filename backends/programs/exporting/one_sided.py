@@ -45,7 +45,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Release,
     Signal,
@@ -57,6 +56,7 @@ from arborcast.backends.programs.program import (
 )
 from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Schedule
 
 MOST_CHUNKS = 1 << 20

@@ -28,7 +28,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Signal,
     Span,
@@ -37,6 +36,7 @@ from arborcast.backends.programs.program import (
     Wait,
 )
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Schedule, Transfer
 from arborcast.synth.topology import Vertex
 

@@ -19,7 +19,6 @@ from arborcast.backends.programs.program import (
     GlobalProgram,
     Memory,
     ProgramError,
-    Protocol,
     RankPart,
     Span,
     Step,
@@ -29,6 +28,7 @@ from arborcast.backends.programs.program import (
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.nccl_protocol import Protocol
 
 MAX_CELLS = 1 << 24
 """Chunks of all buffers of all ranks beyond which a file is refused: the checker keeps a value for each."""

@@ -36,7 +36,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Release,
     Signal,
@@ -50,6 +49,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json
 from arborcast.synth.formats.shapes import check_shape
+from arborcast.synth.nccl_protocol import Protocol
 
 _MAX_FINER = 1 << 10
 _T = TypeVar("_T")

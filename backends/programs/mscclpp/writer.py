@@ -20,7 +20,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     Release,
     Signal,
     Span,
@@ -31,6 +30,7 @@ from arborcast.backends.programs.program import (
     plain_name,
 )
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 
 Entry: TypeAlias = dict[str, Any]
 
