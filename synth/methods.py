@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
+from arborcast.synth.baselines import BASELINES
 from arborcast.synth.chunks.encodings.registry import EncodingName
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline, check_seconds
@@ -23,30 +24,16 @@ if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import ImplicitSchedule
     from arborcast.synth.symmetry.translations import Translations
 
-PatternName: TypeAlias = Literal[
-    "ring",
-    "multiring",
-    "binary-tree",
-    "levels",
-    "halving-doubling",
-    "multiport",
-    "swing",
-    "recursive-doubling",
-    "bruck",
-    "pat",
-    "bine",
-]
-"""The methods of libraries, whatever the graph is."""
-
-MethodName: TypeAlias = Literal["auto", "trees", "mwu", "routes", EncodingName, PatternName]
-"""Every method by the name that the command line uses; `auto` leaves the choice to `synth.api`."""
-
 NEED_SIZE: tuple[str, ...] = get_args(EncodingName)
 """The methods that search for a schedule of given chunks, steps and rounds."""
 
-PATTERNS: tuple[str, ...] = get_args(PatternName)
+METHODS: tuple[str, ...] = ("trees", "mwu", "routes", *NEED_SIZE, *BASELINES)
 
-METHODS: tuple[str, ...] = tuple(name for name in get_args(MethodName) if name != "auto")
+if TYPE_CHECKING:
+    MethodName: TypeAlias = str
+else:
+    MethodName = Literal[("auto", *METHODS)]
+    """Every method by the name that the command line uses; `auto` leaves the choice to `synth.api`."""
 
 IMPLICIT_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
 """The kinds that name no rank, so that a translation of the fabric is one of the collective."""
@@ -128,7 +115,7 @@ def _method_for(name: str, collective: Collective) -> Method:
             from arborcast.synth.routes.solver import solve_by_routes
 
             return solve_by_routes
-        case _ if name in PATTERNS:
+        case _ if name in BASELINES:
             from arborcast.synth.baselines import solve_baseline
 
             return lambda topology, collective, request: solve_baseline(

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import count, takewhile
 
+from arborcast.synth.baselines import BASELINES
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.crossings import Prices, crossings
@@ -21,7 +22,6 @@ from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.methods import (
     IMPLICIT_KINDS,
     MOST_ORBITS,
-    PATTERNS,
     implicit_method_for,
     method_for,
     natural_method,
@@ -246,7 +246,7 @@ def candidates(
         fastest_rate = of_best_rate()
         height = fastest_rate.height
         yield fastest_rate
-    wanted = [] if request.is_about_trees else [(name, request) for name in PATTERNS if name != "levels"]
+    wanted = [] if request.is_about_trees else [(name, request) for name in BASELINES if name != "levels"]
     if first == "trees" and request.tolerance is None:
         counts = [few for few in FEW_TREES if request.max_trees is None or few < request.max_trees]
         wanted += [("trees", replace(request, max_trees=few)) for few in counts]
@@ -380,9 +380,7 @@ def by_levels(
     Raises:
         TimedOutError: the deadline passed.
     """
-    from arborcast.synth.baselines import SUPPORTED
-
-    if collective.kind not in SUPPORTED["levels"]:
+    if collective.kind not in BASELINES["levels"].kinds:
         return
     from arborcast.synth.baselines.levels import level_schedules
     from arborcast.synth.bounds import bound

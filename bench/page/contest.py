@@ -43,7 +43,7 @@ class Case:
     @property
     def chose_baseline(self) -> bool:
         """Whether what serves ours is itself one of the classical patterns."""
-        return str(self.ours.get("served_by")).startswith(BASELINES)
+        return str(self.ours.get("served_by")).startswith(tuple(BASELINES))
 
     @property
     def is_limited(self) -> bool:

@@ -1,36 +1,69 @@
 """The patterns that libraries use whatever the graph is: rings, trees, butterflies.
 
 They are what the synthesized schedules are compared with, in the same format and under the same verifier
-and simulator. Each module makes one pattern; this is the entry that knows them by name.
+and simulator. `BASELINES` is the one table of them: a new pattern is a row there, from which follow the
+choices of `--method`, what is compared with a schedule or for a size, and what the benches build.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
-from arborcast.synth.routes.reachability import who_is_cut_off
-from arborcast.synth.schedule import Schedule
-from arborcast.synth.topology import Topology
 
-SUPPORTED: Mapping[str, tuple[Kind, ...]] = {
-    "ring": TREE_KINDS,
-    "multiring": TREE_KINDS,
-    "binary-tree": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
-    "levels": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
-    "halving-doubling": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
-    "multiport": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
-    "swing": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
-    "recursive-doubling": (Kind.ALLREDUCE,),
-    "bruck": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
-    "pat": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
-    "bine": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
+if TYPE_CHECKING:
+    from arborcast.synth.certificate import Bound
+    from arborcast.synth.schedule import Schedule
+    from arborcast.synth.topology import Topology
+
+_ROOTED = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE)
+_BLOCKS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """One pattern.
+
+    Attributes:
+        kinds: of collectives that it does.
+        home: its module here and the function there that makes it, imported when it is asked for: of kind,
+            number of positions and name a `Pattern`, which is laid over the graph; or, `on_graph`, of the
+            topology and what follows a schedule.
+        on_graph: whether the function looks at the graph itself.
+        power_of_two: whether all kinds but allreduce need a power of two of ranks.
+    """
+
+    kinds: tuple[Kind, ...]
+    home: str
+    on_graph: bool = False
+    power_of_two: bool = False
+
+    @property
+    def function(self) -> Any:
+        """What `home` names."""
+        module, _, name = self.home.partition(".")
+        return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+BASELINES: Mapping[str, Baseline] = {
+    "ring": Baseline(TREE_KINDS, "rings.solve_ring", on_graph=True),
+    "multiring": Baseline(TREE_KINDS, "multiring.solve_multiring", on_graph=True),
+    "binary-tree": Baseline(_ROOTED, "binary_tree.double_tree"),
+    "levels": Baseline(_ROOTED, "levels.solve_levels", on_graph=True),
+    "halving-doubling": Baseline(_BLOCKS, "butterflies.butterfly", power_of_two=True),
+    "multiport": Baseline(_BLOCKS, "butterflies.multiport", power_of_two=True),
+    "swing": Baseline(_BLOCKS, "butterflies.butterfly", power_of_two=True),
+    "recursive-doubling": Baseline((Kind.ALLREDUCE,), "butterflies.doubling"),
+    "bruck": Baseline(_BLOCKS, "cyclic.around"),
+    "pat": Baseline(_BLOCKS, "cyclic.around"),
+    "bine": Baseline(_ROOTED, "cyclic.bine"),
 }
-BASELINES = tuple(SUPPORTED)
 
 
 def solve_baseline(
@@ -52,44 +85,34 @@ def solve_baseline(
     Raises:
         InputError: an unknown method.
         CollectiveError: the pattern does not exist for this kind.
-        InfeasibleError: the pattern does not fit this graph.
+        InfeasibleError: the pattern does not fit this graph, or is none of this number of ranks.
         TimedOutError: the deadline passed.
     """
     deadline = Deadline.after(deadline_s)
-    if method not in SUPPORTED:
+    if method not in BASELINES:
         raise InputError(f"method {method}: must be one of {', '.join(BASELINES)}")
-    if collective.kind not in SUPPORTED[method]:
-        supported = ", ".join(SUPPORTED[method])
-        raise CollectiveError(f"{collective.kind}: method {method} makes only {supported}")
+    kind, count, row = collective.kind, len(collective.ranks), BASELINES[method]
+    if kind not in row.kinds:
+        raise CollectiveError(f"{kind}: method {method} makes only {', '.join(row.kinds)}")
     collective.check(topology)
     if bound is None:
         from arborcast.synth import bounds  # compiled kernels come with it
 
         bound = bounds.bound(topology, collective)
     if bound.rate == Fraction(0):
+        from arborcast.synth.routes.reachability import who_is_cut_off
+
         raise InfeasibleError(who_is_cut_off(topology, collective), bound)
-    match method:
-        case "ring":
-            from arborcast.synth.baselines.rings import solve_ring
+    if row.power_of_two and kind is not Kind.ALLREDUCE and count & (count - 1):
+        raise InfeasibleError(
+            f"{method}: {kind} needs a power of two of ranks, got {count}; "
+            "methods trees and ring take any number"
+        )
+    schedule: Schedule
+    if row.on_graph:
+        schedule = row.function(topology, collective, bound, seed, deadline)
+    else:
+        from arborcast.synth.baselines.pattern import lay
 
-            return solve_ring(topology, collective, bound, seed, deadline)
-        case "multiring":
-            from arborcast.synth.baselines.multiring import solve_multiring
-
-            return solve_multiring(topology, collective, bound, seed, deadline)
-        case "binary-tree":
-            from arborcast.synth.baselines.binary_tree import solve_binary_tree
-
-            return solve_binary_tree(topology, collective, bound, deadline)
-        case "levels":
-            from arborcast.synth.baselines.levels import solve_levels
-
-            return solve_levels(topology, collective, bound, deadline)
-        case "bruck" | "pat" | "bine":
-            from arborcast.synth.baselines.cyclic import solve_cyclic
-
-            return solve_cyclic(topology, collective, method, bound, deadline)
-        case _:
-            from arborcast.synth.baselines.butterflies import solve_butterfly
-
-            return solve_butterfly(topology, collective, method, bound, deadline)
+        schedule = lay(topology, collective, bound, row.function(kind, count, method), deadline)
+    return schedule

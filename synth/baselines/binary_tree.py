@@ -18,30 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from arborcast.synth.baselines.pattern import Pattern, lay
-from arborcast.synth.certificate import Bound
-from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import Deadline
-from arborcast.synth.schedule import Chunk, Schedule, Transfer
-from arborcast.synth.topology import Topology
+from arborcast.synth.baselines.pattern import Pattern
+from arborcast.synth.collective import Kind
+from arborcast.synth.schedule import Chunk, Transfer
 
 ParentOf = Mapping[int, int | None]
 
 
-def solve_binary_tree(
-    topology: Topology, collective: Collective, bound: Bound, deadline: Deadline
-) -> Schedule:
-    """The schedule over a double binary tree; a root of the collective stands above both trees.
-
-    Raises:
-        InfeasibleError: the two trees do not fit the graph.
-        TimedOutError: the deadline passed.
-    """
-    return lay(topology, collective, bound, double_tree(collective.kind, len(collective.ranks)), deadline)
-
-
-def double_tree(kind: Kind, count: int) -> Pattern:
-    """The pattern for broadcast and reduce (root at position 0) and for allreduce."""
+def double_tree(kind: Kind, count: int, method: str = "binary-tree") -> Pattern:
+    """The pattern for broadcast and reduce (a root at position 0 above both trees) and for allreduce."""
     chunks: list[Chunk] = []
     transfers: list[Transfer] = []
     for parents in _two_trees(count) if kind is Kind.ALLREDUCE else _two_trees_below_a_root(count):
@@ -53,7 +38,7 @@ def double_tree(kind: Kind, count: int) -> Pattern:
             transfers += _down(parents, len(chunks), after)
         chunks.append(Chunk(Fraction(1, 2), top))
     pinned = None if kind is Kind.ALLREDUCE else 0
-    return Pattern("binary-tree", count, pinned, tuple(chunks), tuple(transfers))
+    return Pattern(method, count, pinned, tuple(chunks), tuple(transfers))
 
 
 def _two_trees(count: int) -> tuple[ParentOf, ParentOf]:

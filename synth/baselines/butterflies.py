@@ -21,39 +21,9 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
-from arborcast.synth.baselines.pattern import Pattern, lay
-from arborcast.synth.certificate import Bound
-from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import InfeasibleError
-from arborcast.synth.schedule import Chunk, Schedule, Transfer
-from arborcast.synth.topology import Topology
-
-
-def solve_butterfly(
-    topology: Topology, collective: Collective, method: str, bound: Bound, deadline: Deadline
-) -> Schedule:
-    """The schedule of one of the methods above.
-
-    Raises:
-        InfeasibleError: the number of ranks is no power of two (but for allreduce), or the butterfly does not
-            fit the graph.
-        TimedOutError: the deadline passed.
-    """
-    count = len(collective.ranks)
-    if collective.kind is not Kind.ALLREDUCE and count & (count - 1):
-        raise InfeasibleError(
-            f"{method}: {collective.kind} needs a power of two of ranks, got {count}; "
-            "methods trees and ring take any number"
-        )
-    match method:
-        case "recursive-doubling":
-            pattern = doubling(count)
-        case "multiport":
-            pattern = multiport(collective.kind, count)
-        case _:
-            pattern = butterfly(collective.kind, count, method)
-    return lay(topology, collective, bound, pattern, deadline)
+from arborcast.synth.baselines.pattern import Pattern
+from arborcast.synth.collective import Kind
+from arborcast.synth.schedule import Chunk, Transfer
 
 
 def butterfly(kind: Kind, count: int, method: str) -> Pattern:
@@ -81,7 +51,7 @@ def butterfly(kind: Kind, count: int, method: str) -> Pattern:
     return Pattern(method, count, None, chunks, tuple(transfers))
 
 
-def multiport(kind: Kind, count: int) -> Pattern:
+def multiport(kind: Kind, count: int, method: str = "multiport") -> Pattern:
     """The pattern of halving-doubling in parts, each with the bits of all positions rotated by one more.
 
     Where the number of positions is no power of two, they do not rotate and there is one part.
@@ -107,10 +77,10 @@ def multiport(kind: Kind, count: int) -> Pattern:
         for part in range(dimension)
         for move in once.transfers
     )
-    return Pattern("multiport", count, None, chunks, transfers)
+    return Pattern(method, count, None, chunks, transfers)
 
 
-def doubling(count: int) -> Pattern:
+def doubling(_kind: Kind, count: int, method: str = "recursive-doubling") -> Pattern:
     """The pattern of recursive doubling for allreduce: one chunk, which all exchange in every step."""
     dimension = count.bit_length() - 1
     corners = 1 << dimension
@@ -118,10 +88,10 @@ def doubling(count: int) -> Pattern:
     transfers = [Transfer(0, rank, rank - corners, 0, reduce=True) for rank in range(corners, count)]
     for step in range(dimension):
         for rank in range(corners):
-            other = partner("recursive-doubling", rank, step, corners)
+            other = partner(method, rank, step, corners)
             transfers.append(Transfer(0, rank, other, fold + step, reduce=True))
     transfers += (Transfer(0, rank - corners, rank, fold + dimension) for rank in range(corners, count))
-    return Pattern("recursive-doubling", count, None, (Chunk(Fraction(1), 0),), tuple(transfers))
+    return Pattern(method, count, None, (Chunk(Fraction(1), 0),), tuple(transfers))
 
 
 def partner(method: str, rank: int, step: int, corners: int) -> int:

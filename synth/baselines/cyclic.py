@@ -17,29 +17,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from arborcast.synth.baselines.butterflies import partner
-from arborcast.synth.baselines.pattern import Pattern, lay
-from arborcast.synth.certificate import Bound
-from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import Deadline
-from arborcast.synth.schedule import Chunk, Schedule, Transfer
-from arborcast.synth.topology import Topology
+from arborcast.synth.baselines.pattern import Pattern
+from arborcast.synth.collective import Kind
+from arborcast.synth.schedule import Chunk, Transfer
 
 Edge = tuple[int, int, int]
 """Of a tree: from which place, to which, in which step."""
-
-
-def solve_cyclic(
-    topology: Topology, collective: Collective, method: str, bound: Bound, deadline: Deadline
-) -> Schedule:
-    """The schedule of one of the methods above.
-
-    Raises:
-        InfeasibleError: the pattern does not fit the graph.
-        TimedOutError: the deadline passed.
-    """
-    count = len(collective.ranks)
-    pattern = bine(collective.kind, count) if method == "bine" else around(collective.kind, count, method)
-    return lay(topology, collective, bound, pattern, deadline)
 
 
 def around(kind: Kind, count: int, method: str) -> Pattern:
@@ -53,7 +36,7 @@ def around(kind: Kind, count: int, method: str) -> Pattern:
     return Pattern(method, count, None, chunks, tuple(transfers))
 
 
-def bine(kind: Kind, count: int) -> Pattern:
+def bine(kind: Kind, count: int, method: str = "bine") -> Pattern:
     """The pattern of one Bine tree from position 0; positions beyond a power of two hang below it."""
     dimension = count.bit_length() - 1
     corners = 1 << dimension
@@ -65,7 +48,7 @@ def bine(kind: Kind, count: int) -> Pattern:
         held += reached
     edges += ((place - corners, place, dimension) for place in range(corners, count))
     pinned = None if kind is Kind.ALLREDUCE else 0
-    return Pattern("bine", count, pinned, (Chunk(Fraction(1), 0),), tuple(along(kind, edges, 0)))
+    return Pattern(method, count, pinned, (Chunk(Fraction(1), 0),), tuple(along(kind, edges, 0)))
 
 
 def digits(count: int, radix: int, *, far_first: bool) -> list[Edge]:

@@ -64,9 +64,16 @@ COMPARED = (
 
 
 def solve_levels(
-    topology: Topology, collective: Collective, bound: Bound, deadline: Deadline, shape: Shape = DOUBLE
+    topology: Topology,
+    collective: Collective,
+    bound: Bound,
+    _seed: int,
+    deadline: Deadline,
+    shape: Shape = DOUBLE,
 ) -> Schedule:
     """A broadcast, reduce or allreduce along such trees; a root of the collective is the root of all.
+
+    Nothing is left to chance: `_seed` stands for those of `BASELINES` that search.
 
     `Method.settings` holds the shape and `boxes`, how many were found.
 
@@ -108,7 +115,7 @@ def level_schedules(
     for shape in COMPARED:
         if math.prod(boxes.trees(shape, collective)) * phases * (len(collective.ranks) - 1) > MOST_TRANSFERS:
             continue
-        found = solve_levels(topology, collective, bound, deadline, shape)
+        found = solve_levels(topology, collective, bound, 0, deadline, shape)
         what = tuple((move.chunk, move.src, move.dst) for move in found.transfers)
         if what not in seen:
             seen.add(what)

@@ -37,7 +37,7 @@ def pairs() -> Topology:
 
 def solved(fabric: Topology, kind: str, shape: Shape, root: int = 0) -> Schedule:
     collective = Collective.on(fabric, kind, root=root)
-    schedule = solve_levels(fabric, collective, bound(fabric, collective), NO_DEADLINE, shape)
+    schedule = solve_levels(fabric, collective, bound(fabric, collective), 0, NO_DEADLINE, shape)
     assert verify(schedule).errors == ()
     return schedule
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.api import solve
+from arborcast.synth.baselines import BASELINES
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.time_limits import time_limit
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError
-from arborcast.synth.methods import PATTERNS, method_for
+from arborcast.synth.methods import method_for
 from arborcast.synth.request import Request
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
@@ -114,7 +115,7 @@ def test_nothing_simulates_faster(fabric: Topology, kind: Kind) -> None:
     collective = Collective.on(fabric, kind)
     limit = bound(fabric, collective)
     found = []
-    for method in ("auto", *PATTERNS):
+    for method in ("auto", *BASELINES):
         with suppress(InfeasibleError, CollectiveError):
             found.append(method_for(method, fabric, collective)(fabric, collective, Request()))
     assert found or not limit.rate

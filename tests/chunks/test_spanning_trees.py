@@ -53,6 +53,7 @@ def sends_of(problem: ChunkProblem, prices: np.ndarray) -> np.ndarray:
     return costs
 
 
+@pytest.mark.few(12)
 @given(drawn_topologies(max_ranks=5), st.data())
 def test_sets_of_ranks_and_sets_of_targets_give_the_same(topology: Topology, data: st.DataObject) -> None:
     problem = allgather(topology)
@@ -108,7 +109,11 @@ def test_too_many_classes_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "steps", "ratio"),
-    [("dgx-a100:boxes=2", 2, "152/103"), ("dgx-a100:boxes=2", 3, "2216/1873"), ("ndv2:boxes=2", 1, "64")],
+    [
+        ("dgx-a100:boxes=2", 3, "2216/1873"),
+        ("ndv2:boxes=2", 1, "64"),
+        pytest.param("dgx-a100:boxes=2", 2, "152/103", marks=pytest.mark.long),
+    ],
 )
 def test_limits_of_two_boxes(spec: str, steps: int, ratio: str) -> None:
     problem = allgather(spec)

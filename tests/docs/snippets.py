@@ -1,8 +1,8 @@
 """What README and docs/ tell people to type, read from their Markdown, and run as they would.
 
 A fenced block without a language holds commands, or what the commands before it print; one of "python" a
-program; one of "text" neither. A comment above a block says what cannot be seen, and one anywhere what must
-be there first:
+program; one of "text" or "diff" neither. A comment above a block says what cannot be seen, and one anywhere
+what must be there first:
 
     <!-- given: synth solve dgx1 allreduce --ranks 0-5 -o fast.json -->
     <!-- test: long; status 1 -->
@@ -72,6 +72,7 @@ def snippets(page: str) -> list[Snippet]:
             continue
         note = dict(_said(part) for part in (match["note"] or "").split(";") if part.strip())
         kind = match["language"] or ("commands" if _is_command(match["text"]) else "output")
+        kind = "text" if kind == "diff" else kind  # `tests.docs.test_extending` applies those
         found.append(Snippet(kind, match["text"], note, line))
     return found
 

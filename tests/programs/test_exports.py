@@ -15,8 +15,9 @@ from arborcast.backends.programs.exporting.export import export_program, rounded
 from arborcast.backends.programs.interpreter import interpret_all
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import KINDS, file_steps, write
-from arborcast.backends.programs.program import ProgramError, Protocol
+from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load

@@ -19,11 +19,11 @@ from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import write
 from arborcast.backends.programs.mscclpp.writer import KINDS
-from arborcast.backends.programs.program import Protocol
 from arborcast.synth import verify
 from arborcast.synth.api import approach
 from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 

@@ -12,14 +12,15 @@ import pytest
 
 from arborcast import synth, topologies
 from arborcast.synth.api import approach
+from arborcast.synth.baselines import BASELINES
 from arborcast.synth.chunks.encodings.registry import ENCODINGS
 from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
-from arborcast.synth.methods import METHODS, NEED_SIZE, PATTERNS
+from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.packing import solver
-from arborcast.synth.packing.carrier import Packing
 from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.weighted_tree import Packing
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 
@@ -73,9 +74,9 @@ def test_every_method_is_verified_and_below_its_bound(method: str) -> None:
 def test_the_fastest_for_a_size_is_no_slower_than_any_candidate(kind: str) -> None:
     topology = topologies.load("dgx1", ranks=(0, 1, 2, 3, 4, 5))
     collective = synth.Collective.on(topology, kind)
+    others = list(approach(topology, collective).candidates())
     for size in (1 << 10, 64 << 20):
         best = synth.solve(topology, collective, size_bytes=size)
-        others = list(approach(topology, collective).candidates())
         assert simulate(best, size).time_us == min(simulate(other, size).time_us for other in others)
 
 
@@ -126,6 +127,6 @@ def test_all_methods_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("arborcast.synth.baselines.solve_baseline", noted)
     synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=600)
-    assert len(given) == len(PATTERNS) - 1  # levels know their own
+    assert len(given) == len(BASELINES) - 1  # levels know their own
     assert {each.allowed_s for each in given} == {600}
     assert len({each.end for each in given}) == 1

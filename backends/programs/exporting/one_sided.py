@@ -45,7 +45,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Release,
     Signal,
@@ -57,6 +56,7 @@ from arborcast.backends.programs.program import (
 )
 from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Schedule
 
 MOST_CHUNKS = 1 << 20
@@ -214,7 +214,7 @@ def _beyond(program: GlobalProgram) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class _Message:
+class _PlacedMessage:
     """One message: the step at each end, where it lands, and the connection that it goes over."""
 
     sender: Place
@@ -260,8 +260,8 @@ class _Translation:
         self._scratch = [scratch for _, scratch in two_sided]
         self._made_room()
         self._seat_of = {rank: self._cut(rank) for rank in range(len(self._blocks))}
-        self._sent: dict[Place, _Message] = {}
-        self._taken: dict[Place, _Message] = {}
+        self._sent: dict[Place, _PlacedMessage] = {}
+        self._taken: dict[Place, _PlacedMessage] = {}
         self._slots = [(scratch + 1) // 2 if self._packets else scratch for scratch in self._scratch]
         self._match()
 
@@ -316,10 +316,10 @@ class _Translation:
                         receives[block.receive, rank, block.channel].append((rank, number, at))
         numbers: dict[tuple[int, int, str], int] = defaultdict(int)
         of_pair: dict[tuple[int, Seat, int, Seat], int] = {}
-        latest: dict[tuple[int, Seat, int, Seat], _Message] = {}
+        latest: dict[tuple[int, Seat, int, Seat], _PlacedMessage] = {}
         for link in sorted(sends):
             for sender, receiver in zip(sends[link], receives[link], strict=True):
-                message = _Message(sender, receiver, self._landing(receiver))
+                message = _PlacedMessage(sender, receiver, self._landing(receiver))
                 message.kind = self._kind(sender[0], receiver[0])
                 key = sender[0], self._seat(sender), receiver[0], self._seat(receiver)
                 pair = min(sender[0], receiver[0]), max(sender[0], receiver[0]), message.kind
@@ -411,7 +411,7 @@ class _Translation:
                 body.append(Synchronize())
             body += [Release(tuple(release[at : at + 16])) for at in range(0, len(release), 16)]
 
-    def _plain(self, step: Step, seat: _Seat, come: _Message | None, go: _Message | None) -> None:
+    def _plain(self, step: Step, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None) -> None:
         body = seat.body
         source, target = step.source, step.target
         landed = None if come is None else replace(come.lands, rank=None)
@@ -451,7 +451,7 @@ class _Translation:
         body.append(Signal((seat.channel(Connection(go.receiver[0], go.kind, go.number)),)))
 
     def _with_packets(
-        self, step: Step, place: Place, seat: _Seat, come: _Message | None, go: _Message | None
+        self, step: Step, place: Place, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None
     ) -> None:
         body = seat.body
         source, target = step.source, step.target

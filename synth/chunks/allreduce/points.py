@@ -22,7 +22,7 @@ MEETINGS_ON_LINKS = "allreduces that meet on links"
 """All at one time: see `synth.chunks.allreduce.meeting_on_links`."""
 
 ON_GRID = "at rates rounded down"
-"""Follows that where the frontier has a grid (`synth.chunks.grid`)."""
+"""Follows that where the frontier has a grid (`synth.chunks.quantized_rates`)."""
 
 
 @dataclass(frozen=True)
