@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from arborcast.backends.programs.limits import chunks_together, fifo_of
+from arborcast.backends.programs.limits import fifo_of
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -101,28 +101,6 @@ def interpret(
     differ = checked or (lambda found, expected: int(np.count_nonzero(found != expected)))
     together = 1 if loops > 1 else together
     return _Machine(program, in_place, seed, elements, calls, loops, together, differ).run()
-
-
-def interpret_all(program: GlobalProgram, seeds: Sequence[int], *, elements: int = 4) -> Interpretation:
-    """Runs under several orders, in every way of calling that the program is for; the first that is wrong."""
-    result = Interpretation(0)
-    together = chunks_together(program)
-    for seed in seeds:
-        for in_place in (True, False):
-            if program.in_place if in_place else program.out_of_place:
-                result = interpret(
-                    program,
-                    in_place=in_place,
-                    seed=seed,
-                    elements=elements,
-                    calls=CALLS if program.one_sided else 1,
-                    # A chunk that does not fit a slot is gone through in several loops.
-                    loops=1 + seed % 2 if together == 1 and not program.one_sided else 1,
-                    together=together,
-                )
-                if not result.correct:
-                    return result
-    return result
 
 
 def run_in_any_order(

@@ -21,7 +21,6 @@ class Flat:
 
     Attributes:
         steps: the row.
-        rank: of each step.
         block: of each step, blocks of all ranks numbered through.
         first: the first step of each block, and the end of the row.
         blocks: rank and number of each block.
@@ -32,7 +31,6 @@ class Flat:
     """
 
     steps: list[Step]
-    rank: list[int]
     block: list[int]
     first: list[int]
     blocks: list[tuple[int, int]]
@@ -54,7 +52,7 @@ def flatten(program: GlobalProgram) -> Flat:
     Raises:
         ProgramError: an operation is one-sided.
     """
-    flat = Flat([], [], [], [], [], [], {}, {}, fifo_of(program.protocol))
+    flat = Flat([], [], [], [], [], {}, {}, fifo_of(program.protocol))
     for rank, part in enumerate(program.parts):
         base = [len(flat.steps)]
         for number, block in enumerate(part.blocks):
@@ -65,7 +63,6 @@ def flatten(program: GlobalProgram) -> Flat:
                     raise ProgramError(f"rank {rank}: {type(operation).__name__} is one-sided")
                 index = len(flat.steps)
                 flat.steps.append(operation)
-                flat.rank.append(rank)
                 flat.block.append(len(flat.blocks) - 1)
                 if operation.code.sends and block.send is not None:
                     flat.sends.setdefault((rank, block.send, block.channel), []).append(index)

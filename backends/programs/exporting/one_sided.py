@@ -272,17 +272,21 @@ class _Translation:
     def _steps(self, rank: int, block: int) -> list[Step]:
         return [step for step in self._blocks[rank][block].operations if isinstance(step, Step)]
 
+    def _places(self, rank: int) -> Iterator[tuple[Place, Step]]:
+        """The steps of a rank, block after block."""
+        for number in range(len(self._blocks[rank])):
+            yield from (((rank, number, at), step) for at, step in enumerate(self._steps(rank, number)))
+
     def _made_room(self) -> None:
         """Sums of packets that are only passed on need a place: no operation makes them without."""
         self._room: dict[Place, Span] = {}
         if not self._packets:
             return
-        for rank, blocks in enumerate(self._blocks):
-            for number in range(len(blocks)):
-                for at, step in enumerate(self._steps(rank, number)):
-                    if step.code is Code.RECEIVE_REDUCE_SEND:
-                        self._room[rank, number, at] = Span(Memory.SCRATCH, self._scratch[rank], step.count)
-                        self._scratch[rank] += step.count
+        for rank in range(len(self._blocks)):
+            for place, step in self._places(rank):
+                if step.code is Code.RECEIVE_REDUCE_SEND:
+                    self._room[place] = Span(Memory.SCRATCH, self._scratch[rank], step.count)
+                    self._scratch[rank] += step.count
 
     def _cut(self, rank: int) -> list[list[int]]:
         """Of each block, which of the blocks that it is cut into each step goes to."""
@@ -308,12 +312,12 @@ class _Translation:
         sends: dict[tuple[int, int, int], list[Place]] = defaultdict(list)
         receives: dict[tuple[int, int, int], list[Place]] = defaultdict(list)
         for rank, blocks in enumerate(self._blocks):
-            for number, block in enumerate(blocks):
-                for at, step in enumerate(self._steps(rank, number)):
-                    if step.code.sends and block.send is not None:
-                        sends[rank, block.send, block.channel].append((rank, number, at))
-                    if step.code.receives and block.receive is not None:
-                        receives[block.receive, rank, block.channel].append((rank, number, at))
+            for place, step in self._places(rank):
+                block = blocks[place[1]]
+                if step.code.sends and block.send is not None:
+                    sends[rank, block.send, block.channel].append(place)
+                if step.code.receives and block.receive is not None:
+                    receives[block.receive, rank, block.channel].append(place)
         numbers: dict[tuple[int, int, str], int] = defaultdict(int)
         of_pair: dict[tuple[int, Seat, int, Seat], int] = {}
         latest: dict[tuple[int, Seat, int, Seat], _PlacedMessage] = {}
@@ -353,10 +357,8 @@ class _Translation:
             for seat in of_steps:
                 seats.setdefault((number, seat), _Seat())
         semaphores = self._semaphores(rank, seats)
-        for number in range(len(self._blocks[rank])):
-            for at, step in enumerate(self._steps(rank, number)):
-                place = rank, number, at
-                self._step(step, place, seats[self._seat(place)], semaphores)
+        for place, step in self._places(rank):
+            self._step(step, place, seats[self._seat(place)], semaphores)
         return RankPart(
             tuple(self._block(seat) for seat in seats.values()),
             *self._ranks.buffers(rank),
@@ -368,13 +370,11 @@ class _Translation:
         """One for each two blocks of which one waits for the other; parts of a block follow each other."""
         found: dict[tuple[Seat, Seat], int] = {}
         self._releasing: dict[Place, list[int]] = defaultdict(list)
-        for number in range(len(self._blocks[rank])):
-            for at, step in enumerate(self._steps(rank, number)):
-                here = self._seat((rank, number, at))
-                for after in step.after:
-                    before = self._seat((rank, after.block, after.step))
-                    semaphore = found.setdefault((before, here), len(found))
-                    self._releasing[rank, after.block, after.step].append(semaphore)
+        for place, step in self._places(rank):
+            for after in step.after:
+                before = rank, after.block, after.step
+                semaphore = found.setdefault((self._seat(before), self._seat(place)), len(found))
+                self._releasing[before].append(semaphore)
         for (number, part), seat in seats.items():
             if part:
                 semaphore = len(found)
@@ -415,10 +415,6 @@ class _Translation:
         body = seat.body
         source, target = step.source, step.target
         landed = None if come is None else replace(come.lands, rank=None)
-        if step.code is Code.REDUCE:
-            assert source is not None and target is not None, "it has both"
-            body.append(Move((target, source), (target,)))
-            return
         read: tuple[Span, ...]
         local: tuple[Span, ...]
         if step.code.reads and landed is not None:
@@ -459,10 +455,7 @@ class _Translation:
         by_proxy = go is not None and go.kind == "port"
         far = () if go is None or by_proxy else (go.lands,)
         passed = landed  # as it stands in scratch, where nobody adds to it
-        if step.code is Code.REDUCE:
-            assert source is not None and target is not None, "it has both"
-            body.append(Move((target, source), (target,)))
-        elif landed is None:
+        if landed is None:
             assert source is not None, "it reads"
             if by_proxy:
                 passed = self._staged(source, seat, place)
