@@ -17,7 +17,7 @@ from arborcast.backends.programs import mscclpp
 from arborcast.backends.programs.exporting.export import rounded
 from arborcast.backends.programs.exporting.switches import BLOCKS
 from arborcast.backends.programs.formats import FORMATS
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol
+from arborcast.backends.programs.program import GlobalProgram, MessageProtocol, ProgramError
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import check_folder, write_atomically
@@ -116,7 +116,7 @@ def export_table(
                 program = export(
                     schedule,
                     in_place=in_place,
-                    protocol=Protocol.LL if small else Protocol.SIMPLE,
+                    protocol=MessageProtocol.LL if small else MessageProtocol.SIMPLE,
                     chunks=usual_units(schedule) * (BLOCKS if schedule.uses_switches else 1),
                     least_bytes=least,
                     most_bytes=most,

@@ -27,9 +27,9 @@ from arborcast.backends.programs.program import (
     Flush,
     GlobalProgram,
     Memory,
+    MessageProtocol,
     Move,
     ProgramError,
-    Protocol,
     Release,
     Signal,
     Span,
@@ -404,7 +404,7 @@ class _Machine:
     ) -> Task:
         """One message of a step, in the parts in which it passes a FIFO."""
         block = self._program.parts[rank].blocks[number]
-        early = self._program.protocol is not Protocol.SIMPLE
+        early = self._program.protocol is not MessageProtocol.SIMPLE
         come = self._fifo(block.receive, rank, block.channel) if code.receives else None
         go = self._fifo(rank, block.send, block.channel) if code.sends else None
         length = next(len(row) for row in (source, target) if row is not None)

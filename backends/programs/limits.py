@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborcast.backends.programs.program import GlobalProgram, Protocol
+from arborcast.backends.programs.program import GlobalProgram, MessageProtocol
 from arborcast.synth.collective import Kind
 
 
@@ -62,22 +62,22 @@ class Fifo:
         return self.depth // self.parts
 
 
-def fifo_of(protocol: Protocol) -> Fifo:
+def fifo_of(protocol: MessageProtocol) -> Fifo:
     """Eight slots: with Simple a message takes four, two at a time; with LL and LL128 it takes one.
 
     The kernel does so for every collective; the one slot that NCCL's broadcast and reduce take is what MSCCL
     tells its proxy threads only.
     """
-    return Fifo(4, 2) if protocol is Protocol.SIMPLE else Fifo(8, 1)
+    return Fifo(4, 2) if protocol is MessageProtocol.SIMPLE else Fifo(8, 1)
 
 
-SLOT_BYTES = {Protocol.SIMPLE: 524288, Protocol.LL: 16384, Protocol.LL128: 50176}
+SLOT_BYTES = {MessageProtocol.SIMPLE: 524288, MessageProtocol.LL: 16384, MessageProtocol.LL128: 50176}
 """Data in one of the eight slots, with buffers of their usual size: of RCCL, whose slots are smaller."""
 
 
 def slots_of(program: GlobalProgram) -> int:
     """Slots that the runtime counts for a message when it works out how many chunks it takes."""
-    whole = program.protocol is Protocol.SIMPLE and program.kind not in {Kind.BROADCAST, Kind.REDUCE}
+    whole = program.protocol is MessageProtocol.SIMPLE and program.kind not in {Kind.BROADCAST, Kind.REDUCE}
     return 4 if whole else 1
 
 

@@ -17,7 +17,6 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
 
-from arborcast.synth.baselines import nccl_model
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 
@@ -26,16 +25,20 @@ class ProgramError(InputError):
     """A program, or a file that should hold one, breaks a rule of its runtime."""
 
 
-Protocol = nccl_model.Protocol
-"""How messages travel: `Simple` by slots and counters, `LL` and `LL128` by flags beside the data."""
-
-
 class Memory(StrEnum):
     """The buffers of one rank. Where a call is in place, input and output share memory (`layout.cells`)."""
 
     INPUT = "i"
     OUTPUT = "o"
     SCRATCH = "s"
+
+
+class MessageProtocol(StrEnum):
+    """How messages travel: `Simple` by slots and counters, `LL` and `LL128` by flags beside the data."""
+
+    SIMPLE = "Simple"
+    LL = "LL"
+    LL128 = "LL128"
 
 
 def plain_name(kind: Kind) -> str:
@@ -304,7 +307,7 @@ class GlobalProgram:
     root: int | None
     chunks: int
     parts: tuple[RankPart, ...]
-    protocol: Protocol = Protocol.SIMPLE
+    protocol: MessageProtocol = MessageProtocol.SIMPLE
     in_place: bool = True
     out_of_place: bool = True
     least_bytes: int = 0

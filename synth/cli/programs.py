@@ -99,7 +99,7 @@ def export(
 
     What is written has passed the checker of programs, which shares no code with the export.
     """
-    from arborcast.backends.programs.program import Protocol
+    from arborcast.backends.programs.program import MessageProtocol
     from arborcast.synth.formats.sizes import size_range
 
     numbers = {"chunks": chunks, "channels": channels, "ranks_per_host": ranks_per_host, "pieces": pieces}
@@ -110,7 +110,7 @@ def export(
     if out_of_place:
         wishes["in_place"] = False
     if protocol != "Simple":
-        wishes["protocol"] = Protocol(protocol)
+        wishes["protocol"] = MessageProtocol(protocol)
     span = None if sizes is None else size_range(sizes)
     if collective is not None:
         _export_table(source, collective, root, to, wishes, span, output, deadline, no_in_network, as_json)

@@ -18,7 +18,7 @@ from arborcast.backends.programs.program import (
     Code,
     GlobalProgram,
     Memory,
-    Protocol,
+    MessageProtocol,
     RankPart,
     Span,
     Step,
@@ -37,7 +37,7 @@ def drawn(
     root: int | None = None,
     in_place: bool = True,
     out_of_place: bool = False,
-    protocol: Protocol = Protocol.SIMPLE,
+    protocol: MessageProtocol = MessageProtocol.SIMPLE,
     scratch: int = 0,
     most_bytes: int | None = None,
 ) -> GlobalProgram:

@@ -9,7 +9,7 @@ import pytest
 
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.export import export_program
-from arborcast.backends.programs.program import GlobalProgram, Protocol
+from arborcast.backends.programs.program import GlobalProgram, MessageProtocol
 from arborcast.synth import solve
 from arborcast.synth.collective import TREE_KINDS, Kind
 from arborcast.topologies import load
@@ -35,7 +35,7 @@ TWO_INPUTS = """
 """
 
 
-@pytest.mark.parametrize("protocol", list(Protocol))
+@pytest.mark.parametrize("protocol", list(MessageProtocol))
 @pytest.mark.parametrize(
     "program",
     [
@@ -56,7 +56,7 @@ TWO_INPUTS = """
     ],
     ids=lambda program: str(program.kind),
 )  # fmt: skip
-def test_right_programs_pass(program: GlobalProgram, protocol: Protocol) -> None:
+def test_right_programs_pass(program: GlobalProgram, protocol: MessageProtocol) -> None:
     program = replace(program, protocol=protocol)
     assert check_program(program).errors == ()
     assert interpret_all(program, range(20)).correct
@@ -129,8 +129,10 @@ def exchange(messages: int) -> str:
     return f"0>1<1: {sends}; {receives}\n1>0<0: {sends}; {receives}"
 
 
-@pytest.mark.parametrize(("protocol", "depth"), [(Protocol.SIMPLE, 2), (Protocol.LL, 8), (Protocol.LL128, 8)])
-def test_a_fifo_holds_so_many_messages_and_no_more(protocol: Protocol, depth: int) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "depth"), [(MessageProtocol.SIMPLE, 2), (MessageProtocol.LL, 8), (MessageProtocol.LL128, 8)]
+)
+def test_a_fifo_holds_so_many_messages_and_no_more(protocol: MessageProtocol, depth: int) -> None:
     for messages, hangs in ((depth, False), (depth + 1, True)):
         program = drawn(
             exchange(messages), Kind.ALLTOALL, chunks=20, in_place=False, out_of_place=True, protocol=protocol
@@ -166,7 +168,7 @@ def test_adding_steps_of_ll_read_before_their_message_comes() -> None:
     text = "0<1: r i0 !\n0>1: s i0 @0.0\n0<1#1: rrc i0 i0\n1>0: s i0\n1<0: r s0 !\n1>0#1: s i0 @1.0"
     simple = drawn(text, Kind.BROADCAST, root=1, scratch=1)
     assert "race" not in check_program(simple).kinds
-    assert "race" in check_program(replace(simple, protocol=Protocol.LL)).kinds
+    assert "race" in check_program(replace(simple, protocol=MessageProtocol.LL)).kinds
 
 
 def test_steps_of_ll_pass_on_before_they_write() -> None:
@@ -174,7 +176,7 @@ def test_steps_of_ll_pass_on_before_they_write() -> None:
     text = "0>1: s i0\n1>0<0: rcs i0\n0<1: r s0 !\n0>1#1: s s0 @1.0\n1<0#1: r s0; cpy i0 s1"
     simple = drawn(text, Kind.BROADCAST, root=0, scratch=2)
     assert check_program(simple).correct
-    assert check_program(replace(simple, protocol=Protocol.LL)).kinds == {"race"}
+    assert check_program(replace(simple, protocol=MessageProtocol.LL)).kinds == {"race"}
 
 
 FEW = (("ring:3", Kind.ALLREDUCE), ("ring:4", Kind.ALLGATHER), ("star:3", Kind.REDUCE_SCATTER))

@@ -14,7 +14,7 @@ from arborcast.backends.programs.as_schedule import as_schedule
 from arborcast.backends.programs.exporting.export import export_program, rounded
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import KINDS, file_steps, write
-from arborcast.backends.programs.program import ProgramError, Protocol
+from arborcast.backends.programs.program import MessageProtocol, ProgramError
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.topology import Topology
@@ -25,7 +25,7 @@ from tests.support.strategies import topologies
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exports_move_every_element_where_it_belongs(kind: Kind) -> None:
-    for spec, protocol in (("ring:4", Protocol.SIMPLE), ("star:3", Protocol.LL)):
+    for spec, protocol in (("ring:4", MessageProtocol.SIMPLE), ("star:3", MessageProtocol.LL)):
         for in_place in (True, False):
             _check_export(load(spec), kind, protocol, in_place)
 
@@ -35,16 +35,16 @@ def test_exports_move_every_element_where_it_belongs(kind: Kind) -> None:
 @given(
     topologies(max_ranks=5, max_bandwidth=3),
     st.sampled_from(list(KINDS)),
-    st.sampled_from([Protocol.SIMPLE, Protocol.LL]),
+    st.sampled_from([MessageProtocol.SIMPLE, MessageProtocol.LL]),
     st.booleans(),
 )
 def test_exports_from_any_fabric_are_right(
-    topology: Topology, kind: Kind, protocol: Protocol, in_place: bool
+    topology: Topology, kind: Kind, protocol: MessageProtocol, in_place: bool
 ) -> None:
     _check_export(topology, kind, protocol, in_place)
 
 
-def _check_export(topology: Topology, kind: Kind, protocol: Protocol, in_place: bool) -> None:
+def _check_export(topology: Topology, kind: Kind, protocol: MessageProtocol, in_place: bool) -> None:
     schedule = synth.solve(topology, kind)
     try:
         program = export_program(schedule, in_place=in_place, protocol=protocol)

@@ -19,7 +19,7 @@ from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import write
 from arborcast.backends.programs.mscclpp.writer import KINDS
-from arborcast.backends.programs.program import Protocol
+from arborcast.backends.programs.program import MessageProtocol
 from arborcast.synth import verify
 from arborcast.synth.api import approach
 from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS, Kind
@@ -39,7 +39,11 @@ SHAPES = (
     "tpu-v5e:4x4",
     "dragonfly:2x2x2",
 )
-SIZES = ((16 << 10, Protocol.LL), (1 << 20, Protocol.SIMPLE), (256 << 20, Protocol.SIMPLE))
+SIZES = (
+    (16 << 10, MessageProtocol.LL),
+    (1 << 20, MessageProtocol.SIMPLE),
+    (256 << 20, MessageProtocol.SIMPLE),
+)
 
 
 @cache
@@ -78,7 +82,7 @@ cases = (st.deferred(lambda: st.sampled_from(machines())), st.sampled_from(SIZES
 @asked
 @given(*cases, st.sampled_from(list(NAMED_KINDS)), st.sampled_from(["msccl", "mscclpp"]), st.booleans())
 def test_what_runtimes_get_is_right(
-    spec: str, size: tuple[int, Protocol], kind: Kind, runtime: str, in_place: bool
+    spec: str, size: tuple[int, MessageProtocol], kind: Kind, runtime: str, in_place: bool
 ) -> None:
     """Where the exact shares take more chunks than fit, they are rounded."""
     schedule = selected(spec, kind, size[0])
@@ -103,7 +107,7 @@ def test_what_runtimes_get_is_right(
 @pytest.mark.long
 @asked
 @given(*cases, st.sampled_from(list(NAMED_KINDS)))
-def test_what_simulators_get_is_written(spec: str, size: tuple[int, Protocol], kind: Kind) -> None:
+def test_what_simulators_get_is_written(spec: str, size: tuple[int, MessageProtocol], kind: Kind) -> None:
     schedule = selected(spec, kind, size[0])
     if schedule is None:
         return

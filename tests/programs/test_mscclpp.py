@@ -23,9 +23,9 @@ from arborcast.backends.programs.program import (
     Flush,
     GlobalProgram,
     Memory,
+    MessageProtocol,
     Move,
     ProgramError,
-    Protocol,
     Signal,
     Span,
     Wait,
@@ -251,9 +251,9 @@ def test_sums_and_multicasts_of_switches_are_exported() -> None:
             done = [halves[half]] if rank == 0 else []
             assert list(row.operations) == [*meet, *done, *reversed(meet[2:]), *meet[:2]]
     for kind, protocol in (
-        ("allreduce", Protocol.SIMPLE),
-        ("broadcast", Protocol.SIMPLE),
-        ("broadcast", Protocol.LL),
+        ("allreduce", MessageProtocol.SIMPLE),
+        ("broadcast", MessageProtocol.SIMPLE),
+        ("broadcast", MessageProtocol.LL),
     ):
         schedule = through_switch(BOX, kind)
         for in_place in (True, False):
@@ -272,7 +272,7 @@ def test_sums_and_multicasts_of_switches_are_exported() -> None:
     ("schedule", "wishes", "said"),
     [
         (through_switch(BOX, "reduce"), {}, "adds for rank 0 alone.*; solve with --no-in-network"),
-        (through_switch(BOX, "allreduce"), {"protocol": Protocol.LL}, "switches add no packets"),
+        (through_switch(BOX, "allreduce"), {"protocol": MessageProtocol.LL}, "switches add no packets"),
         (
             through_switch(BOX, "allreduce"),
             {"ranks_per_host": 2},
@@ -372,7 +372,7 @@ def test_damaged_plans_are_refused_or_judged(data: st.DataObject) -> None:
 def _check_export(
     topology: Topology,
     kind: Kind,
-    protocol: Protocol,
+    protocol: MessageProtocol,
     in_place: bool,
     hosts: int | None = None,
     orders: int = 2,
@@ -393,9 +393,9 @@ def _check_export(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exports_move_every_element_where_it_belongs(kind: Kind) -> None:
-    _check_export(load("ring:4"), kind, Protocol.SIMPLE, in_place=True, hosts=2)
-    _check_export(load("star:3"), kind, Protocol.LL, in_place=False)
-    _check_export(load("ring:4"), kind, Protocol.LL, in_place=False, hosts=2)
+    _check_export(load("ring:4"), kind, MessageProtocol.SIMPLE, in_place=True, hosts=2)
+    _check_export(load("star:3"), kind, MessageProtocol.LL, in_place=False)
+    _check_export(load("ring:4"), kind, MessageProtocol.LL, in_place=False, hosts=2)
 
 
 @pytest.mark.long
@@ -406,10 +406,10 @@ def test_exports_move_every_element_where_it_belongs(kind: Kind) -> None:
 def test_exports_of_machines_are_right(spec: str, kind: Kind) -> None:
     topology = load(spec)
     for in_place in (True, False):
-        _check_export(topology, kind, Protocol.SIMPLE, in_place)
-        _check_export(topology, kind, Protocol.LL, in_place)
-        _check_export(topology, kind, Protocol.LL, in_place, hosts=4)
-        _check_export(topology, kind, Protocol.SIMPLE, in_place, hosts=4)
+        _check_export(topology, kind, MessageProtocol.SIMPLE, in_place)
+        _check_export(topology, kind, MessageProtocol.LL, in_place)
+        _check_export(topology, kind, MessageProtocol.LL, in_place, hosts=4)
+        _check_export(topology, kind, MessageProtocol.SIMPLE, in_place, hosts=4)
 
 
 @pytest.mark.long
@@ -417,11 +417,11 @@ def test_exports_of_machines_are_right(spec: str, kind: Kind) -> None:
 @given(
     topologies(max_ranks=5, max_bandwidth=3),
     st.sampled_from(KINDS),
-    st.sampled_from([Protocol.SIMPLE, Protocol.LL]),
+    st.sampled_from([MessageProtocol.SIMPLE, MessageProtocol.LL]),
     st.booleans(),
 )
 def test_exports_from_any_fabric_are_right(
-    topology: Topology, kind: Kind, protocol: Protocol, in_place: bool
+    topology: Topology, kind: Kind, protocol: MessageProtocol, in_place: bool
 ) -> None:
     _check_export(topology, kind, protocol, in_place)
 
@@ -431,4 +431,4 @@ def test_what_has_no_plan_is_refused() -> None:
     with pytest.raises(ProgramError, match="ranks besides the root have but one"):
         export_one_sided(synth.solve(ring, "gather"))
     with pytest.raises(ProgramError, match="has protocols Simple and LL"):
-        export_one_sided(synth.solve(ring, "allgather"), protocol=Protocol.LL128)
+        export_one_sided(synth.solve(ring, "allgather"), protocol=MessageProtocol.LL128)

@@ -10,7 +10,7 @@ from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.one_sided import export_one_sided
 from arborcast.backends.programs.interpreter import interpret
 from arborcast.backends.programs.mscclpp.writer import KINDS
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol
+from arborcast.backends.programs.program import GlobalProgram, MessageProtocol, ProgramError
 from arborcast.synth import solve
 from arborcast.synth.collective import Kind
 from arborcast.topologies import load
@@ -44,7 +44,7 @@ def gathered(text: str, **told: object) -> GlobalProgram:
 
 
 def packed(text: str) -> GlobalProgram:
-    return drawn(text, Kind.ALLGATHER, protocol=Protocol.LL, scratch=2, double_scratch=True)
+    return drawn(text, Kind.ALLGATHER, protocol=MessageProtocol.LL, scratch=2, double_scratch=True)
 
 
 RIGHT = [
@@ -116,7 +116,9 @@ def test_what_is_not_ordered_is_told(text: str, old: str, new: str, kind: str, w
 @pytest.mark.parametrize("double", [False, True])
 def test_packets_without_an_answer_may_be_overwritten(double: bool) -> None:
     text = "0: put i0:2 -> s0p:2@1; cpy i0:2 -> o0:2\n1: cpy s0p:2 -> o0:2"
-    program = drawn(text, Kind.BROADCAST, root=0, protocol=Protocol.LL, scratch=2, double_scratch=double)
+    program = drawn(
+        text, Kind.BROADCAST, root=0, protocol=MessageProtocol.LL, scratch=2, double_scratch=double
+    )
     verdict = check_program(program)
     assert verdict.kinds == {"call"}
     assert (
@@ -136,9 +138,9 @@ def _mutated(count: int, orders: int) -> None:
     programs = [
         export_one_sided(solve(load(spec), kind), protocol=protocol, ranks_per_host=hosts)
         for spec, kind, protocol, hosts in (
-            ("full:3", "allreduce", Protocol.SIMPLE, None),
-            ("full:3", "allreduce", Protocol.LL, None),
-            ("ring:4", "allgather", Protocol.SIMPLE, 2),
+            ("full:3", "allreduce", MessageProtocol.SIMPLE, None),
+            ("full:3", "allreduce", MessageProtocol.LL, None),
+            ("ring:4", "allgather", MessageProtocol.SIMPLE, 2),
         )
     ]
     for program in programs:
@@ -165,7 +167,7 @@ def test_many_mutants_are_rejected_or_equivalent() -> None:
 @pytest.mark.parametrize("spec", ["ring:3", "star:4", "star:4,in-network=loopback", "torus:3x3", "dgx1"])
 def test_mutants_on_machines_are_rejected_or_equivalent(spec: str) -> None:
     rejected = 0
-    for kind, protocol in itertools.product(KINDS, (Protocol.SIMPLE, Protocol.LL)):
+    for kind, protocol in itertools.product(KINDS, (MessageProtocol.SIMPLE, MessageProtocol.LL)):
         try:
             program = export_one_sided(solve(load(spec), kind, form="explicit"), protocol=protocol)
         except ProgramError:  # does not fit, or switches would have to do what they cannot

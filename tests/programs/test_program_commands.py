@@ -13,7 +13,7 @@ from arborcast.backends.programs import mscclpp
 from arborcast.backends.programs.formats import FORMATS
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import write
-from arborcast.backends.programs.program import Move, Protocol
+from arborcast.backends.programs.program import MessageProtocol, Move
 from arborcast.synth import solve, write_schedule
 from arborcast.synth.collective import Kind
 from arborcast.synth.topology import Topology
@@ -109,12 +109,12 @@ def test_a_table_of_plans_becomes_a_folder_with_its_commands(tmp_path: Path, com
     readme = (folder / "README.md").read_text()
     plans = {path.name: path.read_text() for path in sorted((folder / "mscclpp-plans").iterdir())}
     programs = {name: mscclpp.read(text) for name, text in plans.items()}
-    protocols = {True: set[Protocol](), False: set[Protocol]()}
+    protocols = {True: set[MessageProtocol](), False: set[MessageProtocol]()}
     for program in programs.values():
         operations = [one for row in program.parts[0].blocks for one in row.operations]
         protocols[any(isinstance(one, Move) and one.switch for one in operations)].add(program.protocol)
-    assert protocols[True] == {Protocol.SIMPLE}  # switches add no packets
-    assert Protocol.LL in protocols[False]
+    assert protocols[True] == {MessageProtocol.SIMPLE}  # switches add no packets
+    assert MessageProtocol.LL in protocols[False]
     ranges = [(one.least_bytes, one.most_bytes) for one in programs.values() if one.in_place]
     assert ranges[0][0] == 0 and ranges[-1][1] is None
     assert all(before[1] is not None and before[1] + 1 == after[0] for before, after in pairwise(ranges))

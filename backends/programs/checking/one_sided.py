@@ -12,8 +12,8 @@ from arborcast.backends.programs.program import (
     Barrier,
     GlobalProgram,
     Memory,
+    MessageProtocol,
     Move,
-    Protocol,
     Release,
     Signal,
     Step,
@@ -57,7 +57,7 @@ def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  
             elif span.start < 0 or span.start + span.count > size[owner][span.memory]:
                 yield f"{where}: {span.memory} has {size[owner][span.memory]} chunks in a call"
             elif span.packets:
-                if span.memory is not Memory.SCRATCH or program.protocol is Protocol.SIMPLE:
+                if span.memory is not Memory.SCRATCH or program.protocol is MessageProtocol.SIMPLE:
                     yield f"{where}: packets take twice the room, which only scratch of protocol LL has"
                 first = packets[owner]
                 packets[owner] = span.start if first is None else min(first, span.start)

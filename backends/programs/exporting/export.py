@@ -20,7 +20,7 @@ from arborcast.backends.programs.exporting.blocks import thread_blocks
 from arborcast.backends.programs.exporting.logical import ChunkAction, Ranks
 from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.writer import KINDS, elements_of, file_steps
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol, RankPart
+from arborcast.backends.programs.program import GlobalProgram, MessageProtocol, ProgramError, RankPart
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Schedule
@@ -33,7 +33,7 @@ def export_program(
     schedule: AnySchedule,
     *,
     in_place: bool = True,
-    protocol: Protocol = Protocol.SIMPLE,
+    protocol: MessageProtocol = MessageProtocol.SIMPLE,
     chunks: int | None = None,
     channels: int | None = None,
     least_bytes: int = 0,
@@ -84,7 +84,7 @@ def draft_of(
     units: int,
     *,
     in_place: bool,
-    protocol: Protocol,
+    protocol: MessageProtocol,
     least_bytes: int,
     most_bytes: int | None,
     name: str | None,

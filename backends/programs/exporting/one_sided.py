@@ -42,10 +42,10 @@ from arborcast.backends.programs.program import (
     Flush,
     GlobalProgram,
     Memory,
+    MessageProtocol,
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Release,
     Signal,
@@ -74,7 +74,7 @@ def export_one_sided(
     schedule: AnySchedule,
     *,
     in_place: bool = True,
-    protocol: Protocol = Protocol.SIMPLE,
+    protocol: MessageProtocol = MessageProtocol.SIMPLE,
     chunks: int | None = None,
     channels: int | None = None,
     ranks_per_host: int | None = None,
@@ -102,7 +102,7 @@ def export_one_sided(
     collective = schedule.collective
     _check(schedule, protocol, ranks_per_host)
     explicit, units = in_units(schedule, chunks)
-    if explicit.uses_switches and chunks is None and protocol is Protocol.SIMPLE:
+    if explicit.uses_switches and chunks is None and protocol is MessageProtocol.SIMPLE:
         units *= channels or BLOCKS  # a part for each block
     if units > MOST_CHUNKS:
         raise ProgramError(
@@ -119,7 +119,7 @@ def export_one_sided(
         most_bytes=most_bytes,
         name=name,
     )
-    draft = replace(draft, double_scratch=protocol is not Protocol.SIMPLE)
+    draft = replace(draft, double_scratch=protocol is not MessageProtocol.SIMPLE)
     return first_correct(_drafts(draft, explicit, channels, ranks_per_host), draft.name, "MSCCL++")
 
 
@@ -127,7 +127,7 @@ def _drafts(
     draft: GlobalProgram, schedule: Schedule, channels: int | None, ranks_per_host: int | None
 ) -> Iterator[GlobalProgram]:
     """What is tried in turn, the cheapest first."""
-    simple = draft.protocol is Protocol.SIMPLE
+    simple = draft.protocol is MessageProtocol.SIMPLE
     if schedule.uses_switches:
         for greet in (True,) if simple else (False, True):
             program = switch_program(draft, schedule, channels or (BLOCKS if simple else 1), greet=greet)
@@ -156,13 +156,13 @@ class _Ways:
     greet: bool
 
 
-def _ways(protocol: Protocol) -> list[_Ways]:
-    if protocol is Protocol.SIMPLE:
+def _ways(protocol: MessageProtocol) -> list[_Ways]:
+    if protocol is MessageProtocol.SIMPLE:
         return [_Ways(True, False, True), _Ways(False, False, True), _Ways(False, True, True)]
     return [_Ways(False, False, False), _Ways(False, False, True)]
 
 
-def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None) -> None:
+def _check(schedule: AnySchedule, protocol: MessageProtocol, ranks_per_host: int | None) -> None:
     collective, topology = schedule.collective, schedule.topology
     if collective.kind in {Kind.GATHER, Kind.SCATTER}:
         raise ProgramError(
@@ -170,7 +170,7 @@ def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None
             f"every rank, and ranks besides the root have but one; it runs {', '.join(KINDS)}"
         )
     check_schedule(schedule, KINDS, "MSCCL++")
-    if protocol is Protocol.LL128:
+    if protocol is MessageProtocol.LL128:
         raise ProgramError("MSCCL++ has protocols Simple and LL, got LL128")
     if schedule.uses_switches and (ranks_per_host or topology.ranks) < topology.ranks:
         raise ProgramError(
@@ -255,7 +255,7 @@ class _Translation:
         self._ranks = ranks
         self._ways = ways
         self._per_host = ranks_per_host
-        self._packets = draft.protocol is not Protocol.SIMPLE
+        self._packets = draft.protocol is not MessageProtocol.SIMPLE
         self._blocks = [blocks for blocks, _ in two_sided]
         self._scratch = [scratch for _, scratch in two_sided]
         self._made_room()

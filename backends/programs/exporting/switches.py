@@ -25,10 +25,10 @@ from arborcast.backends.programs.program import (
     Connection,
     GlobalProgram,
     Memory,
+    MessageProtocol,
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Signal,
     Span,
@@ -77,7 +77,7 @@ def switch_program(
         ProgramError: the executor has no operation for what a switch does in the schedule.
     """
     uses = [_use(schedule, chunk, transfers) for chunk, transfers in enumerate(_of_chunks(schedule))]
-    packets = draft.protocol is not Protocol.SIMPLE
+    packets = draft.protocol is not MessageProtocol.SIMPLE
     if packets and any(use.added for use in uses):
         raise ProgramError("switches add no packets; sums in switches are exported for protocol Simple")
     layout, ranks = lay_out(schedule, draft.chunks), schedule.topology.ranks

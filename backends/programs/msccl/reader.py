@@ -18,8 +18,8 @@ from arborcast.backends.programs.program import (
     Code,
     GlobalProgram,
     Memory,
+    MessageProtocol,
     ProgramError,
-    Protocol,
     RankPart,
     Span,
     Step,
@@ -94,8 +94,8 @@ class _ProgramReader:
         in_place = bool(_whole(algo, "inplace", 0, 1))
         out_of_place = bool(_whole(algo, "outofplace", 0, 1, default=not in_place))
         protocol = algo.get("proto")
-        if protocol not in set(Protocol):
-            raise ProgramError(f"algo: proto must be {', '.join(Protocol)}, got {shorten(protocol)}")
+        if protocol not in set(MessageProtocol):
+            raise ProgramError(f"algo: proto must be {', '.join(MessageProtocol)}, got {shorten(protocol)}")
         chunks = per_loop * ranks if kind in {Kind.GATHER, Kind.SCATTER} else per_loop
         if chunks * ranks > MAX_CELLS:
             raise ProgramError(f"at most {MAX_CELLS} chunks on all ranks are read, got {chunks} on {ranks}")
@@ -106,7 +106,7 @@ class _ProgramReader:
             root=root,
             chunks=chunks,
             parts=self._parts(algo, ranks),
-            protocol=Protocol(protocol),
+            protocol=MessageProtocol(protocol),
             in_place=in_place,
             out_of_place=out_of_place,
             least_bytes=_whole(algo, "minBytes", 0, 1 << 62, default=0),

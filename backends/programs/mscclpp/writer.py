@@ -17,10 +17,10 @@ from arborcast.backends.programs.program import (
     Flush,
     GlobalProgram,
     Memory,
+    MessageProtocol,
     Move,
     Operation,
     ProgramError,
-    Protocol,
     Release,
     Signal,
     Span,
@@ -51,7 +51,9 @@ def write(program: GlobalProgram) -> str:
     plan = {
         "name": program.name,
         "collective": plain_name(program.kind),  # of these the executor itself looks at allgather alone
-        "protocol": str(Protocol.SIMPLE if program.protocol is Protocol.SIMPLE else Protocol.LL),
+        "protocol": str(
+            MessageProtocol.SIMPLE if program.protocol is MessageProtocol.SIMPLE else MessageProtocol.LL
+        ),
         "inplace": program.in_place,
         "reuse_resources": False,
         "num_threads_per_block": limits.THREADS,
