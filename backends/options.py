@@ -260,20 +260,8 @@ def _groups_rule(groups: object) -> str | None:
     return "must be a folder, or GroupSchedules, one or a list of them"
 
 
-def _deadline_rule(seconds: float) -> str | None:
-    return None if 0 < seconds < math.inf else "must be a positive number of seconds"
-
-
-def _lost_after_rule(seconds: float) -> str | None:
-    return None if seconds == 0 or 1 <= seconds <= 86400 else "must be 0 (never) or 1 to 86400 seconds"
-
-
-def _transport_rule(transport: str) -> str | None:
-    return None if transport in TRANSPORTS else f"must be one of {', '.join(TRANSPORTS)}"
-
-
-def _start_rule(start: str) -> str | None:
-    return None if start in STARTS else f"must be one of {', '.join(STARTS)}"
+def _one_of(names: Sequence[str]) -> Callable[[str], str | None]:
+    return lambda name: None if name in names else f"must be one of {', '.join(names)}"
 
 
 def _method_rule(method: str) -> str | None:
@@ -310,19 +298,16 @@ def _staging_rule(staging: str) -> str | None:
     )
 
 
-def _depth_rule(depth: int | None) -> str | None:
-    is_fine = depth is None or 1 <= depth <= _MOST_DEPTH
-    return None if is_fine else f"must be a number of host buffers from 1 to {_MOST_DEPTH}"
-
-
 _RULES: dict[str, Callable[[Any], str | None]] = {
     "ranks": _ranks_rule,
     "groups": _groups_rule,
-    "deadline_s": _deadline_rule,
+    "deadline_s": lambda seconds: None if 0 < seconds < math.inf else "must be a positive number of seconds",
     "gloo_below": lambda size: None if size is None or size >= 0 else "must be at least 0 bytes",
-    "lost_after_s": _lost_after_rule,
-    "transport": _transport_rule,
-    "start": _start_rule,
+    "lost_after_s": lambda seconds: (
+        None if seconds == 0 or 1 <= seconds <= 86400 else "must be 0 (never) or 1 to 86400 seconds"
+    ),
+    "transport": _one_of(TRANSPORTS),
+    "start": _one_of(STARTS),
     "piece_bytes": lambda size: None if size is None or size >= 1 else "must be at least 1 byte",
     "prepare": _prepare_rule,
     "address": lambda address: None if address is None or address.strip() else "must not be empty",
@@ -330,7 +315,11 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "without": _without_rule,
     "spares": _spares_rule,
     "staging": _staging_rule,
-    "staging_depth": _depth_rule,
+    "staging_depth": lambda depth: (
+        None
+        if depth is None or 1 <= depth <= _MOST_DEPTH
+        else f"must be a number of host buffers from 1 to {_MOST_DEPTH}"
+    ),
     "staging_bytes": lambda size: (
         None if size is None or size >= _LEAST_BUFFER else f"must be at least {_LEAST_BUFFER} bytes"
     ),

@@ -22,10 +22,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from arborcast import topologies
+from arborcast.bench.adapters.balanced import balanced
 from arborcast.bench.emulation.machine import EmulationError, check_machine
 from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.script import KEPT, command_line, keep
-from arborcast.synth.alltoallv.patterns import balanced, pairwise
+from arborcast.synth.alltoallv.pairwise import pairwise
 from arborcast.synth.alltoallv.plan import pieces_of
 from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.errors import CollectiveError, InputError

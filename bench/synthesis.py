@@ -145,8 +145,8 @@ def _ours(spec: str, method: str, runs: str, collective: str) -> dict[str, Any]:
     from arborcast.synth.api import solve
     from arborcast.synth.bounds import bound
     from arborcast.synth.collective import Collective
-    from arborcast.synth.packing.carrier import Packing
     from arborcast.synth.packing.exact import pack_exactly
+    from arborcast.synth.packing.weighted_tree import Packing
     from arborcast.synth.topology import Topology
 
     def trees(topology: Topology) -> Packing:

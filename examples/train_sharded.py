@@ -54,7 +54,7 @@ def main() -> int:
     traced = pipeline.trace(network(), (inputs, following), loss_fn)
     count = arguments.microbatches
     plan = pipeline.shard_in_stages(traced, topology, "v100", batch=BATCH, microbatches=count).plan
-    trainer = pipeline.ShardedTrainer(traced, plan, sgd)
+    trainer = pipeline.Trainer(traced, plan, None, sgd)
     losses = []
     for _ in range(STEPS):
         with CommDebugMode() as mode:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from arborcast.pipeline.profiles import Layer as Layer
     from arborcast.pipeline.profiles import Profile as Profile
     from arborcast.pipeline.profiles import Tie as Tie
-    from arborcast.pipeline.run.intra.sharded_trainer import ShardedTrainer as ShardedTrainer
     from arborcast.pipeline.sharding.mesh_choice import shard_model as shard_model
     from arborcast.pipeline.simulation.pass_simulator import simulate as simulate
     from arborcast.pipeline.simulation.timeline import Timeline as Timeline
@@ -55,7 +54,6 @@ _HOMES = {
     "Prediction": "arborcast.pipeline.planning.plan_prediction",
     "Profile": "arborcast.pipeline.profiles",
     "Segment": "arborcast.pipeline.costs.saved_bytes",
-    "ShardedTrainer": "arborcast.pipeline.run.intra.sharded_trainer",
     "Stage": "arborcast.pipeline.stages",
     "Tie": "arborcast.pipeline.profiles",
     "Timeline": "arborcast.pipeline.simulation.timeline",

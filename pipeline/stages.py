@@ -76,6 +76,7 @@ class Plan:
         model: the name of the model's profile, "" where nothing is known of it.
         method: what made the plan, in words.
         offload_gbps: GB/s between each rank and host memory, each way; None where nothing is offloaded.
+        batch: samples of a step; None for any number that divides.
 
     Raises:
         PlanError: a gap between stages, stages that share some of their ranks only, stages on other workers
@@ -91,6 +92,7 @@ class Plan:
     model: str = ""
     method: str = "by hand"
     offload_gbps: float | None = None
+    batch: int | None = None
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Plan:
         model: str = "",
         method: str = "by hand",
         offload_gbps: float | None = None,
+        batch: int | None = None,
     ) -> None:
         """Make and check a plan."""
         made = tuple(
@@ -124,6 +127,7 @@ class Plan:
             "model": model,
             "method": method,
             "offload_gbps": offload_gbps,
+            "batch": batch,
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
@@ -264,8 +268,11 @@ class Plan:
         """Samples of each microbatch; the first ones have one more where the batch does not divide.
 
         Raises:
-            BatchError: some replica would have no sample of some microbatch.
+            BatchError: some replica would have no sample of some microbatch, or the plan is for another
+                number of samples.
         """
+        if self.batch not in (None, batch):
+            raise BatchError(f"batch: must have {self.batch} samples, as the plan says, got {batch}")
         most = max(stage.replicas for stage in self.stages)
         if batch < self.microbatches * most:
             raise BatchError(

@@ -10,16 +10,19 @@ Every rank runs this; `torch.distributed` must be initialised before.
 from __future__ import annotations
 
 import gc
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batch_negotiation import BatchNegotiation
@@ -31,22 +34,24 @@ from arborcast.pipeline.run.local_model import LocalModel
 from arborcast.pipeline.run.losses import LossFunction
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.prepared_layers import Prepare
+from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.recorder import NullRecorder, PassRecorder
-from arborcast.pipeline.run.saving import Saving
 from arborcast.pipeline.run.stage_groups import Groups, fabric_of
 from arborcast.pipeline.run.stage_messages import Messages, Messenger
-from arborcast.pipeline.run.training_options import TrainingOptions, words_of_plan
-from arborcast.pipeline.run.update import OptimizerOf
+from arborcast.pipeline.run.training_options import OptimizerOf, TrainingOptions, check_job, words_of_plan
+from arborcast.pipeline.sharding.evaluation import CollectiveCall
+from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
+from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.topology import Topology
 
 _numbers = itertools.count()
 """Of the trainers of this process: all ranks make them in the same order."""
 
 
-class Trainer(Saving):
+class Trainer:
     """One rank's part in a training.
 
     Args:
@@ -54,7 +59,11 @@ class Trainer(Saving):
             the inputs of the first batch. Every rank holds it all when it makes its trainer; afterwards only
             the layers of its own stage are used. The weights are those of each stage's first rank. Parameters
             may be frozen and unfrozen between updates, in the whole model and on every rank alike.
-        plan: which layers on which ranks; a rank of the job that it does not name only hears of losses.
+        plan: which layers on which ranks; a rank of the job that it does not name only hears of losses. Of
+            both levels (`ShardedPlan`), every operator is divided over the mesh of its stage and every tensor
+            moved by the collectives that the plan priced (`calls`): for a model that was traced with its
+            loss, of which a batch's must be the mean of its microbatches'; every rank with work is given
+            whole batches, parameters in `module` are `DTensor`s, divided as their updates are.
         loss_fn: of the output and the targets of some samples; returns one number, their mean, or a pair:
             the sum of their losses, and the weight that is to divide the sum over all samples of an update
             (of all its batches, where it accumulates), such as the number of tokens that count. None for a
@@ -99,11 +108,18 @@ class Trainer(Saving):
             torch.distributed.checkpoint, of which every rank reads what it holds; or what gives a module of a
             model on "meta" its first values in place, called as by `nn.Module.apply`. None for the values
             that there are, and for first ones by `reset_parameters` (and transformers' `_init_weights`).
+        groups: schedules that the groups of an axis of a mesh run at once, as `FabricPrices.schedules` gives
+            them; each group finds its own where there are none.
+        by_schedule: whether operators were divided by what schedules take, as `shard_model` does, or by exact
+            rates: paths of tensors follow.
 
     Attributes:
         plan: as given.
         losses: of the microbatches of the last batch, in their order; of the model's own loss their parts.
         metrics: of the last batch, by name, the same on every rank.
+        calls: every collective of operators and updates of a step on this rank's stage, where it is divided,
+            as planned for float32.
+        crossing_bytes: for each boundary of divided stages what crosses it in a step, likewise.
 
     Raises:
         PlanError: the plan does not fit the model, the job or the topology.
@@ -114,7 +130,7 @@ class Trainer(Saving):
     def __init__(
         self,
         model: nn.Module | Layered,
-        plan: Plan,
+        plan: Plan | ShardedPlan,
         loss_fn: LossFunction | None,
         optimizer: OptimizerOf,
         *,
@@ -136,6 +152,8 @@ class Trainer(Saving):
         device: str = "cpu",
         record: bool = False,
         weights: Weights | None = None,
+        groups: tuple[GroupSchedules, ...] = (),
+        by_schedule: bool = True,
     ) -> None:
         self._options = options = TrainingOptions(
             loss_fn,
@@ -151,18 +169,24 @@ class Trainer(Saving):
             keep_outputs,
             weights,
         )
-        options.check(plan, optimizer, min(timeout_s, start_timeout_s), device, precision)
+        check_job()
         rank, size = dist.get_rank(), dist.get_world_size()
-        fabric = fabric_of(plan, topology, size)
-        self._place = RankAssignment.of(plan, rank, tensor_ranks)
-        if isinstance(model, Layered):
-            options.check_model(model, self._place.column, optimizer)
         self._agreement = ConfigBarrier(f"arborcast trainer {next(_numbers)}", rank, size, timeout_s)
-        words = f"{words_of_plan(plan)}, {options.words(collectives, precision)}"
+        self.plan, self._by_schedule = plan, by_schedule
+        self._sharded = plan if isinstance(plan, ShardedPlan) else None
+        try:
+            options.check_alone(min(timeout_s, start_timeout_s), device, precision)
+            fabric, words = self._placed(model, optimizer, topology, groups)
+        except InputError as error:
+            self._agreement.say("start", f"what is refused: {error}")  # the others come with their plans
+            raise
+        words += f", {options.words(collectives, precision)}"
         self._agreement.agree("start", words, what="trainer", timeout_s=start_timeout_s)
-        self.plan = plan
+        replicated = None if self._sharded is not None else self._place.plan
         shared = None if prepare is None else tensor_ranks
-        self._groups = Groups(plan, collectives, fabric, timeout_s, start_timeout_s, shared)
+        self._groups = Groups(
+            replicated, collectives, fabric, timeout_s, start_timeout_s, shared, schedules=groups
+        )
         # A rank that left before the others' groups are connected would break theirs.
         self._agreement.agree("groups", "connected", what="trainer", timeout_s=start_timeout_s)
         self._faults = FailureBroadcast(self._place.name, self._agreement, self._groups.break_all)
@@ -173,10 +197,13 @@ class Trainer(Saving):
         self._links = Messenger(self._groups.job, self._place.name, self._recorder)
         self._messages = self._links.messages
         self._meeting = BatchNegotiation(
-            self._place, loss_fn is None, self._agreement, self._faults, self._groups
+            self._place, loss_fn is None, self._agreement, self._faults, self._groups, timeout_s
         )
         self._calls = self._steps = 0
         self._is_closed = False
+        self.calls: tuple[CollectiveCall, ...] = ()
+        self.crossing_bytes: tuple[int, ...] = ()
+        self._lines: Mapping[tuple[int, ...], dist.ProcessGroup] = {}
         self._kept: tuple[nn.Module, Any, float | None] | None = None
         self._waiting: tuple[nn.Module, OptimizerOf] | None = None
         self._local: LocalModel | None = None
@@ -190,6 +217,35 @@ class Trainer(Saving):
                 raise
         else:
             self._waiting = model, optimizer
+
+    def _placed(
+        self,
+        model: nn.Module | Layered,
+        optimizer: OptimizerOf,
+        topology: Topology | str | None,
+        groups: tuple[GroupSchedules, ...],
+    ) -> tuple[Topology | None, str]:
+        """Find the place of this rank in a plan that fits; the fabric, and the plan in words.
+
+        Raises:
+            PlanError: the plan does not fit the model, the job or the topology.
+            InputError: an option does not fit the plan or the model.
+        """
+        options, rank, words = self._options, dist.get_rank(), ""
+        if isinstance(self.plan, ShardedPlan):
+            key = repr((self.plan, self._by_schedule, groups))
+            words = f"plan {hashlib.sha256(key.encode()).hexdigest()[:12]} of {self.plan.model}, "
+            options.check_divided(model, optimizer)
+            plan = self.plan.pipeline(getattr(model, "depth", 1))
+            self._place = RankAssignment.in_mesh(plan, rank)
+        else:
+            plan = self.plan
+            self._place = RankAssignment.of(plan, rank, options.tensor_ranks)
+        options.check(plan, optimizer)
+        fabric = fabric_of(plan, topology, dist.get_world_size())
+        if isinstance(model, Layered):
+            options.check_model(model, self._place.column, optimizer)
+        return fabric, words + words_of_plan(plan)
 
     # ------------------------------------------------------------------ training
 
@@ -218,7 +274,14 @@ class Trainer(Saving):
         return self._run(inputs, targets, training=True)
 
     def evaluate(self, inputs: Tensors | None = None, targets: Tensors | None = None) -> float:
-        """The loss of a batch in evaluation mode; nothing changes. As `step` otherwise."""
+        """The loss of a batch in evaluation mode; nothing changes. As `step` otherwise.
+
+        Raises:
+            InputError: the model was traced without its graph in evaluation, or cannot be evaluated so.
+        """
+        why = getattr(None if self._local is None else self._local.whole, "evaluation", None)
+        if isinstance(why, str):
+            raise InputError(f"evaluate: {why}")
         return self._run(inputs, targets, training=False)
 
     @property
@@ -287,6 +350,12 @@ class Trainer(Saving):
         """How much this rank exchanged with other stages so far."""
         return self._messages
 
+    def line(self, axes: tuple[int, ...]) -> dist.ProcessGroup:
+        """The process group of this rank along some axes of the mesh of its stage, where that is divided."""
+        if axes not in self._lines:
+            raise InputError(f"axes: must be of the mesh of this rank's stage, got {axes}")
+        return self._lines[axes]
+
     def timeline(self) -> Timeline:
         """What all ranks did in the last step, for a trainer that records; every rank calls it."""
         self._faults.refuse()
@@ -315,37 +384,76 @@ class Trainer(Saving):
         module = self._ready().module if average is None else average
         self._faults.refuse()
         with self._faults.all_or_nothing(lambda: "gathering the weights"), self._groups.patient():
-            state = module.state_dict() if self._place.assignments else None
+            state = self._ready().state(module) if self._place.assignments else None
             return checkpoints.gather_state(
-                state, self._groups.job, [it.ranks[0] for it in self.plan.workers]
+                state, self._groups.job, [it.ranks[0] for it in self._place.plan.workers]
             )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take the weights of the whole model, from however many stages; every rank calls it.
 
         Raises:
-            CheckpointError: an entry is missing or has another shape; on all ranks, and nothing is changed.
+            CheckpointError: on any rank an entry is missing or has another shape; on all, nothing is changed.
         """
         local = self._ready()
         self._faults.refuse()
         local.update.check_complete("weights must be loaded")
-        whole = local.whole.divide(0, local.whole.depth)
-        self._load_state(whole, local.module if self._place.assignments else None, state)
+        whole = local.whole.divide(0, local.whole.depth).state_dict()
+        shapes = {name: tuple(it.shape) for name, it in whole.items() if isinstance(it, Tensor)}
+        with self._faults.all_or_nothing(lambda: "comparing weights", forgives=True), self._groups.patient():
+            checkpoints.together(self._groups.job, lambda: checkpoints.check_state(shapes, state))
+        with self._faults.all_or_nothing(lambda: "loading weights"), self._groups.patient():
+            if self._place.assignments:
+                checkpoints.load_state(local.module, state)
+            local.loaded()
 
-    def _check_complete(self, what: str) -> None:
-        self._ready().update.check_complete(what)
+    def save(self, folder: Path | str) -> None:
+        """Write a checkpoint of all that a training goes on from; every rank calls it and writes its part.
 
-    def _entries(self) -> dict[str, Any]:
+        It is one of torch.distributed.checkpoint: `model` by the model's own names, `optimizer` as
+        `get_optimizer_state_dict` flattens it, `trainer` with the number of steps and float16's scale. It
+        loads into a trainer with any plan, and by torch's own functions into serial training. It is whole
+        before it has its name.
+
+        Args:
+            folder: new, or a checkpoint, which is replaced; on a file system that all ranks share.
+
+        Raises:
+            CheckpointError: it cannot be written; on all ranks, which may go on.
+            InputError: some batches of an update are still to come.
+        """
+        self._faults.refuse()
         local = self._ready()
-        return {
-            "model": checkpoints.model_entries(local.module) if self._place.assignments else {},
-            "optimizer": checkpoints.optimizer_entries(local.update.optimizer, local.update.parameters),
-        }
+        local.update.check_complete("a checkpoint must be written")
 
-    def _loading(self, folder: Path | str) -> checkpoints.Loading:
-        local, update = self._ready(), self._ready().update
-        whole = local.whole.divide(0, local.whole.depth)
-        return checkpoints.Loading(folder, whole, local.module, update.optimizer, update.parameters)
+        def entries() -> dict[str, Any]:
+            going = {"steps": self._steps, "scaler": self._precision.state_dict()}
+            return {**local.entries(), "trainer": going}
+
+        with self._faults.all_or_nothing(lambda: f"saving {folder}", forgives=True), self._groups.patient():
+            checkpoints.write(folder, entries, self._groups.job)
+
+    def load(self, folder: Path | str) -> None:
+        """Go on from a checkpoint of a trainer with any plan, or of serial training; every rank calls it.
+
+        Without `trainer` in it (of serial training), the number of steps and the scale stay.
+
+        Raises:
+            CheckpointError: it cannot be read, is of another model, or options of the optimizer do not fit;
+                on all ranks. Nothing is changed, unless a file breaks while it is read: then the trainer is
+                of no more use.
+        """
+        self._faults.refuse()
+        local, job = self._ready(), self._groups.job
+        local.update.check_complete("a checkpoint must be loaded")
+        with self._faults.all_or_nothing(lambda: f"reading {folder}", forgives=True), self._groups.patient():
+            loading = checkpoints.together(job, lambda: local.loading(folder))
+        with self._faults.all_or_nothing(lambda: f"loading {folder}"), self._groups.patient():
+            going = checkpoints.together(job, loading.load)
+            local.loaded()
+            self._steps = going.get("steps", self._steps)
+            if going.get("scale") is not None:
+                self._precision.load_state_dict(going)
 
     # ------------------------------------------------------------------ beginning and end
 
@@ -367,8 +475,18 @@ class Trainer(Saving):
         # gloo's threads end with the last reference to their group. Any left when the interpreter ends would
         # abort the process ("terminate called without an active exception").
         self._local = None
-        del self._links, self._groups, self._precision, self._meeting
+        del self._links, self._groups, self._precision, self._meeting, self._lines
         gc.collect()
+
+    def __enter__(self) -> Self:
+        """For `with`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
 
     def _trace(self, call: int, inputs: Tensors | None) -> None:
         from arborcast.pipeline.model.traced import trace
@@ -388,17 +506,26 @@ class Trainer(Saving):
         self._waiting = None
 
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
-        self._local = LocalModel.of(
-            model,
-            optimizer,
-            self._options,
+        context = RankContext(
             self._place,
+            self._options,
             self._groups,
             self._faults,
             self._links,
             self._precision,
             self._recorder,
         )
+        if self._sharded is None:
+            self._local = LocalModel.of(model, optimizer, context)
+        else:
+            from arborcast.pipeline.run.intra.divided_model import DividedModel
+
+            assert isinstance(model, Traced), "it was checked"
+            self._local = divided = DividedModel.divided(
+                model, self._sharded, self._by_schedule, optimizer, context
+            )
+            self.calls, self.crossing_bytes = divided.calls, divided.crossing_bytes
+            self._lines = divided.lines
 
     def _ready(self) -> LocalModel:
         if self._local is None:

@@ -339,7 +339,7 @@ def pareto(
         ranks: those that take part; None for all.
         max_steps: see `synth.chunks.frontier.pareto`, like all that follow.
         tolerance: how near to the static limit is near enough.
-        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.grid.Grid.of`.
+        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.quantized_rates`.
         deadline_s: limit in seconds; what was found by then is returned.
         seed: of the solvers.
         jobs: numbers of steps worked on at once.

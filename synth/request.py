@@ -29,7 +29,7 @@ class Request:
         steps: S of a chunk schedule.
         rounds: R of a chunk schedule.
         rate_tolerance: the part of its rate that each link may lose so that chunk schedules count in a
-            coarser unit (see `synth.chunks.grid.Grid.of`); None where only odd rates may.
+            coarser unit (see `synth.chunks.quantized_rates.Grid.of`); None where only odd rates may.
         cache: whether answers of solvers are kept and used on disk.
         max_height: with trees, the most edges between a root and a rank; None for any number.
         proof: where there is no chunk schedule, the file for CaDiCaL's proof of it; None for none.

@@ -424,9 +424,9 @@ def _frontier(
     topology: Topology, collective: Collective, request: Request, deadline: Deadline
 ) -> Iterator[Schedule]:
     """Chunk schedules of few steps, found with little effort and therefore unproved."""
+    from arborcast.synth.chunks.allreduce.halves import latency_of_parts
     from arborcast.synth.chunks.frontier import pareto
     from arborcast.synth.chunks.problem.instance import TooManyRoutesError
-    from arborcast.synth.chunks.sums.halves import latency_of_parts
 
     deadline.check("the comparison of methods")
     try:

@@ -1,4 +1,6 @@
-"""Spanning trees with weights as values, to be written down and read; `synth.packing.carrier` has the arrays.
+"""Spanning trees with weights as values, to be written down and read.
+
+`synth.packing.weighted_tree` has them as arrays.
 
 A tree's edges join ranks; each edge passes the switches of `via`. `Tree` is always read as an out-tree
 (root to leaves); an in-tree is an out-tree of the reversed topology and is turned round by whoever lifts

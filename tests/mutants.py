@@ -59,12 +59,11 @@ SYMMETRIC = ("verification/test_implicit_verifier.py", "verification/test_machin
 VERIFIER = ("verification/test_verifier.py", "verification/test_switch_use.py")
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "synth.verification.verifier": VERIFIER,
+    "synth.verification.verifier": (*VERIFIER, *SYMMETRIC),
     "synth.verification.verdict": VERIFIER,
     "synth.verification.replay": VERIFIER,
     "synth.verification.replay_kernels": SYMMETRIC,
     "synth.verification.switch_use": ("verification/test_switch_use.py",),
-    "synth.verification.implicit": SYMMETRIC,
     "synth.verification.group_check": SYMMETRIC,
     "synth.verification.every_translate": SYMMETRIC,
     "synth.certification.rates": CERTIFICATION,

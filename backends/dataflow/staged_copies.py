@@ -13,7 +13,7 @@ from torch import Tensor
 
 from arborcast.backends.dataflow.task_graph import GraphTask
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.staging.device import CopyDirection, StagingDevice
 
 
@@ -61,7 +61,7 @@ class StagedCopies:
             raise _failure(action, error) from error
         self._begun[number] = action
 
-    def _view(self, part: Slice) -> Tensor:
+    def _view(self, part: BufferSlice) -> Tensor:
         return self._memory[part.buffer][part.start : part.stop]
 
     def take_ended(self) -> list[int]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.synth.simulation.service import AHEAD
 
@@ -67,8 +67,8 @@ class GraphTask:
 
     act: Act
     operation: Operation
-    into: Slice
-    source: Slice
+    into: BufferSlice
+    source: BufferSlice
     peer: int
     waiters: tuple[int, ...]
     share: int
@@ -154,7 +154,7 @@ def _shares(drafts: list[_Draft]) -> dict[int, int]:
     if any(a.buffer == b.buffer and b.start < a.stop for a, b in pairwise(parts)):
         return {}
     found: dict[int, int] = {}
-    current: dict[Slice, list[int]] = defaultdict(list)
+    current: dict[BufferSlice, list[int]] = defaultdict(list)
     closed: list[list[int]] = []
     for number, draft in enumerate(drafts):
         if draft.act is Act.SEND:
@@ -202,8 +202,8 @@ class _Draft:
     index: int
     act: Act
     operation: Operation
-    into: Slice
-    source: Slice
+    into: BufferSlice
+    source: BufferSlice
     peer: int
     after: set[int]
 
@@ -300,7 +300,7 @@ def _next_touches(operations: tuple[Operation, ...]) -> Iterator[tuple[int, list
             later[key] = [(index, reads, writes), *later.get(key, [])[:1]]
 
 
-def _uses(operation: Operation) -> list[tuple[Slice, bool, bool]]:
+def _uses(operation: Operation) -> list[tuple[BufferSlice, bool, bool]]:
     """The slices that an operation touches; whether it reads, whether it writes them."""
     match operation:
         case Send(source=source):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.errors import DisagreementError, ExecutionError
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
 from arborcast.backends.lowering.program import Operation, Program, Receive, Reduce, Send
 from arborcast.backends.lowering.rank_view import digest_of, refuse_switches
@@ -261,5 +261,5 @@ class _ProgramRun:
         else:
             into.copy_(source)
 
-    def _view(self, part: Slice) -> Tensor:
+    def _view(self, part: BufferSlice) -> Tensor:
         return self._memory[part.buffer].narrow(0, part.start, part.length)

@@ -302,14 +302,7 @@ class SynthGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Gather the tensors of all ranks on all ranks, one after another in one tensor."""
-        opts = opts or AllgatherOptions()
-        if not self._fits_single(output, given):
-            form = replace(ALL_GATHER, method="_allgather_base")
-            return self._delegate(
-                form, [given], (output, given, opts), opts=opts, result=[output], are_alike=False
-            )
-        pairs = [(output, given)]
-        return self._submit(ALL_GATHER, lambda: self._gather_pairs(pairs), [output], [given], opts)
+        return self.all_gather_single_coalesced([output], [given], opts)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -319,7 +312,7 @@ class SynthGroup(dist.ProcessGroup):
         pairs = list(zip(outputs, inputs, strict=False))
         if len(outputs) == len(inputs) and all(self._fits_single(*pair) for pair in pairs):
             return self._submit(ALL_GATHER, lambda: self._gather_pairs(pairs), list(outputs), inputs, opts)
-        if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
+        if len(outputs) != len(inputs) or (len(pairs) > 1 and self._is_on_gpu(inputs)):
             self._gloo()
             return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
         form = replace(ALL_GATHER, method="_allgather_base")
@@ -357,16 +350,7 @@ class SynthGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Combine the tensors of all ranks and give each rank its block."""
-        op = op_of(opts)
-        fits_well = self._fits_single(given, output)
-        if not (fits_well and serves(op, output)):
-            form = replace(REDUCE_SCATTER, method="_reduce_scatter_base")
-            arguments = output, given, scatter_options(op, opts)
-            return self._delegate(
-                form, [given], arguments, opts=opts, op=op, result=[output], are_alike=fits_well
-            )
-        pairs = [(output, given)]
-        return self._submit(REDUCE_SCATTER, lambda: self._scatter_pairs(pairs, op), [output], [given], opts)
+        return self.reduce_scatter_single_coalesced([output], [given], opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -374,17 +358,17 @@ class SynthGroup(dist.ProcessGroup):
         """The same for several pairs of tensors."""
         op = op_of(opts)
         pairs = list(zip(outputs, inputs, strict=False))
-        fit = all(self._fits_single(given, output) and serves(op, output) for output, given in pairs)
-        if len(outputs) == len(inputs) and fit:
+        fit = len(outputs) == len(inputs) and all(self._fits_single(given, output) for output, given in pairs)
+        if fit and all(serves(op, output) for output in outputs):
             results = list(outputs)
             return self._submit(REDUCE_SCATTER, lambda: self._scatter_pairs(pairs, op), results, inputs, opts)
         options = scatter_options(op, opts)
-        if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
+        if len(outputs) != len(inputs) or (len(pairs) > 1 and self._is_on_gpu(inputs)):
             self._gloo()
             return super().reduce_scatter_tensor_coalesced(outputs, inputs, options)
         form = replace(REDUCE_SCATTER, method="_reduce_scatter_base")
         calls = [(*pair, options) for pair in pairs]
-        return self._delegate(form, inputs, *calls, opts=opts, op=op, result=outputs, are_alike=False)
+        return self._delegate(form, inputs, *calls, opts=opts, op=op, result=outputs, are_alike=fit)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 

@@ -41,7 +41,7 @@ class Buffer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class BufferSlice:
     """The elements `start..stop-1` of a buffer."""
 
     buffer: Buffer
@@ -57,9 +57,9 @@ class Slice:
         """As messages show it."""
         return f"{self.buffer}[{self.start}:{self.stop}]"
 
-    def part(self, index: int, parts: int) -> Slice:
+    def part(self, index: int, parts: int) -> BufferSlice:
         """One of `parts` nearly equal parts, in order; some are empty where there are few elements."""
-        return Slice(
+        return BufferSlice(
             self.buffer,
             self.start + self.length * index // parts,
             self.start + self.length * (index + 1) // parts,
@@ -149,7 +149,7 @@ class Layout:
             case _:
                 return self.block * self.blocks
 
-    def initial(self, rank: int, chunk: int) -> Slice | None:
+    def initial(self, rank: int, chunk: int) -> BufferSlice | None:
         """Where the rank holds the chunk, or its contribution to it, at the start; None where it does not."""
         place = self.places[chunk]
         if not self.collective.before(rank, place.block):
@@ -164,7 +164,7 @@ class Layout:
             case _:
                 return self._slice(Buffer.INPUT, rank, place, 0)
 
-    def final(self, rank: int, chunk: int) -> Slice | None:
+    def final(self, rank: int, chunk: int) -> BufferSlice | None:
         """Where the chunk must be in the end on this rank; None where it does not matter."""
         place = self.places[chunk]
         if self.collective.after(rank, place.block) is None:
@@ -177,7 +177,7 @@ class Layout:
             case _:
                 return self._slice(Buffer.OUTPUT, rank, place, 0)
 
-    def kept(self, rank: int) -> tuple[Slice, Slice] | None:
+    def kept(self, rank: int) -> tuple[BufferSlice, BufferSlice] | None:
         """The rank's own block where it goes from input to output without a message: from, to."""
         collective = self.collective
         if rank not in collective.members or (collective.root is not None and rank != collective.root):
@@ -193,12 +193,12 @@ class Layout:
             case _:
                 return None
 
-    def _slice(self, buffer: Buffer, rank: int, place: Place, block: int) -> Slice:
+    def _slice(self, buffer: Buffer, rank: int, place: Place, block: int) -> BufferSlice:
         first = self._before(buffer, rank, block)
-        return Slice(buffer, first + place.start, first + place.stop)
+        return BufferSlice(buffer, first + place.start, first + place.stop)
 
-    def _block(self, buffer: Buffer, rank: int, block: int) -> Slice:
-        return Slice(buffer, self._before(buffer, rank, block), self._before(buffer, rank, block + 1))
+    def _block(self, buffer: Buffer, rank: int, block: int) -> BufferSlice:
+        return BufferSlice(buffer, self._before(buffer, rank, block), self._before(buffer, rank, block + 1))
 
     def _before(self, buffer: Buffer, rank: int, block: int) -> int:
         """Elements before a block in a buffer of a rank."""
@@ -282,7 +282,7 @@ def _bytes_of(collective: Collective, chunk: Chunk, position: Mapping[int, int])
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _ChunkCut:
     """Where the images of a representative chunk lie in their blocks, each of which is `whole` parts long.
 
     Image number 0 begins at part `first`, each further one `stride` parts behind the one before: 0 where
@@ -300,7 +300,7 @@ class _Cut:
         return first * length // self.whole, (first + self.parts) * length // self.whole
 
 
-def _cuts(schedule: AnySchedule) -> list[_Cut]:
+def _cuts(schedule: AnySchedule) -> list[_ChunkCut]:
     """Of the chunks that stand in a schedule, in their order."""
     collective, images, owners = schedule.collective, 1, None
     if isinstance(schedule, ImplicitSchedule):
@@ -316,7 +316,7 @@ def _cuts(schedule: AnySchedule) -> list[_Cut]:
         whole = math.lcm(first.denominator, part.denominator)
         together = block.owner is None  # all images in the one block that there is
         parts = int(part * whole)
-        cuts.append(_Cut(int(first * whole), parts if together else 0, parts, whole))
+        cuts.append(_ChunkCut(int(first * whole), parts if together else 0, parts, whole))
         filled[block] += chunk.share * (images if together else 1)
     for block, share in shares.items():
         if filled[block] != share:

@@ -23,7 +23,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from arborcast.backends.lowering.layout import Buffer, Layout, Slice, lay_out
+from arborcast.backends.lowering.layout import Buffer, BufferSlice, Layout, lay_out
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.lowering.rank_view import transfers_of
 from arborcast.synth.errors import ScheduleError
@@ -52,7 +52,7 @@ class Scratch:
         self._free: dict[int, deque[int]] = defaultdict(deque)
         self._slots: dict[int, int] = defaultdict(int)
 
-    def take(self, chunk: int, length: int, slot_length: int) -> Slice:
+    def take(self, chunk: int, length: int, slot_length: int) -> BufferSlice:
         """A slice of `length` elements in a slot of `slot_length`, which is the same for all of a chunk."""
         free = self._free[chunk]
         full = self._slots[chunk] >= self._window or self.elements + slot_length > self._limit
@@ -62,9 +62,9 @@ class Scratch:
             start = self.elements
             self.elements += slot_length
             self._slots[chunk] += 1
-        return Slice(Buffer.SCRATCH, start, start + length)
+        return BufferSlice(Buffer.SCRATCH, start, start + length)
 
-    def give_back(self, chunk: int, taken: Slice) -> None:
+    def give_back(self, chunk: int, taken: BufferSlice) -> None:
         """The slice will not be read again by operations that are yet to be written."""
         self._free[chunk].append(taken.start)
 
@@ -208,10 +208,10 @@ class _Ring:
         """Of all buffers."""
         return self._depth * self._buffer
 
-    def slot(self, chunk: int, piece: int, length: int) -> Slice:
+    def slot(self, chunk: int, piece: int, length: int) -> BufferSlice:
         """Where a piece lies."""
         start = piece % self._depth * self._buffer + self._offsets[chunk]
-        return Slice(Buffer.RING, start, start + length)
+        return BufferSlice(Buffer.RING, start, start + length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _messages_of(
         if transfer.src == transfer.dst:
             raise ScheduleError(f"transfer {index}: rank {rank} sends chunk {transfer.chunk} to itself")
         place = layout.places[transfer.chunk]
-        span = Slice(Buffer.INPUT, place.start, place.stop)
+        span = BufferSlice(Buffer.INPUT, place.start, place.stop)
         for piece in range(pieces):
             length = span.part(piece, pieces).length
             if length:
@@ -253,7 +253,7 @@ class _PendingReceive:
     """A receive whose data does not count yet; `claims` where its slice becomes the cell's home."""
 
     src: int
-    into: Slice
+    into: BufferSlice
     reduce: bool
     claims: bool
 
@@ -266,9 +266,9 @@ class _Cell:
     on the device in the end.
     """
 
-    home: Slice | None
-    final: Slice | None
-    target: Slice | None = None
+    home: BufferSlice | None
+    final: BufferSlice | None
+    target: BufferSlice | None = None
     latest: Transfer | None = None  # the last that came in
     arrivals: list[_PendingReceive] = field(default_factory=list)
 
@@ -387,11 +387,11 @@ class _OperationWriter:
         if cell.home.buffer is Buffer.SCRATCH:
             self.scratch.give_back(message.transfer.chunk, cell.home)
 
-    def copy(self, time: int, source: Slice, into: Slice) -> None:
+    def copy(self, time: int, source: BufferSlice, into: BufferSlice) -> None:
         after = self._reads(source) | self._writes(into)
         self.operations.append(Copy(time, source, into, tuple(sorted(after))))
 
-    def _replace(self, message: _PieceMessage, cell: _Cell, into: Slice) -> None:
+    def _replace(self, message: _PieceMessage, cell: _Cell, into: BufferSlice) -> None:
         chunk = message.transfer.chunk
         if cell.final is not None and into != cell.final:
             self.copy(message.time, into, cell.final)
@@ -401,7 +401,7 @@ class _OperationWriter:
             self.scratch.give_back(chunk, cell.home)
         cell.home = into
 
-    def add(self, time: int, source: Slice, into: Slice) -> None:
+    def add(self, time: int, source: BufferSlice, into: BufferSlice) -> None:
         after = self._reads(source) | self._writes(into)
         self.operations.append(Reduce(time, source, into, tuple(sorted(after))))
 
@@ -429,18 +429,18 @@ class _OperationWriter:
             self.copy(message.time, cell.home, slot)
         return _Cell(cell.home and slot, cell.final and slot, target=cell.final)
 
-    def _take(self, message: _PieceMessage) -> Slice:
+    def _take(self, message: _PieceMessage) -> BufferSlice:
         place = self._layout.places[message.transfer.chunk]
         longest = -(-(place.stop - place.start) // self._pieces)
         return self.scratch.take(message.transfer.chunk, message.length, longest)
 
-    def _reads(self, source: Slice) -> set[int]:
+    def _reads(self, source: BufferSlice) -> set[int]:
         """Note that the next operation reads the slice; what it must come after."""
         use = self._uses[source.buffer, source.start]
         use.read.append(len(self.operations))
         return set() if use.written is None else {use.written}
 
-    def _writes(self, into: Slice) -> set[int]:
+    def _writes(self, into: BufferSlice) -> set[int]:
         """Note that the next operation writes the slice; what it must come after."""
         use = self._uses[into.buffer, into.start]
         # Whoever has read it came after whoever wrote it.

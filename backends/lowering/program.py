@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Send:
 
     time: int
     peer: int
-    source: Slice
+    source: BufferSlice
     tag: int
     after: tuple[int, ...] = ()
 
@@ -40,7 +40,7 @@ class Receive:
 
     time: int
     peer: int
-    into: Slice
+    into: BufferSlice
     tag: int
     after: tuple[int, ...] = ()
 
@@ -54,8 +54,8 @@ class Reduce:
     """Combine the elements of `source` into those of `into`."""
 
     time: int
-    source: Slice
-    into: Slice
+    source: BufferSlice
+    into: BufferSlice
     after: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -68,8 +68,8 @@ class Copy:
     """Copy the elements of `source` to `into`."""
 
     time: int
-    source: Slice
-    into: Slice
+    source: BufferSlice
+    into: BufferSlice
     after: tuple[int, ...] = ()
 
     def __str__(self) -> str:

@@ -7,9 +7,10 @@ and gigabytes, so that what a rank of a large job will do can be looked at on an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TypeAlias
 
-from arborcast.backends.lowering.layout import Slice
+from arborcast.backends.lowering.layout import BufferSlice
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.measure.job import ITEM_BYTES, LOOPBACK_PIECE_BYTES, count_for
@@ -18,6 +19,9 @@ from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.simulation.pieces import pieces_that_fit
 
 Json: TypeAlias = dict[str, object]
+
+_KEYS = {"source": "from"}
+"""Of fields of operations, where they are called otherwise."""
 
 
 def program_of(
@@ -115,7 +119,7 @@ def _messages(messages: list[Send] | list[Receive], way: str) -> str:
     return f"{len(messages)} {way} {ranks}, {elements} elements"
 
 
-def _slice(message: Send | Receive) -> Slice:
+def _slice(message: Send | Receive) -> BufferSlice:
     return message.source if isinstance(message, Send) else message.into
 
 
@@ -125,17 +129,14 @@ def _count(operations: tuple[Operation, ...], form: type, one: str, several: str
 
 
 def _operation_document(operation: Operation) -> Json:
-    document: Json = {"time": operation.time, "after": list(operation.after)}
-    match operation:
-        case Send(peer=peer, source=source, tag=tag):
-            return {"do": "send", "peer": peer, "from": _place(source), "tag": tag, **document}
-        case Receive(peer=peer, into=into, tag=tag):
-            return {"do": "receive", "peer": peer, "into": _place(into), "tag": tag, **document}
-        case Reduce(source=source, into=into):
-            return {"do": "reduce", "from": _place(source), "into": _place(into), **document}
-        case Copy(source=source, into=into):
-            return {"do": "copy", "from": _place(source), "into": _place(into), **document}
+    values = {field.name: getattr(operation, field.name) for field in fields(operation)}
+    return {
+        "do": type(operation).__name__.lower(),
+        **{_KEYS.get(name, name): _shown(value) for name, value in values.items()},
+    }
 
 
-def _place(part: Slice) -> list[str | int]:
-    return [part.buffer.value, part.start, part.stop]
+def _shown(value: int | BufferSlice | tuple[int, ...]) -> int | list[str | int] | list[int]:
+    if isinstance(value, BufferSlice):
+        return [value.buffer.value, value.start, value.stop]
+    return list(value) if isinstance(value, tuple) else value

@@ -47,7 +47,7 @@ def fair_rates(flows: Collection[Flow], limits: Iterable[Limit]) -> dict[Flow, f
 
 
 class Predictor:
-    """Rates and latencies of flows by a topology, whose ways are found once."""
+    """Rates of flows by a topology, whose ways are found once."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -75,11 +75,6 @@ class Predictor:
         return fair_rates(
             tuple(ways), [(frozenset(sharing), float(bandwidth[hop])) for hop, sharing in users.items()]
         )
-
-    def latency_us(self, flow: Flow) -> float | None:
-        """The sum over the flow's way."""
-        way = self.way(flow)
-        return None if way is None else float(sum(self.topology.latency_us[hop] for hop in way))
 
     def _ways_from(self, rank: int) -> Mapping[int, tuple[Hop, ...]]:
         """The widest way to every other rank, fewest links among equals; Dijkstra's search."""

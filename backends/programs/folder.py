@@ -17,12 +17,13 @@ from arborcast.backends.programs import mscclpp
 from arborcast.backends.programs.exporting.export import rounded
 from arborcast.backends.programs.exporting.switches import BLOCKS
 from arborcast.backends.programs.formats import FORMATS
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol
+from arborcast.backends.programs.program import GlobalProgram, ProgramError
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import check_folder, write_atomically
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Choice
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from arborcast.backends.programs.limits import chunks_together, fifo_of
+from arborcast.backends.programs.limits import fifo_of
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -29,7 +29,6 @@ from arborcast.backends.programs.program import (
     Memory,
     Move,
     ProgramError,
-    Protocol,
     Release,
     Signal,
     Span,
@@ -38,6 +37,7 @@ from arborcast.backends.programs.program import (
     Wait,
 )
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 
 THREADS = 2
 """Of a block of puts and signals: enough to show what is missing between them."""
@@ -101,28 +101,6 @@ def interpret(
     differ = checked or (lambda found, expected: int(np.count_nonzero(found != expected)))
     together = 1 if loops > 1 else together
     return _Machine(program, in_place, seed, elements, calls, loops, together, differ).run()
-
-
-def interpret_all(program: GlobalProgram, seeds: Sequence[int], *, elements: int = 4) -> Interpretation:
-    """Runs under several orders, in every way of calling that the program is for; the first that is wrong."""
-    result = Interpretation(0)
-    together = chunks_together(program)
-    for seed in seeds:
-        for in_place in (True, False):
-            if program.in_place if in_place else program.out_of_place:
-                result = interpret(
-                    program,
-                    in_place=in_place,
-                    seed=seed,
-                    elements=elements,
-                    calls=CALLS if program.one_sided else 1,
-                    # A chunk that does not fit a slot is gone through in several loops.
-                    loops=1 + seed % 2 if together == 1 and not program.one_sided else 1,
-                    together=together,
-                )
-                if not result.correct:
-                    return result
-    return result
 
 
 def run_in_any_order(
@@ -205,7 +183,7 @@ def expected_outputs(  # noqa: PLR0911  (one of each kind)
             return [np.concatenate([one[mine] for one in given]) for mine in of_rank]
 
 
-class _Fifo:
+class _SlotQueue:
     """Parts of messages on their way; a slot is free again when what was in it has been worked in."""
 
     def __init__(self, depth: int) -> None:
@@ -272,7 +250,7 @@ class _Machine:
         self._flags = [np.zeros(shape, dtype=np.int64) for shape in shapes]
         self._posted = [[(-1, 0, 0)] * len(part.blocks) for part in program.parts]
         self._shape = fifo_of(program.protocol)
-        self._fifos: dict[tuple[int, int, int], _Fifo] = {}
+        self._fifos: dict[tuple[int, int, int], _SlotQueue] = {}
         self._signals: dict[tuple[object, ...], int] = defaultdict(int)
         self._waits: dict[tuple[object, ...], int] = defaultdict(int)
         self._semaphores = [list(part.semaphores) for part in program.parts]
@@ -461,10 +439,10 @@ class _Machine:
             if go is not None and not early:
                 go.parts.append(value)
 
-    def _fifo(self, sender: int | None, receiver: int | None, channel: int) -> _Fifo:
+    def _fifo(self, sender: int | None, receiver: int | None, channel: int) -> _SlotQueue:
         if sender is None or receiver is None:
-            return _Fifo(0)  # nobody at the other end
-        return self._fifos.setdefault((sender, receiver, channel), _Fifo(self._shape.depth))
+            return _SlotQueue(0)  # nobody at the other end
+        return self._fifos.setdefault((sender, receiver, channel), _SlotQueue(self._shape.depth))
 
     # ---- puts and signals
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborcast.backends.programs.program import GlobalProgram, Protocol
+from arborcast.backends.programs.program import GlobalProgram
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 
 
 @dataclass(frozen=True, slots=True)

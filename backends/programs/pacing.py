@@ -60,13 +60,15 @@ def time_us(program: GlobalProgram, topology: Topology, size_bytes: int) -> Frac
         ProgramError: a put has no way, or blocks wait for ever.
     """
     byte_us = Fraction(size_bytes, 1000 * program.chunks)
-    return _Run(program, topology, {hop: byte_us / rate for hop, rate in topology.bandwidth.items()}).run()
+    return _TimedRun(
+        program, topology, {hop: byte_us / rate for hop, rate in topology.bandwidth.items()}
+    ).run()
 
 
 def rate_of(program: GlobalProgram, topology: Topology) -> Fraction:
     """Algbw in GB/s of large messages, of which latencies are no part; 0 where nothing moves."""
     paces = {hop: 1 / (program.chunks * rate) for hop, rate in topology.bandwidth.items()}
-    took = _Run(program, topology, paces, latencies=False).run()
+    took = _TimedRun(program, topology, paces, latencies=False).run()
     return 1 / took if took else Fraction(0)
 
 
@@ -84,7 +86,7 @@ def expected(
     return replace(found, rate=rate_of(program, topology)) if program.one_sided else found
 
 
-class _Run:
+class _TimedRun:
     def __init__(
         self,
         program: GlobalProgram,

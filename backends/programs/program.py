@@ -11,6 +11,7 @@ signals tell when. Nothing here says whether a program is right.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -18,6 +19,7 @@ from typing import TypeAlias
 
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.nccl_protocol import Protocol
 
 
 class ProgramError(InputError):
@@ -30,14 +32,6 @@ class Memory(StrEnum):
     INPUT = "i"
     OUTPUT = "o"
     SCRATCH = "s"
-
-
-class Protocol(StrEnum):
-    """How messages travel: `Simple` by slots and counters, `LL` and `LL128` by flags beside the data."""
-
-    SIMPLE = "Simple"
-    LL = "LL"
-    LL128 = "LL128"
 
 
 def plain_name(kind: Kind) -> str:
@@ -321,17 +315,24 @@ class GlobalProgram:
         """How many take part."""
         return len(self.parts)
 
+    @property
+    def blocks(self) -> Iterator[tuple[int, int, ThreadBlock]]:
+        """Every thread block with its rank and its number there."""
+        for rank, part in enumerate(self.parts):
+            yield from ((rank, number, block) for number, block in enumerate(part.blocks))
+
+    @property
+    def operations(self) -> Iterator[tuple[int, int, int, Operation]]:
+        """Every operation with its rank, block and place there."""
+        for rank, number, block in self.blocks:
+            yield from ((rank, number, place, each) for place, each in enumerate(block.operations))
+
     @cached_property
     def one_sided(self) -> bool:
         """Whether blocks write memory of other ranks instead of sending messages."""
-        return any(
-            not isinstance(operation, Step)
-            for part in self.parts
-            for block in part.blocks
-            for operation in block.operations
-        )
+        return any(not isinstance(operation, Step) for *_, operation in self.operations)
 
     @cached_property
     def operation_count(self) -> int:
         """Operations of all blocks of all ranks."""
-        return sum(len(block.operations) for part in self.parts for block in part.blocks)
+        return sum(len(block.operations) for *_, block in self.blocks)

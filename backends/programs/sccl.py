@@ -48,7 +48,7 @@ _Ranks: TypeAlias = list[Annotated[int, Field(ge=0, lt=MOST_RANKS)]]
 
 
 @_LOOSE
-class _Chunk(TypedDict):
+class _ListedChunk(TypedDict):
     pre: _Ranks
     post: _Ranks
     addr: Annotated[int, Field(ge=0, le=MOST_RANKS**2)]
@@ -58,7 +58,7 @@ class _Chunk(TypedDict):
 class _Collective(TypedDict):
     name: str
     nodes: Annotated[int, Field(ge=2, le=MOST_RANKS)]
-    chunks: Annotated[list[_Chunk], Field(max_length=MOST_RANKS**2)]
+    chunks: Annotated[list[_ListedChunk], Field(max_length=MOST_RANKS**2)]
 
 
 @_LOOSE

@@ -89,18 +89,17 @@ def switch_of(topology: Topology, ranks: Iterable[int]) -> Vertex:
 
 def _by_switches(program: GlobalProgram, topology: Topology) -> Iterator[tuple[Hop, Fraction]]:
     """What passes links as switches add it for a rank, or multicast it."""
-    for rank, part in enumerate(program.parts):
-        for move in (operation for block in part.blocks for operation in block.operations):
-            if not isinstance(move, Move) or not move.switch:
+    for rank, _, _, move in program.operations:
+        if not isinstance(move, Move) or not move.switch:
+            continue
+        for spans, towards in ((move.sources, rank), (move.targets, None)):
+            group = [span.rank for span in spans if span.rank is not None]
+            if not group:
                 continue
-            for spans, towards in ((move.sources, rank), (move.targets, None)):
-                group = [span.rank for span in spans if span.rank is not None]
-                if not group:
-                    continue
-                switch = switch_of(topology, group)
-                hops = [(other, switch) if towards is not None else (switch, other) for other in group]
-                hops.append((rank, switch) if towards is None else (switch, rank))
-                yield from ((hop, Fraction(move.count, program.chunks)) for hop in hops)
+            switch = switch_of(topology, group)
+            hops = [(other, switch) if towards is not None else (switch, other) for other in group]
+            hops.append((rank, switch) if towards is None else (switch, rank))
+            yield from ((hop, Fraction(move.count, program.chunks)) for hop in hops)
 
 
 def routes(topology: Topology, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Vertex, ...]]:

@@ -19,7 +19,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Send
 from arborcast.backends.lowering.rank_view import digest_of
@@ -145,13 +145,13 @@ def pairwise(sizes: Sizes, rank: int) -> Program:
 def _operations(sizes: Sizes, rank: int) -> Iterator[Operation]:
     count = len(sizes)
 
-    def given(target: int) -> Slice:
+    def given(target: int) -> BufferSlice:
         first = sum(sizes[rank][:target])
-        return Slice(Buffer.INPUT, first, first + sizes[rank][target])
+        return BufferSlice(Buffer.INPUT, first, first + sizes[rank][target])
 
-    def taken(source: int) -> Slice:
+    def taken(source: int) -> BufferSlice:
         first = sum(row[rank] for row in sizes[:source])
-        return Slice(Buffer.OUTPUT, first, first + sizes[source][rank])
+        return BufferSlice(Buffer.OUTPUT, first, first + sizes[source][rank])
 
     if sizes[rank][rank]:
         yield Copy(0, given(rank), taken(rank))

@@ -30,8 +30,8 @@ from arborcast.bench.harness.processes import Finished, run
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.packing.carrier import Carrier
 from arborcast.synth.packing.to_schedule import breadth_first, lift
+from arborcast.synth.packing.weighted_tree import WeightedTree
 from arborcast.synth.schedule import Method
 from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree, TreeEdge
@@ -102,7 +102,7 @@ def read(found: Mapping[str, Any], question: Question) -> Reading:
     """
     unit, units = question.topology.bandwidth_unit, int(found["units"])
     graph = LinkGraph(_asked(question))
-    trees = [Carrier.of(graph, _tree(tree, question, unit)) for tree in found["trees"]]
+    trees = [WeightedTree.of(graph, _tree(tree, question, unit)) for tree in found["trees"]]
     for rank in question.collective.ranks:  # lifting would stretch what is there to the whole block
         carried = sum(tree["count"] for tree in found["trees"] if tree["root"] == rank)
         if carried != units:

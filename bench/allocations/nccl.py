@@ -16,12 +16,13 @@ from random import Random
 
 from arborcast.synth.baselines.budget import Budget
 from arborcast.synth.baselines.hamiltonian import RingFabric, find_ring, links_of, rings_of
-from arborcast.synth.baselines.nccl_model import Medium, NcclSetup, Protocol, nccl_plan, nccl_times
+from arborcast.synth.baselines.nccl_model import Medium, NcclSetup, nccl_plan, nccl_times
 from arborcast.synth.baselines.paths import Path, Paths, switch_paths
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.lp.highs import new_model
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.topology import Hop, Topology
 from arborcast.topologies.gpus import GPUS, slot_rate
 from arborcast.topologies.rates import Rates

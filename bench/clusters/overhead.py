@@ -38,11 +38,11 @@ from arborcast.synth.baselines.nccl_model import (
     TREE,
     Medium,
     NcclSetup,
-    Protocol,
     nccl_times,
 )
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.nccl_protocol import Protocol
 
 RINGS = ("ring", "multiring")
 

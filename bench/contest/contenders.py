@@ -13,8 +13,8 @@ from arborcast import synth
 from arborcast.backends import Options
 from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.synth.baselines import BASELINES
+from arborcast.synth.chunks.allreduce.halves import latency_of_parts, parts_of
 from arborcast.synth.chunks.frontier import pareto
-from arborcast.synth.chunks.sums.halves import latency_of_parts, parts_of
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError

@@ -371,9 +371,10 @@ def measure(
     dist.init_process_group("gloo", store=FileStore(store_path, size), rank=rank, world_size=size)
     traced, _, inputs, targets, _ = _made(case)
     trainers = {
-        plan.layout: pipeline.ShardedTrainer(
+        plan.layout: pipeline.Trainer(
             traced,
             plan.sharding,
+            None,
             lambda parameters: torch.optim.SGD(parameters, 0.01),
             groups=plan.groups,
             timeout_s=300,

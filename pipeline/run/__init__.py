@@ -5,6 +5,6 @@
 once for each shape of batches what crosses the boundaries (`boundary`) and lets `loop` receive, compute and
 send (`stage_messages`), with `losses` on the last stage. `update` sums the gradients (`gradients`, `ties`),
 scales and clips them (`precision`, `clipping`) and lets the optimizer step. Whoever cannot go on says so to
-all (`failures`). `saving` and `checkpoints` write and read what a training goes on from. Divided stages are
-run by `intra`.
+all (`failures`). `checkpoints` write and read what a training goes on from. A stage is a module, or divided
+operators (`intra`).
 """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from arborcast.pipeline.run.prepared_layers import column
 from arborcast.pipeline.run.stage_messages import SampleSlice
-from arborcast.pipeline.stages import Plan, overlaps, shares
+from arborcast.pipeline.stages import Plan, Stage, overlaps, shares
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class RankAssignment:
         column: with those alone that lie where this one does along "tensor".
         tensor_ranks: how many share each replica of a stage.
         assignments: its stages.
+        is_divided: whether the ranks of a stage are a mesh, each of which is given all samples.
     """
 
     rank: int
@@ -109,6 +110,7 @@ class RankAssignment:
     column: Plan
     tensor_ranks: int
     assignments: tuple[Assignment, ...]
+    is_divided: bool = False
 
     @classmethod
     def of(cls, plan: Plan, rank: int, tensor_ranks: int = 1) -> RankAssignment:
@@ -119,6 +121,18 @@ class RankAssignment:
         """
         own = column(plan, tensor_ranks, rank)
         return cls(rank, plan, own, tensor_ranks, Assignment.all_of(own, rank))
+
+    @classmethod
+    def in_mesh(cls, plan: Plan, rank: int) -> RankAssignment:
+        """That of a rank where the ranks of each stage are its mesh, and all share one replica."""
+        own = replace(
+            plan,
+            stages=tuple(
+                Stage(it.start, it.end, (rank if rank in it.ranks else it.ranks[0],)) for it in plan.stages
+            ),
+        )
+        shared = next((it.replicas for it in plan.stages if rank in it.ranks), 1)
+        return cls(rank, plan, own, shared, Assignment.all_of(own, rank), is_divided=True)
 
     @property
     def name(self) -> str:
@@ -139,10 +153,14 @@ class RankAssignment:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ranks with the first stage or the last one."""
+        """The ranks with the first stage or the last one; all with work where every stage takes inputs."""
+        if self.is_divided:
+            return tuple(sorted(self.plan.ranks))
         return tuple(sorted({*self.plan.stages[0].ranks, *self.plan.stages[-1].ranks}))
 
     def needs(self, returns_loss: bool) -> tuple[bool, bool]:
         """Whether this rank must be given the inputs of batches, and the targets; both for a model's loss."""
+        if self.is_divided:
+            return bool(self.assignments), bool(self.assignments)
         first, last = (any(getattr(it, end) for it in self.assignments) for end in ("is_first", "is_last"))
         return first or (last and returns_loss), last or (first and returns_loss)

@@ -22,6 +22,9 @@ from arborcast.pipeline.run.failures import ConfigBarrier, FailureBroadcast
 from arborcast.pipeline.run.local_model import LocalModel, frozen_of
 from arborcast.pipeline.run.stage_groups import Groups
 
+GRACE_S = 5.0
+"""How long one that refuses a batch waits for others to refuse theirs, before it ends the training."""
+
 MEET = -1
 """Instead of a number of samples: all ranks are to meet."""
 
@@ -38,6 +41,10 @@ class BatchNegotiation:
         agreement: in words.
         faults: of the trainer.
         groups: of the job.
+        timeout_s: of the trainer.
+
+    Attributes:
+        grace_s: how long a rank that refuses a batch waits for others to refuse theirs.
     """
 
     def __init__(
@@ -47,7 +54,9 @@ class BatchNegotiation:
         agreement: ConfigBarrier,
         faults: FailureBroadcast,
         groups: Groups,
+        timeout_s: float,
     ) -> None:
+        self.grace_s, self._has_met = min(GRACE_S, timeout_s), False
         self._place, self._returns_loss = place, returns_loss
         self._agreement, self._faults, self._groups = agreement, faults, groups
         self._hearing = _Hearing(groups.job)
@@ -91,14 +100,17 @@ class BatchNegotiation:
                 signature = self._hearing.hear(mine, samples, training=training)
         if signature is None or changed or not executor.knows(signature):
             with self._faults.all_or_nothing(lambda: executor.doing, call, forgives=True):
-                # Unless all ranks refuse it, those that do not would go on with the next batch of this one.
+                # Unless all ranks refuse it, those that do not would go on with the next batch of this one;
+                # those that were given one of a known shape do not come here.
                 words = str(said) if refusal is None else f"what is refused: {refusal}"
-                heard = self._agreement.agree(f"call {call}", words)
+                wait_s = self.grace_s if refusal is not None and self._has_met else None
+                heard = self._agreement.agree(f"call {call}", words, timeout_s=wait_s)
                 if refusal is not None:
                     raise refusal
                 signature = self._agreed(model, heard, said)
                 if changed:
                     local.update.check_complete("parameters must be frozen or unfrozen")
+            self._has_met = True
         if batch is None:
             assert signature.inputs is not None, "somebody was given some"
             batch = Batch.of(told(signature.inputs), targets, model.sample_dims(0), self._place.column)
@@ -131,7 +143,7 @@ class BatchNegotiation:
         for name, parameter in local.module.named_parameters() if local.trained else ():
             if parameter.requires_grad != local.trained[name]:
                 raise BatchError(
-                    "batch: parameters must stay frozen or trained as they were when prepare made them, got "
+                    "batch: parameters must stay frozen or trained as they were when they were divided, got "
                     f"a change of {name}"
                 )
         if inputs is None:

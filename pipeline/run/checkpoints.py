@@ -170,13 +170,12 @@ def _replace(where: str, target: Path, draft: Path) -> None:
         raise CheckpointError(f"{where}: cannot be written: {error.strerror or error}") from error
 
 
-def model_entries(module: nn.Module) -> dict[str, Tensor]:
-    """The state of a module.
+def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state of a module, once it is seen to be of tensors.
 
     Raises:
-        CheckpointError: an entry is no tensor.
+        CheckpointError: an entry is none.
     """
-    state = module.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(f"checkpoint: entry {name} of the model must be a tensor")

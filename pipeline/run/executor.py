@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,18 +25,16 @@ from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import forwards, peak_in_flight
 from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
-from arborcast.pipeline.run.assignment import Assignment, RankAssignment
+from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
-from arborcast.pipeline.run.boundary import KEPT_SHAPES, FakeStage
-from arborcast.pipeline.run.loop import StepLoop, tags_of
+from arborcast.pipeline.run.boundary import KEPT_SHAPES, Boundaries, FakeStage
+from arborcast.pipeline.run.loop import StepLoop
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.passes import StagePasses
-from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import PassRecorder
-from arborcast.pipeline.run.stage_groups import Groups
-from arborcast.pipeline.run.stage_messages import Messenger
-from arborcast.pipeline.run.training_options import TrainingOptions
+from arborcast.pipeline.run.rank_context import RankContext
+from arborcast.pipeline.run.stage_messages import BoundaryMessages, Messenger, SampleMessages, TagOf
+from arborcast.pipeline.run.update import Update
 from arborcast.synth.errors import InputError
 
 
@@ -56,19 +55,102 @@ class BatchOutcome:
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class LocalStage:
-    """A stage of this rank.
+class LocalStage(ABC):
+    """A stage of this rank: what runs it, a module or divided operators.
 
     Attributes:
         assignment: of this rank to it.
-        module: its layers.
-        fake: these and those before, for their shapes.
+        module: takes what the stage before gives, then its inputs of the model; gives what crosses to the
+            stage behind, or on the last stage what `loss_of` or the loss function takes.
+        takes_inputs: whether it takes inputs of the model.
+        tensors: how many at most cross a boundary of the plan in messages of their own.
+        checks_loss: whether what `loss_of` promises can be checked by calling it for other samples.
     """
 
     assignment: Assignment
     module: nn.Module
-    fake: FakeStage
+    takes_inputs: bool
+    tensors: int = 1
+    checks_loss: bool = True
+
+    @abstractmethod
+    def follow(self, trained: Mapping[str, bool]) -> None:
+        """Take on which parameters of the model are trained, by name."""
+
+    @abstractmethod
+    def boundaries(self, batch: Batch, *, training: bool) -> Boundaries:
+        """What crosses its boundaries.
+
+        Raises:
+            PartitionError: that cannot be known.
+        """
+
+    @abstractmethod
+    def messages(
+        self, boundaries: Boundaries, sizes: Sequence[int], links: Messenger, tag_of: TagOf, *, behind: bool
+    ) -> BoundaryMessages:
+        """What it exchanges with the stage before, or behind, which is on other ranks."""
+
+    @abstractmethod
+    def begin(self, batch: Batch) -> None:
+        """Before the passes of a batch."""
+
+    @abstractmethod
+    def loss_of(self, output: Any, labels: Any) -> Tensor:
+        """The share's part of the loss that the model itself computes, on the last stage."""
+
+
+class ModuleStage(LocalStage):
+    """The layers of a stage as a module, of a replica with its share of the samples.
+
+    Args:
+        assignment: of this rank.
+        module: the layers.
+        fake: these and those before, for their shapes.
+        autocast: makes the context of forward passes.
+        returns_loss: whether the last stage computes the loss of the model itself.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        module: nn.Module,
+        fake: FakeStage,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        returns_loss: bool,
+    ) -> None:
+        self.assignment, self.module, self.takes_inputs = assignment, module, assignment.is_first
+        self._fake, self._autocast, self._returns_loss = fake, autocast, returns_loss
+
+    def follow(self, trained: Mapping[str, bool]) -> None:
+        """As `LocalStage.follow`."""
+        self._fake.follow(trained)
+
+    def boundaries(self, batch: Batch, *, training: bool) -> Boundaries:
+        """As `LocalStage.boundaries`."""
+        counts = [self.assignment.count(size) for size in batch.sizes]
+        return self._fake.boundaries(batch.inputs, counts, training=training, autocast=self._autocast)
+
+    def messages(
+        self, boundaries: Boundaries, sizes: Sequence[int], links: Messenger, tag_of: TagOf, *, behind: bool
+    ) -> BoundaryMessages:
+        """As `LocalStage.messages`."""
+        own = self.assignment
+        slices = [own.behind(size) if behind else own.before(size) for size in sizes]
+        wires = boundaries.given if behind else boundaries.taken
+        return SampleMessages(f"stage {own.stage}", wires, slices, links, tag_of)
+
+    def begin(self, batch: Batch) -> None:
+        """As `LocalStage.begin`."""
+        loss: Any = self.module
+        if self.assignment.is_last and self._returns_loss:
+            loss.begin_loss(batch.targets, batch.samples)
+
+    def loss_of(self, output: Any, labels: Any) -> Tensor:
+        """As `LocalStage.loss_of`."""
+        loss: Any = self.module
+        made: Tensor = loss.loss(output, labels)
+        return made
 
 
 @dataclass(eq=False)
@@ -78,38 +160,25 @@ class StepExecutor:
     Args:
         parts: the stages of this rank; none of one without work.
         module: the layers of all of them.
-        place: of this rank.
-        options: of the training.
-        groups: of the job.
-        links: to other stages.
-        precision: of passes and losses.
-        recorder: notes what is done when.
+        update: of its parameters.
+        context: of this rank.
         output_dims: which dimension of each tensor of the model's output counts samples; one for all.
         deferred: the running statistics that wait for the end of the batch; None without.
-        last_pass: makes the context of the last pass of a stage that gives gradients of parameters.
-        on_gradients: called when this rank's gradients of a batch are complete.
-
-    Attributes:
-        last: the module of the last stage; None on a rank without it.
     """
 
     parts: Sequence[LocalStage]
     module: nn.Module
-    place: RankAssignment
-    options: TrainingOptions
-    groups: Groups
-    links: Messenger
-    precision: Precision
-    recorder: PassRecorder
-    output_dims: Sequence[int]
-    deferred: DeferredStatistics | None
-    last_pass: Callable[[int], AbstractContextManager[None]]
-    on_gradients: Callable[[], None]
+    update: Update
+    context: RankContext
+    output_dims: Sequence[int] = (0,)
+    deferred: DeferredStatistics | None = None
 
     def __post_init__(self) -> None:
         """No batch yet."""
+        context = self.context
+        self.place, self.options, self.precision = context.place, context.options, context.precision
+        self._job = context.groups.job
         self.plan = self.place.column
-        self.last: Any = next((it.module for it in self.parts if it.assignment.is_last), None)
         self._loops: dict[Signature, StepLoop | None] = {}  # the one that was used last is last
         self._made = 0
         self._steps: dict[bool, Sequence[WorkerStep]] = {}  # of this rank, by whether in training
@@ -135,7 +204,7 @@ class StepExecutor:
         """Take on which parameters of the model are trained: only gradients of those, and before, cross."""
         self._splits.clear()
         for part in self.parts:
-            part.fake.follow(trained)
+            part.follow(trained)
 
     def prepare(self, batch: Batch, signature: Signature) -> None:
         """Make ready for batches of a new shape; of more than `KEPT_SHAPES` the oldest is forgotten.
@@ -160,33 +229,42 @@ class StepExecutor:
             self._steps[training] = with_messages(passes)[worker]
         steps = self._steps[training]
         in_flight = peak_in_flight([it.action for it in steps if it.kind == "compute"]) + 1
+        # Those of forgotten shapes may be used again: all their messages have ended.
+        first_tag = self._tags_of_a_shape(len(batch.sizes)) * (self._made % (2 * KEPT_SHAPES))
         self._loops[signature] = StepLoop(
-            {part.assignment.stage: self._passes_of(part, batch, training) for part in self.parts},
+            {it.assignment.stage: self._passes_of(it, batch, training, first_tag) for it in self.parts},
             batch.sizes,
             steps,
-            self.links,
             in_flight=in_flight if training else 2,
-            # Those of forgotten shapes may be used again: all their messages have ended.
-            first_tag=tags_of(len(self.plan.stages), len(batch.sizes)) * (self._made % (2 * KEPT_SHAPES)),
-            last_pass=self.last_pass,
+            last_pass=self.update.last_pass,
         )
 
-    def _passes_of(self, part: LocalStage, batch: Batch, training: bool) -> StagePasses:
-        assignment = part.assignment
-        boundaries = part.fake.boundaries(
-            batch.inputs,
-            [assignment.count(size) for size in batch.sizes],
-            training=training,
-            autocast=self.precision.autocast,
-        )
+    def _tags_of_a_shape(self, microbatches: int) -> int:
+        """How many tags batches of one shape take, so that no message of another one is taken for theirs."""
+        return 2 * len(self.plan.stages) * microbatches * self.parts[0].tensors
+
+    def _passes_of(self, part: LocalStage, batch: Batch, training: bool, first_tag: int) -> StagePasses:
+        assignment, count = part.assignment, len(batch.sizes)
+        boundaries = part.boundaries(batch, training=training)
+
+        def messages(before: int, *, behind: bool, is_here: bool) -> BoundaryMessages | None:
+            """Over the boundary behind stage `before`."""
+            if is_here or not 0 <= before < len(self.plan.stages) - 1:
+                return None
+
+            def tag_of(number: int, m: int, back: bool) -> int:
+                return first_tag + 2 * ((before * part.tensors + number) * count + m) + back
+
+            return part.messages(boundaries, batch.sizes, self.context.links, tag_of, behind=behind)
+
         losses = Losses(
-            getattr(self.last, "loss", _no_loss) if self.options.loss_fn is None else self.options.loss_fn,
+            part.loss_of if self.options.loss_fn is None else self.options.loss_fn,
             self.options.reduction,
             [assignment.count(size) for size in batch.sizes],
             batch.samples * self.options.accumulate,
             self.precision.scale,
             self.precision.autocast,
-            check=self.options.check_loss,
+            check=self.options.check_loss and part.checks_loss,
             dims=self.output_dims,
             batches=self.options.accumulate,
             metrics=self.options.metrics,
@@ -199,8 +277,11 @@ class StepExecutor:
             part.module,
             assignment,
             boundaries,
+            messages(assignment.stage - 1, behind=False, is_here=assignment.before_is_here),
+            messages(assignment.stage, behind=True, is_here=assignment.behind_is_here),
+            part.takes_inputs,
             losses,
-            self.recorder,
+            self.context.recorder,
             differentiating=self.precision.no_autocast,
             training=training,
             split=split,
@@ -227,40 +308,56 @@ class StepExecutor:
         losses: Losses | None = None
         own = self.parts[0].assignment
         shares = [own.share(size) for size in batch.sizes]
-        first, last = loop.stages.get(0), loop.stages.get(len(self.plan.stages) - 1)
-        if first is not None or last is not None:
+        last = loop.stages.get(len(self.plan.stages) - 1)
+        takes_inputs = any(it.takes_inputs for it in self.parts)
+        if takes_inputs or last is not None:
             self._fingerprints = batch.fingerprints
-        if first is not None:
+        if takes_inputs:
             inputs = [batch.inputs_of(m, share) for m, share in enumerate(shares)]
         if last is not None:
             targets = [batch.targets_of(m, share) for m, share in enumerate(shares)]
             losses = last.losses
             losses.begin(batch.targets_of(0, (0, 1)), unit)
-            if self.options.loss_fn is None:
-                with nullcontext() if signature.training else in_mode(self.last, False):
-                    self.last.begin_loss(batch.targets, batch.samples)
+        with self._mode(signature.training):
+            for part in self.parts:
+                part.begin(batch)
         what = "train" if signature.training else "evaluate"
         starts = [at + share[0] for at, share in zip(accumulate((0, *batch.sizes)), shares, strict=False)]
         seeds = {
             stage: [
-                _seed_of(self.options.seed, what, step, self.plan.stages[stage].start, at) for at in starts
+                # Divided stages draw alike what several of them make for themselves.
+                _seed_of(
+                    self.options.seed,
+                    what,
+                    step,
+                    0 if self.place.is_divided else self.plan.stages[stage].start,
+                    at,
+                )
+                for at in starts
             ]
             for stage in loop.stages
         }
-        mode = nullcontext() if signature.training else in_mode(self.module, False)
         # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
         apart = torch.random.fork_rng(devices=[])
         deferred = self.deferred if signature.training else None
         if deferred is not None:
             deferred.begin()
-        with apart, mode, torch.set_grad_enabled(signature.training), self.precision.autocast():
+        with (
+            apart,
+            self._mode(signature.training),
+            torch.set_grad_enabled(signature.training),
+            self.precision.autocast(),
+        ):
             loop.run(inputs, targets, seeds)
         if deferred is not None:
             deferred.end(len(batch.sizes))
         if signature.training:
             self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(own.ranks)))}"
-            self.on_gradients()
+            self.update.gradients_complete()
         self._start_sum(batch.sizes, losses)
+
+    def _mode(self, training: bool) -> AbstractContextManager[None]:
+        return nullcontext() if training else in_mode(self.module, False)
 
     def finish(self, batch: Batch) -> BatchOutcome:
         """Wait for what is still on its way.
@@ -285,9 +382,10 @@ class StepExecutor:
         if any(n * squares != total**2 for n, total, squares in checks.view(2, 3).tolist()):
             # Each is equal only where all are equal.
             ranks = ", ".join(map(str, self.place.ends))
+            where = "" if self.place.is_divided else " of the first and the last stage"
             raise BatchError(
                 "batch: all ranks must be given the same data (random ones by the same seed), got other "
-                f"values on some of ranks {ranks} of the first and the last stage"
+                f"values on some of ranks {ranks}{where}"
             )
         calls = count * self.plan.stages[-1].replicas
         if pairs.item() not in (0, calls):
@@ -315,16 +413,16 @@ class StepExecutor:
             InputError: there was no batch yet; on all ranks.
         """
         kept: list[tuple[int, Any]] = []
-        if self._loop is not None and self.last is not None and self.place.is_counted:
-            last = self._loop.stages[len(self.plan.stages) - 1]
+        last = None if self._loop is None else self._loop.stages.get(len(self.plan.stages) - 1)
+        if self._loop is not None and last is not None and self.place.is_counted:
             sizes = self._loop.sizes
             starts = accumulate(sizes, initial=0)
             kept = [
                 (start + last.assignment.share(size)[0], last.losses.outputs[m])
                 for m, (start, size) in enumerate(zip(starts, sizes, strict=False))
             ]
-        found: list[Any] = [None] * dist.get_world_size(self.groups.job)
-        dist.all_gather_object(found, kept, group=self.groups.job)
+        found: list[Any] = [None] * dist.get_world_size(self._job)
+        dist.all_gather_object(found, kept, group=self._job)
         parts = [flatten(it) for _, it in sorted((it for each in found for it in each), key=_start_of)]
         if not parts:
             raise InputError("outputs: must follow a step or an evaluation, got none yet")
@@ -354,15 +452,11 @@ class StepExecutor:
         for index, mark in enumerate(self._fingerprints):
             if mark is not None:
                 self._sums[-6:].view(2, 3)[index] = torch.tensor([1, mark, mark**2])
-        self._sum_work = dist.all_reduce(self._sums, group=self.groups.job, async_op=True)
+        self._sum_work = dist.all_reduce(self._sums, group=self._job, async_op=True)
 
 
 def _start_of(part: tuple[int, Any]) -> int:
     return part[0]
-
-
-def _no_loss(outputs: Any, labels: Any) -> Tensor:
-    raise AssertionError("only the last stage has a loss")
 
 
 def _seed_of(*key: object) -> int:

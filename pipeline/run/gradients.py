@@ -88,6 +88,12 @@ class Gradients:
             if id(parameter) not in self._used:
                 parameter.grad = None
 
+    def complete(self) -> None:
+        """After the last backward pass of an update."""
+
+    def updated(self) -> None:
+        """After the optimizer."""
+
     def close(self) -> None:
         """Remove the hooks and give every parameter up; its `.grad` becomes None."""
         for hook in self._hooks:

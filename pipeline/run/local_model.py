@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,6 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.activation_treatment import divided
-from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batch_norm import (
     DeferredStatistics,
     find_batch_norm,
@@ -20,17 +20,13 @@ from arborcast.pipeline.run.batch_norm import (
     synchronise_batch_norm,
 )
 from arborcast.pipeline.run.boundary import FakeStage
-from arborcast.pipeline.run.executor import LocalStage, StepExecutor
-from arborcast.pipeline.run.failures import FailureBroadcast
+from arborcast.pipeline.run.executor import ModuleStage, StepExecutor
 from arborcast.pipeline.run.initial_weights import broadcast, give_values, joined
-from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.prepared_layers import AXES, prepared
-from arborcast.pipeline.run.recorder import PassRecorder
-from arborcast.pipeline.run.stage_groups import Groups
-from arborcast.pipeline.run.stage_messages import Messenger
+from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.ties import TieGroups
-from arborcast.pipeline.run.training_options import TrainingOptions
-from arborcast.pipeline.run.update import OptimizerOf, Update
+from arborcast.pipeline.run.training_options import OptimizerOf
+from arborcast.pipeline.run.update import Update
 
 NAMED = 3
 """Frozen parameters that are named in words."""
@@ -47,7 +43,9 @@ class LocalModel:
         update: of its parameters.
         parameters: of the whole model, by name.
         frozen: which of these are not trained, in words, as passes were last told.
-        trained: whether each parameter of `module` is, where a function of the user's made them.
+        trained: whether each parameter of `module` is, where it must stay so: where a function of the user's
+            made them, or they are divided.
+        lent: names in `module` that other ranks write to checkpoints.
     """
 
     whole: Layered
@@ -57,19 +55,14 @@ class LocalModel:
     parameters: dict[str, nn.Parameter]
     frozen: str
     trained: dict[str, bool] = field(default_factory=dict)
+    lent: frozenset[str] = frozenset()
 
     @classmethod
     def of(
         cls,
         model: Layered,
         optimizer: OptimizerOf,
-        options: TrainingOptions,
-        place: RankAssignment,
-        groups: Groups,
-        faults: FailureBroadcast,
-        links: Messenger,
-        precision: Precision,
-        recorder: PassRecorder,
+        context: RankContext,
     ) -> LocalModel:
         """This rank's part of a model, with the same values as its replicas; every rank calls it.
 
@@ -77,6 +70,7 @@ class LocalModel:
             CheckpointError: stored values are not of this model; on all ranks.
             PlanError: stages that share layers share parameters with others.
         """
+        place, options, groups, faults = context.place, context.options, context.groups, context.faults
         whole = dict(model.divide(0, model.depth).named_parameters(remove_duplicate=False))
         frozen = frozen_of(whole)
         ties = TieGroups(place.plan, model.ties, groups.make)
@@ -94,7 +88,9 @@ class LocalModel:
         parts = []
         for assignment, bounds in zip(place.assignments, ranges, strict=True):
             fake = FakeStage(model, *bounds)  # before batch norm is changed
-            parts.append(LocalStage(assignment, divided(model, place.plan.segments(assignment.stage)), fake))
+            layers = divided(model, place.plan.segments(assignment.stage))
+            returns_loss = options.loss_fn is None
+            parts.append(ModuleStage(assignment, layers, fake, context.precision.autocast, returns_loss))
         module = joined([part.module for part in parts])
         parameters, trained = _named(module, model), {}
         with faults.all_or_nothing(lambda: "starting"):
@@ -108,39 +104,50 @@ class LocalModel:
             if groups.mesh is not None and options.prepare is not None:
                 mesh = groups.mesh
                 broadcast(held, mesh.get_group(AXES[1]), int(mesh[AXES[1]].mesh[0]))
-                parts = [replace(it, module=prepared(it.module, mesh, options.prepare)) for it in parts]
+                for part in parts:
+                    part.module = prepared(part.module, mesh, options.prepare)
                 module = joined([part.module for part in parts])
                 parameters = _named(module, model)
                 trained = {name: it.requires_grad for name, it in module.named_parameters()}
-            update = Update(
-                parameters,
-                {part.assignment.stage: part.module for part in parts},
-                optimizer,
-                len(place.sharers),
-                groups,
-                ties,
-                precision,
-                recorder,
-                accumulate=options.accumulate,
-                clip_norm=options.clip_norm,
-            )
+            modules = {part.assignment.stage: part.module for part in parts}
+            update = Update(parameters, modules, optimizer, ties, context)
             update.warm_up_collectives()
             groups.meet()
-        executor = StepExecutor(
-            parts,
-            module,
-            place,
-            options,
-            groups,
-            links,
-            precision,
-            recorder,
-            output_dims=model.sample_dims(model.depth),
-            deferred=deferred,
-            last_pass=update.last_pass,
-            on_gradients=update.gradients_complete,
-        )
+        output_dims = model.sample_dims(model.depth)
+        executor = StepExecutor(parts, module, update, context, output_dims, deferred)
         return cls(model, module, executor, update, whole, frozen, trained)
+
+    def state(self, module: nn.Module) -> dict[str, Any]:
+        """What this rank gives to the state of the whole model, of a module with the entries of its own."""
+        return {name: it for name, it in module.state_dict().items() if name not in self.lent}
+
+    def entries(self) -> dict[str, Any]:
+        """What this rank writes to a checkpoint.
+
+        Raises:
+            CheckpointError: an entry of the model is no tensor.
+        """
+        model = self.state(self.module) if self.executor.parts else {}
+        optimizer = checkpoints.optimizer_entries(self.update.optimizer, self.update.parameters)
+        lent = tuple(f"{it}." for it in self.update.parameters if it in self.lent)
+        return {
+            "model": checkpoints.tensors_of(model),
+            "optimizer": {
+                key: it for key, it in optimizer.items() if not key.partition(".")[2].startswith(lent)
+            },
+        }
+
+    def loading(self, folder: Path | str) -> checkpoints.Loading:
+        """What this rank is to read of a checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be read, or does not fit.
+        """
+        whole = self.whole.divide(0, self.whole.depth)
+        return checkpoints.Loading(folder, whole, self.module, self.update.optimizer, self.update.parameters)
+
+    def loaded(self) -> None:
+        """After values were read into `module`."""
 
     def close(self) -> None:
         """Let go of the parameters, and of batch norm's groups."""

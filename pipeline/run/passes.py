@@ -21,7 +21,7 @@ from arborcast.pipeline.run.batches import Tensors
 from arborcast.pipeline.run.boundary import Boundaries
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.recorder import PassRecorder
-from arborcast.pipeline.run.stage_messages import sharing
+from arborcast.pipeline.run.stage_messages import BoundaryMessages, sharing
 from arborcast.pipeline.simulation.pass_simulator import KIND_OF
 
 
@@ -33,6 +33,9 @@ class StagePasses:
         module: the layers.
         assignment: of this rank to the stage.
         boundaries: what crosses.
+        before: what is exchanged with the stage before; None where there is none on other ranks.
+        behind: likewise with the one behind.
+        takes_inputs: whether it takes inputs of the model, behind what the stage before gives.
         losses: where those of the last stage go.
         recorder: notes what is done when.
         differentiating: makes the context of backward passes.
@@ -45,6 +48,9 @@ class StagePasses:
     module: nn.Module
     assignment: Assignment
     boundaries: Boundaries
+    before: BoundaryMessages | None
+    behind: BoundaryMessages | None
+    takes_inputs: bool
     losses: Losses
     recorder: PassRecorder
     differentiating: Callable[[], AbstractContextManager[Any]]
@@ -112,17 +118,16 @@ class StagePasses:
             for end, gradient in zip(ends, gradients or [None] * len(ends), strict=True)
             if end.requires_grad and (self.assignment.is_last or gradient is not None)
         ]
-        found: list[Tensor | None] = [None] * len(inputs)
+        own = inputs[: len(self.boundaries.taken)]
+        found: list[Tensor | None] = [None] * len(own)
         if pairs:
             roots, given = [end for end, _ in pairs], [it for _, it in pairs]
             with self.differentiating():
                 if self.split is None:
                     torch.autograd.backward(roots, given)
-                    found = [it.grad for it in inputs] if not self.assignment.is_first else found
+                    found = [it.grad for it in own]
                 else:
-                    own = () if self.assignment.is_first else inputs
-                    by_input, self._later[microbatch] = self.split.first(roots, given, own)
-                    found[: len(own)] = by_input
+                    found, self._later[microbatch] = self.split.first(roots, given, own)
             self._note(Phase.BACKWARD, microbatch, began_ns)
         if not self.assignment.is_first:
             self._gradients[microbatch] = found

@@ -15,7 +15,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from arborcast.pipeline.errors import PartitionError
+from arborcast.pipeline.run.batches import described
 from arborcast.pipeline.run.boundary import TensorSpec
 from arborcast.pipeline.run.failures import TrainingError, words_of
 from arborcast.pipeline.run.recorder import NullRecorder, PassRecorder
@@ -258,3 +261,106 @@ class Messenger:
     def _watch(self, work: dist.Work, microbatch: int, begin: int, peer: int) -> None:
         work.wait()
         self._recorder.add("communication", microbatch, begin, time.perf_counter_ns(), peer)
+
+
+def wait(pending: Sequence[Pending]) -> None:
+    """Until all of these have ended."""
+    for message in pending:
+        message.wait()
+
+
+TagOf = Callable[[int, int, bool], int]
+"""Of a message over one boundary: by a number of the tensor, the microbatch, and whether it is a gradient."""
+
+
+class BoundaryMessages(ABC):
+    """What a stage on this rank exchanges with the one before or behind, for batches of one shape."""
+
+    @abstractmethod
+    def receive(self, microbatch: int, *, back: bool) -> None:
+        """Post the receives of this rank's part of a microbatch's tensors, or (`back`) of their gradients."""
+
+    @abstractmethod
+    def arrived(self, microbatch: int, *, back: bool) -> Sequence[Tensor | None]:
+        """What was received, once it is here, one for each tensor; None for a gradient that there is not."""
+
+    @abstractmethod
+    def send(self, microbatch: int, tensors: Sequence[Tensor | None], *, back: bool) -> list[Pending]:
+        """Begin to send what a pass made, one for each tensor that crosses."""
+
+
+@dataclass(eq=False)
+class SampleMessages(BoundaryMessages):
+    """Between stages whose replicas have shares of the samples.
+
+    Args:
+        where: the stage, for errors.
+        wires: what crosses.
+        slices: by microbatch, who has which samples of this rank's share.
+        links: to other ranks.
+        tag_of: of its messages.
+    """
+
+    where: str
+    wires: Sequence[TensorSpec]
+    slices: Sequence[Sequence[SampleSlice]]
+    links: Messenger
+    tag_of: TagOf
+
+    def __post_init__(self) -> None:
+        """Nothing is on its way."""
+        self._arrivals: dict[tuple[int, bool], tuple[ReceiveTarget, list[Pending]]] = {}
+
+    def receive(self, microbatch: int, *, back: bool) -> None:
+        """As `BoundaryMessages.receive`."""
+        wires, slices = self._crossing(back), self.slices[microbatch]
+        if not wires:
+            return
+        target = ReceiveTarget(wires, slices[-1].stop, slices)
+        tag, what = self.tag_of(0, microbatch, back), "gradient" if back else "input"
+        pending = [
+            self.links.receive(buffer, part.peer, tag, what=what, microbatch=microbatch)
+            for buffer, part in zip(target.buffers, slices, strict=True)
+        ]
+        self._arrivals[microbatch, back] = target, pending
+
+    def arrived(self, microbatch: int, *, back: bool) -> Sequence[Tensor | None]:
+        """As `BoundaryMessages.arrived`."""
+        target, pending = self._arrivals.pop((microbatch, back))
+        wait(pending)
+        if not back:
+            return target.tensors()
+        found = iter(target.gradients())
+        return [next(found) if wire.needs_gradient else None for wire in self.wires]
+
+    def send(self, microbatch: int, tensors: Sequence[Tensor | None], *, back: bool) -> list[Pending]:
+        """As `BoundaryMessages.send`.
+
+        Raises:
+            PartitionError: a tensor is not of the shape that its samples should give.
+        """
+        slices = self.slices[microbatch]
+        if not back:
+            self._check(tensors, slices[-1].stop)
+        pairs = zip(tensors, self.wires, strict=True)
+        given = [tensor for tensor, wire in pairs if wire.needs_gradient or not back]
+        words, wires = f"sending the {'gradient' if back else 'output'}", self._crossing(back)
+        tag = self.tag_of(0, microbatch, back)
+        return [
+            self.links.send(packed(wires, given, part), part.peer, tag, what=words, microbatch=microbatch)
+            for part in slices
+            if wires
+        ]
+
+    def _crossing(self, back: bool) -> Sequence[TensorSpec]:
+        return [it for it in self.wires if it.needs_gradient] if back else self.wires
+
+    def _check(self, tensors: Sequence[Tensor | None], samples: int) -> None:
+        for wire, tensor in zip(self.wires, tensors, strict=True):
+            assert tensor is not None, "outputs there are"
+            shape = wire.shape_of(samples)
+            if tuple(tensor.shape) != shape:
+                raise PartitionError(
+                    f"{self.where}: {samples} samples must give shape {list(shape)}, in proportion to "
+                    f"others, got {described(tensor)}"
+                )

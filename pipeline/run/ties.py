@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.run.gradients import Gradients
 from arborcast.pipeline.run.initial_weights import broadcast
+from arborcast.pipeline.run.prepared_layers import is_sharded, like, local
 from arborcast.pipeline.stages import Plan
 
 
@@ -89,7 +91,8 @@ class TieGroups:
             PlanError: a shared parameter is missing.
         """
         used = None if buffer is None else {id(parameter) for parameter in buffer.used()}
-        # The replicas of a worker hold the same sum: the first adds it, the others 0, which is exact.
+        # The replicas of a worker hold the same sum: the first adds it, the others 0, which is exact. Of
+        # parameters that are divided over a mesh every rank adds its part of the whole.
         first = any(worker.ranks[0] == self._rank for worker in self._plan.workers)
         for group in self._groups:
             if self._rank not in group.ranks:
@@ -111,12 +114,7 @@ class TieGroups:
         flags = [
             parameter.grad is not None if used is None else id(parameter) in used for parameter in parameters
         ]
-        parts = [
-            torch.zeros_like(parameter).reshape(-1)
-            if parameter.grad is None or not adds
-            else parameter.grad.reshape(-1)
-            for parameter in parameters
-        ]
+        parts = [_summand(parameter, adds).reshape(-1) for parameter in parameters]
         flat = torch.cat([*parts, torch.tensor(flags).to(parts[0])])
         dist.all_reduce(flat, group=group.group)
         sums = torch.split(flat, [*(part.numel() for part in parts), len(flags)])
@@ -125,7 +123,7 @@ class TieGroups:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(total.view_as(parameter))
+            parameter.grad.copy_(like(total.view(parameter.shape), parameter))
             if buffer is not None:
                 buffer.mark_used(parameter)
 
@@ -157,6 +155,31 @@ def _workers_of(plan: Plan, name: str, layers: tuple[int, ...]) -> tuple[int, ..
             plan.stages[it].start <= layer < plan.stages[it].end for it in worker.stages for layer in layers
         )
     )
+
+
+def _summand(parameter: nn.Parameter, adds: bool) -> Tensor:
+    """What this rank adds to the whole gradient of a parameter.
+
+    Args:
+        parameter: with a gradient, or without; perhaps divided over a mesh, of whose ranks with the same
+            part the first adds it.
+        adds: whether this rank counts, where the parameter is not divided.
+    """
+    gradient: Any = parameter.grad
+    if parameter.grad is not None and adds and not is_sharded(parameter.grad):
+        return parameter.grad
+    whole = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    if gradient is None or not is_sharded(gradient):
+        return whole
+    part = whole
+    for axis, placement in enumerate(gradient.placements):
+        at, size = gradient.device_mesh.get_local_rank(axis), gradient.device_mesh.size(axis)
+        if placement.is_shard():
+            part = part.chunk(size, placement.dim)[at]
+        elif at:
+            return whole
+    part.copy_(local(gradient))
+    return whole
 
 
 def _by_type(names: tuple[str, ...], parameters: Mapping[str, nn.Parameter]) -> list[list[nn.Parameter]]:

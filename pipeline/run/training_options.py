@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from arborcast.pipeline.costs.saved_bytes import described
 from arborcast.pipeline.errors import PlanError
@@ -17,9 +18,11 @@ from arborcast.pipeline.run.initial_weights import Weights
 from arborcast.pipeline.run.losses import REDUCTIONS, SHARE, LossFunction
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.prepared_layers import Prepare
-from arborcast.pipeline.run.update import OptimizerOf, check_optimizer
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
+
+OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer] | torch.optim.Optimizer
+"""Makes an optimizer of parameters; or one of the whole model's."""
 
 BATCH_NORMS = ("microbatch", "deferred")
 """When running statistics of batch norm change."""
@@ -58,27 +61,12 @@ class TrainingOptions:
             + (f", tensor_ranks {self.tensor_ranks}" if self.prepare is not None else "")
         )
 
-    def check(
-        self,
-        plan: Plan,
-        optimizer: OptimizerOf,
-        timeout_s: float,
-        device: str,
-        precision: str | Precision | None,
-    ) -> None:
-        """See that each may be so, in this job.
+    def check_alone(self, timeout_s: float, device: str, precision: str | Precision | None) -> None:
+        """See that each may be so whatever the plan.
 
         Raises:
-            PlanError: the plan is for more ranks, or has what stages that several ranks share cannot.
-            InputError: another argument breaks a rule.
+            InputError: an argument breaks a rule.
         """
-        if not (dist.is_available() and dist.is_initialized()):
-            raise InputError(
-                "trainer: torch.distributed must be initialised (init_process_group), got no group"
-            )
-        size = dist.get_world_size()
-        if max(plan.ranks) >= size:
-            raise PlanError(f"plan: ranks must be in 0..{size - 1} of the job, got {max(plan.ranks)}")
         for name, value, rule, holds in (
             *(
                 (name, getattr(self, name), f"be one of {', '.join(words)}", getattr(self, name) in words)
@@ -94,6 +82,17 @@ class TrainingOptions:
                 raise InputError(f"{name}: must {rule}, got {value}")
         if isinstance(precision, str):
             Precision(precision, device)  # raises before any group is made
+
+    def check(self, plan: Plan, optimizer: OptimizerOf) -> None:
+        """See that each may be so with a plan, in this job.
+
+        Raises:
+            PlanError: the plan is for more ranks, or has what stages that several ranks share cannot.
+            InputError: another argument breaks a rule.
+        """
+        size = dist.get_world_size()
+        if max(plan.ranks) >= size:
+            raise PlanError(f"plan: ranks must be in 0..{size - 1} of the job, got {max(plan.ranks)}")
         if self.prepare is None:
             if self.tensor_ranks > 1:
                 raise InputError(
@@ -117,6 +116,30 @@ class TrainingOptions:
                     f"{described(stage.segments)}"
                 )
 
+    def check_divided(self, model: object, optimizer: OptimizerOf) -> None:
+        """See that each may be so where operators of stages are divided.
+
+        Raises:
+            InputError: one may not.
+        """
+        losses = getattr(model, "losses", None)
+        if losses is None:
+            raise InputError(
+                "model: must be traced (pipeline.trace) for a plan whose stages are divided, got "
+                f"{type(model).__name__}"
+            )
+        if not losses:
+            name = getattr(model, "name", "")
+            raise PlanError(f"model {name}: must be traced with its loss to be trained")
+        if isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(
+                "optimizer: must be a function of parameters where layers are divided, got "
+                f"{type(optimizer).__name__}"
+            )
+        if self.prepare is not None or self.batch_norm != "microbatch":
+            name = "batch_norm" if self.prepare is None else "prepare"
+            raise InputError(f"{name}: must be left out where the plan divides layers, got one")
+
     def check_model(self, model: Layered, plan: Plan, optimizer: OptimizerOf) -> None:
         """See that all is for this model.
 
@@ -131,7 +154,7 @@ class TrainingOptions:
             raise PlanError(f"plan: must be for model {name}, got one for {plan.model}")
         self._check_loss(bool(getattr(model, "losses", ())))
         check_divisible(model, plan)
-        check_optimizer(optimizer, model.divide(0, model.depth).parameters())
+        _check_optimizer(optimizer, model.divide(0, model.depth).parameters())
 
     def _check_loss(self, returns_loss: bool) -> None:
         """See that either the model or a function tells the loss."""
@@ -151,6 +174,32 @@ class TrainingOptions:
             raise InputError(
                 "loss_fn: must be a function of outputs and targets, as the model returns no loss"
             )
+
+
+def check_job() -> None:
+    """See that there is a job.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError("trainer: torch.distributed must be initialised (init_process_group), got no group")
+
+
+def _check_optimizer(optimizer: OptimizerOf, parameters: Iterable[nn.Parameter]) -> None:
+    """Refuse an optimizer of something else than the whole model's parameters, on all ranks alike.
+
+    Raises:
+        InputError: it holds none of those that are to be trained.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if trained and not any(id(parameter) in held for parameter in trained):
+        raise InputError(
+            f"optimizer: must hold parameters of the model, got none of its {len(trained)} that are trained"
+        )
 
 
 def words_of_plan(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -13,15 +13,11 @@ from torch import nn
 
 from arborcast.pipeline.run.clipping import clip_gradients
 from arborcast.pipeline.run.gradients import GradientBuffer, Gradients, ShardedGradients
-from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.prepared_layers import is_over_data
-from arborcast.pipeline.run.recorder import PassRecorder
-from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.rank_context import RankContext
 from arborcast.pipeline.run.ties import TieGroups
+from arborcast.pipeline.run.training_options import OptimizerOf
 from arborcast.synth.errors import InputError
-
-OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer] | torch.optim.Optimizer
-"""Makes an optimizer of parameters; or one of the whole model's."""
 
 
 class Update:
@@ -31,13 +27,9 @@ class Update:
         parameters: of this rank's stages, each once; a shared one under its name in the whole model.
         modules: by stage, its layers.
         optimizer: see `Trainer`.
-        replicas: how many ranks hold what this one holds, or share it with it; itself included.
-        groups: of the job.
         ties: parameters that several stages hold.
-        precision: that scaled the losses.
-        recorder: notes what is done when.
-        accumulate: how many batches one update is for.
-        clip_norm: the largest norm of all gradients; None for no limit.
+        context: of this rank.
+        gradients: makes what looks after the gradients; None for what parameters and replicas ask for.
 
     Attributes:
         unit: that losses which are sums are divided by until the weight of an update is known: near the last
@@ -51,14 +43,9 @@ class Update:
         parameters: Mapping[str, nn.Parameter],
         modules: Mapping[int, nn.Module],
         optimizer: OptimizerOf,
-        replicas: int,
-        groups: Groups,
         ties: TieGroups,
-        precision: Precision,
-        recorder: PassRecorder,
-        *,
-        accumulate: int,
-        clip_norm: float | None,
+        context: RankContext,
+        gradients: Callable[[], Gradients] | None = None,
     ) -> None:
         self.parameters = parameters
         self.optimizer = _optimizer_of(optimizer, list(parameters.values()))
@@ -67,14 +54,12 @@ class Update:
         self._modules = modules
         # In the order in which stages use them, as far as that is known.
         self._held = {stage: tuple(module.parameters()) for stage, module in modules.items()}
-        self._replicas = replicas
-        self._groups = groups
+        self._groups, self._precision, self._recorder = context.groups, context.precision, context.recorder
+        self._replicas = len(context.place.sharers)
+        self._make = gradients
         self._buffer, self._sums = self._gradients()
         self._ties = ties
-        self._precision = precision
-        self._recorder = recorder
-        self._accumulate = accumulate
-        self._clip_norm = clip_norm
+        self._accumulate, self._clip_norm = context.options.accumulate, context.options.clip_norm
         self._batches = 0
         self._weight: float | None = None
 
@@ -120,6 +105,8 @@ class Update:
 
     def _gradients(self) -> tuple[Gradients, GradientBuffer | None]:
         """Of this rank; and those that are to be summed over replicas, where it has any."""
+        if self._make is not None:
+            return self._make(), None
         if any(is_over_data(it) for it in self.parameters.values()):
             return ShardedGradients(self.parameters.values(), self._modules), None
         if self._groups.stage is None:
@@ -150,8 +137,10 @@ class Update:
 
     def gradients_complete(self) -> None:
         """Begin all other sums over the replicas, after the last backward pass of a batch."""
-        if self._sums is not None and self._is_last:
-            self._sums.start_allreduce(self._replica_group)
+        if self._is_last:
+            self._buffer.complete()
+            if self._sums is not None:
+                self._sums.start_allreduce(self._replica_group)
 
     def wait(self) -> None:
         """Until the sums over the replicas are there."""
@@ -201,6 +190,7 @@ class Update:
             self._buffer.detach_unused()
             self._precision.step(self.optimizer)
             self._precision.update()
+            self._buffer.updated()
 
     def close(self) -> None:
         """Let go of the parameters."""
@@ -209,22 +199,6 @@ class Update:
 
 def _power_of_two(near: float) -> float:
     return math.ldexp(1.0, round(math.log2(near)))
-
-
-def check_optimizer(optimizer: OptimizerOf, parameters: Iterable[nn.Parameter]) -> None:
-    """Refuse an optimizer of something else than the whole model's parameters, on all ranks alike.
-
-    Raises:
-        InputError: it holds none of those that are to be trained.
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        return
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if trained and not any(id(parameter) in held for parameter in trained):
-        raise InputError(
-            f"optimizer: must hold parameters of the model, got none of its {len(trained)} that are trained"
-        )
 
 
 def _optimizer_of(optimizer: OptimizerOf, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:

@@ -80,7 +80,7 @@ class MeshChoice:
 
     @property
     def plan(self) -> ShardedPlan:
-        """The same as a plan of one stage and one layer, which files hold and `ShardedTrainer` runs."""
+        """The same as a plan of one stage and one layer, which files hold and `Trainer` runs."""
         microbatches = self.best.setting.microbatches
         stage = stage_sharding(self.graph, self.sharding.chosen, self.best.mesh)
         batch, stages = self.graph.samples * microbatches, (ShardedStage(0, 1, stage),)

@@ -13,6 +13,7 @@ from arborcast.pipeline.sharding.graph import Graph, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.stage_sharding import StageSharding, operator_sharding
 from arborcast.pipeline.sharding.strategies import Strategy, strategies
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Topology
 
 
@@ -84,6 +85,12 @@ class ShardedPlan:
     def depth(self) -> int:
         """Number of layers."""
         return self.stages[-1].end
+
+    def pipeline(self, depth: int) -> Plan:
+        """Which layers lie on which ranks, of a model with so many layers; one stage holds all of them."""
+        ends = [depth] if len(self.stages) == 1 else [it.end for it in self.stages]
+        stages = [(it.start, end, it.ranks) for it, end in zip(self.stages, ends, strict=True)]
+        return Plan(stages, self.microbatches, topology=self.topology, batch=self.batch)
 
 
 def check_topology(plan: ShardedPlan, topology: Topology) -> None:

@@ -5,7 +5,8 @@
     plan.rate, plan.bound, plan.gap       exact; the gap is 0 where the certificate proves the optimum
     verify(plan.schedule())               written out, for the checker, the simulator and files
 
-`cuts` limits the time by what has to leave or enter a set of ranks, `mending` moves parts of blocks from
-links that have too much to ways that have room, `program` is the linear program of flows that answers where
-cuts do not, and `rounds` puts what passes the same switches into rounds in which no port has two partners.
+`cuts` limits the time by what has to leave or enter a set of ranks, `rerouting` moves parts of blocks from
+links that have too much to ways that have room, `bounds.commodity_flows` is the linear program that answers
+where cuts do not, and `rounds` puts what passes the same switches into rounds in which no port has two
+partners.
 """

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from arborcast.synth.alltoallv.mending import Parts
+from arborcast.synth.alltoallv.rerouting import Parts
 from arborcast.synth.alltoallv.rounds import decompose
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective

@@ -17,9 +17,9 @@ from typing import NoReturn
 import numpy as np
 
 from arborcast.synth.alltoallv.cuts import Cuts
-from arborcast.synth.alltoallv.mending import Parts, mend, peel, spread
 from arborcast.synth.alltoallv.plan import ExchangePlan
-from arborcast.synth.alltoallv.program import FlowProgram
+from arborcast.synth.alltoallv.rerouting import Parts, peel, reroute, spread
+from arborcast.synth.bounds.commodity_flows import CommodityFlows
 from arborcast.synth.bounds.shortest_paths import ShortestPaths
 from arborcast.synth.certificate import Bound, Cut, Dual
 from arborcast.synth.collective import Collective, Kind, square_of_bytes
@@ -143,7 +143,10 @@ class AlltoallvPlanner:
         has_choice = topology.switches or len(topology.links) > _MANY * topology.ranks
         self._searches = SEARCHES if has_choice else SEARCHES // 4
         asks = len(self.topology.links) * self.topology.ranks <= largest_program
-        self._program = FlowProgram(self._graph, self._capacity) if asks else None
+        self._program = None
+        if asks:
+            sources = [{rank} for rank in range(topology.ranks)]
+            self._program = CommodityFlows(self._graph, self._capacity, sources)
 
     def plan(self, sizes: Sequence[Sequence[int]]) -> ExchangePlan:
         """The plan for bytes from each rank that takes part (row) to each (column).
@@ -235,18 +238,18 @@ class AlltoallvPlanner:
             assert parts is not None, "given, or on shortest ways"
             load = parts.load(len(room))
             if (load > room).any():
-                parts = self._mended(parts, load, room)
+                parts = self._rerouted(parts, load, room)
             plans.append(ExchangePlan(self.topology, collective, bound, parts, units))
             if plans[-1].busiest <= limit:
                 break
         return min(plans, key=lambda plan: plan.busiest)
 
-    def _mended(self, parts: Parts, load: Ints, room: Ints) -> Parts:
+    def _rerouted(self, parts: Parts, load: Ints, room: Ints) -> Parts:
         known = len(parts.amount)
         more = 4 * known + 64 * self.topology.ranks
         first, links, block, amount = _with_room(parts, more, self.topology.size)
         graph = self._graph
-        count = mend(
+        count = reroute(
             *graph.leaving,
             graph.tails,
             graph.heads,
@@ -266,7 +269,9 @@ class AlltoallvPlanner:
 
     def _by_program(self, collective: Collective, found: ExchangePlan, amounts: Ints) -> ExchangePlan:
         assert self._program is not None, "the fabric is small enough"
-        flows = self._program.solve(amounts)
+        wanted = np.zeros((len(amounts), self.topology.size), dtype=np.int64)
+        wanted[:, : len(amounts)] = amounts
+        flows = self._program.solve(wanted)
         limit, dual = self._proved(collective, flows.lengths, self._distances(flows.lengths), amounts)
         units, _ = self._units(limit, amounts)
         parts = self._of_flows(np.round(flows.flow * units).astype(np.int64), amounts * units)

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from arborcast.synth.collective import Collective, Kind, bandwidths
 from arborcast.synth.errors import CollectiveError, InputError
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.topology import Topology
 
 ByHosts: TypeAlias = tuple[Fraction, Fraction, Fraction]
@@ -25,14 +26,6 @@ RING, TREE = "nccl-ring-model", "nccl-tree-model"
 NOT_RUN = "NCCL's planning model, re-implemented here; NCCL itself was not run"
 """What stands wherever a figure of these formulas is shown."""
 MODELLED = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
-
-
-class Protocol(StrEnum):
-    """How NCCL synchronises: by flags in every 8 bytes, in every 128 bytes, or per chunk."""
-
-    LL = "LL"
-    LL128 = "LL128"
-    SIMPLE = "Simple"
 
 
 class Medium(StrEnum):

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from arborcast.synth.bounds.commodity_flows import CommodityFlows
 from arborcast.synth.bounds.routing_trees import OrbitPartition, RoutingProgram
 from arborcast.synth.certificate import Dual
 from arborcast.synth.certification import dual_or_none
@@ -27,8 +24,9 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.linear_program import LinearProgram, rationalize
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.lp.linear_program import rationalize
+from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +50,8 @@ def routing_duals(topology: Topology, collective: Collective, deadline: Deadline
     try:
         if collective.kind is Kind.ALLTOALL:
             candidates, simple = _lengths_of_trees(topology, collective, deadline), []
-        elif len(_supplies(collective)) * len(topology.links) <= LARGEST_PROGRAM:
-            candidates = [rationalize(ConcurrentFlow(topology, collective).lengths(deadline))]
+        else:
+            candidates = _lengths_of_flows(topology, collective, deadline)
     except TimedOutError:
         log.info("%s on %s: no time for the best lengths", collective.kind, topology.name)
     # Beside a slow link that nobody needs, the lengths of all others may be rounded to 0.
@@ -76,70 +74,21 @@ def lengths_of_links(alike: OrbitPartition, of_orbits: Ints) -> tuple[Fraction, 
     return tuple(fractions[orbit] for orbit in alike.link_orbits.tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class _Supply:
-    """What is sent from the same ranks: how many units of the rate each receiver gets."""
+def _lengths_of_flows(
+    topology: Topology, collective: Collective, deadline: Deadline
+) -> list[tuple[Fraction, ...]]:
+    """The prices of links where every block of a custom collective moves at one rate; none if too large.
 
-    sources: frozenset[int]
-    wanted: dict[Vertex, int]
-
-
-def _supplies(collective: Collective) -> Sequence[_Supply]:
-    if collective.kind is not Kind.CUSTOM:
-        everyone = frozenset(collective.ranks)
-        return [
-            _Supply(frozenset({rank}), dict.fromkeys(sorted(everyone - {rank}), 1))
-            for rank in collective.ranks
-        ]
-    unit = min(math.lcm(*(len(demand.targets) for demand in collective.demands)), _FINEST_PART)
-    wanted: dict[frozenset[int], Counter[Vertex]] = defaultdict(Counter)
-    for demand in collective.demands:
-        for target in sorted(demand.targets):
-            wanted[demand.sources][target] += max(1, round(unit / len(demand.targets)))
-    return [_Supply(sources, dict(units)) for sources, units in wanted.items()]
-
-
-class ConcurrentFlow:
-    """The linear program that sends one rate from every rank to every other, the flows added by source.
-
-    For a custom collective it sends every block at one rate, and adds the flows with the same sources.
+    Blocks with the same sources are one commodity.
     """
-
-    def __init__(self, topology: Topology, collective: Collective) -> None:
-        links, supplies = topology.links, _supplies(collective)
-        out: dict[int, list[int]] = defaultdict(list)
-        into: dict[int, list[int]] = defaultdict(list)
-        for i, link in enumerate(links):
-            out[link.src].append(i)
-            into[link.dst].append(i)
-        # Column 0 is the rate; then come the flows of each supply in the order of the links.
-        program = LinearProgram((1, *[0] * (len(supplies) * len(links))), scale=max(topology.capacities))
-        self._rows = [
-            program.add_row(
-                [1 + s * len(links) + i for s in range(len(supplies))], [1] * len(supplies), upper=capacity
-            )
-            for i, capacity in enumerate(topology.capacities)
-        ]
-        for s, supply in enumerate(supplies):
-            first = 1 + s * len(links)
-            for vertex in range(topology.size):
-                if vertex not in supply.sources:
-                    arriving = [first + i for i in into[vertex]]
-                    leaving = [first + i for i in out[vertex]]
-                    coefficients = [1] * len(arriving) + [-1] * len(leaving)
-                    kept = [-supply.wanted[vertex]] if vertex in supply.wanted else []
-                    program.add_row(
-                        arriving + leaving + [0] * len(kept), coefficients + kept, lower=0, upper=0
-                    )
-        self._program = program
-
-    def lengths(self, deadline: Deadline = NO_DEADLINE) -> NDArray[np.float64]:
-        """The prices of the links, the largest 1.
-
-        Raises:
-            TimedOutError: the deadline passed.
-        """
-        self._program.solve(deadline)
-        prices: NDArray[np.float64] = np.abs(self._program.prices()[self._rows])
-        prices /= prices.max()
-        return prices
+    unit = min(math.lcm(*(len(demand.targets) for demand in collective.demands)), _FINEST_PART)
+    commodities = list(dict.fromkeys(demand.sources for demand in collective.demands))
+    if len(commodities) * len(topology.links) > LARGEST_PROGRAM:
+        return []
+    wanted = np.zeros((len(commodities), topology.size), dtype=np.int64)
+    for demand in collective.demands:
+        wanted[commodities.index(demand.sources), list(demand.targets)] += max(
+            1, round(unit / len(demand.targets))
+        )
+    capacity = np.array(topology.capacities, dtype=np.int64)
+    return [CommodityFlows(LinkGraph(topology), capacity, commodities).solve(wanted, deadline).lengths]

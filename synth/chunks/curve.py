@@ -13,14 +13,14 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from arborcast.synth.chunks.bounds.certificate import StepBound
-from arborcast.synth.chunks.optimum import StepOptimum, kept_optimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import SolverProcess
-from arborcast.synth.chunks.step_optimum import (
+from arborcast.synth.chunks.step_result import StepOptimum, kept_optimum
+from arborcast.synth.chunks.step_solver import (
     DRAFT,
     QUICK,
     THOROUGH,

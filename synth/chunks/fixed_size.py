@@ -15,19 +15,19 @@ from pathlib import Path
 
 from arborcast.synth import bounds
 from arborcast.synth.certificate import Bound, Scope
+from arborcast.synth.chunks.allreduce.halves import Half, latency_of_parts, parts_of, static_ratio
+from arborcast.synth.chunks.allreduce.partial_sums import SumPlan, sum_problem, sum_schedule
+from arborcast.synth.chunks.allreduce.searcher import SearchEffort, SumAnswer, SumSearcher
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
-from arborcast.synth.chunks.grid import Grid
-from arborcast.synth.chunks.optimum import explain
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of
+from arborcast.synth.chunks.quantized_rates import QuantizedRates
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
-from arborcast.synth.chunks.sums.halves import Half, latency_of_parts, parts_of, static_ratio
-from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
-from arborcast.synth.chunks.sums.searcher import SearchEffort, SumAnswer, SumSearcher
+from arborcast.synth.chunks.step_result import explain
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
@@ -75,7 +75,7 @@ def solve_by_chunks(
         collective: what to do on it.
         method: "smt", "ilp" or "sat".
         size: (C, S, R), whose rounds are those of the grid where rates are rounded.
-        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.grid.Grid.of`.
+        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.quantized_rates`.
         seed: of the solver.
         deadline_s: limit in seconds; None for no limit.
         cache: whether to keep and use answers on disk.
@@ -94,7 +94,7 @@ def solve_by_chunks(
             raise InputError(f"{name} must be at least 1, got {getattr(size, name)}")
     deadline = Deadline.after(deadline_s)
     real = bounds.bound(topology, collective, deadline=deadline)
-    grid = Grid.of(topology, rate_tolerance) if real.rate else None
+    grid = QuantizedRates.of(topology, rate_tolerance) if real.rate else None
     fabric, limit = topology, real
     if grid is not None:
         fabric, limit = grid.rounded, bounds.bound(grid.rounded, collective, deadline=deadline)

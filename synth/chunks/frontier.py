@@ -3,7 +3,7 @@
 For each number of steps from the latency on: the least R/C over all C, and the smallest C that attains it
 (`synth.chunks.curve`). Points that improve on all fewer steps are the frontier. It ends where the static
 limit is reached, within a tolerance of it, at the largest S asked, or at the deadline. An allreduce is no
-problem of copies, and has a way of its own (`synth.chunks.sums.frontier`).
+problem of copies, and has a way of its own (`synth.chunks.allreduce.allreduce_frontier`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast.synth import bounds
+from arborcast.synth.chunks.allreduce.allreduce_frontier import trace_allreduce
+from arborcast.synth.chunks.allreduce.halves import Half, latency_of_parts, static_ratio
+from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
+from arborcast.synth.chunks.allreduce.points import ON_GRID, Point, TracedPoints, point_method, point_of
 from arborcast.synth.chunks.curve import Curve, FrontierOptions
-from arborcast.synth.chunks.grid import Grid
-from arborcast.synth.chunks.sums.frontier import trace_allreduce
-from arborcast.synth.chunks.sums.halves import Half, latency_of_parts, static_ratio
-from arborcast.synth.chunks.sums.instance import sum_problem
-from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, point_method, point_of
+from arborcast.synth.chunks.quantized_rates import QuantizedRates
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
@@ -47,7 +47,7 @@ class Frontier(TracedPoints):
 
     topology: Topology
     collective: Collective
-    grid: Grid | None
+    grid: QuantizedRates | None
     limits_of_rate: tuple[Fraction, Fraction]
     static_ratio: Fraction
     seconds: float
@@ -74,9 +74,9 @@ def pareto(
         max_steps: the largest S looked at; None for the latency (of an allreduce, that of a reduce-scatter
             and an allgather) and `STEPS_BEYOND_LATENCY` more.
         tolerance: stop where R/C is within this part of the static limit; None: only where it is attained.
-        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.grid.Grid.of`. Where
-            rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also counts as
-            the tolerance of R/C where none is given.
+        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.quantized_rates`.
+            Where rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also
+            counts as the tolerance of R/C where none is given.
         deadline_s: limit in seconds; what was found by then is returned. None for no limit.
         seed: of the solvers.
         jobs: numbers of steps worked on at once, through joblib (whose own backends take over inside
@@ -96,7 +96,7 @@ def pareto(
     real = bounds.bound(topology, collective, deadline=deadline)
     if real.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), real)
-    grid, fabric, limit = Grid.of(topology, rate_tolerance), topology, real
+    grid, fabric, limit = QuantizedRates.of(topology, rate_tolerance), topology, real
     if grid is not None:
         topology = grid.rounded
         limit = bounds.bound(topology, collective, deadline=deadline)

@@ -4,8 +4,8 @@ CaDiCaL is asked once more, of the problem as it is, without any group of symmet
 clause that it derives (DRAT), down to the empty one. `drat-trim FILE.cnf FILE` and other checkers follow it
 without trusting CaDiCaL or us. That the formula says what was asked remains to be read: its comments give the
 question, the meaning of each variable, and what is left out because no schedule needs it. The formula of an
-allreduce asks for less than a schedule (`synth.chunks.sums.search.SpreadFormula`), so that it excludes
-whatever copies and adds; where it holds all the same, there is no such proof.
+allreduce asks for less than a schedule (`synth.chunks.allreduce.sum_formulas.SpreadFormula`), so that it
+excludes whatever copies and adds; where it holds all the same, there is no such proof.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from pysat.solvers import Cadical195
 
+from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, sum_problem
+from arborcast.synth.chunks.allreduce.sum_formulas import SpreadFormula
 from arborcast.synth.chunks.encodings.reachable_sends import is_ordered, longest_step
 from arborcast.synth.chunks.encodings.sat import Formula
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -22,8 +24,6 @@ from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Instance
 from arborcast.synth.chunks.problem.time_reversal import IMAGES, mirrored
 from arborcast.synth.chunks.solvers.worker import SolverProcess
-from arborcast.synth.chunks.sums.instance import SumOrbits, sum_problem
-from arborcast.synth.chunks.sums.search import SpreadFormula
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.formats.atomic import write_atomically

@@ -32,7 +32,7 @@ def alltoallv(
     "optimal" says that the certificate proves as much as the plan reaches; otherwise the gap is shown.
     """
     from arborcast import synth
-    from arborcast.synth.alltoallv.patterns import pairwise
+    from arborcast.synth.alltoallv.pairwise import pairwise
 
     writable(output)
     matrix = read_matrix(sizes)

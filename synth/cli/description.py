@@ -19,9 +19,9 @@ from arborcast.synth.topology import PLANNED, Hop, Topology
 
 if TYPE_CHECKING:
     from arborcast.synth.baselines.comparison import BaselineTimings
+    from arborcast.synth.chunks.allreduce.points import Point
     from arborcast.synth.chunks.frontier import Frontier
-    from arborcast.synth.chunks.grid import Grid
-    from arborcast.synth.chunks.sums.points import Point
+    from arborcast.synth.chunks.quantized_rates import QuantizedRates
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.routes.reachability import Components
     from arborcast.synth.selection import Choice
@@ -121,14 +121,14 @@ def _describe_at_size(solution: Json, topology: Topology) -> list[str]:
     return [f"  at       {size}: {time_us:.1f} us simulated; {least}", *_assumed("latency", topology)]
 
 
-def _grid_behind(schedule: AnySchedule) -> tuple[Grid, Fraction, Fraction] | None:
+def _grid_behind(schedule: AnySchedule) -> tuple[QuantizedRates, Fraction, Fraction] | None:
     """The grid that a schedule counts its rounds on, and the limits of the rate without and with it."""
     if not isinstance(schedule, Schedule) or schedule.unit is None:
         return None
     from arborcast.synth import bounds
-    from arborcast.synth.chunks.grid import Grid
+    from arborcast.synth.chunks.quantized_rates import QuantizedRates
 
-    grid = Grid(schedule.topology, schedule.unit)
+    grid = QuantizedRates(schedule.topology, schedule.unit)
     return grid, schedule.bound.rate, bounds.bound(grid.rounded, schedule.collective).rate
 
 
@@ -278,7 +278,7 @@ def describe_parts(parts: Components | None, helps: Iterable[str]) -> list[str]:
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
     """A table of the points, and what is known beyond them."""
-    from arborcast.synth.chunks.optimum import explain
+    from arborcast.synth.chunks.step_result import explain
 
     rows = [
         (
@@ -324,7 +324,7 @@ def _gap_of(point: Point) -> str:
 
 
 def _how_far_proved(point: Point) -> str:
-    from arborcast.synth.chunks.sums.points import ON_GRID
+    from arborcast.synth.chunks.allreduce.points import ON_GRID
 
     _, on_grid, _ = point.scope.partition(f" {ON_GRID}")
     if point.is_proved:
@@ -332,7 +332,7 @@ def _how_far_proved(point: Point) -> str:
     return "open"
 
 
-def grid_document(grid: Grid, real: Fraction, rounded: Fraction) -> Json:
+def grid_document(grid: QuantizedRates, real: Fraction, rounded: Fraction) -> Json:
     """What rates were rounded down to and what that costs: the limit of the real fabric and what is left."""
     return {
         "unit": str(grid.unit),
@@ -342,7 +342,7 @@ def grid_document(grid: Grid, real: Fraction, rounded: Fraction) -> Json:
     }
 
 
-def describe_grid(grid: Grid | None, real: Fraction, rounded: Fraction) -> list[str]:
+def describe_grid(grid: QuantizedRates | None, real: Fraction, rounded: Fraction) -> list[str]:
     """The same in words."""
     if grid is None:
         return []

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from arborcast.synth.chunks.allreduce.points import Point
 from arborcast.synth.chunks.frontier import Frontier
 from arborcast.synth.chunks.limit_documents import limit_to_document
-from arborcast.synth.chunks.optimum import explain
 from arborcast.synth.chunks.problem.time_reversal import IMAGES
-from arborcast.synth.chunks.sums.points import Point
+from arborcast.synth.chunks.step_result import explain
 from arborcast.synth.cli.description import grid_document
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import write_explicit

@@ -99,8 +99,8 @@ def export(
 
     What is written has passed the checker of programs, which shares no code with the export.
     """
-    from arborcast.backends.programs.program import Protocol
     from arborcast.synth.formats.sizes import size_range
+    from arborcast.synth.nccl_protocol import Protocol
 
     numbers = {"chunks": chunks, "channels": channels, "ranks_per_host": ranks_per_host, "pieces": pieces}
     wishes: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}

@@ -16,9 +16,9 @@ from arborcast.synth.groups.problem import GroupsProblem
 from arborcast.synth.groups.program import LevelRates
 from arborcast.synth.groups.view import GroupView
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.to_schedule import lift
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, centred, merge, mirrored, pair_up
 from arborcast.synth.routes.paths import PathShare, lift_routes, routes_of_flow
 from arborcast.synth.schedule import Method, Schedule, Settings
 from arborcast.synth.topology import Hop, Topology
@@ -28,7 +28,7 @@ from arborcast.synth.topology import Hop, Topology
 class _GroupPaths:
     """What one group does, in vertices of the whole fabric: carriers or routes."""
 
-    carriers: Sequence[Carrier]
+    carriers: Sequence[WeightedTree]
     routes: Sequence[PathShare]
     settings: Settings
     limit: Bound

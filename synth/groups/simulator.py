@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from arborcast.synth.collective import bandwidths
 from arborcast.synth.errors import InputError
-from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.simulation.service import EARLIEST
 from arborcast.synth.simulation.simulator import (
-    MAX_PASSAGES,
-    MAX_PIECES,
-    MIN_PIECE_BYTES,
+    check_positive,
+    check_size,
     frames_per_piece,
+    most_pieces,
 )
 from arborcast.synth.simulation.timing import Timing
 
@@ -49,15 +48,16 @@ def simulate_groups(
     if len(sizes) != len(found.groups):
         raise InputError(f"sizes: must be one for each of the {len(found.groups)} groups, got {len(sizes)}")
     for size in sizes:
-        if not 1 <= size <= LARGEST_SIZE:
-            raise InputError(f"size {size}: must be from 1 byte to {format_size(LARGEST_SIZE)}")
-    if pieces is not None and pieces < 1:
-        raise InputError(f"pieces {pieces}: must be at least 1")
+        check_size(size)
+    if pieces is not None:
+        check_positive("pieces", pieces)
     total = sum(sizes)
     merged = _merged(found, [Fraction(size, total) for size in sizes])
     hops = Hops.of(merged)
     owners = _groups_of_hops(found, merged)
-    tried = [_times(hops, owners, total, count) for count in _counts(merged, total, pieces)]
+    powers = range(most_pieces(merged, total).bit_length())
+    counts = [1 << power for power in powers] if pieces is None else [pieces]
+    tried = [_times(hops, owners, total, count) for count in counts]
     count, times = min(tried, key=lambda one: (max(one[1].values(), default=0.0), one[0]))
     return tuple(
         Timing(
@@ -91,15 +91,6 @@ def _groups_of_hops(found: GroupSchedules, merged: Schedule) -> list[int]:
     """The group of each hop, in the order of the event loop's hops."""
     of_chunk = [number for number, group in enumerate(found.groups) for _ in group.schedule.chunks]
     return [of_chunk[transfer.chunk] for transfer in merged.transfers for _ in transfer.hops]
-
-
-def _counts(merged: Schedule, total: int, pieces: int | None) -> list[int]:
-    if pieces is not None:
-        return [pieces]
-    share = sum((chunk.share for chunk in merged.chunks), Fraction(0)) / max(1, len(merged.chunks))
-    hops = sum(len(transfer.hops) for transfer in merged.transfers)
-    most = min(MAX_PIECES, int(share * total / MIN_PIECE_BYTES), MAX_PASSAGES // max(1, hops))
-    return [1 << power for power in range(max(1, most.bit_length()))]
 
 
 def _times(hops: Hops, owners: Sequence[int], total: int, pieces: int) -> tuple[int, dict[int, float]]:

@@ -8,7 +8,6 @@ symmetry of the fabric that takes the one collective to the other, so that they 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -16,7 +15,9 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.features import check_features
 from arborcast.synth.groups.certificate import certified_levels
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
-from arborcast.synth.topology import Hop, Topology, Vertex
+from arborcast.synth.topology import Hop
+from arborcast.synth.verification.group_check import checked_link_images
+from arborcast.synth.verification.replay import Errors
 from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
 
@@ -85,28 +86,14 @@ def _objection_to_images(group: GroupSchedule) -> str:
     if group.images is None:
         return "" if written == wanted else "its schedule is of another collective"
     images = group.images
-    if objection := _objection_to_symmetry(fabric, images):
-        return f"images: {objection}"
+    errors = Errors(1)
+    checked_link_images("images", images, fabric, errors)
+    if errors.lines:
+        return errors.lines[0]
     taken = frozenset(images[rank] for rank in written.ranks)
     root = None if written.root is None else images[written.root]
     if (written.kind, taken, root) != (wanted.kind, wanted.members, wanted.root) or written.demands:
         return "images: must take the collective that the schedule is of to that of the group"
-    return ""
-
-
-def _objection_to_symmetry(fabric: Topology, images: Sequence[Vertex]) -> str:
-    """What a symmetry of the fabric would do otherwise: vertices, links, what switches can do."""
-    if sorted(images) != list(range(fabric.size)):
-        return f"must be a permutation of the {fabric.size} vertices"
-    for vertex, image in enumerate(images):
-        if fabric.is_switch(vertex) != fabric.is_switch(image):
-            return f"must take ranks to ranks, got {fabric.label(vertex)} to {fabric.label(image)}"
-        if fabric.is_switch(vertex) and fabric.abilities(vertex) != fabric.abilities(image):
-            return f"must take {fabric.label(vertex)} to a switch that can do the same"
-    kinds = fabric.link_kinds
-    for (src, dst), kind in kinds.items():
-        if kinds.get((images[src], images[dst])) != kind:
-            return f"must take link {fabric.label(src)}->{fabric.label(dst)} to one like it"
     return ""
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import NumericalError
 from arborcast.synth.lp.exact_system import ExactSystem
-from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.lp.highs import new_model, run
 
 _COST_BITS = 20
 """The largest cost that HiGHS sees has no more; its tolerances are absolute."""
@@ -36,7 +36,7 @@ class ExactVertex:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _SparseRow:
     columns: tuple[int, ...]
     coefficients: tuple[int, ...]
     lower: int | None
@@ -54,7 +54,7 @@ class LinearProgram:
 
     objective: Sequence[int]
     scale: int
-    _rows: list[_Row] = field(default_factory=list)
+    _rows: list[_SparseRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Hand the columns to HiGHS: one thread and the dual simplex, hence the same vertex every time."""
@@ -77,8 +77,6 @@ class LinearProgram:
         self._infinity = highspy.kHighsInf
         self._basic = highspy.HighsBasisStatus.kBasic
         self._upper = highspy.HighsBasisStatus.kUpper
-        self._optimal = highspy.HighsModelStatus.kOptimal
-        self._late = highspy.HighsModelStatus.kTimeLimit
         self._solver = solver
 
     def add_row(
@@ -90,7 +88,7 @@ class LinearProgram:
         upper: int | None = None,
     ) -> int:
         """Require `lower <= coefficients · x[columns] <= upper`; returns the row's number."""
-        self._rows.append(_Row(tuple(columns), tuple(coefficients), lower, upper))
+        self._rows.append(_SparseRow(tuple(columns), tuple(coefficients), lower, upper))
         self._solver.addRow(
             -self._infinity if lower is None else lower / self.scale,
             self._infinity if upper is None else upper / self.scale,
@@ -107,13 +105,8 @@ class LinearProgram:
             TimedOutError: the deadline passed.
             NumericalError: HiGHS ended without an optimum.
         """
-        limit_time(self._solver, deadline.left_s)
-        self._solver.run()
-        status = self._solver.getModelStatus()
-        if status == self._late:
-            raise deadline.missed_by("a linear program")
-        if status != self._optimal:
-            raise NumericalError(f"HiGHS ended with {self._solver.modelStatusToString(status)}")
+        if (status := run(self._solver, deadline, what="a linear program")) != "Optimal":
+            raise NumericalError(f"HiGHS ended with {status}")
         return np.array(self._solver.getSolution().col_value, dtype=np.float64) * self.scale
 
     def prices(self) -> NDArray[np.float64]:

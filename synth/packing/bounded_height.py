@@ -17,9 +17,9 @@ from arborcast.synth.errors import InfeasibleError, Prover
 from arborcast.synth.lp.choice import TreeCandidates, Use
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import CLOSE, TreeRows, Weighed
-from arborcast.synth.packing.carrier import Carrier, Packing, mirrored, pair
 from arborcast.synth.packing.symmetric.generation import EFFORT, Generation
 from arborcast.synth.packing.symmetric.orbit_problem import OrbitTree, least_height, problem_written_out
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, mirrored, pair
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology
@@ -109,7 +109,7 @@ def shallow_frontier(
             return
 
 
-def _rate(carriers: Sequence[Carrier]) -> Fraction:
+def _rate(carriers: Sequence[WeightedTree]) -> Fraction:
     return sum((carrier.weight for carrier in carriers), Fraction(0))
 
 
@@ -150,7 +150,7 @@ class _Shallow:
         groups = 1 if in_pairs else len(problem.groups)
         columns = used if in_pairs else self.generation.master.columns
         trees = [
-            (one, Carrier(one.root, Fraction(1), one.routes), problem.groups[one.group].turned)
+            (one, WeightedTree(one.root, Fraction(1), one.routes), problem.groups[one.group].turned)
             for one in columns
         ]
         if in_pairs:

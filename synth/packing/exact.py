@@ -15,9 +15,9 @@ from functools import reduce
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from arborcast.synth.kernels.arborescence import LogicalGraph
-from arborcast.synth.packing.carrier import Packing
 from arborcast.synth.packing.packer import Packer
 from arborcast.synth.packing.warm_start import PartialTree, rebound, take_first
+from arborcast.synth.packing.weighted_tree import Packing
 from arborcast.synth.topology import Topology, gcd_of_fractions
 
 log = logging.getLogger(__name__)

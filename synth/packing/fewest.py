@@ -27,8 +27,8 @@ from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.lp.choice import TreeCandidates, Use
 from arborcast.synth.lp.sparsify import check_few, few_as_asked
 from arborcast.synth.lp.tree_program import TreeRows
-from arborcast.synth.packing.carrier import Carrier, Packing, merge, mirrored, pair
 from arborcast.synth.packing.mwu import weigh
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, merge, mirrored, pair
 from arborcast.synth.request import Request
 from arborcast.synth.topology import Topology
 
@@ -44,7 +44,7 @@ def fewest(
     topology: Topology,
     roots: Sequence[int] | None,
     optimum: Fraction,
-    known: Iterable[Carrier],
+    known: Iterable[WeightedTree],
     request: Request,
     deadline: Deadline = NO_DEADLINE,
 ) -> Packing:
@@ -75,7 +75,7 @@ def fewest(
         for count in range(max(1, most - 1), most + 1)
         if roots is not None and len(roots) > 1
     ]
-    carriers: list[Carrier] = []
+    carriers: list[WeightedTree] = []
     uses: list[Use] = []
     groups: Sequence[int | None] = roots or (None,)
     for group, root in enumerate(groups):
@@ -85,7 +85,7 @@ def fewest(
         carriers += kept
         uses += [Use.of(group, carrier) for carrier in kept]
 
-    def indices(some: Iterable[Carrier]) -> list[int]:
+    def indices(some: Iterable[WeightedTree]) -> list[int]:
         keys = {carrier.key for carrier in some}
         return [index for index, carrier in enumerate(carriers) if carrier.key in keys]
 
@@ -103,7 +103,7 @@ def fewest(
     )
 
 
-def widest(topology: Topology, roots: Sequence[int] | None) -> list[Carrier]:
+def widest(topology: Topology, roots: Sequence[int] | None) -> list[WeightedTree]:
     """Trees from each root that use only links from some bandwidth on, the cheapest and the shallowest.
 
     Without switches the widest single tree is among them. For an allreduce (`roots` None) pairs of them; on
@@ -124,7 +124,7 @@ def widest(topology: Topology, roots: Sequence[int] | None) -> list[Carrier]:
     ]
 
 
-def _widest_trees(graph: LogicalGraph, root: int) -> Iterator[Carrier]:
+def _widest_trees(graph: LogicalGraph, root: int) -> Iterator[WeightedTree]:
     topology = graph.topology
     capacities = np.array(topology.capacities, dtype=np.int64)
     for narrowest in sorted(set(topology.capacities), reverse=True)[:CANDIDATES]:
@@ -134,7 +134,7 @@ def _widest_trees(graph: LogicalGraph, root: int) -> Iterator[Carrier]:
         except InfeasibleError:
             continue
         for parents in (cheapest, _shallow(distances.matrix < FORBIDDEN, root)):
-            yield Carrier(root, Fraction(narrowest) * topology.bandwidth_unit, distances.routes(parents))
+            yield WeightedTree(root, Fraction(narrowest) * topology.bandwidth_unit, distances.routes(parents))
 
 
 def _shallow(reaches: Flags, root: int) -> Ints:
@@ -152,7 +152,7 @@ def _shallow(reaches: Flags, root: int) -> Ints:
 
 def reweave(
     topology: Topology, roots: Sequence[int], trees_per_root: int, *, deadline: Deadline
-) -> tuple[Carrier, ...]:
+) -> tuple[WeightedTree, ...]:
     """Equal trees, so many for each root, that crowd the fullest link as little as was found.
 
     Args:
@@ -182,7 +182,9 @@ def reweave(
             best, least = dict(woven), crowd
         if deadline.has_passed:
             break
-    return tuple(Carrier(root, Fraction(1, trees_per_root), routes) for (root, _), routes in best.items())
+    return tuple(
+        WeightedTree(root, Fraction(1, trees_per_root), routes) for (root, _), routes in best.items()
+    )
 
 
 def _lengths(load: Ints, capacities: NDArray[np.float64], steepness: int) -> Ints:

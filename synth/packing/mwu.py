@@ -22,7 +22,7 @@ from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.packing.carrier import Carrier, Packing, congestion, mirrored, pair
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, congestion, mirrored, pair
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology
 
@@ -41,7 +41,7 @@ _LONGEST = 1 << 10  # times the longest at first: a phase that fills narrow link
 class Found:
     """The cheapest carrier under some lengths, its cost and how many arborescences it took to find it."""
 
-    carrier: Carrier
+    carrier: WeightedTree
     cost: int
     calls: int
 
@@ -99,7 +99,7 @@ def _tree_finder(graph: LogicalGraph, root: int) -> Finder:
     def find(lengths: Ints) -> Found:
         distances = graph.distances(lengths)
         routes = distances.routes(cheapest_arborescence(distances.matrix, root))
-        tree = Carrier(root, Fraction(0), routes)
+        tree = WeightedTree(root, Fraction(0), routes)
         return Found(tree, int(tree.uses @ lengths), 1)
 
     return find
@@ -156,7 +156,7 @@ class _MwuRun:
     limit: Fraction | None = None  # per commodity, in units of capacity
     stopped: str = ""
     amounts: dict[tuple[int, tuple[bytes, ...]], int] = field(default_factory=dict)
-    carriers: dict[tuple[int, tuple[bytes, ...]], Carrier] = field(default_factory=dict)
+    carriers: dict[tuple[int, tuple[bytes, ...]], WeightedTree] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < 1:
@@ -183,7 +183,9 @@ class _MwuRun:
             ("stopped", self.stopped),
         )
 
-    def until(self, enough: Fraction, stop_at: Fraction | None, deadline: Deadline) -> tuple[Carrier, ...]:
+    def until(
+        self, enough: Fraction, stop_at: Fraction | None, deadline: Deadline
+    ) -> tuple[WeightedTree, ...]:
         """Phases, in each of which every commodity gets `enough`, until one of the reasons to stop."""
         amount = max(1, int(enough * _GRAIN))
         wanted = None if stop_at is None else float(stop_at / self.topology.bandwidth_unit)
@@ -268,7 +270,7 @@ class _MwuRun:
         """Make the longest length 1: only their ratios matter."""
         self.lengths = np.maximum(self.lengths / self.lengths.max(), _SHORTEST)
 
-    def _filled(self) -> tuple[Carrier, ...]:
+    def _filled(self) -> tuple[WeightedTree, ...]:
         """The carriers with exact weights, scaled so that the fullest link is full."""
         weighed = [
             replace(self.carriers[key], weight=Fraction(amount)) for key, amount in self.amounts.items()

@@ -20,8 +20,8 @@ from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.max_flow import checked_int64
 from arborcast.synth.packing.capacity_repair import fitting_tree
-from arborcast.synth.packing.carrier import Carrier, Packing, merge
 from arborcast.synth.packing.tight_cuts import Taken, TightCuts
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, merge
 from arborcast.synth.progress import report
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import gcd_of_fractions
@@ -171,7 +171,7 @@ class Packer:
 
     def _packing(self) -> Packing:
         """The trees in the order of their roots; those that came up twice are one."""
-        trees = merge([Carrier(tree.root, tree.times * self.unit, tree.routes) for tree in self.taken])
+        trees = merge([WeightedTree(tree.root, tree.times * self.unit, tree.routes) for tree in self.taken])
         warm: Settings = ()
         if self.first_parts:
             kept, both = map(float, self.first_parts)

@@ -21,8 +21,6 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.packing.bounded_height import pack_shallow, shallow_frontier
-from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up, rerooted
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.fewest import fewest
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh
@@ -30,6 +28,15 @@ from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.splits import best_splits
 from arborcast.synth.packing.to_schedule import lift
 from arborcast.synth.packing.warm_start import NOTHING_KNOWN, StartingTrees
+from arborcast.synth.packing.weighted_tree import (
+    Packing,
+    WeightedTree,
+    centred,
+    merge,
+    mirrored,
+    pair_up,
+    rerooted,
+)
 from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
@@ -79,6 +86,8 @@ def solve_by_trees(
             packing = min(_packings(task, splits, known), key=_latency)  # 3. trees that use all of it
             packing = _thinned(task, packing, splits[0].rate)
         else:
+            from arborcast.synth.packing.bounded_height import pack_shallow
+
             packing = pack_shallow(task.graph, task.roots, task.limit.rate, request, task.deadline)
     except TimedOutError as error:
         raise task.too_late(task.schedule("mwu", _one_round(task)), error) from error
@@ -127,6 +136,8 @@ def shallow_schedules(
     Raises:
         TimedOutError: the deadline passed.
     """
+    from arborcast.synth.packing.bounded_height import shallow_frontier
+
     task = _Task.of(topology, collective, Request(seed=seed))
     limit = task.limit.rate
     for found in shallow_frontier(task.graph, task.roots, below, limit=limit, seed=seed, deadline=deadline):
@@ -280,7 +291,7 @@ def _one_round(task: _Task) -> Packing:
     one_round = partial(weigh, seed=task.request.seed, iterations=1, deadline=grace)
     if roots is not None and len(roots) > _ROUNDS_UP_TO and graph.is_symmetric:
         tree = one_round(graph, [most_central(graph, roots)]).carriers[0]
-        shared = tuple(Carrier(root, tree.weight, rerooted(tree.out, root)) for root in roots)
+        shared = tuple(WeightedTree(root, tree.weight, rerooted(tree.out, root)) for root in roots)
         return Packing(shared, (("shared", "one tree"),))
     if roots is not None or graph.is_symmetric:
         return task.heaviest(one_round(graph, roots))

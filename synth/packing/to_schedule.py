@@ -23,7 +23,7 @@ from arborcast.synth.kernels.arborescence import Routes, levels
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.kernels.max_flow import LARGEST_TOTAL
-from arborcast.synth.packing.carrier import Carrier, centred, merge, mirrored
+from arborcast.synth.packing.weighted_tree import WeightedTree, centred, merge, mirrored
 from arborcast.synth.schedule import Chunk, Method, Schedule
 from arborcast.synth.topology import Topology
 from arborcast.synth.transfers import Transfers, Way, in_order
@@ -54,7 +54,7 @@ class Lifted:
 
 
 def lift(
-    topology: Topology, collective: Collective, method: Method, bound: Bound, carriers: Iterable[Carrier]
+    topology: Topology, collective: Collective, method: Method, bound: Bound, carriers: Iterable[WeightedTree]
 ) -> Schedule:
     """A schedule of a collective along trees.
 
@@ -86,7 +86,7 @@ def lift(
     return Schedule(topology, collective, method, bound, chunks, transfers_of(found), rate)
 
 
-def lifted(topology: Topology, kind: Kind, carriers: Iterable[Carrier]) -> list[Lifted]:
+def lifted(topology: Topology, kind: Kind, carriers: Iterable[WeightedTree]) -> list[Lifted]:
     """The carriers on the links of a topology: equal ones merged, mirrored ones from their centre."""
     graph, gathers = LinkGraph(topology), kind.reduces
     if kind is not Kind.ALLREDUCE:
@@ -211,7 +211,7 @@ def _relayed(root: int, routes: Routes) -> Routes:
         if edge.child in needed:
             needed.add(edge.parent)
             kept.append(edge)
-    return Carrier.of(graph, Tree(root, Fraction(1), tuple(kept[::-1]))).out
+    return WeightedTree.of(graph, Tree(root, Fraction(1), tuple(kept[::-1]))).out
 
 
 def breadth_first(root: int, leaving: Mapping[int, Sequence[TreeEdge]]) -> tuple[TreeEdge, ...]:

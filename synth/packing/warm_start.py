@@ -16,9 +16,9 @@ import numpy as np
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, arborescence_destroying
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
-from arborcast.synth.packing.carrier import rerooted
 from arborcast.synth.packing.packer import Packer
 from arborcast.synth.packing.tight_cuts import Taken
+from arborcast.synth.packing.weighted_tree import rerooted
 
 GROWING_BATCH = 32
 """Partial trees that are grown before the cuts are asked."""

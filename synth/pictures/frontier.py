@@ -13,8 +13,8 @@ from arborcast.synth.pictures.canvas import INK, LETTERS_PER_INCH, PALETTE, QUIE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from arborcast.synth.chunks.allreduce.points import Point
     from arborcast.synth.chunks.frontier import Frontier
-    from arborcast.synth.chunks.sums.points import Point
 
 _MOST_UPRIGHT = 13
 """Steps of the axis up to which labels fit beside each other; on a longer one they are tilted."""

@@ -33,7 +33,7 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Class:
+class _AlikeBlocks:
     """Blocks with the same choice between loads."""
 
     loads: tuple[Load, ...]
@@ -68,10 +68,10 @@ def divide(
     return None
 
 
-def _classes(options: Sequence[BlockPaths]) -> tuple[Counter[int], list[_Class]]:
+def _classes(options: Sequence[BlockPaths]) -> tuple[Counter[int], list[_AlikeBlocks]]:
     """What every way of each block loads, added up, and the blocks by what is left of their ways."""
     common: Counter[int] = Counter()
-    classes: dict[tuple[Load, ...], _Class] = {}
+    classes: dict[tuple[Load, ...], _AlikeBlocks] = {}
     for block in options:
         counts = [Counter(load) for load in block.paths]
         shared = counts[0]
@@ -81,12 +81,12 @@ def _classes(options: Sequence[BlockPaths]) -> tuple[Counter[int], list[_Class]]
         rests = [tuple(sorted((count - shared).elements())) for count in counts]
         choice = _Choice(dict(zip(rests, block.paths.values(), strict=True)))
         loads = tuple(sorted(rests, key=lambda load: (len(load), load)))
-        classes.setdefault(loads, _Class(loads, [])).blocks.append(choice)
+        classes.setdefault(loads, _AlikeBlocks(loads, [])).blocks.append(choice)
     return common, list(classes.values())
 
 
 def _amounts(
-    classes: Sequence[_Class], left: Sequence[Fraction], parts: int, deadline: Deadline, seed: int
+    classes: Sequence[_AlikeBlocks], left: Sequence[Fraction], parts: int, deadline: Deadline, seed: int
 ) -> list[list[int]] | None:
     """How many parts of each class take each of its ways, by an integer program; None where it found none."""
     room = [int(most * parts // 1) for most in left]
@@ -101,7 +101,7 @@ def _amounts(
 
 
 def _solve(
-    classes: Sequence[_Class], room: Sequence[int], parts: int, deadline: Deadline, seed: int
+    classes: Sequence[_AlikeBlocks], room: Sequence[int], parts: int, deadline: Deadline, seed: int
 ) -> list[list[int]] | None:
     import highspy
 
@@ -148,7 +148,7 @@ def _row(model: object, entries: dict[int, int], lower: float, upper: float) -> 
     )
 
 
-def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[PathShare]:
+def _deal(group: _AlikeBlocks, amounts: Sequence[int], parts: int) -> Iterator[PathShare]:
     """Blocks one after another take what is left of the first way, then of the next."""
     rest = list(amounts)
     way = 0

@@ -222,12 +222,22 @@ def frames_per_piece(hops: Hops, size: int, pieces: int, frame_bytes: int | None
 
 def pieces_allowed(schedule: AnySchedule, size_bytes: int) -> int:
     """The most pieces that `simulate` cuts chunks into of its own accord; no fewer for larger buffers."""
-    passages = sum(len(transfer.via) + 1 for transfer in schedule.transfers)
-    affordable = MAX_PASSAGES // max(1, passages)
     if schedule.topology.message_us:
+        affordable = MAX_PASSAGES // max(1, _passages(schedule))
         return max(1, min(SEVERAL_HOSTS.pieces(schedule, size_bytes), affordable))
+    return most_pieces(schedule, size_bytes)
+
+
+def most_pieces(schedule: AnySchedule, size_bytes: int) -> int:
+    """The largest power of two of pieces within the limits of size and work, whatever messages cost."""
     fitting = int(_mean_share(schedule) * size_bytes / MIN_PIECE_BYTES)
-    return 1 << max(0, min(MAX_PIECES, fitting, affordable).bit_length() - 1)
+    allowed = min(MAX_PIECES, fitting, MAX_PASSAGES // max(1, _passages(schedule)))
+    return 1 << max(0, allowed.bit_length() - 1)
+
+
+def _passages(schedule: AnySchedule) -> int:
+    """Of a piece over links."""
+    return sum(len(transfer.via) + 1 for transfer in schedule.transfers)
 
 
 def _mean_share(schedule: AnySchedule) -> Fraction:

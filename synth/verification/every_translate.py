@@ -22,7 +22,7 @@ from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.synth.transfers import Transfers
-from arborcast.synth.verification.group_check import CheckedGroup
+from arborcast.synth.verification.group_check import CheckedGroup, identity_alone
 from arborcast.synth.verification.replay import Errors, mask_of, replay_chunk
 from arborcast.synth.verification.replay_kernels import (
     Group,
@@ -70,8 +70,7 @@ def check_every_translate(
     goal = _goal(schedule.collective, topology.ranks)
     scale = math.lcm(len(schedule.collective.ranks), *(chunk.share.denominator for chunk in schedule.chunks))
     moves = _moves(schedule, scale)
-    members = Group(group.generators, group.link_images, group.orders, *_ends(topology))
-    count = _replayed(moves, members, goal, topology, max(1, errors.limit))
+    count = _replayed(moves, group, goal, topology, max(1, errors.limit))
     _check_chunks(schedule, group, moves, errors)
     _check_blocks(schedule, count.shares, scale, errors)
     _spell_out(schedule, group, count, errors)
@@ -94,12 +93,7 @@ def loads_if_sound(schedule: Schedule) -> dict[Hop, Fraction] | None:
         return None
     scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
     # With the identity alone; that shares make whole blocks is checked apart.
-    alone = Group(
-        np.zeros((0, topology.size), dtype=np.int64),
-        np.zeros((0, len(topology.links)), dtype=np.int64),
-        np.zeros(0, dtype=np.int64),
-        *_ends(topology),
-    )
+    alone = identity_alone(topology)
     moves = _moves_of(columns, schedule.chunks, np.zeros(len(schedule.chunks), np.bool_), topology, scale)
     count = _replayed(moves, alone, _goal(collective, topology.ranks), topology, 1)
     if count.numbers.any():
@@ -113,7 +107,7 @@ def _ends(topology: Topology) -> tuple[Ints, Ints]:
 
 
 def _replayed(
-    moves: Moves, members: Group, goal: ReplayGoal, topology: Topology, most_spelled: int
+    moves: Moves, group: CheckedGroup, goal: ReplayGoal, topology: Topology, most_spelled: int
 ) -> ReplayCount:
     digits, able = moves.share.shape[1], topology.holders - topology.ranks
     count = ReplayCount(
@@ -125,6 +119,7 @@ def _replayed(
         np.zeros(able, dtype=np.int64),
     )
     state = _state(goal, topology.holders, int(np.diff(moves.first).max(initial=0)))
+    members = Group(group.generators, group.link_images, group.orders, *_ends(topology))
     replay_all(moves, members, goal, _rules(topology), state, _switches(topology), count)
     return count
 

@@ -8,7 +8,7 @@ only the identity keeps a rank in its place from the sizes of those orbits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,13 @@ class CheckedGroup:
     link_orbit: Integers
 
 
+def identity_alone(topology: Topology) -> CheckedGroup:
+    """The group by which a schedule that is written out is its own representatives."""
+    vertices, links = (np.arange(count, dtype=np.int64) for count in (topology.size, len(topology.links)))
+    none = np.zeros(0, dtype=np.int64)
+    return CheckedGroup(1, vertices.reshape(1, -1)[:0], links.reshape(1, -1)[:0], none, vertices, links)
+
+
 def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | None:
     """The translations of a schedule with what follows from them; None, and why not, if they are none.
 
@@ -65,12 +72,15 @@ def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | No
             f"translations: {len(declared.generators)} generators need as many orders, "
             f"got {len(declared.orders)}"
         )
-    for index, images in enumerate(declared.generators):
-        _check_permutation(index, images, topology, errors)
-    if errors.count > before:
+    rows = [
+        checked_link_images(f"translation {index}", images, topology, errors)
+        for index, images in enumerate(declared.generators)
+    ]
+    found = [row for row in rows if row is not None]
+    if len(found) < len(rows) or len(declared.orders) != len(rows) or declared.ranks != topology.ranks:
         return None
     generators = np.array(declared.generators, dtype=np.int64).reshape(-1, topology.size)
-    link_images = _checked_link_images(generators, topology, errors)
+    link_images = np.array(found, dtype=np.int64).reshape(-1, len(topology.links))
     _check_orders(generators, declared.orders, errors)
     _check_commuting(generators, errors)
     _check_members(generators, schedule, errors)
@@ -92,49 +102,47 @@ def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | No
     return CheckedGroup(order, generators, link_images, orders, vertex_orbit, _orbits(link_images))
 
 
-def _check_permutation(index: int, images: tuple[int, ...], topology: Topology, errors: Errors) -> None:
+def checked_link_images(
+    name: str, images: Sequence[int], topology: Topology, errors: Errors
+) -> Integers | None:
+    """Which link each link is mapped to by images of the vertices; None where they are no permutation.
+
+    Objects, under a name, to what an automorphism would do otherwise: to vertices, to links, to what switches
+    can do. Links are looked at only where vertices are mapped rightly.
+    """
     if len(images) != topology.size or set(images) != set(range(topology.size)):
-        errors.add(f"translation {index}: must name each of the {topology.size} vertices exactly once")
-        return
+        errors.add(f"{name}: must name each of the {topology.size} vertices exactly once")
+        return None
     for vertex, image in enumerate(images):
         if topology.is_switch(vertex) != topology.is_switch(image):
             errors.add(
-                f"translation {index}: must map ranks to ranks and switches to switches, "
+                f"{name}: must map ranks to ranks and switches to switches, "
                 f"maps {topology.label(vertex)} to {topology.label(image)}"
             )
-            return
-    for place, switch in enumerate(topology.switches):
-        other = topology.switches[images[topology.ranks + place] - topology.ranks]
-        if switch.abilities != other.abilities:
+            return None
+        if topology.abilities(vertex) != topology.abilities(image):
             errors.add(
-                f"translation {index}: maps switch {switch.name} to {other.name}; "
+                f"{name}: maps switch {topology.label(vertex)} to {topology.label(image)}; "
                 "both must be able to do the same"
             )
-            return
-
-
-def _checked_link_images(generators: Integers, topology: Topology, errors: Errors) -> Integers:
-    """Which link each link is mapped to, a row per generator; links that differ are objected to."""
+            return None
     kinds: dict[LinkKind, int] = {}
     kind = np.array([kinds.setdefault(link.kind, len(kinds)) for link in topology.links], dtype=np.int64)
     ends = np.array([(link.src, link.dst) for link in topology.links], dtype=np.int64).reshape(-1, 2)
     keys = ends[:, 0] * topology.size + ends[:, 1]  # in ascending order, as the links are
-    rows = np.empty((len(generators), len(keys)), dtype=np.int64)
-    for index, images in enumerate(generators):
-        moved = images[ends]
-        wanted = moved[:, 0] * topology.size + moved[:, 1]
-        found = np.searchsorted(keys, wanted)
-        found[found == len(keys)] = 0
-        rows[index] = found
-        wrong = np.flatnonzero((keys[found] != wanted) | (kind[found] != kind)) if len(keys) else found
-        if wrong.size:
-            src, dst = map(topology.label, ends[wrong[0]].tolist())
-            to, into = map(topology.label, moved[wrong[0]].tolist())
-            errors.add(
-                f"translation {index}: maps link {src}->{dst} to {to}->{into}; "
-                "there must be such a link, of the same bandwidth and latency"
-            )
-    return rows
+    moved = np.array(images, dtype=np.int64)[ends]
+    wanted = moved[:, 0] * topology.size + moved[:, 1]
+    found = np.searchsorted(keys, wanted)
+    found[found == len(keys)] = 0
+    wrong = np.flatnonzero((keys[found] != wanted) | (kind[found] != kind)) if len(keys) else found
+    if wrong.size:
+        src, dst = map(topology.label, ends[wrong[0]].tolist())
+        to, into = map(topology.label, moved[wrong[0]].tolist())
+        errors.add(
+            f"{name}: maps link {src}->{dst} to {to}->{into}; "
+            "there must be such a link, of the same bandwidth and latency"
+        )
+    return found
 
 
 def _check_orders(generators: Integers, orders: tuple[int, ...], errors: Errors) -> None:

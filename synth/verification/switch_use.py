@@ -39,7 +39,7 @@ class SwitchUse:
 
 
 @dataclass
-class _Content:
+class _SwitchContent:
     """What a switch has held of a chunk since it was last replaced; steps of each input and output."""
 
     inputs: list[Vertex] = field(default_factory=list)
@@ -65,7 +65,7 @@ def uses_of_chunk(
     index: int, transfers: Iterable[Transfer], topology: Topology, errors: Errors
 ) -> list[SwitchUse]:
     """What the transfers of one chunk, whose number is `index`, ask of switches; in any order."""
-    now: dict[Vertex, _Content] = {}
+    now: dict[Vertex, _SwitchContent] = {}
     uses: list[SwitchUse] = []
     for step, together in groupby(sorted(transfers, key=attrgetter("step")), key=attrgetter("step")):
         arriving = []
@@ -79,7 +79,7 @@ def uses_of_chunk(
         for transfer in arriving:
             if not transfer.reduce and transfer.dst in now:
                 uses += _judge(index, transfer.dst, now.pop(transfer.dst), topology, errors)
-            content = now.setdefault(transfer.dst, _Content())
+            content = now.setdefault(transfer.dst, _SwitchContent())
             content.inputs.append(transfer.src)
             content.came.append(step)
     for switch, content in now.items():
@@ -88,7 +88,7 @@ def uses_of_chunk(
 
 
 def _check_given_sum(
-    index: int, transfer: Transfer, content: _Content, topology: Topology, errors: Errors
+    index: int, transfer: Transfer, content: _SwitchContent, topology: Topology, errors: Errors
 ) -> None:
     """A switch that loops back gives a sum to a rank only if that rank's own part has come to it, too."""
     switch = topology.switches[transfer.src - topology.ranks]
@@ -105,7 +105,7 @@ def _check_given_sum(
 
 
 def _judge(
-    index: int, vertex: Vertex, content: _Content, topology: Topology, errors: Errors
+    index: int, vertex: Vertex, content: _SwitchContent, topology: Topology, errors: Errors
 ) -> Iterator[SwitchUse]:
     """Object to what the switch cannot do, once all is known of a content."""
     switch = topology.switches[vertex - topology.ranks]

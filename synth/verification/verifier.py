@@ -1,8 +1,12 @@
 """The independent checker: replays a schedule with contributor sets and recounts every link load.
 
-It stands behind every method and in front of every claim, so it takes nothing from the builders: what the
-collective demands is stated here again (a test compares it with `synth.collective`), loads are counted from
+It stands behind every method and in front of every claim, so it takes nothing from the builders: what a chunk
+must do is stated here again (a test compares it with `synth.collective`), loads are counted from
 the transfers, and the bound is recomputed from its certificate. Numbers stay exact.
+
+A schedule in implicit form is checked by its representatives: that its translations map the fabric and the
+collective to themselves is the proof that what holds for one holds for all of its images
+(`synth.verification.group_check`). One that is written out is the same with the identity alone.
 """
 
 from __future__ import annotations
@@ -10,14 +14,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.features import check_features
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Hop, Vertex
+from arborcast.synth.transfers import Transfer
+from arborcast.synth.verification.group_check import CheckedGroup, check_group, identity_alone
 from arborcast.synth.verification.replay import Errors, check_replay
 from arborcast.synth.verification.switch_use import SwitchUse, check_switch_limits, check_switch_use
 from arborcast.synth.verification.verdict import (
@@ -49,35 +57,37 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
     Returns:
         The verdict; wrong schedules are an answer, not an exception.
 
-    Time is linear in the number of transfers, times the ranks / 64 where contributions add up.
+    Time is linear in the transfers that are replayed, times the ranks / 64 where contributions add up.
+    Objections number chunks as the schedule lists them; with `every_translate` as `expand` does.
     """
     check_features(schedule.topology, "verifier")
-    if not isinstance(schedule, Schedule):
-        from arborcast.synth.verification.implicit import verify_implicit
-
-        return verify_implicit(schedule, translates=every_translate, max_errors=max_errors)
     errors = Errors(max_errors)
-    _check_blocks(schedule, errors)
-    loads = None
-    if len(schedule.transfers) > MANY:
-        from arborcast.synth.verification.every_translate import loads_if_sound
-
-        with contextlib.suppress(TimedOutError):  # of compiling its kernel: plain Python is slower, and ready
-            loads = loads_if_sound(schedule)
-    if loads is None:
-        check_replay(schedule, errors)
-        loads = _link_loads(schedule)
-    uses = check_switch_use(schedule, errors)
-    bandwidth = schedule.topology.bandwidth
-    busiest = max((load / bandwidth[hop] for hop, load in loads.items()), default=Fraction(0))
-    adding = check_switch_limits(schedule, *_sums_and_trees(schedule, uses), errors)
-    if schedule.rounds is None:
-        slowest = max(busiest, adding)
-        rate = 1 / slowest if slowest else Fraction(0)
-        _check_links(schedule, loads, errors)
+    if isinstance(schedule, Schedule):
+        group: CheckedGroup | None = identity_alone(schedule.topology)
     else:
+        group = check_group(schedule, errors)
+    if group is None:  # nothing else can be said then
+        return Verdict(False, Fraction(0), Fraction(0), errors.all(), {})
+    _check_owners(schedule, group, errors)
+    if every_translate and not isinstance(schedule, Schedule):
+        from arborcast.synth.verification.every_translate import (
+            check_every_translate,  # compiled kernels come with it
+        )
+
+        loads, sums, trees = check_every_translate(schedule, group, errors)
+    else:
+        _check_shares(schedule, group, errors)
+        loads = _replayed(schedule, group, errors)
+        uses = check_switch_use(schedule, errors)
+        sums, trees = _sums_and_trees(schedule, group, uses)
+    busiest = _check_links(schedule, group, loads, errors)
+    adding = check_switch_limits(schedule, sums, trees, errors)
+    if isinstance(schedule, Schedule) and schedule.rounds is not None:
         rate = _rate_of_rounds(schedule, schedule.rounds, errors)
         _check_rounds(schedule, schedule.rounds, uses, errors)
+    else:
+        slowest = max(busiest, adding)
+        rate = 1 / slowest if slowest else Fraction(0)
     if rate > schedule.rate or (rate < schedule.rate and schedule.rounds is not None):
         errors.add(f"rate: {schedule.rate} GB/s declared, {rate} GB/s recomputed")
     check_bound(schedule, rate, errors)
@@ -85,10 +95,37 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
     return Verdict(not lines, rate, busiest * schedule.rate, lines, loads)
 
 
-def _check_blocks(schedule: Schedule, errors: Errors) -> None:
-    """Every chunk belongs to a block that must move, and the chunks of a block are the whole of it."""
+def _replayed(schedule: AnySchedule, group: CheckedGroup, errors: Errors) -> dict[Hop, Fraction]:
+    """Replay every chunk that is listed; the loads of the links."""
+    if isinstance(schedule, Schedule) and len(schedule.transfers) > MANY:
+        from arborcast.synth.verification.every_translate import loads_if_sound
+
+        with contextlib.suppress(TimedOutError):  # of compiling its kernel: plain Python is slower, and ready
+            loads = loads_if_sound(schedule)
+            if loads is not None:
+                return loads
+    check_replay(schedule, errors)
+    return _link_loads(schedule, group)
+
+
+def _check_owners(schedule: AnySchedule, group: CheckedGroup, errors: Errors) -> None:
+    """One representative per orbit, so that the number of a moved chunk says whose it is."""
+    for index, chunk in enumerate(schedule.chunks):
+        first = group.vertex_orbit[chunk.owner]
+        if chunk.owner != first:
+            errors.add(
+                f"chunk {index}: owner must be {first}, the first rank of its orbit, got {chunk.owner}"
+            )
+
+
+def _check_shares(schedule: AnySchedule, group: CheckedGroup, errors: Errors) -> None:
+    """Every chunk belongs to a block that must move, and the chunks of a block are the whole of it.
+
+    Of the images of a chunk exactly one belongs to each rank of its owner's orbit: the blocks of an orbit's
+    first rank speak for those of all. Where all chunks are of one block, all of their images are.
+    """
     collective = schedule.collective
-    required = collective.blocks()
+    required = collective.blocks(frozenset(group.vertex_orbit.tolist()))
     scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
     found = dict.fromkeys(required, 0)
     for index, chunk in enumerate(schedule.chunks):
@@ -96,25 +133,40 @@ def _check_blocks(schedule: Schedule, errors: Errors) -> None:
         if block not in found:
             errors.add(f"chunk {index}: {describe(collective)} moves no block with {block}")
             continue
-        found[block] += chunk.share.numerator * (scale // chunk.share.denominator)
+        copies = group.order if block.owner is None else 1
+        found[block] += chunk.share.numerator * (scale // chunk.share.denominator) * copies
     for block, share in required.items():
         if found[block] * share.denominator != share.numerator * scale:
             total = Fraction(found[block], scale)
             errors.add(f"block with {block}: shares must add up to {share}, got {total}")
 
 
-def _link_loads(schedule: Schedule) -> dict[Hop, Fraction]:
-    """The share of the buffer over each link, counted per route first: routes are few, transfers many."""
+def _link_loads(schedule: AnySchedule, group: CheckedGroup) -> dict[Hop, Fraction]:
+    """The share of the buffer over each link: the images of a hop are spread evenly over its link's orbit."""
     scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
     weight = [chunk.share.numerator * (scale // chunk.share.denominator) for chunk in schedule.chunks]
+    hops = [(link.src, link.dst) for link in schedule.topology.links]
+    first_of = dict(zip(hops, group.link_orbit.tolist(), strict=True))
+    total: Counter[int] = Counter()
+    for hop, amount in _by_link(
+        (transfer, weight[transfer.chunk]) for transfer in schedule.transfers
+    ).items():
+        total[first_of[hop]] += amount
+    sizes = np.bincount(group.link_orbit, minlength=len(hops)).tolist()
+    load = {
+        first: Fraction(amount * group.order, scale * sizes[first])
+        for first, amount in total.items()
+        if amount
+    }
+    return {hop: load[first] for hop, first in first_of.items() if first in load}
+
+
+def _by_link(amounts: Iterable[tuple[Transfer, int]]) -> dict[Hop, int]:
+    """What passes each link, counted per route first: routes are few, transfers many."""
     of_route: dict[tuple[Vertex, ...], int] = {}
-    for transfer in schedule.transfers:
+    for transfer, amount in amounts:
         route = (transfer.src, *transfer.via, transfer.dst)
-        of_route[route] = of_route.get(route, 0) + weight[transfer.chunk]
-    return {hop: Fraction(total, scale) for hop, total in _by_link(of_route).items()}
-
-
-def _by_link(of_route: Mapping[tuple[Vertex, ...], int]) -> dict[Hop, int]:
+        of_route[route] = of_route.get(route, 0) + amount
     of_link: dict[Hop, int] = {}
     for route, total in of_route.items():
         for position in range(len(route) - 1):
@@ -124,21 +176,53 @@ def _by_link(of_route: Mapping[tuple[Vertex, ...], int]) -> dict[Hop, int]:
 
 
 def _sums_and_trees(
-    schedule: Schedule, uses: Sequence[SwitchUse]
-) -> tuple[dict[Vertex, Fraction], Counter[Vertex]]:
-    """The share of the buffer that each switch adds, and how many chunks it adds or multicasts."""
-    sums: dict[Vertex, Fraction] = {}
+    schedule: AnySchedule, group: CheckedGroup, uses: Sequence[SwitchUse]
+) -> tuple[dict[Vertex, Fraction], dict[Vertex, int]]:
+    """The share that each switch adds, and how many chunks it adds or multicasts.
+
+    Images are spread evenly over the orbit of a switch.
+    """
+    sums: dict[int, Fraction] = {}
     for use in uses:
         if use.adds:
-            share = schedule.chunks[use.chunk].share
-            sums[use.switch] = sums.get(use.switch, Fraction(0)) + share
-    return sums, Counter(switch for switch, _ in {(use.switch, use.chunk) for use in uses})
+            first = int(group.vertex_orbit[use.switch])
+            sums[first] = sums.get(first, Fraction(0)) + schedule.chunks[use.chunk].share
+    its = {(use.switch, use.chunk) for use in uses}
+    trees = Counter(int(group.vertex_orbit[switch]) for switch, _ in its)
+    sizes = np.bincount(group.vertex_orbit).tolist()
+    members = [(v, first) for v, first in enumerate(group.vertex_orbit.tolist()) if first in trees]
+    return (
+        {v: sums[first] * group.order / sizes[first] for v, first in members if first in sums},
+        {v: trees[first] * group.order // sizes[first] for v, first in members},
+    )
 
 
-def _check_links(schedule: Schedule, loads: Mapping[Hop, Fraction], errors: Errors) -> None:
-    for hop, load in sorted(loads.items()):
-        if load * schedule.rate > schedule.topology.bandwidth[hop]:
-            errors.add(describe_overload(schedule, hop, load))
+def _check_links(
+    schedule: AnySchedule, group: CheckedGroup, loads: Mapping[Hop, Fraction], errors: Errors
+) -> Fraction:
+    """Object to what carries too much at the declared rate, an orbit's links of one load in one line.
+
+    Of a schedule with rounds these say how much a link may carry.
+
+    Returns:
+        The longest time that a link is busy, in seconds per GB of the buffer.
+    """
+    alike: dict[tuple[int, int, int], tuple[Hop, int]] = {}  # the first link of each kind, and how many
+    for link, orbit in zip(schedule.topology.links, group.link_orbit.tolist(), strict=True):
+        hop = (link.src, link.dst)
+        if hop in loads:
+            kind = orbit, *loads[hop].as_integer_ratio()
+            first, count = alike.get(kind, (hop, 0))
+            alike[kind] = first, count + 1
+    busiest = Fraction(0)
+    for hop, count in alike.values():
+        load = loads[hop]
+        bandwidth = schedule.topology.bandwidth[hop]
+        busiest = max(busiest, load / bandwidth)
+        if schedule.rounds is None and load * schedule.rate > bandwidth:
+            others = f" (and {count - 1} more links)" if count > 1 else ""
+            errors.add(describe_overload(schedule, hop, load, others))
+    return busiest
 
 
 def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -> Fraction:
@@ -179,12 +263,10 @@ def _check_rounds(
 
 
 def _chunks_per_step(schedule: Schedule) -> dict[int, dict[Hop, int]]:
-    of_step: dict[int, dict[tuple[Vertex, ...], int]] = {}
+    of_step: dict[int, list[tuple[Transfer, int]]] = {}
     for transfer in schedule.transfers:
-        routes = of_step.setdefault(transfer.step, {})
-        route = (transfer.src, *transfer.via, transfer.dst)
-        routes[route] = routes.get(route, 0) + 1
-    return {step: _by_link(routes) for step, routes in of_step.items()}
+        of_step.setdefault(transfer.step, []).append((transfer, 1))
+    return {step: _by_link(amounts) for step, amounts in of_step.items()}
 
 
 def _unit(schedule: Schedule) -> Fraction:

@@ -87,6 +87,7 @@ def check(plan: ExchangePlan) -> None:
     assert schedule.is_optimal == (plan.gap == 0)
 
 
+@pytest.mark.few(8)
 @settings(max_examples=60)
 @given(questions())
 def test_plans_are_the_best_that_a_linear_program_finds(question: tuple[Topology, Sizes]):

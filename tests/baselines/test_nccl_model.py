@@ -14,12 +14,12 @@ from arborcast.synth.baselines.nccl_model import (
     Medium,
     ModelTime,
     NcclSetup,
-    Protocol,
     nccl_plan,
     nccl_times,
 )
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.topologies.rates import Rates
 
 

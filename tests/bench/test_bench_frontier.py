@@ -19,8 +19,6 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from tests.support.waiting import PATIENCE_S
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
 
 @pytest.fixture
 def bench() -> Any:

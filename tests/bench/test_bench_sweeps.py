@@ -25,11 +25,12 @@ from arborcast.bench.clusters.words import (
 from arborcast.bench.sweeps import sweep
 from arborcast.synth.api import solve
 from arborcast.synth.baselines import solve_baseline
-from arborcast.synth.baselines.nccl_model import NOT_RUN, NcclSetup, Protocol, nccl_times
+from arborcast.synth.baselines.nccl_model import NOT_RUN, NcclSetup, nccl_times
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.formats.results import document
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology
 

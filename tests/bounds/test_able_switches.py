@@ -285,7 +285,10 @@ def test_lengths_within_one_box_are_certified_at_any_size():
         dual_of(fabric, collective, everywhere)
 
 
-@pytest.mark.parametrize(("ranks", "abilities"), [(72, LOOPS), (1024, LOOPS), (72, BOTH), (20, TURNS)])
+@pytest.mark.parametrize(
+    ("ranks", "abilities"),
+    [(330, LOOPS), (72, BOTH), (20, TURNS), pytest.param(1024, LOOPS, marks=pytest.mark.long)],
+)
 def test_ranks_that_are_alike_are_certified_in_any_number(ranks, abilities):
     fabric = star(ranks, **abilities)
     limit = bound(fabric, Collective.on(fabric, "allreduce")).rate

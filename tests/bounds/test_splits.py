@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from arborcast import synth
-from arborcast.synth.bounds import by_kind
+from arborcast.synth.bounds import dispatch
 from arborcast.synth.bounds.capacity_lp import split_bandwidth
 from arborcast.synth.collective import Collective
 from arborcast.synth.packing import packer, splits
@@ -31,7 +31,7 @@ def test_symmetric_fabrics_lose_nothing(topology: Topology) -> None:
 def test_unequal_directions_beyond_the_program_stay_between_its_limits(topology: Topology) -> None:
     optimum = split_bandwidth(topology, Collective.on(topology, "allreduce")).rate
     with pytest.MonkeyPatch.context() as patch:
-        for module in (splits, by_kind):
+        for module in (splits, dispatch):
             patch.setattr(module, "LARGEST_TWO_WAY", 0)
         found = synth.solve(topology, "allreduce")
     assert synth.verify(found).errors == ()

@@ -15,6 +15,18 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.backends import lower
 from arborcast.synth import bounds
+from arborcast.synth.chunks.allreduce.allreduce_solver import THOROUGH, sum_optimum
+from arborcast.synth.chunks.allreduce.meeting_on_links import met_on_links
+from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
+from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, pruned, sum_problem
+from arborcast.synth.chunks.allreduce.points import EVERY_SCHEDULE, MEETINGS_ON_LINKS
+from arborcast.synth.chunks.allreduce.searcher import SumSearcher
+from arborcast.synth.chunks.allreduce.sum_formulas import (
+    fewest_search,
+    fewest_sum_search,
+    spread_search,
+    sum_search,
+)
 from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StaticLimit
 from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.curve import FrontierOptions
@@ -23,13 +35,6 @@ from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Unknown
 from arborcast.synth.chunks.problem.symmetry import subgroups
 from arborcast.synth.chunks.solvers.worker import SolverProcess
-from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
-from arborcast.synth.chunks.sums.links import met_on_links
-from arborcast.synth.chunks.sums.optimum import THOROUGH, sum_optimum
-from arborcast.synth.chunks.sums.pair_bound import pair_bound
-from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE, MEETINGS_ON_LINKS
-from arborcast.synth.chunks.sums.search import fewest_search, fewest_sum_search, spread_search, sum_search
-from arborcast.synth.chunks.sums.searcher import SumSearcher
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -145,7 +150,7 @@ def runs_everywhere(schedule: Schedule, seeds: int = 3) -> None:
                     assert (output == total).all()
 
 
-@pytest.mark.parametrize("spec", ["dgx1", pytest.param("star:4", marks=pytest.mark.long)])
+@pytest.mark.parametrize("spec", ["star:4", pytest.param("dgx1", marks=pytest.mark.long)])
 def test_they_run_on_real_processes(command: Command, spec: str, tmp_path: Any) -> None:
     found = frontier(spec, max_steps=2)
     write_frontier(found, tmp_path / "out")
@@ -408,7 +413,12 @@ def test_a_limit_by_flows_is_not_rounded_up_to_a_number_of_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "size"), [("dgx1", (48, 5, 14)), ("ring:4", (4, 3, 3)), ("hypercube:3", (12, 5, 7))]
+    ("spec", "size"),
+    [
+        ("ring:4", (4, 3, 3)),
+        ("hypercube:3", (12, 5, 7)),
+        pytest.param("dgx1", (48, 5, 14), marks=pytest.mark.long),
+    ],
 )
 def test_chunks_that_meet_on_links_load_them_least(spec: str, size: tuple[int, int, int]) -> None:
     # 2 (n - 1) messages a chunk, the fewest there are, in one or two steps fewer than by way of a rank.
@@ -433,7 +443,9 @@ def test_where_links_differ_both_ways_nothing_meets_on_them() -> None:
 def test_what_meets_says_so_and_stands_beside_the_limit_of_every_schedule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("arborcast.synth.chunks.sums.searcher.SumSearcher.search", lambda *_, **__: Unknown())
+    monkeypatch.setattr(
+        "arborcast.synth.chunks.allreduce.searcher.SumSearcher.search", lambda *_, **__: Unknown()
+    )
     found = frontier("ring:4", max_steps=6)
     assert [point.restriction for point in found.points] == [MEETINGS_ON_LINKS]
     assert all(point.scope == EVERY_SCHEDULE and not point.is_proved for point in found.points)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.synth import bounds
+from arborcast.synth.chunks.allreduce.cores import Core, boxes_of, cores_of, rails_of
+from arborcast.synth.chunks.allreduce.halves import static_ratio
+from arborcast.synth.chunks.allreduce.hierarchical import HierarchicalAllreduces
+from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
+from arborcast.synth.chunks.allreduce.partial_sums import sum_problem, sum_schedule
+from arborcast.synth.chunks.allreduce.points import point_method
 from arborcast.synth.chunks.problem.symmetry import problem_group
-from arborcast.synth.chunks.sums.cores import Core, boxes_of, cores_of, rails_of
-from arborcast.synth.chunks.sums.halves import static_ratio
-from arborcast.synth.chunks.sums.instance import sum_problem, sum_schedule
-from arborcast.synth.chunks.sums.meeting import Meetings
-from arborcast.synth.chunks.sums.pair_bound import pair_bound
-from arborcast.synth.chunks.sums.points import point_method
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.schedule import Schedule
@@ -32,7 +32,7 @@ def met(fabric: Topology, steps: int) -> tuple[Schedule, Fraction, float] | None
     collective = Collective.on(fabric, "allreduce")
     limit = bounds.bound(fabric, collective)
     problem = sum_problem(fabric, collective)
-    meeting = Meetings(problem)
+    meeting = HierarchicalAllreduces(problem)
     mixture = meeting.mixture(steps, static_ratio(fabric, collective, limit), Deadline())
     if mixture is None:
         assert steps < meeting.fewest_steps
@@ -86,7 +86,7 @@ def test_what_meets_is_correct_and_no_better_than_the_limit(fabric: Topology, mo
     collective = Collective.on(fabric, "allreduce")
     if bounds.bound(fabric, collective).rate == 0 or fabric.ranks < 2:
         return
-    steps = Meetings(sum_problem(fabric, collective)).fewest_steps + more
+    steps = HierarchicalAllreduces(sum_problem(fabric, collective)).fewest_steps + more
     found = met(fabric, steps)
     assert found is not None
     schedule, ratio, mixed = found
@@ -122,7 +122,7 @@ def test_both_orders_are_mixed(spec: str, steps: int, ratio: Fraction) -> None:
     ],
 )
 def test_few_chunks_attain_what_a_mixture_promises(steps: int, size: tuple[int, int, int]) -> None:
-    meeting = Meetings(sum_problem(SIX, Collective.on(SIX, "allreduce")))
+    meeting = HierarchicalAllreduces(sum_problem(SIX, Collective.on(SIX, "allreduce")))
     mixture = meeting.mixture(steps, Fraction(2, 5), Deadline())
     assert mixture is not None and mixture.ratio == pytest.approx(size[2] / size[0])
     chunks, plan = meeting.plan(mixture, steps)

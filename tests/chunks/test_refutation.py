@@ -17,14 +17,14 @@ from pysat.formula import CNF
 from pysat.solvers import Minisat22
 
 from arborcast import synth
+from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, sum_problem
+from arborcast.synth.chunks.allreduce.sum_formulas import SpreadFormula
 from arborcast.synth.chunks.encodings import sat as boolean
 from arborcast.synth.chunks.encodings.sat import Formula
 from arborcast.synth.chunks.problem.orbits import Send
 from arborcast.synth.chunks.problem.outcome import Feasible, Instance
 from arborcast.synth.chunks.refutation import formula_file, formula_text, refute
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
-from arborcast.synth.chunks.sums.instance import SumOrbits, sum_problem
-from arborcast.synth.chunks.sums.search import SpreadFormula
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
 from arborcast.synth.topology import Topology

@@ -15,7 +15,7 @@ from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.bounds.spanning_check import MOST_MARKS, classes_of, spanning_costs
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.symmetry import problem_group
-from arborcast.synth.chunks.step_optimum import is_large
+from arborcast.synth.chunks.step_solver import is_large
 from arborcast.synth.chunks.trees.column_generation import can_price, tree_bound, tree_packing
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.plan import few_chunks_near
@@ -53,6 +53,7 @@ def sends_of(problem: ChunkProblem, prices: np.ndarray) -> np.ndarray:
     return costs
 
 
+@pytest.mark.few(12)
 @given(drawn_topologies(max_ranks=5), st.data())
 def test_sets_of_ranks_and_sets_of_targets_give_the_same(topology: Topology, data: st.DataObject) -> None:
     problem = allgather(topology)
@@ -108,7 +109,11 @@ def test_too_many_classes_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "steps", "ratio"),
-    [("dgx-a100:boxes=2", 2, "152/103"), ("dgx-a100:boxes=2", 3, "2216/1873"), ("ndv2:boxes=2", 1, "64")],
+    [
+        ("dgx-a100:boxes=2", 3, "2216/1873"),
+        ("ndv2:boxes=2", 1, "64"),
+        pytest.param("dgx-a100:boxes=2", 2, "152/103", marks=pytest.mark.long),
+    ],
 )
 def test_limits_of_two_boxes(spec: str, steps: int, ratio: str) -> None:
     problem = allgather(spec)

@@ -12,10 +12,9 @@ import pytest
 
 from arborcast import synth
 from arborcast.synth.certificate import Bound
-from arborcast.synth.chunks import step_optimum as module
+from arborcast.synth.chunks import step_solver as module
 from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, StepBound, TreeDual
 from arborcast.synth.chunks.frontier import Frontier, pareto
-from arborcast.synth.chunks.optimum import StepOptimum, explain, kept_optimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
@@ -23,7 +22,8 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
-from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, step_optimum
+from arborcast.synth.chunks.step_result import StepOptimum, explain, kept_optimum
+from arborcast.synth.chunks.step_solver import QUICK, THOROUGH, step_optimum
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover, TimedOutError
@@ -193,7 +193,7 @@ def test_a_packing_made_plan_too_late_is_kept_and_not_final(monkeypatch: pytest.
         searcher.now_s = 2
         return 30, plan(4, 20)
 
-    monkeypatch.setattr("arborcast.synth.chunks.step_optimum.plan_of", late)
+    monkeypatch.setattr("arborcast.synth.chunks.step_solver.plan_of", late)
     optimum = step_optimum(searcher, 4, loose(4), None)
     assert optimum.out_of_time
     assert (optimum.chunks, optimum.ratio) == (30, Fraction(2, 3))

@@ -9,7 +9,7 @@ import pytest
 
 from arborcast import synth, topologies
 from arborcast.backends.dataflow.task_graph import Act, TaskGraph, compile_graph
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
 from arborcast.synth.collective import Kind
@@ -27,16 +27,12 @@ from tests.support.graph_simulation import Simulation, StuckError
 from tests.support.interpreter import interpret
 
 
-def out(start: int, stop: int) -> Slice:
-    return Slice(Buffer.OUTPUT, start, stop)
+def out(start: int, stop: int) -> BufferSlice:
+    return BufferSlice(Buffer.OUTPUT, start, stop)
 
 
-def held(start: int, stop: int) -> Slice:
-    return Slice(Buffer.SCRATCH, start, stop)
-
-
-def given_in(start: int, stop: int) -> Slice:
-    return Slice(Buffer.INPUT, start, stop)
+def held(start: int, stop: int) -> BufferSlice:
+    return BufferSlice(Buffer.SCRATCH, start, stop)
 
 
 def drawn(graph: TaskGraph) -> list[str]:

@@ -19,7 +19,7 @@ from arborcast.synth.faults.repair import healthy_schedule, repair, solve_partly
         ("torus:4x5", {"links": ["0-1"]}),
         ("torus:4x4", {"ranks": [5]}),
         ("dgx-a100:boxes=2", {"links": ["3-box0.nvswitch", "9-fabric1"]}),
-        ("mi250", {"ranks": [0, 7]}),
+        pytest.param("mi250", {"ranks": [0, 7]}, marks=pytest.mark.long),
     ],
 )
 def test_a_faulty_fabric_reaches_its_own_bound(spec, faults, kind):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence, levels
-from arborcast.synth.packing.carrier import Carrier, rerooted
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.warm_start import (
     PartialTree,
@@ -20,6 +19,7 @@ from arborcast.synth.packing.warm_start import (
     shares_of,
     tops_of,
 )
+from arborcast.synth.packing.weighted_tree import WeightedTree, rerooted
 from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from tests.packing.test_exact import (
@@ -41,7 +41,7 @@ def some_tree(topology, root, draw):
     lengths = np.array([draw(st.integers(0, 9)) for _ in topology.links], dtype=np.int64)
     distances = graph.distances(lengths)
 
-    return Carrier(root, F(1), distances.routes(cheapest_arborescence(distances.matrix, root)))
+    return WeightedTree(root, F(1), distances.routes(cheapest_arborescence(distances.matrix, root)))
 
 
 def partial(tree):
@@ -102,7 +102,7 @@ def test_stumps_of_any_root_are_grown_or_left(topology, data):
 
 def test_shares_are_whole_and_use_up_each_demand():
     graph = LogicalGraph(cabled("pair", 2, [(0, 1, 1)]))
-    routes = Carrier.of(graph, Tree(0, F(1), (TreeEdge(0, 1),))).out
+    routes = WeightedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1),))).out
     partials = [PartialTree(0, F(weight), routes) for weight in (1, 2, 4)]
     # 1/7, 2/7 and 4/7 of 10 units are 1.43, 2.86 and 5.71: 1, 2 and 5, and one more where most is cut off.
     assert shares_of(partials, np.array([10, 0])) == [1, 3, 6]
@@ -130,7 +130,7 @@ def test_what_hangs_on_a_lost_edge_is_joined_at_the_least_cost():
     # 0-1-2-3 in a row, lost between 1 and 2; 3 is joined to 0 by a cable of its own.
     topology = cabled("drawn", 4, [(0, 1, 1), (1, 2, 1), (2, 3, 1), (0, 3, 1)])
     graph = LogicalGraph(topology)
-    whole = Carrier.of(graph, Tree(0, F(1), (TreeEdge(0, 1), TreeEdge(1, 2), TreeEdge(2, 3))))
+    whole = WeightedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1), TreeEdge(1, 2), TreeEdge(2, 3))))
     fewer = Topology.build("fewer", 4, [link for link in topology.links if {link.src, link.dst} != {1, 2}])
     left = rebound(partial(whole), LogicalGraph(fewer))
     assert tops_of(left.routes.parents).tolist() == [0, 0, 2, 2]

@@ -59,9 +59,9 @@ def _killed_within(rank: int, size: int, victim: int, nbytes: int) -> Ended:
     ("topology", "transport", "victim"),
     [
         ("full:4", "sockets", 2),
-        ("full:4", "shared memory", 0),
         ("ring:4", "shared memory", 3),
-        ("mesh:1x4", "sockets", 0),
+        pytest.param("full:4", "shared memory", 0, marks=pytest.mark.long),
+        pytest.param("mesh:1x4", "sockets", 0, marks=pytest.mark.long),
     ],
 )
 def test_a_rank_killed_in_an_allreduce_is_named_by_all_others(
@@ -129,13 +129,13 @@ def _check_random_kill(seed: int) -> None:
         check_failed(last, f"rank {victim}", "allreduce")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_rank_killed_at_a_random_moment_leaves_errors_and_right_sums(seed: int) -> None:
     _check_random_kill(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4, 64))
+@pytest.mark.parametrize("seed", range(2, 64))
 def test_a_rank_killed_at_many_random_moments(seed: int) -> None:
     _check_random_kill(seed)
 

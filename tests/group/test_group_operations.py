@@ -207,9 +207,9 @@ def every_size(rank: int, size: int) -> None:
     ("fabric", "transport", "method", "path"),
     [
         ("ring:3", "auto", "auto", "schedule"),
-        ("full:4", "auto", "trees", "schedule"),
+        pytest.param("full:4", "auto", "trees", "schedule", marks=pytest.mark.long),
         ("star:3", "sockets", "trees", "schedule"),
-        ("mesh:2x2", "sockets", "trees", "schedule"),
+        pytest.param("mesh:2x2", "sockets", "trees", "schedule", marks=pytest.mark.long),
         ("full:2", "auto", "trees", "staged"),
     ],
 )

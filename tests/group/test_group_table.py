@@ -297,12 +297,16 @@ def candidates_of(spec: str, methods: int) -> tuple[Schedule, ...]:
     return tuple(found)
 
 
-SHARED_PORTS = [case for case in CASES if case.topology.switches]
-LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("allreduce", "allgather")]
+SHARED_PORTS = [
+    pytest.param(case, kind, marks=() if is_quick else pytest.mark.long, id=f"{case.topology.name}-{kind}")
+    for case in CASES
+    if case.topology.switches
+    for kind in ("broadcast", "allreduce", "allgather")
+    for is_quick in [kind == "broadcast" and case.topology.ranks <= 4]
+]
 
 
-@pytest.mark.parametrize("kind", ["broadcast", *LONG])
-@pytest.mark.parametrize("case", SHARED_PORTS, ids=lambda case: case.topology.name)
+@pytest.mark.parametrize(("case", "kind"), SHARED_PORTS)
 def test_random_orders_on_shared_ports_cost_less_than_15_percent(case: Case, kind: str) -> None:
     """What the engine hands over, at the size and in the pieces of the testbed."""
     fabric, size = at_rates(case.topology, case.slowest_mbit), 8 << 20

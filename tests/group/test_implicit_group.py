@@ -15,7 +15,7 @@ from arborcast.backends import Options  # noqa: E402
 from arborcast.backends.group.communicator import Communicator  # noqa: E402
 from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry  # noqa: E402
 from arborcast.backends.schedules.synthesis import tables  # noqa: E402
-from arborcast.synth.bounds.by_kind import bound  # noqa: E402
+from arborcast.synth.bounds.dispatch import bound  # noqa: E402
 from arborcast.synth.collective import Collective, Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from arborcast.synth.implicit_schedule import ImplicitSchedule  # noqa: E402

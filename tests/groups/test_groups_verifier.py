@@ -128,8 +128,8 @@ def test_images_that_are_no_symmetry():
     found = lines_of_torus()
     images = found.groups[1].images
     swapped = (images[1], images[0], *images[2:])
-    assert "images: must take link" in objections(with_group(found, 1, images=swapped))
-    assert "images: must be a permutation" in objections(with_group(found, 1, images=images[:-1]))
+    assert "images: maps link" in objections(with_group(found, 1, images=swapped))
+    assert "images: must name each" in objections(with_group(found, 1, images=images[:-1]))
     identity = tuple(range(9))
     assert "images: must take the collective" in objections(with_group(found, 1, images=identity))
     assert "its schedule is of another" in objections(with_group(found, 1, images=None))

@@ -74,7 +74,7 @@ def test_costs_as_little_as_networkx(cost, kind, data):
     assert np.array_equal(given_cost, cost)
 
 
-@pytest.mark.parametrize("size", [40, 100])
+@pytest.mark.parametrize("size", [40, pytest.param(100, marks=pytest.mark.long)])
 def test_larger_graphs_with_deep_contractions(size):
     """Cheap links inside blocks of blocks make cycles of cycles."""
     numbers = np.random.default_rng(size)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Send
 from tests.support.deadlock import DeadlockError, check_deadlock, describe
 
-HERE = Slice(Buffer.OUTPUT, 0, 1)
+HERE = BufferSlice(Buffer.OUTPUT, 0, 1)
 
 
 def program(rank: int, *operations: Operation) -> Program:

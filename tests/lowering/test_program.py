@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
+from arborcast.backends.lowering.layout import Buffer, BufferSlice, lay_out
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
 from arborcast.backends.measure.program_description import program_of
@@ -45,16 +45,16 @@ def test_layout_of_an_alltoall() -> None:
     layout = lay_out(direct("alltoall", 3), 12)
     schedule = direct("alltoall", 3)
     chunk = next(i for i, c in enumerate(schedule.chunks) if (c.owner, c.target) == (0, 2))
-    assert layout.initial(0, chunk) == Slice(Buffer.INPUT, 8, 12)
-    assert layout.final(2, chunk) == Slice(Buffer.OUTPUT, 0, 4)
+    assert layout.initial(0, chunk) == BufferSlice(Buffer.INPUT, 8, 12)
+    assert layout.final(2, chunk) == BufferSlice(Buffer.OUTPUT, 0, 4)
     assert layout.initial(1, chunk) is None and layout.final(1, chunk) is None
-    assert layout.kept(1) == (Slice(Buffer.INPUT, 4, 8), Slice(Buffer.OUTPUT, 4, 8))
+    assert layout.kept(1) == (BufferSlice(Buffer.INPUT, 4, 8), BufferSlice(Buffer.OUTPUT, 4, 8))
 
 
 def test_blocks_follow_the_order_of_the_ranks() -> None:
     layout = lay_out(allgather_over_relay(), 10)
-    assert layout.final(0, 0) == Slice(Buffer.OUTPUT, 0, 5)
-    assert layout.final(2, 1) == Slice(Buffer.OUTPUT, 5, 10)
+    assert layout.final(0, 0) == BufferSlice(Buffer.OUTPUT, 0, 5)
+    assert layout.final(2, 1) == BufferSlice(Buffer.OUTPUT, 5, 10)
     assert layout.input_elements(1) == layout.output_elements(1) == 0
 
 
@@ -92,8 +92,8 @@ def test_a_copy_and_a_reduction_that_meet_are_refused(adds: tuple[bool, bool]) -
 def test_a_pipelined_chain_as_drawn() -> None:
     chain = make("broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1)], total=3)
 
-    def piece(index: int) -> Slice:
-        return Slice(Buffer.OUTPUT, 4 * index, 4 * index + 4)
+    def piece(index: int) -> BufferSlice:
+        return BufferSlice(Buffer.OUTPUT, 4 * index, 4 * index + 4)
 
     assert lower_rank(chain, 1, 12, pieces=3).operations == (
         Receive(0, 0, piece(0), 0),
@@ -106,7 +106,7 @@ def test_a_pipelined_chain_as_drawn() -> None:
 
 
 def test_an_exchange_adds_only_after_its_own_send() -> None:
-    whole, arrived = Slice(Buffer.OUTPUT, 0, 6), Slice(Buffer.SCRATCH, 0, 6)
+    whole, arrived = BufferSlice(Buffer.OUTPUT, 0, 6), BufferSlice(Buffer.SCRATCH, 0, 6)
     # Rank 1 receives from rank 0 before it sends to it, so the sum must wait.
     assert lower_rank(recursive_doubling(), 1, 6, window=1).operations[:3] == (
         Receive(0, 0, arrived, 0),
@@ -175,7 +175,7 @@ def _check_form(program: Program) -> None:
             assert 0 <= part.start < part.stop <= program.elements(part.buffer)
 
 
-def _slices(operation: Send | Receive | Reduce | Copy) -> list[Slice]:
+def _slices(operation: Send | Receive | Reduce | Copy) -> list[BufferSlice]:
     match operation:
         case Send():
             return [operation.source]
@@ -227,8 +227,10 @@ def test_summands_that_meet_while_their_rank_sends_its_own_keep_apart() -> None:
     assert kinds == [Receive, Receive, Send, Reduce, Reduce]
     first, second, sent, *sums = program.operations
     assert isinstance(first, Receive) and isinstance(second, Receive) and isinstance(sent, Send)
-    assert first.into == Slice(Buffer.OUTPUT, 0, 100) and second.into == Slice(Buffer.SCRATCH, 0, 100)
-    assert sent.source == Slice(Buffer.INPUT, 200, 300)
+    assert first.into == BufferSlice(Buffer.OUTPUT, 0, 100) and second.into == BufferSlice(
+        Buffer.SCRATCH, 0, 100
+    )
+    assert sent.source == BufferSlice(Buffer.INPUT, 200, 300)
     assert [(it.source, it.into) for it in sums if isinstance(it, Reduce)] == [
         (sent.source, first.into),
         (second.into, first.into),
@@ -301,7 +303,7 @@ def test_programs_are_plain_values() -> None:
 
 
 def test_the_check_names_who_waits_for_whom() -> None:
-    part = Slice(Buffer.OUTPUT, 0, 1)
+    part = BufferSlice(Buffer.OUTPUT, 0, 1)
     programs = [
         Program(rank, (Send(0, 1 - rank, part, rank), Receive(0, 1 - rank, part, 1 - rank)), 0, 1, 0, True, 1)
         for rank in range(2)
@@ -327,7 +329,7 @@ def test_the_check_catches_a_missing_receive_and_a_wrong_length() -> None:
         check_deadlock([*programs[:4], shorter])
     first = programs[0].operations[0]
     assert isinstance(first, Receive)
-    cut = dataclasses.replace(first, into=Slice(Buffer.OUTPUT, 0, 3))
+    cut = dataclasses.replace(first, into=BufferSlice(Buffer.OUTPUT, 0, 3))
     broken = dataclasses.replace(programs[0], operations=(cut, *programs[0].operations[1:]))
     with pytest.raises(DeadlockError, match="lengths must be equal, got 30 and 3"):
         check_deadlock([broken, *programs[1:]])
@@ -335,7 +337,7 @@ def test_the_check_catches_a_missing_receive_and_a_wrong_length() -> None:
 
 def test_messages_meet_in_the_order_in_which_both_ends_name_them() -> None:
     """NCCL matches by order alone: two messages of a pair in two orders would change places."""
-    first, second = Slice(Buffer.OUTPUT, 0, 1), Slice(Buffer.OUTPUT, 1, 2)
+    first, second = BufferSlice(Buffer.OUTPUT, 0, 1), BufferSlice(Buffer.OUTPUT, 1, 2)
     sends = (Send(0, 1, first, 0), Send(0, 1, second, 1))
     receives = (Receive(0, 0, second, 1), Receive(0, 0, first, 0))
     with pytest.raises(DeadlockError, match="2 ranks wait for ever"):

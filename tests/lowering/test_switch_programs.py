@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Receive, Reduce, Send
 from arborcast.backends.measure.program_description import describe_program, program_of
@@ -40,7 +40,7 @@ SCHEDULES = [
 
 def test_a_star_as_drawn() -> None:
     #  piece 0 of three ranks is added as it comes and goes to all of them; slots of scratch are of 2 elements
-    first, second, third = (Slice(Buffer.SCRATCH, at, at + 2) for at in (0, 2, 4))
+    first, second, third = (BufferSlice(Buffer.SCRATCH, at, at + 2) for at in (0, 2, 4))
     program = lower_rank(turning(star(3)), 3, 8, pieces=4)
     assert program.operations[:5] == (
         Receive(0, 0, first, 0),

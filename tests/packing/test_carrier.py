@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from arborcast.synth.errors import ScheduleError
 from arborcast.synth.kernels.arborescence import levels
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.packing.carrier import centred, congestion, merge, mirrored, pair_up, rerooted
+from arborcast.synth.packing.weighted_tree import centred, congestion, merge, mirrored, pair_up, rerooted
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from tests.support.carriers import carrier, hops

@@ -13,9 +13,9 @@ from arborcast import topologies as catalog
 from arborcast.synth.bounds.capacity_lp import split_bandwidth
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
-from arborcast.synth.packing.carrier import congestion, mirrored
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.fewest import fewest
+from arborcast.synth.packing.weighted_tree import congestion, mirrored
 from arborcast.synth.request import Request
 from arborcast.synth.tree import Tree, TreeEdge
 from tests.support.carriers import carrier, choice_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError
-from arborcast.synth.packing.carrier import congestion
 from arborcast.synth.packing.to_schedule import lift
+from arborcast.synth.packing.weighted_tree import congestion
 from arborcast.synth.schedule import Method, Transfer
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge

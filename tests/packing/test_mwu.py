@@ -16,8 +16,8 @@ from arborcast.synth.bounds.capacity_lp import split_bandwidth
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError
-from arborcast.synth.packing.carrier import congestion
 from arborcast.synth.packing.mwu import weigh
+from arborcast.synth.packing.weighted_tree import congestion
 from arborcast.synth.topology import Link, Topology
 from tests.support.strategies import topologies as graphs
 

@@ -203,7 +203,7 @@ def test_six_trees_of_height_four_fill_the_links_of_the_dgx1() -> None:
     assert [chunk.share for chunk in found.chunks] == [Fraction(1, 6)] * 6
 
 
-@pytest.mark.parametrize("kind", ["allgather", "allreduce"])
+@pytest.mark.parametrize("kind", ["allgather", pytest.param("allreduce", marks=pytest.mark.long)])
 def test_the_same_question_has_the_same_answer(kind: str) -> None:
     fabric = load("torus:3x4")  # beyond the ranks where the best comes at once
     first, second = (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.packing.carrier import congestion
+from arborcast.synth.packing.weighted_tree import congestion
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from tests.support.carriers import carrier, choice_of

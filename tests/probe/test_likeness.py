@@ -82,17 +82,17 @@ def test_machines_of_the_catalog_are_recognised_under_any_numbering(spec: str, s
         assert machine.bandwidth.get(drawn) == machine.bandwidth.get(mapped)
 
 
-def test_what_shares_a_switch_is_found_by_loads() -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_what_shares_a_switch_is_found_by_loads(seed: int) -> None:
     box = socket_box()
-    for seed in range(2):
-        fabric, order = renumbered(through(box), seed)
-        found = resembling(fabric.measured(noise=0.03, seed=seed), {"box.xml": box}, tolerance=TOLERANCE)
-        assert found.best is not None and (found.best.name, found.found) == ("box.xml", True)
-        switches = ((0, 1), (2, 3), (4, 5), (6, 7))
-        told = {frozenset(map(found.best.ranks.index, pair)) for pair in switches}
-        assert told == {frozenset(map(order.index, pair)) for pair in switches}
-        assert [(each.rate, each.pairs) for each in found.best.classes] == [(32, 24), (10, 32)]
-        assert all(each.deviation is not None and each.deviation < 0.1 for each in found.best.classes)
+    fabric, order = renumbered(through(box), seed)
+    found = resembling(fabric.measured(noise=0.03, seed=seed), {"box.xml": box}, tolerance=TOLERANCE)
+    assert found.best is not None and (found.best.name, found.found) == ("box.xml", True)
+    switches = ((0, 1), (2, 3), (4, 5), (6, 7))
+    told = {frozenset(map(found.best.ranks.index, pair)) for pair in switches}
+    assert told == {frozenset(map(order.index, pair)) for pair in switches}
+    assert [(each.rate, each.pairs) for each in found.best.classes] == [(32, 24), (10, 32)]
+    assert all(each.deviation is not None and each.deviation < 0.1 for each in found.best.classes)
 
 
 def test_a_factor_between_all_rates_is_told() -> None:

@@ -18,13 +18,13 @@ from arborcast.backends.programs.program import (
     Code,
     GlobalProgram,
     Memory,
-    Protocol,
     RankPart,
     Span,
     Step,
     ThreadBlock,
 )
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 
 _HEAD = re.compile(r"(\d+)(?:>(\d+))?(?:<(\d+))?(?:#(\d+))?$")
 

@@ -22,7 +22,6 @@ from arborcast.backends.programs.program import (
     Memory,
     Move,
     Operation,
-    Protocol,
     RankPart,
     Release,
     Signal,
@@ -32,6 +31,7 @@ from arborcast.backends.programs.program import (
     Wait,
 )
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 
 _SPAN = re.compile(r"([ios])(\d+)(p?)(?::(\d+))?(?:@(\d+))?$")
 

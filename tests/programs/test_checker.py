@@ -9,13 +9,13 @@ import pytest
 
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.export import export_program
-from arborcast.backends.programs.interpreter import interpret_all
-from arborcast.backends.programs.program import GlobalProgram, Protocol
+from arborcast.backends.programs.program import GlobalProgram
 from arborcast.synth import solve
 from arborcast.synth.collective import TREE_KINDS, Kind
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.topologies import load
 from tests.programs.drawn import drawn
-from tests.support.program_mutants import judge, mutants
+from tests.support.program_mutants import interpret_all, judge, mutants
 
 PAIR = """
     0>1: s i0 !

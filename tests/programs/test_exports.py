@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.backends.programs.as_schedule import as_schedule
 from arborcast.backends.programs.exporting.export import export_program, rounded
-from arborcast.backends.programs.interpreter import interpret_all
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import KINDS, file_steps, write
-from arborcast.backends.programs.program import ProgramError, Protocol
+from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
+from tests.support.program_mutants import interpret_all
 from tests.support.strategies import topologies
 
 

@@ -14,18 +14,19 @@ from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.export import export_program, in_units
 from arborcast.backends.programs.exporting.one_sided import export_one_sided
 from arborcast.backends.programs.folder import usual_units
-from arborcast.backends.programs.interpreter import interpret, interpret_all
+from arborcast.backends.programs.interpreter import interpret
 from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import write
 from arborcast.backends.programs.mscclpp.writer import KINDS
-from arborcast.backends.programs.program import Protocol
 from arborcast.synth import verify
 from arborcast.synth.api import approach
 from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
+from tests.support.program_mutants import interpret_all
 
 MOST_RANKS = 16
 SHAPES = (

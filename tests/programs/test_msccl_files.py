@@ -67,7 +67,7 @@ REFUSED = [
     ('cnt="2"', 'cnt="two"', "cnt must be a whole number, got 'two'"),
     ('cnt="2"', 'cnt="1000000"', "cnt must be in -1..32767"),
     ('coll="broadcast"', 'coll="custom"', "--collective says what it is"),
-    ('proto="Simple"', 'proto="Slow"', "proto must be Simple, LL, LL128, got 'Slow'"),
+    ('proto="Simple"', 'proto="Slow"', "proto must be LL, LL128, Simple, got 'Slow'"),
     ('send="1"', 'send="0"', "gpu 0, tb 0: send must be another rank, got 0"),
     (' hasdep="0"', "", "gpu 0, tb 0, step 0: hasdep is missing"),
     ("</algo>", "", "'algo' is not closed"),

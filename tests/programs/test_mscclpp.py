@@ -25,13 +25,13 @@ from arborcast.backends.programs.program import (
     Memory,
     Move,
     ProgramError,
-    Protocol,
     Signal,
     Span,
     Wait,
 )
 from arborcast.backends.programs.traffic import traffic
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load

@@ -10,9 +10,10 @@ from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.one_sided import export_one_sided
 from arborcast.backends.programs.interpreter import interpret
 from arborcast.backends.programs.mscclpp.writer import KINDS
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol
+from arborcast.backends.programs.program import GlobalProgram, ProgramError
 from arborcast.synth import solve
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.topologies import load
 from tests.programs.drawn_one_sided import drawn
 from tests.support.one_sided_mutants import judge, mutants

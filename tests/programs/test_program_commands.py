@@ -13,9 +13,10 @@ from arborcast.backends.programs import mscclpp
 from arborcast.backends.programs.formats import FORMATS
 from arborcast.backends.programs.msccl.reader import read
 from arborcast.backends.programs.msccl.writer import write
-from arborcast.backends.programs.program import Move, Protocol
+from arborcast.backends.programs.program import Move
 from arborcast.synth import solve, write_schedule
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.programs.drawn import drawn

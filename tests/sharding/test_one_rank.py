@@ -18,10 +18,10 @@ from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.model.traced.means import why_no_mean  # noqa: E402
 from arborcast.pipeline.model.traced.operator_reader import kind_of, operator_trace  # noqa: E402
 from arborcast.pipeline.operators import Operand, Primitive  # noqa: E402
-from arborcast.pipeline.run.intra.divided_loop import TYPES, Boundary, CrossingTensor  # noqa: E402
 from arborcast.pipeline.run.intra.divided_operators import AGREEING, Division, run  # noqa: E402
-from arborcast.pipeline.run.intra.divided_stage import DividedStage  # noqa: E402
+from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided  # noqa: E402
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives  # noqa: E402
+from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor, SliceMessages  # noqa: E402
 from arborcast.pipeline.sharding import graph  # noqa: E402
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
 from arborcast.pipeline.sharding.graph import merged  # noqa: E402
@@ -68,10 +68,22 @@ def divided_stages(traced: Traced, samples: int, ranks: int = 1, microbatches: i
     mesh = Mesh((ranks,) if ranks > 1 else (), tuple(range(ranks)))
     setting = Setting(FabricPrices(ring(max(ranks, 2)), mesh), UNIT, microbatches)
     chosen = shard(whole, setting, allowed=data_parallel(setting.sizes)).chosen
-    return [
-        DividedStage(traced, operators, whole, chosen, setting, Alone(mesh, rank), None)
+    made = [
+        DividedStage(
+            traced,
+            operators,
+            whole,
+            chosen,
+            setting,
+            Alone(mesh, rank),
+            values={},
+            rest=undivided(traced, operators),
+        )
         for rank in range(ranks)
     ]
+    for stage in made:
+        stage.distribute(None)
+    return made
 
 
 SAMPLES = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
@@ -156,24 +168,18 @@ def one_of_two(self: Any, y: Tensor, x: Tensor) -> Tensor:
 def test_changes_in_place_that_nobody_else_sees_are_made(then: Callable[..., Tensor]) -> None:
     model = Layer(then)
     (stage,) = stages(model, SAMPLES)
-    for step in range(2):
-        torch.testing.assert_close(stage.forward([SAMPLES], {}, step=step)[1], model(SAMPLES))
+    for turn in range(2):
+        torch.testing.assert_close(stage.forward([SAMPLES], {}, turn=turn)[1], model(SAMPLES))
 
 
 def test_what_is_made_of_buffers_follows_their_new_values() -> None:
     model = Layer(lambda self, y, x: y * torch.exp(self.count))
     (stage,) = stages(model, SAMPLES)
-    changes = [
-        lambda: stage.fill_rest({"count": model.count}),
-        lambda: stage.rest["count"].copy_(model.count),
-    ]
-    for count, change in enumerate(changes):
-        torch.testing.assert_close(stage.forward([SAMPLES], {})[1], model(SAMPLES))
-        model.count.fill_(count + 1)
-        change()
-        if count:
-            stage.spread_updates()  # as after loading
-        torch.testing.assert_close(stage.forward([SAMPLES], {})[1], model(SAMPLES))
+    torch.testing.assert_close(stage.forward([SAMPLES], {})[1], model(SAMPLES))
+    model.count.fill_(1)
+    stage.rest["count"].copy_(model.count)
+    stage.spread_updates()  # as after loading
+    torch.testing.assert_close(stage.forward([SAMPLES], {})[1], model(SAMPLES))
 
 
 def cross(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
@@ -276,9 +282,9 @@ def test_random_numbers_are_others_for_each_turn_and_rank(then: Callable[..., Te
     """Whatever generators the ranks have, and the same for a turn that comes again."""
     x = torch.ones(64, 8)
     model = Layer(then)
-    turns = [(0, 0), (0, 1), (1, 0), (0, 0)]
+    turns = [0, 1, 2, 0]
     whole, *halves = (
-        [stage.forward([x], {}, step=step, microbatch=microbatch)[1] for step, microbatch in turns]
+        [stage.forward([x], {}, turn=turn)[1] for turn in turns]
         for stage in (*stages(model, x), *stages(model, x, 2))
     )
     for first, second, third, again in (whole, *halves):
@@ -351,7 +357,7 @@ def test_every_type_that_crosses_is_said_and_heard() -> None:
         for number, it in enumerate(values)
     ]
     front, behind = (
-        Boundary(crossing, Mesh((), (0,)), Mesh((), (1,)), rank, Links(), True, lambda *at: hash(at))  # type: ignore[arg-type]
+        SliceMessages(crossing, Mesh((), (0,)), Mesh((), (1,)), rank, Links(), True, lambda *at: hash(at))  # type: ignore[arg-type]
         for rank in range(2)
     )
     front.send(0, values, back=False)

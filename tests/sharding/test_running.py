@@ -137,7 +137,7 @@ KINDS = {
 class Counting(TorchDispatchMode):
     """Notes kind, axes and bytes of the whole buffer of every collective."""
 
-    def __init__(self, trainer: pipeline.ShardedTrainer, mesh: Mesh) -> None:
+    def __init__(self, trainer: pipeline.Trainer, mesh: Mesh) -> None:
         super().__init__()
         self.mesh = mesh
         self.axes = {trainer.line(it).group_name: it for it in mesh.ways}
@@ -152,7 +152,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def planned(trainer: pipeline.ShardedTrainer, microbatches: int) -> Counter[tuple[str, tuple[int, ...], int]]:
+def planned(trainer: pipeline.Trainer, microbatches: int) -> Counter[tuple[str, tuple[int, ...], int]]:
     found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
     for it in trainer.calls:
         found[str(it.kind), it.axes, it.size_bytes] += it.per_microbatch * microbatches + it.per_step
@@ -180,9 +180,10 @@ def divided(rank: int, size: int, name: str, layouts: list[str], collectives: st
     results = []
     for layout in layouts:
         stage = ShardedStage(0, 1, stage_sharding(graph, chosen_for(graph, setting, layout), mesh))
-        trainer = pipeline.ShardedTrainer(
+        trainer = pipeline.Trainer(
             traced,
             ShardedPlan(graph.name, BATCH, model.microbatches, (stage,), fabric),
+            None,
             adam if layout == "zero-3" else momentum,
             collectives=collectives,
             by_schedule=False,
@@ -235,7 +236,7 @@ def check(name: str, size: int, layouts: list[str], collectives: str = "gloo") -
             for key, tensor in module.state_dict().items():
                 torch.testing.assert_close(torch.tensor(mine["weights"][key]), tensor, rtol=0, atol=1e-6)
             assert mine["counted"] == mine["planned"], layout
-            assert mine["in all"] == mine["planned"].total()
+            assert mine["in all"] == mine["planned"].total() + 1  # and the losses
     return found[0]
 
 
@@ -276,7 +277,7 @@ def of_a_file(rank: int, size: int, file: str, orders: list[tuple[int, ...]]) ->
     for ranks in (stage.ranks, *orders):
         mesh = Mesh(stage.sharding.mesh.shape, ranks)
         stages = (replace(stage, sharding=replace(stage.sharding, mesh=mesh)),)
-        trainer = pipeline.ShardedTrainer(traced, replace(plan, stages=stages), momentum, collectives="gloo")
+        trainer = pipeline.Trainer(traced, replace(plan, stages=stages), None, momentum, collectives="gloo")
         found.append([trainer.step(model.inputs, model.targets) for _ in range(STEPS)])
         found.append({key: it.numpy() for key, it in trainer.state_dict().items()})
         trainer.close()
@@ -323,17 +324,17 @@ def refused(rank: int, size: int) -> list[str]:
         sharding = replace(plan.stages[0].sharding, mesh=Mesh((2,), ranks))
         return replace(plan, stages=(ShardedStage(0, 1, sharding),), topology=topologies.load(topology))
 
-    def trainer(plan: ShardedPlan = plan, model: Traced = traced) -> pipeline.ShardedTrainer:
-        return pipeline.ShardedTrainer(model, plan, momentum, collectives="gloo")
+    def trainer(plan: ShardedPlan = plan, model: Traced = traced) -> pipeline.Trainer:
+        return pipeline.Trainer(model, plan, None, momentum, collectives="gloo")
 
     made = trainer()
     (stage,) = plan.stages
     two = tuple(ShardedStage(it, it + 1, replace(stage.sharding, mesh=Mesh((), (it,)))) for it in range(2))
     found = [
-        said(lambda: trainer(on((0, 1), "full:4"))),
+        said(lambda: trainer(on((2, 3), "full:4"))),
         said(lambda: trainer(replace(plan, stages=two))),
-        said(lambda: pipeline.ShardedTrainer(traced, plan, momentum, clip_norm=-1.0)),
-        said(lambda: pipeline.ShardedTrainer(traced, plan, momentum, precision="float8")),
+        said(lambda: pipeline.Trainer(traced, plan, None, momentum, clip_norm=-1.0)),
+        said(lambda: pipeline.Trainer(traced, plan, None, momentum, precision="float8")),
         said(lambda: trainer(model=trace(two_layers(), model.inputs, evaluation=False))),
         said(lambda: trainer(model=MODELS["transformer"].traced())),
         said(lambda: made.step(model.inputs[:4], model.targets[:4])),
@@ -347,13 +348,13 @@ def refused(rank: int, size: int) -> list[str]:
 def test_a_plan_for_another_job_is_refused_in_a_line() -> None:
     for lines in run_ranks(2, refused, timeout_s=200):
         assert lines == [
-            "PlanError: topology full:4: must have the 2 ranks of the job, got 4",
-            "PlanError: plan: must hold the 3 layers of Sequential, got 2",
+            "PlanError: plan: ranks must be in 0..1 of the job, got 3",
+            "PlanError: plan: must have as many layers as the model, 3, got 2",
             "InputError: clip_norm: must not be negative, got -1.0",
             "InputError: precision: dtype must be one of float32, bfloat16, float16, got float8",
             "PlanError: model Sequential: must be traced with its loss to be trained",
             "PlanError: plan: stage of layers [0, 1): is for another model: it lacks 1.norms.0.weight",
-            "BatchError: batch: must have 8 samples, as the plan says, got [4]",
+            "BatchError: batch: must have 8 samples, as the plan says, got 4",
             "InputError: evaluate: model Sequential: must be traced with evaluation=True to be evaluated",
         ]
 
@@ -412,14 +413,16 @@ def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
     traced = trace(module, (model.inputs, model.targets), model.loss, evaluation=False)
     plan = plan_of(traced, size=size, is_whole=True)
 
-    def trainer(plan: ShardedPlan = plan, seed: int = 0) -> pipeline.ShardedTrainer:
-        return pipeline.ShardedTrainer(traced, plan, momentum, collectives="gloo", seed=seed)
+    def trainer(plan: ShardedPlan = plan, seed: int = 0) -> pipeline.Trainer:
+        return pipeline.Trainer(traced, plan, None, momentum, collectives="gloo", seed=seed)
 
-    divided = plan_of(traced, size=size, is_whole=False) if rank else plan
-    found = [said(lambda: trainer(divided)), said(lambda: trainer(seed=rank))]
+    divided, clipped = plan_of(traced, size=size, is_whole=False), -1.0 if rank else None
+    found = [said(lambda: trainer(divided if rank else plan)), said(lambda: trainer(divided))]
+    found.append(said(lambda: pipeline.Trainer(traced, plan, None, momentum, clip_norm=clipped)))
+    found.append(said(lambda: trainer(seed=rank)))
     summed = trace(module, (model.inputs, model.targets), of_sums, evaluation=False)
     halves = replace(plan, microbatches=2)
-    found.append(said(lambda: pipeline.ShardedTrainer(summed, halves, momentum, collectives="gloo")))
+    found.append(said(lambda: pipeline.Trainer(summed, halves, None, momentum, collectives="gloo")))
     made, short = trainer(), model.inputs[:4]
     found.append(said(lambda: made.step(short if rank else model.inputs, short if rank else model.targets)))
     made.step(model.inputs, model.targets)
@@ -427,7 +430,7 @@ def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
     found.append(said(lambda: made.load_state_dict(other)))
     state = {key: it.numpy() for key, it in made.state_dict().items()}
     found.append(said(lambda: made.step(short, short)))
-    made._grace_s = 0.1  # before, all refuse theirs, however late they come
+    made._meeting.grace_s = 0.1  # before, all refuse theirs, however late they come
     found.append(said(lambda: made.step(short if rank else model.inputs, short if rank else model.targets)))
     made.close()
     return found, state, all(before[key].equal(it) for key, it in module.named_buffers())
@@ -445,22 +448,25 @@ def test_what_one_rank_refuses_ends_the_others_and_buffers_are_those_of_the_firs
         for key, value in module.state_dict().items():
             torch.testing.assert_close(torch.tensor(state[key]), value, rtol=0, atol=1e-6)
     divided = (
-        "operator batch_norm (batch_norm): cannot be run on parts along s, into which the sharding divides "
-        "it 2 times"
+        "PlanError: operator batch_norm (batch_norm): cannot be run on parts along s, into which the "
+        "sharding divides it 2 times"
     )
-    short = "batch: must have 8 samples, as the plan says, got [4]"
+    short = "batch: must have 8 samples, as the plan says, got 4"
     theirs = f"what is refused: {short} on rank 1"
     for (lines, _, _), own in zip(found, (False, True), strict=True):
-        refused, seeds, sums, first, lacks, both, last = lines
+        plans, alike, clip, seeds, sums, first, lacks, both, last = lines
         assert lacks.startswith("CheckpointError: checkpoint: must hold one.weight of the model, got ")
         assert sums == (
             "PlanError: plan: must have 1 microbatch, as the loss of Normed is not the mean of those of "
             "microbatches, got 2: it is the sum of theirs"
         )
-        assert refused.endswith(divided if own else f" and what is refused: {divided} on rank 1"), refused
+        assert plans.startswith("InputError: trainer: all ranks must be given the same one, got plan "), plans
+        assert alike == divided
+        norm = "clip_norm: must not be negative, got -1.0"
+        assert clip.endswith(norm if own else f" and what is refused: {norm} on rank 1"), clip
         assert seeds.startswith("InputError: trainer: all ranks must be given the same one, got plan "), seeds
-        assert seeds.endswith(" seed 1 on rank 1"), seeds
+        assert " seed 1, " in seeds.partition(" on rank 0 and ")[2], seeds
         assert first.startswith("BatchError: ") and first.endswith(theirs), first
         assert both == f"BatchError: {short}"
-        assert last == f"BatchError: {short}" if own else last.startswith("TrainingError: rank 0: step 1: ")
-        assert own or last.endswith(f"; rank 1 came to what is refused: {short}"), last
+        assert last.startswith(f"TrainingError: rank {own:d}"), last
+        assert f"what is refused: {short}" in last, last

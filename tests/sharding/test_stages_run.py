@@ -21,6 +21,7 @@ from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
 from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage  # noqa: E402
 from arborcast.pipeline.sharding.slices import Sliced  # noqa: E402
 from arborcast.pipeline.sharding.stage_sharding import stage_sharding  # noqa: E402
+from arborcast.synth.errors import InputError  # noqa: E402
 from tests.sharding.examples import UNIT  # noqa: E402
 from tests.sharding.test_operators import Block  # noqa: E402
 from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned  # noqa: E402
@@ -74,11 +75,11 @@ def traced(name: str, layers: int, *, evaluation: bool = False) -> Traced:
     return trace(made(name), batch(name), loss_of(name), layers=layers, evaluation=evaluation)
 
 
-def plan_of(model: Traced, shapes: list[tuple[int, ...]], layout: str) -> ShardedPlan:
-    """One layer a stage, on meshes of these shapes, one after another."""
+def plan_of(model: Traced, shapes: list[tuple[int, ...]], layout: str, spare: int = 0) -> ShardedPlan:
+    """One layer a stage, on meshes of these shapes, one after another, then ranks without work."""
     sizes = [torch.Size(it).numel() for it in shapes]
     ranks = range(sum(sizes))
-    fabric = topologies.load(f"full:{len(ranks)},bandwidth=10")
+    fabric = topologies.load(f"full:{len(ranks) + spare},bandwidth=10")
     sliced = Sliced(merged(operator_trace(model, BATCH // MICROBATCHES, by_layer=True)), fabric.ranks)
     stages, place = [], 0
     for number, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
@@ -116,8 +117,8 @@ def divided(
     model, results = traced(name, len(shapes)), []
     for layout in layouts:
         plan = plan_of(model, shapes, layout)
-        trainer = pipeline.ShardedTrainer(
-            model, plan, optimizer_of(layout), collectives=collectives, by_schedule=False
+        trainer = pipeline.Trainer(
+            model, plan, None, optimizer_of(layout), collectives=collectives, by_schedule=False
         )
         (mesh,) = (it.sharding.mesh for it in plan.stages if rank in it.ranks)
         losses = []
@@ -131,7 +132,7 @@ def divided(
                 "planned": planned(trainer, MICROBATCHES),
                 "counted": counting.found,
                 "in all": mode.get_total_counts(),
-                "ties": sum(rank in it.ranks for it in trainer._ties),
+                "ties": len(trainer._local.update._ties.mine),
                 "sent": trainer.messages.sent_bytes,
                 "crossing": trainer.crossing_bytes,
             }
@@ -183,8 +184,8 @@ def resumed(rank: int, size: int, name: str, folder: str) -> Any:
     found: dict[str, Any] = {}
 
     def train(plan: ShardedPlan, steps: range, load: bool, layout: str) -> None:
-        trainer = pipeline.ShardedTrainer(
-            model, plan, adam, collectives="gloo", clip_norm=0.2, by_schedule=False
+        trainer = pipeline.Trainer(
+            model, plan, None, adam, collectives="gloo", clip_norm=0.2, by_schedule=False
         )
         with trainer:
             if load:
@@ -242,8 +243,8 @@ def lowered(rank: int, size: int, cases: list[tuple[str, str]]) -> Any:
     for name, layout in cases:
         model = traced(name, 2)
         plan = plan_of(model, [(2,), ()], layout)
-        trainer = pipeline.ShardedTrainer(
-            model, plan, momentum, collectives="gloo", by_schedule=False, precision="bfloat16"
+        trainer = pipeline.Trainer(
+            model, plan, None, momentum, collectives="gloo", by_schedule=False, precision="bfloat16"
         )
         (mesh,) = (it.sharding.mesh for it in plan.stages if rank in it.ranks)
         losses = []
@@ -281,3 +282,55 @@ def test_bfloat16_as_autocast_has_it() -> None:
     # of a chain of products halves of what would cross in float32, and for each message once the types
     sent, ((crossing,), *_) = sum(found[-1][2] for found in ranks), (found[-1][3] for found in ranks)
     assert sent == STEPS * crossing / 2 + 2 * 8
+
+
+def fed(rank: int, size: int, folder: str) -> Any:
+    """Losses and norms of a training that accumulates two batches, with a loader on ranks with work."""
+    model = traced("gpt", 2)
+    plan = plan_of(model, [(2,), ()], "zero-3", spare=1)
+    trainer = pipeline.Trainer(
+        model,
+        plan,
+        None,
+        adam,
+        collectives="gloo",
+        clip_norm=0.2,
+        by_schedule=False,
+        accumulate=2,
+        record=True,
+    )
+    assert (trainer.needs_inputs, trainer.needs_targets) == (rank < 3, rank < 3)
+    losses, norms = [], []
+    for inputs, targets in trainer.feed([batch("gpt", it) for it in range(4)] if rank < 3 else None):
+        losses.append(trainer.step(inputs, targets))
+        norms.append(trainer.gradient_norm)
+        if len(losses) == 1:
+            with pytest.raises(InputError, match="must be written between updates"):
+                trainer.save(folder)
+    timeline = trainer.timeline()
+    kinds = {(it.rank, it.kind) for it in timeline.intervals if it.kind in ("forward", "backward")}
+    weights = {key: it.numpy() for key, it in trainer.state_dict().items()}
+    trainer.close()
+    return losses, norms, kinds, weights
+
+
+def test_divided_stages_are_fed_and_recorded_and_accumulate_as_others(tmp_path: Path) -> None:
+    """The last rank has no work, and is given nothing."""
+    found = run_ranks(4, fed, str(tmp_path), timeout_s=300, group_timeout_s=200)
+    module, losses, norms = made("gpt"), [], []
+    stepping = adam(module.parameters())
+    for number in range(4):
+        inputs, targets = batch("gpt", number)
+        loss = of_tokens(module(inputs), targets)
+        (loss / 2).backward()
+        losses.append(loss.item())
+        if number % 2:
+            norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.2)))
+            stepping.step()
+            stepping.zero_grad()
+    for mine, theirs, kinds, weights in found:
+        assert mine == pytest.approx(losses, rel=1e-6)
+        assert theirs[1::2] == pytest.approx(norms, rel=1e-5)
+        assert kinds == {(rank, kind) for rank in range(3) for kind in ("forward", "backward")}
+        for key, tensor in module.state_dict().items():
+            torch.testing.assert_close(torch.tensor(weights[key]), tensor, rtol=0, atol=2e-6)

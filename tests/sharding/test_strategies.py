@@ -1,6 +1,6 @@
 """Strategies carried out on real tensors, forward and backward: what the ranks have is the whole.
 
-Each rank runs the operator as `ShardedTrainer` does, on the parts that a strategy lets it read. Along axes
+Each rank runs the operator as `Trainer` does, on the parts that a strategy lets it read. Along axes
 that divide a summed label the results are added up; gradients are, along axes where `Demand.gradient` says
 that ranks have summands. Ranks are threads.
 """
@@ -58,7 +58,7 @@ class Case:
         target: of torch.
         tensors: that it reads, by the names of its arguments; those of a list as `tensors.0`.
         options: its other arguments, but for defaults.
-        together: of what `ShardedTrainer` refuses: the run of ranks that add something up inside, from the
+        together: of what `Trainer` refuses: the run of ranks that add something up inside, from the
             parts of all.
     """
 

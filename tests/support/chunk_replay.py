@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from arborcast.synth.chunks import curve
-from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Feasible, Instance
 from arborcast.synth.chunks.solvers.search import Searcher
+from arborcast.synth.chunks.step_result import StepOptimum
 from arborcast.synth.collective import Collective, Kind
 from arborcast.topologies import load
 

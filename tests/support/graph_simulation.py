@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from arborcast.backends.dataflow.task_graph import Act, GraphTask, TaskGraph
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Program, Receive, Send
 from arborcast.backends.measure.job import Array, Reduction
 from tests.support.definition import combine, finish
@@ -37,7 +37,7 @@ class _Rank:
         self.received = dict.fromkeys(graph.receives, 0)
         self.offsets: dict[tuple[bool, int], int] = {}  # elements of the next one that have moved
 
-    def __getitem__(self, part: Slice) -> Array:
+    def __getitem__(self, part: BufferSlice) -> Array:
         array = self.memory[part.buffer]
         assert 0 <= part.start <= part.stop <= len(array), f"{part} lies outside its buffer"
         return array[part.start : part.stop]

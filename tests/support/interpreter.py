@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import DTypeLike
 
-from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.measure.job import Array, Reduction
 from tests.support.deadlock import DeadlockError, describe, meet
@@ -78,7 +78,7 @@ class _Memory:
                 raise ValueError(f"rank {program.rank}: needs {len(filled)} elements, got {len(given)}")
             filled[:] = given
 
-    def __getitem__(self, part: Slice) -> Array:
+    def __getitem__(self, part: BufferSlice) -> Array:
         return self.buffers[part.buffer][part.start : part.stop]
 
 

@@ -8,12 +8,13 @@ peer, channel or operation, scratch too small.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from arborcast.backends.programs.checking.check import check_program
-from arborcast.backends.programs.interpreter import interpret_all
+from arborcast.backends.programs.interpreter import CALLS, Interpretation, interpret
+from arborcast.backends.programs.limits import chunks_together
 from arborcast.backends.programs.program import (
     After,
     Code,
@@ -26,6 +27,28 @@ from arborcast.backends.programs.program import (
 )
 
 Steps: TypeAlias = list[Step]
+
+
+def interpret_all(program: GlobalProgram, seeds: Sequence[int], *, elements: int = 4) -> Interpretation:
+    """Runs under several orders, in every way of calling that the program is for; the first that is wrong."""
+    result = Interpretation(0)
+    together = chunks_together(program)
+    for seed in seeds:
+        for in_place in (True, False):
+            if program.in_place if in_place else program.out_of_place:
+                result = interpret(
+                    program,
+                    in_place=in_place,
+                    seed=seed,
+                    elements=elements,
+                    calls=CALLS if program.one_sided else 1,
+                    # A chunk that does not fit a slot is gone through in several loops.
+                    loops=1 + seed % 2 if together == 1 and not program.one_sided else 1,
+                    together=together,
+                )
+                if not result.correct:
+                    return result
+    return result
 
 
 @dataclass(frozen=True, slots=True)

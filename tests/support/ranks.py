@@ -147,6 +147,7 @@ def _parent() -> _Parent:
 def _serve(requests: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks closes the pipe
     imported = {"__main__"}
+    _prepare()
     while True:
         try:
             module, launch = requests.recv()
@@ -161,6 +162,20 @@ def _serve(requests: Connection) -> None:
         results = _fork(launch, requests)
         if results is not None:
             requests.send(results)
+
+
+def _prepare() -> None:
+    """Here what each rank would do anew: modules that a group imports late, and the shapes of its tables."""
+    import encodings.idna  # noqa: F401
+
+    import arborcast.synth.certification
+    import arborcast.synth.faults.repair  # noqa: F401
+    from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
+    from tests.support.drawn_schedules import ring_allreduce
+
+    schedule = ring_allreduce(2)
+    table = ScheduleTable(schedule.collective, (TableEntry(0, schedule),))
+    assert ScheduleTable.from_bytes(table.to_bytes(), "drawn") == table
 
 
 def _fork(launch: _Launch, requests: Connection) -> list[Any] | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.synth.topology import Switch, Topology
+from arborcast.synth.topology import Switch
 from arborcast.topologies import Machine, load
 from arborcast.topologies.processors import crossing
 from arborcast.topologies.rates import Rates
@@ -31,6 +31,7 @@ from tests.support.nccl_files import (
     slot,
     system,
 )
+from tests.support.tool_texts import cables
 
 NVSWITCH = "0x068000"
 
@@ -84,15 +85,6 @@ def hgx(count: int = 8, what: str = 'sm="90"') -> str:
 
 def parsed(text: str, **options: object) -> Machine:
     return parse_nccl_xml(text, "f", **options)  # type: ignore[arg-type]
-
-
-def cables(topology: Topology) -> dict[tuple[int | str, int | str], str]:
-    assert topology.is_symmetric
-    return {
-        (topology.label(link.src), topology.label(link.dst)): str(link.bandwidth)
-        for link in topology.links
-        if link.src < link.dst
-    }
 
 
 def allreduce(machine: Machine) -> Fraction:

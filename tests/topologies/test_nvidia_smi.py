@@ -93,7 +93,6 @@ def test_what_was_assumed_is_noted_and_logged(tmp_path: Path, caplog: pytest.Log
 
 NV18 = matrix(lambda _a, _b: "NV18", 4)
 GRACE = NV18.replace("0-63\t0", "0-71\t0", 2).replace("0-63\t0", "72-143\t1")
-GRACE_ALONE = GRACE.replace("0-71\t0", "144-215\t2", 1).replace("72-143\t1", "216-287\t3", 1)
 
 
 @pytest.mark.parametrize(

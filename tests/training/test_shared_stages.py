@@ -227,7 +227,7 @@ def test_what_cannot_be_shared_is_refused_in_a_line() -> None:
         )
         assert next(lines) == "PlanError: plan: ranks of stage 0 must ascend for prepare, got 1, 0"
         assert "optimizer: must be a function of parameters where prepare makes new ones" in next(lines)
-        assert "must stay frozen or trained as they were when prepare made them, got a change of" in next(
+        assert "must stay frozen or trained as they were when they were divided, got a change of" in next(
             lines
         )
         assert next(lines).endswith("values on some of ranks 0, 1, 2, 3 of the first and the last stage")

@@ -101,7 +101,7 @@ def run_stages(plan: Plan, kind: str, before: str, step: int, after: str) -> Non
 
     def entries() -> dict[str, Any]:
         own = checkpoints.optimizer_entries(optimizer, names)
-        return {"model": checkpoints.model_entries(module), "optimizer": own}
+        return {"model": checkpoints.tensors_of(module.state_dict()), "optimizer": own}
 
     checkpoints.write(after, entries, dist.group.WORLD)
 

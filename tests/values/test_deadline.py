@@ -179,10 +179,11 @@ OF_MANY = {
 """Those whose kernels are too slow as plain Python: their own calls count nothing."""
 
 
+@pytest.mark.parametrize("parts", [(0.3,), pytest.param((0.01, 0.8), marks=pytest.mark.long)])
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.usefixtures("plain")
-def test_little_is_done_once_it_has_passed(question: str) -> None:
-    check_little_is_done_late(QUESTIONS[question](), (0.01, 0.3, 0.8))
+def test_little_is_done_once_it_has_passed(question: str, parts: tuple[float, ...]) -> None:
+    check_little_is_done_late(QUESTIONS[question](), parts)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from tests.support.drawn_schedules import in_rounds, schedules
 
 @given(schedules(even=True), st.integers(0, 20), st.integers(1, 3), st.integers(0, 99))
 @settings(max_examples=200)
+@pytest.mark.few(30)
 def test_schedules_in_rounds_verify_simulate_and_run_like_any_other(
     schedule: Schedule, size: int, pieces: int, seed: int
 ) -> None:

@@ -135,8 +135,8 @@ FLOATING = {
 WHOLE = {
     "synth/alltoallv/cuts.py",
     "synth/bounds/routing_trees.py",
-    "synth/chunks/sums/meeting.py",
-    "synth/chunks/sums/pair_bound.py",
+    "synth/chunks/allreduce/hierarchical.py",
+    "synth/chunks/allreduce/pair_bound.py",
     "synth/lp/exact_system.py",
     "synth/packing/mwu.py",
 }

@@ -19,7 +19,6 @@ from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
-from arborcast.synth.verification.implicit import verify_implicit
 from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
 from tests.support.translated_trees import KINDS, circulant, circulants, hub, parts, translated
@@ -30,8 +29,8 @@ RING = circulant(4, {1: 1})
 def judged(schedule: ImplicitSchedule, limit: int = 10**6) -> tuple[Verdict, Verdict]:
     """On representatives, and on every translate."""
     return (
-        verify_implicit(schedule, max_errors=limit),
-        verify_implicit(schedule, translates=True, max_errors=limit),
+        verify(schedule, max_errors=limit),
+        verify(schedule, every_translate=True, max_errors=limit),
     )
 
 
@@ -70,7 +69,7 @@ def test_shares_of_any_denominator_are_added_up_exactly(kind: Kind) -> None:
     whole = verify(schedule.expand())
     assert whole.correct and judged(schedule) == (whole, whole)
     lost = replace(schedule, chunks=(replace(schedule.chunks[0], share=part / 8), *schedule.chunks[1:]))
-    assert not verify_implicit(lost, translates=True).correct
+    assert not verify(lost, every_translate=True).correct
 
 
 # --- broken on purpose, drawn by dice -------------------------------------------------------------------
@@ -152,6 +151,10 @@ def test_what_is_broken_is_judged_as_when_written_out(data: st.DataObject) -> No
     for change in data.draw(st.lists(st.sampled_from(BREAK), max_size=2)):
         if schedule.transfers:
             schedule = replace(schedule, **change(schedule, data))
+    check_judged_as_when_written_out(schedule)
+
+
+def check_judged_as_when_written_out(schedule: ImplicitSchedule) -> None:
     whole = verify(schedule.expand(), max_errors=10**6)
     on_representatives, on_all = judged(schedule)
     for verdict in (on_representatives, on_all):
@@ -163,7 +166,7 @@ def test_what_is_broken_is_judged_as_when_written_out(data: st.DataObject) -> No
         )
     # Line by line, but for the links of an orbit, which share a line.
     assert unlinked(on_all) == unlinked(whole)
-    assert verify_implicit(schedule, translates=True, max_errors=0).errors == (
+    assert verify(schedule, every_translate=True, max_errors=0).errors == (
         (f"and {len(on_all.errors)} more",) if on_all.errors else ()
     )
 
@@ -247,7 +250,7 @@ TURN, TWICE, FLIP = [1, 2, 3, 0], [2, 3, 0, 1], [0, 3, 2, 1]
 def test_wrong_translations_are_refused(group: Translations, message: str) -> None:
     schedule = forged(translated(RING, Kind.ALLGATHER), translations=group)
     refused(schedule, message)
-    assert verify_implicit(schedule).loads == {}
+    assert verify(schedule).loads == {}
 
 
 def test_translations_keep_bandwidth_latency_ranks_and_what_switches_do() -> None:
@@ -292,7 +295,7 @@ def test_shares_blocks_and_rates_are_named() -> None:
     schedule = translated(RING, Kind.ALLGATHER)
     small = replace(schedule, chunks=(Chunk(Fraction(1, 8), 0),))
     refused(small, "block with owner 0: shares must add up to 1/4, got 1/8")
-    assert len(verify_implicit(small).errors) + 3 == len(verify_implicit(small, translates=True).errors)
+    assert len(verify(small).errors) + 3 == len(verify(small, every_translate=True).errors)
     alltoall = translated(RING, Kind.ALLTOALL)
     refused(
         replace(alltoall, chunks=(replace(alltoall.chunks[0], share=Fraction(1, 2)), *alltoall.chunks[1:])),
@@ -321,7 +324,7 @@ def test_chunks_of_no_block_are_named(kind: Kind) -> None:
     strange = replace(schedule, chunks=(replace(schedule.chunks[0], target=target), *schedule.chunks[1:]))
     refused(strange, f"chunk 0: {kind} among 4 ranks moves no block with owner ")
     whole = verify(strange.expand(), max_errors=10**6)
-    assert unlinked(verify_implicit(strange, translates=True, max_errors=10**6)) == unlinked(whole)
+    assert unlinked(verify(strange, every_translate=True, max_errors=10**6)) == unlinked(whole)
 
 
 def test_chunks_are_named_as_representatives_or_as_written_out() -> None:

@@ -257,6 +257,7 @@ def test_no_known_tree_reaches_the_rate_and_few_are_found_all_the_same() -> None
 
 @given(circulants(), st.integers(1, 9), st.sampled_from(["allgather", "allreduce"]))
 @settings(max_examples=6, deadline=None)
+@pytest.mark.few(2)
 def test_orbits_in_another_unit(topology: Topology, power: int, kind: str) -> None:
     collective = Collective.on(topology, kind)
     for wish in ({}, {"max_trees": 1}, {"max_height": topology.ranks}):

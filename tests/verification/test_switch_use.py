@@ -15,7 +15,6 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.topology import Switch
-from arborcast.synth.verification.implicit import verify_implicit
 from arborcast.synth.verification.verifier import verify
 from tests.support.drawn_in_network import (
     BOTH,
@@ -27,7 +26,12 @@ from tests.support.drawn_in_network import (
     star,
     two_stars,
 )
-from tests.verification.test_implicit_verifier import BREAK, judged, unlinked
+from tests.verification.test_implicit_verifier import (
+    BREAK,
+    check_judged_as_when_written_out,
+    judged,
+    unlinked,
+)
 
 WHOLE = [Chunk(Fraction(1), 0)]
 HALVES = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 1)]
@@ -432,19 +436,7 @@ def test_what_is_broken_is_judged_as_when_written_out(data: st.DataObject) -> No
     for change in data.draw(st.lists(st.sampled_from(BREAK), max_size=2)):
         if schedule.transfers:
             schedule = replace(schedule, **change(schedule, data))
-    whole = verify(schedule.expand(), max_errors=10**6)
-    on_representatives, on_all = judged(schedule)
-    for verdict in (on_representatives, on_all):
-        assert (verdict.correct, verdict.rate, verdict.max_link_load, verdict.loads) == (
-            whole.correct,
-            whole.rate,
-            whole.max_link_load,
-            whole.loads,
-        )
-    assert unlinked(on_all) == unlinked(whole)
-    assert verify_implicit(schedule, translates=True, max_errors=0).errors == (
-        (f"and {len(on_all.errors)} more",) if on_all.errors else ()
-    )
+    check_judged_as_when_written_out(schedule)
 
 
 @settings(max_examples=200, deadline=None)

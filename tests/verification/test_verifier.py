@@ -16,7 +16,6 @@ from arborcast.synth.collective import NAMED_KINDS, Collective, Demand, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification import replay
-from arborcast.synth.verification.implicit import verify_implicit
 from arborcast.synth.verification.verifier import verify
 from tests.support.drawn_in_network import drawn_transfers
 from tests.support.translated_trees import circulant, translated
@@ -574,7 +573,7 @@ def test_every_translate_is_replayed_where_asked() -> None:
     ring = circulant(4, {1: 1})
     schedule = translated(ring, Kind.ALLGATHER)
     lost = replace(schedule, transfers=schedule.transfers[:-1])
-    few, all_of_them = (verify_implicit(lost, translates=asked) for asked in (False, True))
+    few, all_of_them = (verify(lost, every_translate=asked) for asked in (False, True))
     assert few.errors != all_of_them.errors
     assert (verify(lost), verify(lost, every_translate=True)) == (few, all_of_them)
 

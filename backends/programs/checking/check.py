@@ -10,7 +10,7 @@ from arborcast.backends.programs.checking import one_sided, structure
 from arborcast.backends.programs.checking.execution import Outcome
 from arborcast.backends.programs.checking.one_sided_run import OneSidedExecution
 from arborcast.backends.programs.checking.two_sided_run import TwoSidedExecution
-from arborcast.backends.programs.checking.verdict import ProgramVerdict, Wait
+from arborcast.backends.programs.checking.verdict import ProgramVerdict, TraceLine
 from arborcast.backends.programs.limits import MSCCL, Limits
 from arborcast.backends.programs.program import GlobalProgram, Move, Step
 
@@ -39,7 +39,7 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
     if not program.in_place and not program.out_of_place:
         found.append(("fault", "neither for calls in place nor for others: it is never chosen"))
     found += one_sided.objections(program) if program.one_sided else structure.objections(program, limits)
-    trace: tuple[Wait, ...] = ()
+    trace: tuple[TraceLine, ...] = ()
     circle = False
     kinds = {kind for kind, _ in found}
     if not kinds & ({"buffer", "shared"} if program.one_sided else {"shared"}):
@@ -95,15 +95,14 @@ def _lines(outcome: Outcome, mode: str, *, values: bool = True) -> Iterator[tupl
 def _messages(program: GlobalProgram) -> dict[tuple[int, int], Fraction]:
     """The share of the buffer that passes from each rank to each other; what switches do is not counted."""
     chunks: Counter[tuple[int, int]] = Counter()
-    for rank, part in enumerate(program.parts):
-        for block in part.blocks:
-            for operation in block.operations:
-                if isinstance(operation, Step) and operation.code.sends and block.send is not None:
-                    chunks[rank, block.send] += operation.count
-                elif isinstance(operation, Move) and not operation.switch:
-                    for spans, reads in ((operation.sources, True), (operation.targets, False)):
-                        for span in spans:
-                            owner = rank if span.rank is None else span.rank
-                            if owner != rank:
-                                chunks[(owner, rank) if reads else (rank, owner)] += span.count
+    for rank, number, _, operation in program.operations:
+        send = program.parts[rank].blocks[number].send
+        if isinstance(operation, Step) and operation.code.sends and send is not None:
+            chunks[rank, send] += operation.count
+        elif isinstance(operation, Move) and not operation.switch:
+            for spans, reads in ((operation.sources, True), (operation.targets, False)):
+                for span in spans:
+                    owner = rank if span.rank is None else span.rank
+                    if owner != rank:
+                        chunks[(owner, rank) if reads else (rank, owner)] += span.count
     return {pair: Fraction(count, program.chunks) for pair, count in chunks.items() if count}

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arborcast.backends.programs.checking.memory import UNDEFINED, Values, buffers, given, wanted
-from arborcast.backends.programs.checking.verdict import Wait
+from arborcast.backends.programs.checking.verdict import TraceLine
 from arborcast.backends.programs.program import GlobalProgram, Memory, Operation, Span, Step, ThreadBlock
 
 Clock: TypeAlias = npt.NDArray[np.int32]
@@ -57,7 +57,7 @@ class Outcome:
     races: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    trace: tuple[Wait, ...] = ()
+    trace: tuple[TraceLine, ...] = ()
     circle: bool = False
     done: list[tuple[int, ThreadBlock, Any]] = field(default_factory=list)
 
@@ -183,7 +183,7 @@ class Execution:
             f"{self._in_call()}hangs{self._when()}, {len(stuck)} blocks wait: {'; '.join(texts)}"
         )
         self._outcome.trace = tuple(
-            Wait(*self._blocks[waiting.block], waiting.place, text)
+            TraceLine(*self._blocks[waiting.block], waiting.place, text)
             for waiting, text in zip(trace, texts, strict=True)
         )
 
@@ -240,7 +240,7 @@ class Execution:
         (self._outcome.early if of_callers or one[2] != other[2] else self._outcome.races).append(text)
         if not self._outcome.trace:
             self._outcome.trace = tuple(
-                Wait(*self._blocks[stream], place, self._name(access))
+                TraceLine(*self._blocks[stream], place, self._name(access))
                 for access, (stream, place, _) in ((first, one), (second, other))
                 if access.stream < self._callers
             )

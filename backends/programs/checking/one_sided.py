@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from arborcast.backends.programs.checking.memory import sizes
 from arborcast.backends.programs.program import (
@@ -12,13 +13,15 @@ from arborcast.backends.programs.program import (
     GlobalProgram,
     Memory,
     Move,
-    Protocol,
     Release,
     Signal,
     Step,
-    ThreadBlock,
     Wait,
 )
+from arborcast.synth.nccl_protocol import Protocol
+
+Direction: TypeAlias = tuple[int, int, str, int]
+"""A connection by its ends, its kind and its number."""
 
 
 def objections(program: GlobalProgram) -> list[tuple[str, str]]:
@@ -30,12 +33,6 @@ def objections(program: GlobalProgram) -> list[tuple[str, str]]:
     ]
 
 
-def _blocks(program: GlobalProgram) -> Iterator[tuple[int, int, ThreadBlock]]:
-    for rank, part in enumerate(program.parts):
-        for number, block in enumerate(part.blocks):
-            yield rank, number, block
-
-
 def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pass, one rule a branch)
     """Moves that reach beyond a buffer, and packets where they have no room."""
     if program.chunks % program.ranks and program.kind.value not in {"allreduce", "broadcast", "reduce"}:
@@ -45,28 +42,27 @@ def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  
     size = [sizes(program, rank) for rank in range(program.ranks)]
     plain: list[int] = [0] * program.ranks
     packets: list[int | None] = [None] * program.ranks
-    for rank, number, block in _blocks(program):
-        for place, operation in enumerate(block.operations):
-            if isinstance(operation, Step):
-                yield f"rank {rank} block {number} operation {place}: {operation} is two-sided"
-            if not isinstance(operation, Move):
-                continue
-            where = f"rank {rank} block {number} operation {place} ({operation})"
-            for span in (*operation.sources, *operation.targets):
-                owner = rank if span.rank is None else span.rank
-                if not 0 <= owner < program.ranks:
-                    yield f"{where}: there are {program.ranks} ranks"
-                elif span.count < 1 or span.count != operation.count:
-                    yield f"{where}: {span} has not the {operation.count} chunks of the first source"
-                elif span.start < 0 or span.start + span.count > size[owner][span.memory]:
-                    yield f"{where}: {span.memory} has {size[owner][span.memory]} chunks in a call"
-                elif span.packets:
-                    if span.memory is not Memory.SCRATCH or program.protocol is Protocol.SIMPLE:
-                        yield f"{where}: packets take twice the room, which only scratch of protocol LL has"
-                    first = packets[owner]
-                    packets[owner] = span.start if first is None else min(first, span.start)
-                elif span.memory is Memory.SCRATCH:
-                    plain[owner] = max(plain[owner], span.start + span.count)
+    for rank, number, place, operation in program.operations:
+        where = f"rank {rank} block {number} operation {place} ({operation})"
+        if isinstance(operation, Step):
+            yield f"rank {rank} block {number} operation {place}: {operation} is two-sided"
+        if not isinstance(operation, Move):
+            continue
+        for span in (*operation.sources, *operation.targets):
+            owner = rank if span.rank is None else span.rank
+            if not 0 <= owner < program.ranks:
+                yield f"{where}: there are {program.ranks} ranks"
+            elif span.count < 1 or span.count != operation.count:
+                yield f"{where}: {span} has not the {operation.count} chunks of the first source"
+            elif span.start < 0 or span.start + span.count > size[owner][span.memory]:
+                yield f"{where}: {span.memory} has {size[owner][span.memory]} chunks in a call"
+            elif span.packets:
+                if span.memory is not Memory.SCRATCH or program.protocol is Protocol.SIMPLE:
+                    yield f"{where}: packets take twice the room, which only scratch of protocol LL has"
+                first = packets[owner]
+                packets[owner] = span.start if first is None else min(first, span.start)
+            elif span.memory is Memory.SCRATCH:
+                plain[owner] = max(plain[owner], span.start + span.count)
     for rank, (last, first) in enumerate(zip(plain, packets, strict=True)):
         if first is not None and last > 2 * first:
             yield (
@@ -78,22 +74,20 @@ def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  
 
 def _uneven(program: GlobalProgram) -> Iterator[str]:
     """Signals without waits or the other way round, and semaphores that end otherwise than they began."""
-    sent: Counter[tuple[int, int, str, int]] = Counter()
-    awaited: Counter[tuple[int, int, str, int]] = Counter()
+    sent: Counter[Direction] = Counter()
+    awaited: Counter[Direction] = Counter()
     released: Counter[tuple[int, int]] = Counter()
     acquired: Counter[tuple[int, int]] = Counter()
-    for rank, _, block in _blocks(program):
-        for operation in block.operations:
-            if isinstance(operation, (Signal, Wait)):
-                for channel in operation.channels:
-                    end = block.connections[channel]
-                    if isinstance(operation, Signal):
-                        sent[rank, end.peer, end.kind, end.number] += 1
-                    else:
-                        awaited[end.peer, rank, end.kind, end.number] += 1
-            elif isinstance(operation, (Acquire, Release)):
-                count = acquired if isinstance(operation, Acquire) else released
-                count.update((rank, semaphore) for semaphore in operation.semaphores)
+    for rank, number, _, operation in program.operations:
+        if isinstance(operation, (Signal, Wait)):
+            ends = [program.parts[rank].blocks[number].connections[at] for at in operation.channels]
+            if isinstance(operation, Signal):
+                sent.update((rank, end.peer, end.kind, end.number) for end in ends)
+            else:
+                awaited.update((end.peer, rank, end.kind, end.number) for end in ends)
+        elif isinstance(operation, (Acquire, Release)):
+            count = acquired if isinstance(operation, Acquire) else released
+            count.update((rank, semaphore) for semaphore in operation.semaphores)
     for key in sorted(sent.keys() | awaited.keys()):
         if sent[key] != awaited[key]:
             source, target, kind, number = key
@@ -113,27 +107,24 @@ def _uneven(program: GlobalProgram) -> Iterator[str]:
 
 def _shared(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pass, one rule a branch)
     """What several blocks wait for, so that timing says who gets it; barriers that are not for all."""
-    waiters: dict[tuple[int, int, str, int], set[int]] = {}
-    acquirers: dict[tuple[int, int], set[int]] = {}
-    at_barrier: dict[tuple[int, int], dict[int, list[int]]] = {}
-    for rank, number, block in _blocks(program):
-        for place, operation in enumerate(block.operations):
-            if isinstance(operation, Wait):
-                for channel in operation.channels:
-                    end = block.connections[channel]
-                    waiters.setdefault((rank, end.peer, end.kind, end.number), set()).add(number)
-            elif isinstance(operation, (Acquire, Release)):
-                known = len(program.parts[rank].semaphores)
-                for semaphore in operation.semaphores:
-                    if not 0 <= semaphore < known:
-                        where = f"rank {rank} block {number} operation {place}"
-                        yield f"{where}: semaphore {semaphore}, there are {known}"
-                    elif isinstance(operation, Acquire):
-                        acquirers.setdefault((rank, semaphore), set()).add(number)
-            elif isinstance(operation, Barrier):
-                at_barrier.setdefault((rank, operation.number), {}).setdefault(number, []).append(
-                    operation.blocks
-                )
+    waiters: dict[Direction, set[int]] = defaultdict(set)
+    acquirers: dict[tuple[int, int], set[int]] = defaultdict(set)
+    at_barrier: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, number, place, operation in program.operations:
+        if isinstance(operation, Wait):
+            for channel in operation.channels:
+                end = program.parts[rank].blocks[number].connections[channel]
+                waiters[rank, end.peer, end.kind, end.number].add(number)
+        elif isinstance(operation, (Acquire, Release)):
+            known = len(program.parts[rank].semaphores)
+            for semaphore in operation.semaphores:
+                if not 0 <= semaphore < known:
+                    where = f"rank {rank} block {number} operation {place}"
+                    yield f"{where}: semaphore {semaphore}, there are {known}"
+                elif isinstance(operation, Acquire):
+                    acquirers[rank, semaphore].add(number)
+        elif isinstance(operation, Barrier):
+            at_barrier[rank, operation.number][number].append(operation.blocks)
     for (rank, peer, kind, channel), blocks in waiters.items():
         if len(blocks) > 1:
             named = f"{kind} channel {channel} to rank {peer}"

@@ -21,7 +21,6 @@ class Flat:
 
     Attributes:
         steps: the row.
-        rank: of each step.
         block: of each step, blocks of all ranks numbered through.
         first: the first step of each block, and the end of the row.
         blocks: rank and number of each block.
@@ -32,7 +31,6 @@ class Flat:
     """
 
     steps: list[Step]
-    rank: list[int]
     block: list[int]
     first: list[int]
     blocks: list[tuple[int, int]]
@@ -54,7 +52,7 @@ def flatten(program: GlobalProgram) -> Flat:
     Raises:
         ProgramError: an operation is one-sided.
     """
-    flat = Flat([], [], [], [], [], [], {}, {}, fifo_of(program.protocol))
+    flat = Flat([], [], [], [], [], {}, {}, fifo_of(program.protocol))
     for rank, part in enumerate(program.parts):
         base = [len(flat.steps)]
         for number, block in enumerate(part.blocks):
@@ -65,7 +63,6 @@ def flatten(program: GlobalProgram) -> Flat:
                     raise ProgramError(f"rank {rank}: {type(operation).__name__} is one-sided")
                 index = len(flat.steps)
                 flat.steps.append(operation)
-                flat.rank.append(rank)
                 flat.block.append(len(flat.blocks) - 1)
                 if operation.code.sends and block.send is not None:
                     flat.sends.setdefault((rank, block.send, block.channel), []).append(index)
@@ -156,24 +153,21 @@ def check_buffers(program: GlobalProgram) -> Iterator[str]:
     if program.chunks % program.ranks and program.kind.value not in {"allreduce", "broadcast", "reduce"}:
         yield f"{program.kind}: {program.chunks} chunks are no multiple of {program.ranks} ranks"
         return
-    for rank, part in enumerate(program.parts):
-        size = sizes(program, rank)
+    size_of = [sizes(program, rank) for rank in range(program.ranks)]
+    for rank, number, place, step in program.operations:
+        assert isinstance(step, Step), "flattened before"
+        where, part = f"rank {rank} block {number} step {place} ({step})", program.parts[rank]
         said = {"i": part.input_chunks, "o": part.output_chunks, "s": part.scratch_chunks}
-        for number, block in enumerate(part.blocks):
-            for place, step in enumerate(block.operations):
-                assert isinstance(step, Step), "flattened before"
-                for span in (step.source, step.target):
-                    if span is None:
-                        continue
-                    if span.count < 1:
-                        yield f"rank {rank} block {number} step {place} ({step}): moves nothing"
-                        continue
-                    end = span.start + span.count
-                    where = f"rank {rank} block {number} step {place} ({step})"
-                    if span.start < 0 or end > size[span.memory]:
-                        yield f"{where}: {span.memory} has {size[span.memory]} chunks in a call"
-                    elif span.start >= said[span.memory]:
-                        yield f"{where}: {span.memory}_chunks is {said[span.memory]}, the parser refuses"
+        for span in (step.source, step.target):
+            if span is None:
+                continue
+            size = size_of[rank][span.memory]
+            if span.count < 1:
+                yield f"{where}: moves nothing"
+            elif span.start < 0 or span.start + span.count > size:
+                yield f"{where}: {span.memory} has {size} chunks in a call"
+            elif span.start >= said[span.memory]:
+                yield f"{where}: {span.memory}_chunks is {said[span.memory]}, the parser refuses"
 
 
 def check_shared(program: GlobalProgram) -> Iterator[str]:

@@ -37,7 +37,7 @@ _READS, _WRITES = "reads", "writes"
 
 
 @dataclass(slots=True)
-class _Message:
+class _MessageInFlight:
     """One on its way: the clocks of its send, which send began it and how many steps it has passed since."""
 
     start: Clock
@@ -49,14 +49,14 @@ class _Message:
 
 
 @dataclass(slots=True)
-class _Fifo:
+class _ConnectionState:
     """A connection: the block at each end, parts sent and taken, messages in it, ends of its receives."""
 
     sender: int = -1
     receiver: int = -1
     sent: int = 0
     taken: int = 0
-    messages: deque[_Message] = field(default_factory=deque)
+    messages: deque[_MessageInFlight] = field(default_factory=deque)
     ends: dict[int, Clock] = field(default_factory=dict)
     sends: int = 0
     receives: int = 0
@@ -79,16 +79,16 @@ class TwoSidedExecution(Execution):
         self._flat = flat
         self._together = chunks_together(program) if together is None else together
         self._moves = moves
-        fifos: dict[Link, _Fifo] = {}
-        self._out: list[_Fifo | None] = [None] * len(self._blocks)
-        self._in: list[_Fifo | None] = [None] * len(self._blocks)
+        fifos: dict[Link, _ConnectionState] = {}
+        self._out: list[_ConnectionState | None] = [None] * len(self._blocks)
+        self._in: list[_ConnectionState | None] = [None] * len(self._blocks)
         self._link: dict[int, Link] = {}
         for link, steps in flat.sends.items():
-            fifo = fifos[link] = _Fifo(sender=flat.block[steps[0]])
+            fifo = fifos[link] = _ConnectionState(sender=flat.block[steps[0]])
             for step in steps:
                 self._out[flat.block[step]] = fifo
         for link, steps in flat.receives.items():
-            fifo = fifos.setdefault(link, _Fifo())
+            fifo = fifos.setdefault(link, _ConnectionState())
             fifo.receiver = flat.block[steps[0]]
             for step in steps:
                 self._in[flat.block[step]] = fifo
@@ -136,7 +136,9 @@ class TwoSidedExecution(Execution):
     def _index(self, stream: int) -> int:
         return self._flat.first[stream] + self._place[stream]
 
-    def _do(self, stream: int, index: int, step: Step, come: _Fifo | None, go: _Fifo | None) -> None:
+    def _do(
+        self, stream: int, index: int, step: Step, come: _ConnectionState | None, go: _ConnectionState | None
+    ) -> None:
         """The clocks of a step, its accesses and its values."""
         fifo = self._flat.fifo
         early = fifo.parts == 1  # what LL and LL128 do before others would
@@ -175,11 +177,11 @@ class TwoSidedExecution(Execution):
             come.ends[come.receives] = end
             come.receives += 1
         if go is not None:
-            go.messages.append(_Message(start, end, step.code.writes, *self._message[index], moved))
+            go.messages.append(_MessageInFlight(start, end, step.code.writes, *self._message[index], moved))
         rank = self._blocks[stream][0]
         self._outcome.done.append((rank, self._block[stream], step))
 
-    def _access(self, stream: int, step: Step, start: Clock, message: _Message | None) -> list[int]:
+    def _access(self, stream: int, step: Step, start: Clock, message: _MessageInFlight | None) -> list[int]:
         """Touch what a step reads and writes; what it writes or sends."""
         rank, place = self._blocks[stream][0], self._place[stream]
         clock: Sequence[int] | Clock = start if step.count < 8 else start.tolist()  # the faster to look at

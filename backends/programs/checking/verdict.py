@@ -8,7 +8,7 @@ from fractions import Fraction
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class TraceLine:
     """One line of a counterexample: who is where, and waits for what."""
 
     rank: int
@@ -33,7 +33,7 @@ class ProgramVerdict:
     errors: tuple[str, ...]
     kinds: frozenset[str]
     notes: tuple[str, ...]
-    trace: tuple[Wait, ...] = ()
+    trace: tuple[TraceLine, ...] = ()
     circle: bool = False
     messages: Mapping[tuple[int, int], Fraction] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from arborcast.backends.programs.exporting.logical import Action
+from arborcast.backends.programs.exporting.logical import ChunkAction
 from arborcast.backends.programs.program import After, Code, Memory, Span, Step, ThreadBlock
 
 
@@ -22,11 +22,11 @@ from arborcast.backends.programs.program import After, Code, Memory, Span, Step,
 class _Fused:
     """What becomes one step: a receive, a send, both, or a copy."""
 
-    receive: Action | None
-    send: Action | None
+    receive: ChunkAction | None
+    send: ChunkAction | None
 
     @property
-    def actions(self) -> list[Action]:
+    def actions(self) -> list[ChunkAction]:
         return [action for action in (self.receive, self.send) if action is not None]
 
     @property
@@ -44,7 +44,7 @@ class _Fused:
 
 
 @dataclass(slots=True)
-class _Block:
+class _DraftBlock:
     send: int | None
     receive: int | None
     channel: int
@@ -52,7 +52,7 @@ class _Block:
 
 
 def thread_blocks(
-    actions: Sequence[Action], channel_of: Callable[[Action], int], *, pair: bool
+    actions: Sequence[ChunkAction], channel_of: Callable[[ChunkAction], int], *, pair: bool
 ) -> tuple[tuple[ThreadBlock, ...], int]:
     """The blocks of one rank and the chunks of scratch that they need; `pair`: whether to fuse."""
     blocks = _blocks(actions, channel_of, pair)
@@ -77,8 +77,10 @@ def thread_blocks(
     return tuple(made), scratch.size
 
 
-def _blocks(actions: Sequence[Action], channel_of: Callable[[Action], int], pair: bool) -> list[_Block]:
-    streams: dict[tuple[int, bool, int], list[Action]] = defaultdict(list)
+def _blocks(
+    actions: Sequence[ChunkAction], channel_of: Callable[[ChunkAction], int], pair: bool
+) -> list[_DraftBlock]:
+    streams: dict[tuple[int, bool, int], list[ChunkAction]] = defaultdict(list)
     copies = [action for action in actions if action.peer is None]
     passed: Counter[tuple[int, int, int]] = Counter()
     for action in actions:
@@ -95,17 +97,17 @@ def _blocks(actions: Sequence[Action], channel_of: Callable[[Action], int], pair
     for channel, receive, send in sorted(passed, key=lambda key: (-passed[key], key)) if pair else ():
         if (channel, False, receive) in streams and (channel, True, send) in streams:
             row = _merge(streams.pop((channel, False, receive)), streams.pop((channel, True, send)))
-            blocks.append(_Block(send, receive, channel, row))
+            blocks.append(_DraftBlock(send, receive, channel, row))
     for (channel, sends, peer), stream in streams.items():
         row = [_Fused(None, action) if sends else _Fused(action, None) for action in stream]
-        blocks.append(_Block(peer if sends else None, None if sends else peer, channel, row))
+        blocks.append(_DraftBlock(peer if sends else None, None if sends else peer, channel, row))
     blocks.sort(key=lambda block: (block.channel, block.receive is None, block.receive or 0, block.send or 0))
     if copies:
-        blocks.append(_Block(None, None, 0, [_Fused(copy, None) for copy in copies]))
+        blocks.append(_DraftBlock(None, None, 0, [_Fused(copy, None) for copy in copies]))
     return blocks
 
 
-def _merge(receives: list[Action], sends: list[Action]) -> list[_Fused]:
+def _merge(receives: list[ChunkAction], sends: list[ChunkAction]) -> list[_Fused]:
     """Two streams as one row, each in its order; a send that only waits for the next receive joins it."""
     row: list[_Fused] = []
     at, to = 0, 0

@@ -17,12 +17,13 @@ from functools import partial
 from arborcast.backends.lowering.layout import blocks_in
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.exporting.blocks import thread_blocks
-from arborcast.backends.programs.exporting.logical import Action, Ranks
+from arborcast.backends.programs.exporting.logical import ChunkAction, Ranks
 from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.writer import KINDS, elements_of, file_steps
-from arborcast.backends.programs.program import GlobalProgram, ProgramError, Protocol, RankPart
+from arborcast.backends.programs.program import GlobalProgram, ProgramError, RankPart
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Chunk, Schedule
 
 MOST_TRANSFERS = 1 << 18
@@ -252,7 +253,7 @@ def _numbers(most: int) -> Iterator[int]:
 
 
 def _over(draft: GlobalProgram, ranks: Ranks, channels: int, *, pair: bool) -> GlobalProgram:
-    def channel_of(action: Action) -> int:
+    def channel_of(action: ChunkAction) -> int:
         return action.piece.chunk % channels
 
     parts = []

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, groupby
 
-from arborcast.backends.lowering.layout import Buffer, Layout, Slice, lay_out
+from arborcast.backends.lowering.layout import Buffer, BufferSlice, Layout, lay_out
 from arborcast.backends.programs.program import Memory, Span
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Schedule
@@ -34,7 +34,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Action:
+class ChunkAction:
     """One end of a message, or a copy within a rank.
 
     Attributes:
@@ -58,9 +58,9 @@ class Action:
     sends: bool
     source: Span | None
     target: Span | None
-    after: list[Action] = field(default_factory=list)
-    origin: Action | None = None
-    used: list[Action] = field(default_factory=list)
+    after: list[ChunkAction] = field(default_factory=list)
+    origin: ChunkAction | None = None
+    used: list[ChunkAction] = field(default_factory=list)
     replaced: int = 0
 
 
@@ -68,8 +68,8 @@ class Action:
 class _Place:
     """Who touched a chunk of memory last."""
 
-    written: Action | None = None
-    read: list[Action] = field(default_factory=list)
+    written: ChunkAction | None = None
+    read: list[ChunkAction] = field(default_factory=list)
 
 
 class Ranks:
@@ -84,7 +84,7 @@ class Ranks:
         self.pieces = [
             list(_pieces(self.layout, chunk, most, numbers)) for chunk in range(schedule.chunk_count)
         ]
-        self.actions: list[list[Action]] = [[] for _ in range(schedule.topology.ranks)]
+        self.actions: list[list[ChunkAction]] = [[] for _ in range(schedule.topology.ranks)]
         self._homes: dict[tuple[int, int], Span | None] = {}
         self._places: dict[tuple[int, Memory, int], _Place] = defaultdict(_Place)
         self._copy(most)
@@ -100,7 +100,7 @@ class Ranks:
                 for piece in self.pieces[transfer.chunk]:
                     self._receive(transfer.dst, transfer.src, transfer.step, piece, transfer.reduce)
         for rank, piece, source, target in self._late:
-            self._do(Action(rank, piece, schedule.steps, None, False, source, target), source, target)
+            self._do(ChunkAction(rank, piece, schedule.steps, None, False, source, target), source, target)
 
     def buffers(self, rank: int) -> tuple[int, int]:
         """Chunks of the input and of the output of a rank."""
@@ -112,7 +112,7 @@ class Ranks:
     def _send(self, rank: int, peer: int, step: int, piece: Piece) -> None:
         home = self._home(rank, piece)
         assert home is not None, "a verified schedule sends what is there"
-        action = Action(rank, piece, step, peer, True, home, None)
+        action = ChunkAction(rank, piece, step, peer, True, home, None)
         self._do(action, reads=home, writes=None)
 
     def _receive(self, rank: int, peer: int, step: int, piece: Piece, adds: bool) -> None:
@@ -125,7 +125,7 @@ class Ranks:
             # What is given there is sent later.
             self._late.append((rank, piece, own, target))
             target = own
-        action = Action(rank, piece, step, peer, False, source, target)
+        action = ChunkAction(rank, piece, step, peer, False, source, target)
         self._do(action, reads=source, writes=target)
         self._homes[rank, piece.number] = target
 
@@ -143,9 +143,9 @@ class Ranks:
                         last[cell] = max(last.get(cell, -1), transfer.step)
         return last
 
-    def _do(self, action: Action, reads: Span | None, writes: Span | None) -> None:
-        after: dict[int, Action] = {}
-        writers: dict[int | None, Action | None] = {}
+    def _do(self, action: ChunkAction, reads: Span | None, writes: Span | None) -> None:
+        after: dict[int, ChunkAction] = {}
+        writers: dict[int | None, ChunkAction | None] = {}
         for cell in self._cells(action.rank, reads):
             place = self._places[cell]
             writers[id(place.written)] = place.written
@@ -208,14 +208,14 @@ class Ranks:
             kept = self.layout.kept(rank)
             if kept is None and collective.kind is Kind.BROADCAST and rank == collective.root:
                 whole = self.layout.count
-                kept = Slice(Buffer.INPUT, 0, whole), Slice(Buffer.OUTPUT, 0, whole)
+                kept = BufferSlice(Buffer.INPUT, 0, whole), BufferSlice(Buffer.OUTPUT, 0, whole)
             if kept is None:
                 continue
             for start in range(0, kept[0].length, most):
                 length = min(most, kept[0].length - start)
                 source, target = (Span(_MEMORY[end.buffer], end.start + start, length) for end in kept)
                 piece = Piece(-1, -1, start, start + length)
-                self._do(Action(rank, piece, -1, None, False, source, target), source, target)
+                self._do(ChunkAction(rank, piece, -1, None, False, source, target), source, target)
 
 
 def _pieces(layout: Layout, chunk: int, most: int, numbers: Iterator[int]) -> Iterator[Piece]:
@@ -226,5 +226,5 @@ def _pieces(layout: Layout, chunk: int, most: int, numbers: Iterator[int]) -> It
         yield Piece(next(numbers), chunk, length * part // parts, length * (part + 1) // parts)
 
 
-def _span(where: Slice, piece: Piece) -> Span:
+def _span(where: BufferSlice, piece: Piece) -> Span:
     return Span(_MEMORY[where.buffer], where.start + piece.start, piece.stop - piece.start)

@@ -45,7 +45,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Release,
     Signal,
@@ -57,6 +56,7 @@ from arborcast.backends.programs.program import (
 )
 from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Schedule
 
 MOST_CHUNKS = 1 << 20
@@ -214,7 +214,7 @@ def _beyond(program: GlobalProgram) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class _Message:
+class _PlacedMessage:
     """One message: the step at each end, where it lands, and the connection that it goes over."""
 
     sender: Place
@@ -260,8 +260,8 @@ class _Translation:
         self._scratch = [scratch for _, scratch in two_sided]
         self._made_room()
         self._seat_of = {rank: self._cut(rank) for rank in range(len(self._blocks))}
-        self._sent: dict[Place, _Message] = {}
-        self._taken: dict[Place, _Message] = {}
+        self._sent: dict[Place, _PlacedMessage] = {}
+        self._taken: dict[Place, _PlacedMessage] = {}
         self._slots = [(scratch + 1) // 2 if self._packets else scratch for scratch in self._scratch]
         self._match()
 
@@ -272,17 +272,21 @@ class _Translation:
     def _steps(self, rank: int, block: int) -> list[Step]:
         return [step for step in self._blocks[rank][block].operations if isinstance(step, Step)]
 
+    def _places(self, rank: int) -> Iterator[tuple[Place, Step]]:
+        """The steps of a rank, block after block."""
+        for number in range(len(self._blocks[rank])):
+            yield from (((rank, number, at), step) for at, step in enumerate(self._steps(rank, number)))
+
     def _made_room(self) -> None:
         """Sums of packets that are only passed on need a place: no operation makes them without."""
         self._room: dict[Place, Span] = {}
         if not self._packets:
             return
-        for rank, blocks in enumerate(self._blocks):
-            for number in range(len(blocks)):
-                for at, step in enumerate(self._steps(rank, number)):
-                    if step.code is Code.RECEIVE_REDUCE_SEND:
-                        self._room[rank, number, at] = Span(Memory.SCRATCH, self._scratch[rank], step.count)
-                        self._scratch[rank] += step.count
+        for rank in range(len(self._blocks)):
+            for place, step in self._places(rank):
+                if step.code is Code.RECEIVE_REDUCE_SEND:
+                    self._room[place] = Span(Memory.SCRATCH, self._scratch[rank], step.count)
+                    self._scratch[rank] += step.count
 
     def _cut(self, rank: int) -> list[list[int]]:
         """Of each block, which of the blocks that it is cut into each step goes to."""
@@ -308,18 +312,18 @@ class _Translation:
         sends: dict[tuple[int, int, int], list[Place]] = defaultdict(list)
         receives: dict[tuple[int, int, int], list[Place]] = defaultdict(list)
         for rank, blocks in enumerate(self._blocks):
-            for number, block in enumerate(blocks):
-                for at, step in enumerate(self._steps(rank, number)):
-                    if step.code.sends and block.send is not None:
-                        sends[rank, block.send, block.channel].append((rank, number, at))
-                    if step.code.receives and block.receive is not None:
-                        receives[block.receive, rank, block.channel].append((rank, number, at))
+            for place, step in self._places(rank):
+                block = blocks[place[1]]
+                if step.code.sends and block.send is not None:
+                    sends[rank, block.send, block.channel].append(place)
+                if step.code.receives and block.receive is not None:
+                    receives[block.receive, rank, block.channel].append(place)
         numbers: dict[tuple[int, int, str], int] = defaultdict(int)
         of_pair: dict[tuple[int, Seat, int, Seat], int] = {}
-        latest: dict[tuple[int, Seat, int, Seat], _Message] = {}
+        latest: dict[tuple[int, Seat, int, Seat], _PlacedMessage] = {}
         for link in sorted(sends):
             for sender, receiver in zip(sends[link], receives[link], strict=True):
-                message = _Message(sender, receiver, self._landing(receiver))
+                message = _PlacedMessage(sender, receiver, self._landing(receiver))
                 message.kind = self._kind(sender[0], receiver[0])
                 key = sender[0], self._seat(sender), receiver[0], self._seat(receiver)
                 pair = min(sender[0], receiver[0]), max(sender[0], receiver[0]), message.kind
@@ -353,10 +357,8 @@ class _Translation:
             for seat in of_steps:
                 seats.setdefault((number, seat), _Seat())
         semaphores = self._semaphores(rank, seats)
-        for number in range(len(self._blocks[rank])):
-            for at, step in enumerate(self._steps(rank, number)):
-                place = rank, number, at
-                self._step(step, place, seats[self._seat(place)], semaphores)
+        for place, step in self._places(rank):
+            self._step(step, place, seats[self._seat(place)], semaphores)
         return RankPart(
             tuple(self._block(seat) for seat in seats.values()),
             *self._ranks.buffers(rank),
@@ -368,13 +370,11 @@ class _Translation:
         """One for each two blocks of which one waits for the other; parts of a block follow each other."""
         found: dict[tuple[Seat, Seat], int] = {}
         self._releasing: dict[Place, list[int]] = defaultdict(list)
-        for number in range(len(self._blocks[rank])):
-            for at, step in enumerate(self._steps(rank, number)):
-                here = self._seat((rank, number, at))
-                for after in step.after:
-                    before = self._seat((rank, after.block, after.step))
-                    semaphore = found.setdefault((before, here), len(found))
-                    self._releasing[rank, after.block, after.step].append(semaphore)
+        for place, step in self._places(rank):
+            for after in step.after:
+                before = rank, after.block, after.step
+                semaphore = found.setdefault((self._seat(before), self._seat(place)), len(found))
+                self._releasing[before].append(semaphore)
         for (number, part), seat in seats.items():
             if part:
                 semaphore = len(found)
@@ -411,14 +411,10 @@ class _Translation:
                 body.append(Synchronize())
             body += [Release(tuple(release[at : at + 16])) for at in range(0, len(release), 16)]
 
-    def _plain(self, step: Step, seat: _Seat, come: _Message | None, go: _Message | None) -> None:
+    def _plain(self, step: Step, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None) -> None:
         body = seat.body
         source, target = step.source, step.target
         landed = None if come is None else replace(come.lands, rank=None)
-        if step.code is Code.REDUCE:
-            assert source is not None and target is not None, "it has both"
-            body.append(Move((target, source), (target,)))
-            return
         read: tuple[Span, ...]
         local: tuple[Span, ...]
         if step.code.reads and landed is not None:
@@ -451,7 +447,7 @@ class _Translation:
         body.append(Signal((seat.channel(Connection(go.receiver[0], go.kind, go.number)),)))
 
     def _with_packets(
-        self, step: Step, place: Place, seat: _Seat, come: _Message | None, go: _Message | None
+        self, step: Step, place: Place, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None
     ) -> None:
         body = seat.body
         source, target = step.source, step.target
@@ -459,10 +455,7 @@ class _Translation:
         by_proxy = go is not None and go.kind == "port"
         far = () if go is None or by_proxy else (go.lands,)
         passed = landed  # as it stands in scratch, where nobody adds to it
-        if step.code is Code.REDUCE:
-            assert source is not None and target is not None, "it has both"
-            body.append(Move((target, source), (target,)))
-        elif landed is None:
+        if landed is None:
             assert source is not None, "it reads"
             if by_proxy:
                 passed = self._staged(source, seat, place)

@@ -28,7 +28,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Signal,
     Span,
@@ -37,6 +36,7 @@ from arborcast.backends.programs.program import (
     Wait,
 )
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Schedule, Transfer
 from arborcast.synth.topology import Vertex
 
@@ -45,7 +45,7 @@ BLOCKS = 8
 
 
 @dataclass(slots=True)
-class _Content:
+class _SwitchContent:
     """What a switch holds of a chunk until it is replaced: whence it came, where it goes."""
 
     switch: Vertex
@@ -187,15 +187,15 @@ def _use(schedule: Schedule, chunk: int, transfers: Sequence[Transfer]) -> _Use:
     return use
 
 
-def _contents(transfers: Sequence[Transfer], ranks: int) -> list[_Content] | None:
+def _contents(transfers: Sequence[Transfer], ranks: int) -> list[_SwitchContent] | None:
     """What switches hold, one after another; None where ranks, or switches, send to each other."""
-    found: list[_Content] = []
+    found: list[_SwitchContent] = []
     for transfer in transfers:
         if (transfer.src < ranks) is (transfer.dst < ranks):
             return None
         if transfer.dst >= ranks:
             if not found or found[-1].outputs or found[-1].switch != transfer.dst:
-                found.append(_Content(transfer.dst))
+                found.append(_SwitchContent(transfer.dst))
             found[-1].inputs.append(transfer.src)
         elif not found or found[-1].switch != transfer.src:
             return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.elements import Element, parse
@@ -20,7 +19,6 @@ from arborcast.backends.programs.program import (
     GlobalProgram,
     Memory,
     ProgramError,
-    Protocol,
     RankPart,
     Span,
     Step,
@@ -30,11 +28,12 @@ from arborcast.backends.programs.program import (
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.nccl_protocol import Protocol
 
 MAX_CELLS = 1 << 24
 """Chunks of all buffers of all ranks beyond which a file is refused: the checker keeps a value for each."""
 
-_NEWER = {"outofplace": None, "minBytes": 0, "maxBytes": 0}
+_NEWER = ("outofplace", "minBytes", "maxBytes")
 """Attributes that the first MSCCL did not have; later ones refuse files without."""
 
 _WHOLE = re.compile(r" *-?[0-9]{1,18} *")
@@ -57,7 +56,7 @@ def read(
         ProgramError: not such a file, or one whose steps cannot be told; one line.
     """
     try:
-        return _Reader(text, kind, root).program()
+        return _ProgramReader(text, kind, root).program()
     except InputError as error:
         raise ProgramError(f"{place}: {error}") from error
 
@@ -71,7 +70,7 @@ class _Line:
     number: int
 
 
-class _Reader:
+class _ProgramReader:
     def __init__(self, text: str, kind: Kind | None, root: int | None) -> None:
         self.faults: list[str] = []
         self.notes: list[str] = []
@@ -93,9 +92,7 @@ class _Reader:
         per_loop = _whole(algo, "nchunksperloop", 1, MSCCL.offset)
         root = self._root_of(kind, ranks)
         in_place = bool(_whole(algo, "inplace", 0, 1))
-        out_of_place = (
-            bool(_whole(algo, "outofplace", 0, 1)) if "outofplace" in algo.attributes else not in_place
-        )
+        out_of_place = bool(_whole(algo, "outofplace", 0, 1, default=not in_place))
         protocol = algo.get("proto")
         if protocol not in set(Protocol):
             raise ProgramError(f"algo: proto must be {', '.join(Protocol)}, got {shorten(protocol)}")
@@ -112,8 +109,8 @@ class _Reader:
             protocol=Protocol(protocol),
             in_place=in_place,
             out_of_place=out_of_place,
-            least_bytes=_whole(algo, "minBytes", 0, 1 << 62) if "minBytes" in algo.attributes else 0,
-            most_bytes=(_whole(algo, "maxBytes", 0, 1 << 62) if "maxBytes" in algo.attributes else 0) or None,
+            least_bytes=_whole(algo, "minBytes", 0, 1 << 62, default=0),
+            most_bytes=_whole(algo, "maxBytes", 0, 1 << 62, default=0) or None,
             channels=_whole(algo, "nchannels", 0, 1 << 20),
             faults=tuple(self.faults),
             notes=tuple(self.notes),
@@ -153,10 +150,8 @@ class _Reader:
 
     def _parts(self, algo: Element, ranks: int) -> tuple[RankPart, ...]:
         parts: dict[int, RankPart] = {}
-        gpus = 0
         for element in algo:
             if element.tag == "gpu":
-                gpus += 1
                 rank = _whole(element, "id", 0, ranks - 1)
                 if rank in parts:
                     raise ProgramError(f"gpu {rank}: must stand once, got it again")
@@ -235,44 +230,26 @@ class _Reader:
             number += 1
         if waits:
             self._note(f"{where}: ends with a nop, whose dependency nobody waits for")
-        return self._fused(lines, where)
+        self._check_fused(lines, where)
+        return lines
 
-    def _fused(self, lines: list[_Line], where: str) -> list[_Line]:
-        """Reductions as the runtime joins them: consecutive ones into one place take the last one's count."""
-
-        def place(line: _Line) -> tuple[object, ...]:
-            step = line.step
-            if step is None or step.code is not Code.REDUCE or step.source is None or step.target is None:
-                return (line.number,)
-            return (step.source.memory, step.target.memory, step.target.start)
-
-        joined: list[_Line] = []
-        for key, group in groupby(lines, key=place):
-            runs: list[list[_Line]] = []
-            for line in group:
-                goes_on = runs and line.after is None and not (runs[-1][-1].step or line.step).posts  # type: ignore[union-attr]
-                if len(key) > 1 and goes_on:
-                    runs[-1].append(line)
-                else:
-                    runs.append([line])
-            for run in runs:
+    def _check_fused(self, lines: list[_Line], where: str) -> None:
+        """Look at reductions into one place that follow each other: the runtime executes them as one."""
+        run: list[Step] = []
+        for line in (*lines, _Line(None, None, 0)):
+            step = line.step if line.step is not None and line.step.code is Code.REDUCE else None
+            goes_on = step is not None and run and line.after is None and not run[-1].posts
+            if not goes_on or step is None or _place(step) != _place(run[-1]):
                 if len(run) > MSCCL.fused:
                     self._once(
                         f"{where}: {len(run)} reductions into one place are fused, room is for {MSCCL.fused}"
                     )
-                last = run[-1].step
-                for line in run:
-                    if (
-                        len(run) > 1
-                        and line.step is not None
-                        and last is not None
-                        and line.step.count != last.count
-                    ):
-                        self._once(
-                            f"{where}: reductions of {line.step.count} and {last.count} chunks are fused"
-                        )
-                    joined.append(line)
-        return joined
+                for one in run:
+                    if one.count != run[-1].count:
+                        self._once(f"{where}: reductions of {one.count} and {run[-1].count} chunks are fused")
+                run = []
+            if step is not None:
+                run.append(step)
 
     def _step(self, element: Element, where: str) -> Step | None:
         name = element.get("type")
@@ -339,6 +316,13 @@ class _Reader:
             self.faults.append(text)
 
 
+def _place(reduction: Step) -> tuple[Memory, Memory, int]:
+    """What reductions that are fused have alike."""
+    source, target = reduction.source, reduction.target
+    assert source is not None and target is not None, "a reduction has both"
+    return source.memory, target.memory, target.start
+
+
 def _peer(element: Element, name: str, rank: int, where: str) -> int | None:
     peer = _whole(element, name, -1, 4095, where)
     if peer == rank:
@@ -353,9 +337,18 @@ def _memory(element: Element, name: str, where: str) -> Memory:
     return Memory(value)
 
 
-def _whole(element: Element, name: str, least: int, most: int, where: str | None = None) -> int:
-    value = element.attributes.get(name)
+def _whole(
+    element: Element,
+    name: str,
+    least: int,
+    most: int,
+    where: str | None = None,
+    default: int | None = None,
+) -> int:
+    value = element.get(name)
     at = where or element.tag
+    if value is None and default is not None:
+        return default
     if value is None:
         raise ProgramError(f"{at}: {name} is missing")
     if not _WHOLE.fullmatch(value):

@@ -36,7 +36,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     RankPart,
     Release,
     Signal,
@@ -50,6 +49,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json
 from arborcast.synth.formats.shapes import check_shape
+from arborcast.synth.nccl_protocol import Protocol
 
 _MAX_FINER = 1 << 10
 _T = TypeVar("_T")
@@ -161,7 +161,7 @@ class _Plan:
         self.ignored(gpu, GpuShape, where)
         lists = _Rank(self, rank, gpu)
         blocks = tuple(
-            _Block(self, lists, place, block).block() for place, block in enumerate(gpu["threadblocks"])
+            _BlockReader(self, lists, place, block).block() for place, block in enumerate(gpu["threadblocks"])
         )
         if len(blocks) > limits.BLOCKS:
             self.note(
@@ -274,7 +274,7 @@ def _needed(entry: Any, name: str, where: str) -> Any:
     return entry[name]
 
 
-class _Block:
+class _BlockReader:
     """One thread block: its lists of connections and buffers, and its operations."""
 
     def __init__(self, plan: _Plan, rank: _Rank, place: int, entry: BlockShape) -> None:
@@ -409,7 +409,7 @@ class _Block:
                     f"{where}: tbg_info in a pipeline; later iterations run beyond the block's part"
                 )
                 part = None
-        cut = _Cut(self._plan, self._buffers.get(kind, []), self._groups, where, group, part)
+        cut = _SpanReader(self._plan, self._buffers.get(kind, []), self._groups, where, group, part)
         first, aim = sources[0], targets[0]
         alone = len(sources) == 1 and len(targets) == 1
         if not alone and name in {"copy", "cpkt", "upkt", "get", "glres", "gstore", "gstorepkt"}:
@@ -445,7 +445,7 @@ class _Block:
         targets: Sequence[BufferShape],
         entry: OperationShape,
         where: str,
-        cut: _Cut,
+        cut: _SpanReader,
     ) -> Iterator[Operation]:
         if kind not in self._ends:
             self._plan.note(f"{where}: does nothing with channel_type {kind}")
@@ -505,7 +505,7 @@ class _Block:
         sources: Sequence[BufferShape],
         targets: Sequence[BufferShape],
         where: str,
-        cut: _Cut,
+        cut: _SpanReader,
     ) -> Move:
         others, own, sends = SUMS[name]
         if (sends or others == "far") and kind != "memory" and len(sources) + len(targets) > 2:
@@ -523,7 +523,7 @@ class _Block:
         return Move(read, tuple(write))
 
 
-class _Cut:
+class _SpanReader:
     """Entries of src_buff and dst_buff to spans, cut to the part of a block of a group or of an iteration."""
 
     def __init__(

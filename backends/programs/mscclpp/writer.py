@@ -20,7 +20,6 @@ from arborcast.backends.programs.program import (
     Move,
     Operation,
     ProgramError,
-    Protocol,
     Release,
     Signal,
     Span,
@@ -31,6 +30,7 @@ from arborcast.backends.programs.program import (
     plain_name,
 )
 from arborcast.synth.collective import Kind
+from arborcast.synth.nccl_protocol import Protocol
 
 Entry: TypeAlias = dict[str, Any]
 
@@ -82,7 +82,7 @@ class _Gpu:
 
     def entry(self) -> Entry:
         """What stands in `gpus`."""
-        blocks = [_Block(self, number, block).entry() for number, block in enumerate(self._part.blocks)]
+        blocks = [_BlockWriter(self, number, block).entry() for number, block in enumerate(self._part.blocks)]
         channels: list[Entry] = [
             {"channel_type": kind, "connected_to": [peer for _, peer, _ in row]}
             for kind, row in self._channels.items()
@@ -124,7 +124,7 @@ class _Gpu:
         return _place(self._groups, (spans[0].memory, tuple(span.rank or 0 for span in spans)))
 
 
-class _Block:
+class _BlockWriter:
     def __init__(self, gpu: _Gpu, number: int, block: ThreadBlock) -> None:
         self._gpu = gpu
         self._number = number

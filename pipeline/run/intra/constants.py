@@ -20,9 +20,6 @@ from arborcast.pipeline.run.intra.divided_operators import called
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
 from arborcast.pipeline.sharding.specs import Assignment
 
-Turn = tuple[int, int]
-"""Step and microbatch: random numbers differ by them."""
-
 
 class Constants:
     """Values that no sample changes, whole; each is made once, random numbers once a turn.
@@ -33,7 +30,6 @@ class Constants:
         buffers: of the model, by their nodes; they may change.
         varying: names of what does depend on samples or parameters.
         collectives: of the mesh, which know where this rank is in it.
-        seed: of random numbers.
 
     Raises:
         PlanError: a tensor is changed in place as no divided stage can follow.
@@ -46,11 +42,10 @@ class Constants:
         buffers: Mapping[str, Tensor],
         varying: set[str],
         collectives: MeshCollectives,
-        seed: int,
     ) -> None:
         """Nothing is computed yet."""
         self._captured, self._sizes, self._buffers = captured, sizes, buffers
-        self._varying, self._collectives, self._seed = varying, collectives, seed
+        self._varying, self._collectives = varying, collectives
         self._drawn: set[str] = set()  # random numbers, and what is made of them
         for node in captured.operators:
             if is_random(node) or any(it.name in self._drawn for it in node.all_input_nodes):
@@ -62,7 +57,7 @@ class Constants:
         """Buffers may have changed: what was made of them is made anew."""
         self._known = {}
 
-    def value(self, node: fx.Node, turn: Turn) -> Any:
+    def value(self, node: fx.Node, turn: int) -> Any:
         """What a node gives."""
         if node.name in self._known:
             return self._known[node.name]
@@ -84,7 +79,7 @@ class Constants:
             self._known[node.name] = made
         return made
 
-    def anew(self, node: fx.Node, turn: Turn) -> Any:
+    def anew(self, node: fx.Node, turn: int) -> Any:
         """What an operator gives now, whatever it gave before."""
         given = {key: self.plain(it, turn) for key, it in named(node).items()}
         for key in {it.split(".")[0] for it in changed_arguments(node)}:  # of lists all
@@ -92,7 +87,7 @@ class Constants:
         with self.drawing(node, turn, (None,) * len(self._collectives.mesh.shape)):
             return called(node.target, given)
 
-    def plain(self, value: Any, turn: Turn) -> Any:
+    def plain(self, value: Any, turn: int) -> Any:
         """An argument without nodes: sizes are those of whole tensors."""
 
         def known(node: fx.Node) -> Any:
@@ -110,17 +105,15 @@ class Constants:
         if node.name in inputs:
             return inputs[node.name]
         if node.name not in self._varying:
-            return self.value(node, (0, 0))
+            return self.value(node, 0)
         values = {key: self.of_inputs(it, inputs) for key, it in arguments(node)[0].items()}
         for key in changed_arguments(node):
             values[key] = values[key].clone()
         options = {key: it for key, it in arguments(node)[1].items() if key in named(node)}
-        return called(
-            node.target, given(node, values | {k: self.plain(it, (0, 0)) for k, it in options.items()})
-        )
+        return called(node.target, given(node, values | {k: self.plain(it, 0) for k, it in options.items()}))
 
     @contextmanager
-    def drawing(self, node: fx.Node, turn: Turn, assignment: Assignment) -> Iterator[None]:
+    def drawing(self, node: fx.Node, turn: int, assignment: Assignment) -> Iterator[None]:
         """Random numbers of their own, the same for ranks that do the same work: what tells others apart."""
         if not is_random(node):
             yield
@@ -129,7 +122,7 @@ class Constants:
         assert here is not None, "only ranks of the mesh draw"
         places = tuple((axis, here[axis]) for axis, label in enumerate(assignment) if label is not None)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(repr((self._seed, *turn, node.name, places)).encode()))
+            torch.manual_seed(zlib.crc32(repr((turn, node.name, places)).encode()))
             yield
 
 

@@ -29,7 +29,7 @@ class Pass:
         module: DividedStage,
         inputs: Mapping[str, Tensor],
         received: Mapping[str, Tensor],
-        turn: tuple[int, int],
+        turn: int,
     ) -> None:
         self.values: dict[str, Any] = {}
         self.sent: dict[str, Tensor] = {}

@@ -75,13 +75,12 @@ class DividedStage:
         chosen: a strategy for each; None for inputs.
         setting: whose prices choose the paths.
         collectives: of the mesh.
-        connect: connects them, and gives the mesh as torch has it, once all else is checked; None for a
-            mesh of one rank.
-        seed: of random numbers.
+        values: of some parameters, by their first names, instead of the model's.
+        rest: as `undivided` gives it, of which the stage takes possession.
 
     Attributes:
-        module: its parameters and `rest`, by all names that they have in the model.
-        rest: all else that the model holds, by the first name of each: whole, of this rank until `fill_rest`.
+        module: its parameters and `rest`, by all names that they have in the model; once distributed.
+        rest: all else that the model holds, by the first name of each: whole.
         is_last: whether it gives the loss.
 
     Raises:
@@ -96,11 +95,11 @@ class DividedStage:
         chosen: Sequence[Strategy | None],
         setting: Setting,
         collectives: MeshCollectives,
-        connect: Callable[[], DeviceMesh | None] | None,
         *,
-        seed: int = 0,
+        values: Mapping[str, Tensor],
+        rest: dict[str, Tensor],
     ) -> None:
-        """Divide the model's parameters and prepare every operator."""
+        """Prepare every operator; `distribute` is to follow."""
         captured = traced.training.captured
         self._captured, self._holdings, names = captured, traced.holdings, traced.holdings.names
         self._graph, self._chosen, self._setting = graph, tuple(chosen), setting
@@ -115,16 +114,13 @@ class DividedStage:
             table, partners = traced.evaluation
             self._partners = {name: table.nodes[theirs] for name, theirs in partners.items()}
         self._counters = {names[path]: node for path, node in _counters(captured)}
-        divided = {names[it.path] for it in trace.given if it.is_parameter}  # here or in other stages
-        others = [it for it in dict.fromkeys(names.values()) if it not in divided]
-        self.rest = {it: python.attrgetter(it)(traced.model).detach().clone() for it in others}
+        self.rest, self._values = rest, values
         self._constants = Constants(
             captured,
             self._sizes,
             {node: self.rest[names[path]] for node, path in captured.buffers.items()},
             self._varying,
             collectives,
-            seed,
         )
         several = {it.name for it in self._nodes.values() if not isinstance(it.meta.get("val"), Tensor)}
         self._routes = dict(routes(graph, chosen, setting, several))
@@ -135,18 +131,22 @@ class DividedStage:
                     options = arguments(self._nodes[member.value.value])[1]
                     self._division(operator, member, way).check(options, setting.microbatches)
         self._weighed = list(self._weighed_losses())
-        self._mesh = None if connect is None else connect()
+        self._model = traced.model
         self.module = nn.Module()  # without names of ours, which might be in their way
+        self._result = captured.outputs[0].name
+        self.is_last = self._result in graph.maker
+
+    def distribute(self, mesh: DeviceMesh | None) -> None:
+        """Divide the parameters over the mesh as torch has it, None for one rank; all its ranks call it."""
+        pairs = zip(self._graph.operators, self._chosen, strict=True)
         self._held = {
-            number: self._hold(traced, operator, way)
-            for number, (operator, way) in enumerate(zip(graph.operators, chosen, strict=True))
+            number: self._hold(operator, way, mesh)
+            for number, (operator, way) in enumerate(pairs)
             if way is not None and way.update is not None
         }
         known = {it: held.parameter for it, held in self.parameters.items()} | self.rest
-        for name, _, is_saved in traced.holdings.taken(known):
-            register(self.module, name, known[traced.holdings.names[name]], is_saved)
-        self._result = captured.outputs[0].name
-        self.is_last = self._result in graph.maker
+        for name, _, is_saved in self._holdings.taken(known):
+            register(self.module, name, known[self._holdings.names[name]], is_saved)
         self.spread_updates()
 
     # ------------------------------------------------------------------ passes
@@ -199,25 +199,23 @@ class DividedStage:
         inputs: Sequence[Tensor],
         received: Mapping[str, Tensor],
         *,
-        step: int = 0,
-        microbatch: int = 0,
+        turn: int = 0,
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """What a microbatch gives to the next stage, and its loss on the last one.
 
         Args:
             inputs: whole ones, in the order of the model's.
             received: from the stage before, by name: this rank's parts.
-            step: of the training; random numbers differ by it.
-            microbatch: likewise.
+            turn: of passes; random numbers differ by it.
 
         Returns:
             This rank's parts of what crosses, by name; and the loss, the same on every rank of the mesh.
         """
         if self.module.training:
             for name, node in self._counters.items():
-                self.rest[name].copy_(self._constants.anew(node, (step, microbatch)))
+                self.rest[name].copy_(self._constants.anew(node, turn))
         names = (node.name for node in self._captured.inputs)
-        going = Pass(self, dict(zip(names, inputs, strict=True)), received, (step, microbatch))
+        going = Pass(self, dict(zip(names, inputs, strict=True)), received, turn)
         for number, operator in enumerate(self._graph.operators):
             if operator.given is None:
                 going.run(number)
@@ -247,38 +245,11 @@ class DividedStage:
                 part = self._collectives.follow(part, held.update, way.path)
             held.values = self._views(held.operator, held.stored, part)
 
-    def forget(self) -> None:
-        """After passes whose gradients are not asked for."""
-        for held in self._held.values():
-            held.leaves = {}
-
-    def whole(self) -> dict[str, Tensor]:
-        """The values of its parameters, and of `rest`, by first names; every rank of the mesh calls it."""
-        found = {key: it.clone() for key, it in self.rest.items()}
-        for name, held in self.parameters.items():
-            first, part = held.operator.outputs[0], local(held.parameter).detach()
-            replicas = (None,) * len(self._setting.sizes)
-            path = self._setting.resharder.path(first.shape, first.size_bytes, held.update, replicas)
-            assert path is not None, "links allowed to store it"
-            found[name] = self._collectives.follow(part, held.update, path).clone()
-        return found
-
     @property
     def parameters(self) -> dict[str, HeldParameter]:
         """Those of the stage, by the first of their names in the model."""
         names = self._holdings.names
         return {names[it.operator.given.path]: it for it in self._held.values() if it.operator.given}
-
-    def take(self, name: str, whole: Tensor) -> None:
-        """Give a parameter other values; `spread_updates` is to follow."""
-        held = self.parameters[name]
-        local(held.parameter.detach()).copy_(self._collectives.part(whole, held.update))
-
-    def fill_rest(self, rest: Mapping[str, Tensor]) -> None:
-        """Take the values of `rest` on another rank."""
-        for name, value in rest.items():
-            self.rest[name].copy_(value)
-        self._constants.forget()
 
     def take_home(self, held: HeldParameter, value: str, gradient: Tensor) -> None:
         """Add a gradient that came home, of a parameter or of a view of it."""
@@ -343,7 +314,7 @@ class DividedStage:
         way: Strategy,
         values: Mapping[str, Any],
         reads: Iterator[Tensor],
-        turn: tuple[int, int],
+        turn: int,
         cast: Callable[[Tensor], Tensor] | None = None,
     ) -> Any:
         """One operator of torch within a merged one.
@@ -354,7 +325,7 @@ class DividedStage:
             way: how it is divided.
             values: what is made within the merged one, by name.
             reads: what others made, as it is read, in the order of `MergedOperator.reads`.
-            turn: step and microbatch, for random numbers.
+            turn: of the pass, for random numbers.
             cast: what autocast does to a tensor that a product reads; None to leave it to autocast.
         """
         name = member.value.value
@@ -384,11 +355,12 @@ class DividedStage:
 
     # ------------------------------------------------------------------ preparation
 
-    def _hold(self, traced: Traced, operator: MergedOperator, way: Strategy) -> HeldParameter:
+    def _hold(self, operator: MergedOperator, way: Strategy, mesh: DeviceMesh | None) -> HeldParameter:
         assert operator.given is not None and way.update is not None, "it is a parameter"
         path = operator.given.path
-        full = python.attrgetter(path)(traced.model)
-        parameter = nn.Parameter(_distributed(full, self._mesh, way.update), full.requires_grad)
+        whole = python.attrgetter(path)(self._model)
+        value = self._values.get(self._holdings.names[path], whole)
+        parameter = nn.Parameter(_distributed(value, mesh, way.update), whole.requires_grad)
         return HeldParameter(operator, way.before, way.update, parameter)
 
     def _division(self, operator: MergedOperator, member: Member, way: Strategy) -> Division:
@@ -414,7 +386,7 @@ class DividedStage:
         values: dict[str, Tensor] = {operator.name: first}
         way = Strategy(spec, spec, (), ())
         for member in operator.made[1:]:
-            values[member.value.value] = self.run_member(operator, member, way, values, iter(()), (0, 0))
+            values[member.value.value] = self.run_member(operator, member, way, values, iter(()), 0)
         return values
 
 
@@ -423,6 +395,14 @@ _LOWERED = {
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 }
 """Operators whose tensors autocast casts on CPUs."""
+
+
+def undivided(traced: Traced, trace: OperatorTrace) -> dict[str, Tensor]:
+    """A copy of all that a model holds beside the parameters of divided stages, by first names."""
+    names = traced.holdings.names
+    divided = {names[it.path] for it in trace.given if it.is_parameter}
+    others = [it for it in dict.fromkeys(names.values()) if it not in divided]
+    return {it: python.attrgetter(it)(traced.model).detach().clone() for it in others}
 
 
 def _has_nodes(value: Any) -> bool:

@@ -14,11 +14,12 @@ from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.model.traced.operator_reader import kind_of, operator_trace
 from arborcast.pipeline.operators import OperatorTrace
 from arborcast.pipeline.run.divisibility import check_shared_statistics
-from arborcast.pipeline.run.intra.divided_loop import TYPES, CrossingTensor
 from arborcast.pipeline.run.intra.divided_operators import AGREEING
+from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor
 from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
 from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.pipeline.stages import Plan
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class StageContents:
         users: by the first name of a parameter the stages that use it.
         homes: by the first name of anything else the stage that writes it.
         mine: number of this rank's stage; None of one without work.
-        has_idle: whether there is such a rank.
     """
 
     trace: OperatorTrace
@@ -41,15 +41,14 @@ class StageContents:
     users: Mapping[str, tuple[int, ...]]
     homes: Mapping[str, int]
     mine: int | None
-    has_idle: bool
 
     @classmethod
     def of(cls, model: Traced, plan: ShardedPlan, rank: int) -> StageContents:
         """As all ranks see it.
 
         Raises:
-            PlanError: the plan is for another number of layers, cuts what cannot be cut, or has microbatches
-                of whose losses that of the batch is not the mean.
+            PlanError: the plan cuts what cannot be cut, or has microbatches of whose losses that of the batch
+                is not the mean.
         """
         if plan.microbatches > 1:
             why = why_no_mean(model.training.captured, lambda it: kind_of(it) in AGREEING)
@@ -65,10 +64,6 @@ class StageContents:
         if len(plan.stages) > 1:
             check_shared_statistics(model, plan)
             sliced = Sliced(whole, plan.topology.ranks)
-            if sliced.depth != plan.depth:
-                raise PlanError(
-                    f"plan: must hold the {sliced.depth} layers of {model.name}, got {plan.depth}"
-                )
             graphs = tuple(sliced.stage(it.start, it.end) for it in plan.stages)
             crossing = [tuple(_crossing(model, sliced, it.end)) for it in plan.stages[:-1]]
         names = model.holdings.names
@@ -86,15 +81,13 @@ class StageContents:
             if name not in divided
         }
         mine = next((number for number, it in enumerate(plan.stages) if rank in it.ranks), None)
-        has_idle = sum(len(it.ranks) for it in plan.stages) < plan.topology.ranks
-        return cls(trace, graphs, tuple(crossing), users, homes, mine, has_idle)
+        return cls(trace, graphs, tuple(crossing), users, homes, mine)
 
-    def ties(self, plan: ShardedPlan) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """Parameters of several stages: the name, the ranks of those, and the first rank of the first."""
-        for name, stages in sorted(self.users.items()):
+    def ties(self, plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Parameters of several stages: the name, and a layer of each of those."""
+        for name, stages in self.users.items():
             if len(stages) > 1:
-                ranks = sorted(it for number in stages for it in plan.stages[number].ranks)
-                yield name, tuple(ranks), plan.stages[stages[0]].sharding.mesh.ascending().ranks[0]
+                yield name, tuple(plan.stages[it].start for it in stages)
 
     def is_written(self, name: str) -> bool:
         """Whether this rank's stage is the one that gives a tensor to checkpoints, by its first name."""
@@ -108,4 +101,5 @@ def _crossing(model: Traced, sliced: Sliced, cut: int) -> Iterator[CrossingTenso
             raise PlanError(f"plan: {tensor.value}, which is several tensors, cannot cross to layer {cut}")
         if value.dtype not in TYPES:
             raise PlanError(f"plan: {tensor.value} of {value.dtype} cannot cross to layer {cut}")
-        yield CrossingTensor(tensor, value.dtype, tensor.value in sliced.graph.trained)
+        is_real = value.is_floating_point() or value.is_complex()
+        yield CrossingTensor(tensor, value.dtype, is_real and tensor.value in sliced.graph.trained)

@@ -52,7 +52,7 @@ def certified_ratio(problem: ChunkProblem, steps: int, certificate: StepCertific
 
     Args:
         problem: what is limited: the collective itself, the mirror image of a reduction, or that of an
-            allreduce (`synth.chunks.sums.instance.sum_problem`).
+            allreduce (`synth.chunks.allreduce.partial_sums.sum_problem`).
         steps: S.
         certificate: lengths of paths or of trees; of an allreduce, of pairs or messages. Those of paths and
             pairs take a shortest-way search per target; those of trees time exponential in the targets of a

@@ -19,8 +19,8 @@ from arborcast.synth.kernels.arborescence import Routes
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.lp.tree_program import TreeRows
-from arborcast.synth.packing.carrier import Carrier, centred, mirrored, pair_up
 from arborcast.synth.packing.symmetric.growth import Orbits
+from arborcast.synth.packing.weighted_tree import WeightedTree, centred, mirrored, pair_up
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology
 
@@ -219,11 +219,11 @@ def least_height(problem: Problem) -> int:
 
 def carriers_of(
     problem: Problem, columns: Sequence[OrbitTree], weights: Sequence[Fraction]
-) -> Sequence[Carrier]:
+) -> Sequence[WeightedTree]:
     """The trees with their weights, for an allreduce in pairs."""
-    trees: dict[bool, list[Carrier]] = {False: [], True: []}
+    trees: dict[bool, list[WeightedTree]] = {False: [], True: []}
     for column, weight in zip(columns, weights, strict=True):
-        trees[problem.groups[column.group].turned].append(Carrier(column.root, weight, column.routes))
+        trees[problem.groups[column.group].turned].append(WeightedTree(column.root, weight, column.routes))
     if problem.mirrored:
         return [_at_representative(centred(mirrored(tree)), problem.translations) for tree in trees[False]]
     if trees[False] and trees[True]:
@@ -231,7 +231,7 @@ def carriers_of(
     return trees[False] or trees[True]
 
 
-def _at_representative(pair: Carrier, translations: Translations) -> Carrier:
+def _at_representative(pair: WeightedTree, translations: Translations) -> WeightedTree:
     """The image of a pair whose root is the first rank of its orbit: no load of an orbit changes."""
     element = int(translations.minus(0, int(translations.place[pair.root])))
     if element == 0:

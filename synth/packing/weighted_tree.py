@@ -26,7 +26,7 @@ from arborcast.synth.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
-class Carrier:
+class WeightedTree:
     """A spanning out-tree with a weight; for an allreduce a pair of trees.
 
     Attributes:
@@ -42,7 +42,7 @@ class Carrier:
     into: Routes | None = None
 
     @classmethod
-    def of(cls, graph: LinkGraph, tree: Tree) -> Carrier:
+    def of(cls, graph: LinkGraph, tree: Tree) -> WeightedTree:
         """A tree that was written down, over the links of a graph.
 
         Raises:
@@ -99,11 +99,11 @@ class Carrier:
             )
         )
 
-    def over(self, graph: LinkGraph, images: Ints | None = None) -> Carrier:
+    def over(self, graph: LinkGraph, images: Ints | None = None) -> WeightedTree:
         """The same over another graph, which has all its links; see `Routes.over`."""
         root = self.root if images is None else int(images[self.root])
         into = None if self.into is None else self.into.over(graph.turned_round, images)
-        moved = Carrier(root, self.weight, self.out.over(graph, images), into)
+        moved = WeightedTree(root, self.weight, self.out.over(graph, images), into)
         assert all((routes.links >= 0).all() for routes in (moved.out, into) if routes is not None)
         return moved
 
@@ -117,7 +117,7 @@ class Packing:
         settings: facts about how they were found (epsilon, iterations, ...), for `Method.settings`.
     """
 
-    carriers: tuple[Carrier, ...]
+    carriers: tuple[WeightedTree, ...]
     settings: Settings = ()
 
     @property
@@ -126,9 +126,9 @@ class Packing:
         return tuple(carrier.tree for carrier in self.carriers)
 
 
-def merge(carriers: Iterable[Carrier]) -> tuple[Carrier, ...]:
+def merge(carriers: Iterable[WeightedTree]) -> tuple[WeightedTree, ...]:
     """The carriers with equal ones put together by adding their weights, in order of appearance."""
-    first: dict[tuple[bytes, ...], Carrier] = {}
+    first: dict[tuple[bytes, ...], WeightedTree] = {}
     weight: dict[tuple[bytes, ...], Fraction] = defaultdict(Fraction)
     for carrier in carriers:
         key = carrier.key
@@ -137,7 +137,7 @@ def merge(carriers: Iterable[Carrier]) -> tuple[Carrier, ...]:
     return tuple(replace(carrier, weight=weight[key]) for key, carrier in first.items())
 
 
-def congestion(carriers: Iterable[Carrier], topology: Topology) -> Fraction:
+def congestion(carriers: Iterable[WeightedTree], topology: Topology) -> Fraction:
     """The fullest link: load over bandwidth, 1 is full."""
     load: dict[int, Fraction] = defaultdict(Fraction)
     for carrier in carriers:
@@ -148,14 +148,14 @@ def congestion(carriers: Iterable[Carrier], topology: Topology) -> Fraction:
     )
 
 
-def mirrored(carrier: Carrier) -> Carrier:
+def mirrored(carrier: WeightedTree) -> WeightedTree:
     """The pair that gathers along the tree on which it spreads; every link needs its reverse."""
     graph, out = carrier.out.graph, carrier.out
     into = Routes(graph.turned_round, out.parents, out.starts, graph.reverse[out.links])
     return replace(carrier, into=into)
 
 
-def centred(carrier: Carrier) -> Carrier:
+def centred(carrier: WeightedTree) -> WeightedTree:
     """A mirrored pair with its root moved to the centre of the tree, which about halves the height.
 
     Whatever the root, each edge is used once in each direction, so the loads stay as they are. A pair
@@ -166,7 +166,7 @@ def centred(carrier: Carrier) -> Carrier:
     root = int(_centre(carrier.out.parents, carrier.root))
     if root == carrier.root:
         return carrier
-    return mirrored(Carrier(root, carrier.weight, rerooted(carrier.out, root)))
+    return mirrored(WeightedTree(root, carrier.weight, rerooted(carrier.out, root)))
 
 
 def rerooted(routes: Routes, root: int) -> Routes:
@@ -175,7 +175,7 @@ def rerooted(routes: Routes, root: int) -> Routes:
     return Routes(graph, *_rerooted(routes.parents, routes.starts, routes.links, root, graph.reverse))
 
 
-def pair_up(outs: Iterable[Carrier], ins: Iterable[Carrier]) -> tuple[Carrier, ...]:
+def pair_up(outs: Iterable[WeightedTree], ins: Iterable[WeightedTree]) -> tuple[WeightedTree, ...]:
     """Overlay the out-trees and in-trees of each root by their weights, as intervals laid side by side.
 
     Args:
@@ -190,7 +190,7 @@ def pair_up(outs: Iterable[Carrier], ins: Iterable[Carrier]) -> tuple[Carrier, .
     assert {root: sum(tree.weight for tree in trees) for root, trees in spreading.items()} == {
         root: sum(tree.weight for tree in trees) for root, trees in gathering.items()
     }, "each root must gather as much as it spreads"
-    pairs: list[Carrier] = []
+    pairs: list[WeightedTree] = []
     for root in sorted(spreading):
         tall_first = sorted(spreading[root], key=lambda tree: -tree.height)
         low_first = sorted(gathering[root], key=lambda tree: tree.height)
@@ -199,19 +199,19 @@ def pair_up(outs: Iterable[Carrier], ins: Iterable[Carrier]) -> tuple[Carrier, .
     return merge(pairs)
 
 
-def pair(out: Carrier, into: Carrier, weight: Fraction) -> Carrier:
+def pair(out: WeightedTree, into: WeightedTree, weight: Fraction) -> WeightedTree:
     """An out-tree of a topology and one of the reversed topology, of the same root."""
-    return Carrier(out.root, weight, out.out, into.over(out.out.graph.turned_round).out)
+    return WeightedTree(out.root, weight, out.out, into.over(out.out.graph.turned_round).out)
 
 
-def _by_root(trees: Iterable[Carrier]) -> dict[int, list[Carrier]]:
-    found: dict[int, list[Carrier]] = defaultdict(list)
+def _by_root(trees: Iterable[WeightedTree]) -> dict[int, list[WeightedTree]]:
+    found: dict[int, list[WeightedTree]] = defaultdict(list)
     for tree in merge(trees):
         found[tree.root].append(tree)
     return found
 
 
-def _equal_weights(outs: list[Carrier], ins: list[Carrier]) -> list[Carrier]:
+def _equal_weights(outs: list[WeightedTree], ins: list[WeightedTree]) -> list[WeightedTree]:
     """Pairs of trees of one weight; what was paired is taken out of both lists."""
     pairs = []
     for out in list(outs):
@@ -223,7 +223,7 @@ def _equal_weights(outs: list[Carrier], ins: list[Carrier]) -> list[Carrier]:
     return pairs
 
 
-def _side_by_side(outs: Iterable[Carrier], ins: Iterable[Carrier]) -> list[Carrier]:
+def _side_by_side(outs: Iterable[WeightedTree], ins: Iterable[WeightedTree]) -> list[WeightedTree]:
     """Lay both lists along one line and cut it wherever a tree of either ends."""
     pairs = []
     waiting_out, waiting_in = list(outs)[::-1], list(ins)[::-1]

@@ -1,4 +1,4 @@
-"""The passes of a divided stage in order, and what it exchanges with the stages before and behind.
+"""What a divided stage exchanges with the stages before and behind.
 
     stage 0, mesh of 2          stage 1, mesh of 3
     rank 0  entries [0, 6)  ->  rank 2  [0, 4)            every rank gets its own part of a tensor once,
@@ -10,17 +10,22 @@ What autocast makes of values is not in the traced graph: then the first message
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from arborcast.pipeline.order.actions import Action, Phase
-from arborcast.pipeline.order.pass_messages import WorkerStep
-from arborcast.pipeline.run.intra.divided_stage import DividedStage
-from arborcast.pipeline.run.loop import Loop, wait
-from arborcast.pipeline.run.stage_messages import Messenger, Pending, absent, as_bytes, is_absent
+from arborcast.pipeline.run.stage_messages import (
+    BoundaryMessages,
+    Messenger,
+    Pending,
+    TagOf,
+    absent,
+    as_bytes,
+    is_absent,
+    wait,
+)
 from arborcast.pipeline.sharding import graph, slices
 from arborcast.pipeline.sharding.fabric_prices import Mesh
 from arborcast.pipeline.sharding.slices import SliceMessage, parted_dim
@@ -55,8 +60,8 @@ class CrossingTensor:
 
 
 @dataclass
-class Boundary:
-    """Where this rank's stage meets the one before or behind.
+class SliceMessages(BoundaryMessages):
+    """Between stages whose ranks have slices of tensors, each along a dimension of its own.
 
     Args:
         tensors: that cross it.
@@ -65,7 +70,7 @@ class Boundary:
         rank: this one, of either.
         links: to other ranks.
         says_types: whether types of values are told with the first message.
-        tag_of: a number for each tensor and microbatch, in either direction.
+        tag_of: of the messages of each tensor; the number behind those of all tensors is that of types.
     """
 
     tensors: Sequence[CrossingTensor]
@@ -74,19 +79,21 @@ class Boundary:
     rank: int
     links: Messenger
     says_types: bool
-    tag_of: Callable[[int, int, bool], int]
+    tag_of: TagOf
     _types: list[torch.dtype] | None = field(default=None, init=False)
     _pending: dict[tuple[int, bool], list[list[tuple[SliceMessage, Tensor, Pending]]]] = field(
         default_factory=dict, init=False
     )
 
-    def send(self, microbatch: int, parts: Sequence[Tensor | None], *, back: bool) -> list[Pending]:
-        """Begin to send this rank's parts, of gradients those of `trained`; None where there is none."""
+    def send(self, microbatch: int, tensors: Sequence[Tensor | None], *, back: bool) -> list[Pending]:
+        """As `BoundaryMessages.send`."""
         sent: list[Pending] = []
         what = "sending the gradient" if back else "sending the output"
         if not back and self.says_types and self._types is None:
-            sent += self._say_types(microbatch, [it.dtype for it in parts if it is not None])
-        for number, (crossing, part) in enumerate(zip(self._crossing(back), parts, strict=True)):
+            sent += self._say_types(microbatch, [it.dtype for it in tensors if it is not None])
+        for number, (crossing, part) in enumerate(zip(self.tensors, tensors, strict=True)):
+            if back and not crossing.needs_gradient:
+                continue
             dim, (first, _) = parted_dim(crossing.tensor), self._own(crossing)
             for message in self._messages(crossing, back):
                 if message.src != self.rank:
@@ -96,19 +103,19 @@ class Boundary:
                     given = absent(shape, self._type(crossing))
                 else:
                     cut = part if dim is None else part.narrow(dim, message.start - first, _length(message))
-                    given = as_bytes(cut.contiguous())
+                    given = as_bytes(cut.resolve_conj().resolve_neg().contiguous())
                 tag = self.tag_of(number, microbatch, back)
                 sent.append(self.links.send(given, message.dst, tag, what=what, microbatch=microbatch))
         return sent
 
     def receive(self, microbatch: int, *, back: bool) -> None:
-        """Post the receives of this rank's parts."""
+        """As `BoundaryMessages.receive`."""
         if not back and self.says_types and self._types is None:
             self._hear_types(microbatch)
         what, arriving = "gradient" if back else "input", []
-        for number, crossing in enumerate(self._crossing(back)):
+        for number, crossing in enumerate(self.tensors):
             parts = []
-            for message in self._messages(crossing, back):
+            for message in self._messages(crossing, back) if crossing.needs_gradient or not back else ():
                 if message.dst == self.rank:
                     buffer = torch.empty(self._shape(crossing, _length(message)), dtype=self._type(crossing))
                     tag = self.tag_of(number, microbatch, back)
@@ -120,10 +127,10 @@ class Boundary:
         self._pending[microbatch, back] = arriving
 
     def arrived(self, microbatch: int, *, back: bool) -> list[Tensor | None]:
-        """This rank's parts, once they are here; None of a gradient that there is not."""
+        """As `BoundaryMessages.arrived`."""
         found: list[Tensor | None] = []
         arriving = self._pending.pop((microbatch, back))
-        for crossing, parts in zip(self._crossing(back), arriving, strict=True):
+        for crossing, parts in zip(self.tensors, arriving, strict=True):
             wait([pending for *_, pending in parts])
             buffers = [it for _, it, _ in sorted(parts, key=lambda part: part[0].start)]
             if back:
@@ -137,9 +144,6 @@ class Boundary:
             dim = parted_dim(crossing.tensor)
             found.append(buffers[0] if dim is None or len(buffers) == 1 else torch.cat(buffers, dim))
         return found
-
-    def _crossing(self, back: bool) -> list[CrossingTensor]:
-        return [it for it in self.tensors if it.needs_gradient or not back]
 
     def _messages(self, crossing: CrossingTensor, back: bool) -> Iterator[SliceMessage]:
         ends = (self.receivers, self.senders) if back else (self.senders, self.receivers)
@@ -183,121 +187,3 @@ class Boundary:
 
 def _length(message: SliceMessage) -> int:
     return message.stop - message.start
-
-
-@dataclass
-class _Kept:
-    """Of a forward pass, until the backward pass."""
-
-    received: Mapping[str, Tensor]
-    sent: Mapping[str, Tensor]
-    loss: Tensor | None
-
-
-class DividedLoop(Loop):
-    """The passes of this rank's stage.
-
-    Args:
-        stage: divided.
-        steps: of its worker.
-        in_flight: as of `Loop`.
-        before: the boundary to the stage before; None of the first one.
-        behind: to the stage behind; None of the last one.
-        weigh: makes of a microbatch's loss what its backward pass begins with.
-
-    Attributes:
-        losses: of the microbatches of the last batch, on the last stage.
-        doing: what this rank did last, in words.
-    """
-
-    def __init__(
-        self,
-        stage: DividedStage,
-        steps: Sequence[WorkerStep],
-        in_flight: int,
-        before: Boundary | None,
-        behind: Boundary | None,
-        weigh: Callable[[Tensor], Tensor],
-    ) -> None:
-        self.steps, self.in_flight = steps, in_flight
-        self.losses: dict[int, Tensor] = {}
-        self.doing = "waiting for the others"
-        self._stage, self._before, self._behind, self._weigh = stage, before, behind, weigh
-        self._kept: dict[int, _Kept] = {}
-        self._gradients: dict[int, list[Tensor | None]] = {}
-
-    def run(self, parts: Sequence[Sequence[Tensor]], step: int) -> None:
-        """All passes of a batch; `finish` is to follow.
-
-        Args:
-            parts: the inputs of each microbatch, whole.
-            step: of the training, for random numbers.
-        """
-        self._kept, self._gradients, self.losses = {}, {}, {}
-        self._parts, self._step, self._training = parts, step, torch.is_grad_enabled()
-        self._stage.begin(parts)
-        self.walk(training=self._training)
-        self._parts = ()
-
-    def receive(self, action: Action) -> None:
-        """As `Loop.receive`."""
-        back = action.phase is Phase.BACKWARD
-        self._end(back).receive(action.microbatch, back=back)
-
-    def compute(self, action: Action) -> None:
-        """As `Loop.compute`."""
-        if action.phase is Phase.FORWARD:
-            self._forward(action.microbatch)
-        else:
-            self._backward(action.microbatch)
-
-    def send(self, action: Action) -> list[Pending]:
-        """As `Loop.send`."""
-        back, m = action.phase is Phase.BACKWARD, action.microbatch
-        end = self._end(not back)
-        if back:
-            return end.send(m, self._gradients.pop(m), back=True)
-        kept = self._kept[m] if self._training else self._kept.pop(m)
-        return end.send(m, [kept.sent[it.tensor.value].detach() for it in end.tensors], back=False)
-
-    def _end(self, is_behind: bool) -> Boundary:
-        end = self._behind if is_behind else self._before
-        assert end is not None, "the order has no messages beyond the ends"
-        return end
-
-    def _forward(self, m: int) -> None:
-        self.doing = f"forward pass of microbatch {m}"
-        received: dict[str, Tensor] = {}
-        if self._before is not None:
-            arrived = self._before.arrived(m, back=False)
-            for crossing, part in zip(self._before.tensors, arrived, strict=True):
-                assert part is not None, "values always come"
-                needs = crossing.needs_gradient and self._training and part.is_floating_point()
-                received[crossing.tensor.value] = part.requires_grad_(needs)
-        sent, loss = self._stage.forward(self._parts[m], received, step=self._step, microbatch=m)
-        if loss is not None:
-            self.losses[m] = loss.detach()
-        if self._training or self._behind is not None:
-            self._kept[m] = _Kept(received, sent, loss)
-
-    def _backward(self, m: int) -> None:
-        self.doing = f"backward pass of microbatch {m}"
-        kept = self._kept.pop(m)
-        roots: list[Tensor] = []
-        given: list[Tensor | None] = []
-        if self._behind is not None:
-            crossing = [it for it in self._behind.tensors if it.needs_gradient]
-            for it, gradient in zip(crossing, self._behind.arrived(m, back=True), strict=True):
-                part = kept.sent[it.tensor.value]
-                if gradient is not None and part.requires_grad:
-                    roots.append(part)
-                    given.append(gradient)
-        if kept.loss is not None and kept.loss.requires_grad:
-            roots.append(self._weigh(kept.loss))
-            given.append(None)
-        if roots:
-            with torch.autocast("cpu", enabled=False):  # types follow those of the forward pass
-                torch.autograd.backward(roots, given)
-        if self._before is not None:
-            names = (it.tensor.value for it in self._before.tensors if it.needs_gradient)
-            self._gradients[m] = [kept.received[name].grad for name in names]

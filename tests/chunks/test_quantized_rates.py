@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.synth.api import approach
-from arborcast.synth.chunks.grid import FINEST, LARGEST_EXACT, Grid, coarsest_unit
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.time_reversal import schedule_of
+from arborcast.synth.chunks.quantized_rates import FINEST, LARGEST_EXACT, QuantizedRates, coarsest_unit
 from arborcast.synth.chunks.trees.column_generation import tree_bound
 from arborcast.synth.chunks.trees.plan import MOST_NEAR, plan_near_it
 from arborcast.synth.collective import Collective
@@ -75,7 +75,7 @@ def test_the_grid_of_drawn_rates(
     kept: dict[Fraction, Fraction],
 ) -> None:
     links = [Link(rank, rank + 1, rate) for rank, rate in enumerate(rates)]
-    grid = Grid.of(Topology.build("line", len(rates) + 1, links), tolerance)
+    grid = QuantizedRates.of(Topology.build("line", len(rates) + 1, links), tolerance)
     assert (None if grid is None else grid.unit, {} if grid is None else grid.rates) == (unit, kept)
     if grid is not None:
         assert grid.rounded.bandwidth_unit == grid.unit
@@ -85,7 +85,7 @@ def test_the_grid_of_drawn_rates(
 @pytest.mark.parametrize("tolerance", [Fraction(-1), Fraction(1), FINEST / 2])
 def test_a_tolerance_out_of_its_range_is_refused(tolerance: Fraction) -> None:
     with pytest.raises(InputError, match=f"rate tolerance must be 0, or at least {FINEST}"):
-        Grid.of(two_sockets(4), tolerance)
+        QuantizedRates.of(two_sockets(4), tolerance)
 
 
 def test_a_schedule_of_the_grid_is_one_of_the_real_fabric() -> None:
@@ -178,7 +178,7 @@ def test_candidates_for_a_size_are_schedules_of_the_real_fabric() -> None:
 
 def test_packings_are_rounded_to_few_chunks() -> None:
     """56/47 rounds per chunk in two steps from 47 chunks; 6/5 from 5, which is within a twentieth."""
-    grid = Grid.of(two_sockets(8))
+    grid = QuantizedRates.of(two_sockets(8))
     assert grid is not None
     fabric, collective = grid.rounded, Collective.on(grid.rounded, "broadcast")
     problem = ChunkProblem.of(fabric, collective)

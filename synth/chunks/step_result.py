@@ -1,7 +1,7 @@
 """What is known of one number of steps, and what all searches for it share.
 
-`synth.chunks.step_optimum` searches for copies, `synth.chunks.sums.optimum` for allreduces: in another order,
-with other limits and other plans. How both note what they find stands here.
+`synth.chunks.step_solver` searches for copies, `synth.chunks.allreduce.allreduce_solver` for allreduces: in
+another order, with other limits and other plans. How both note what they find stands here.
 """
 
 from __future__ import annotations

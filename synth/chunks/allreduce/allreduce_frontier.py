@@ -13,18 +13,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.certificate import Bound, Scope
-from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.curve import FrontierOptions, why_enough
-from arborcast.synth.chunks.optimum import StepOptimum
-from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.worker import SolverProcess
-from arborcast.synth.chunks.step_optimum import is_large
-from arborcast.synth.chunks.sums.halves import static_ratio
-from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
-from arborcast.synth.chunks.sums.links import met_on_links
-from arborcast.synth.chunks.sums.meeting import MOST_SENDS, Meetings
-from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
-from arborcast.synth.chunks.sums.points import (
+from arborcast.synth.chunks.allreduce.allreduce_solver import SumOptimum, cached_optimum
+from arborcast.synth.chunks.allreduce.halves import static_ratio
+from arborcast.synth.chunks.allreduce.hierarchical import MOST_SENDS, HierarchicalAllreduces
+from arborcast.synth.chunks.allreduce.meeting_on_links import met_on_links
+from arborcast.synth.chunks.allreduce.partial_sums import SumPlan, sum_problem, sum_schedule
+from arborcast.synth.chunks.allreduce.points import (
     MEETINGS,
     Point,
     RestrictedSchedule,
@@ -32,7 +26,13 @@ from arborcast.synth.chunks.sums.points import (
     point_method,
     point_of,
 )
-from arborcast.synth.chunks.sums.searcher import SumSearcher
+from arborcast.synth.chunks.allreduce.searcher import SumSearcher
+from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
+from arborcast.synth.chunks.curve import FrontierOptions, why_enough
+from arborcast.synth.chunks.solvers.cache import ChunkCache
+from arborcast.synth.chunks.solvers.worker import SolverProcess
+from arborcast.synth.chunks.step_result import StepOptimum
+from arborcast.synth.chunks.step_solver import is_large
 from arborcast.synth.chunks.trees.plan import MOST_NEAR
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -167,7 +167,7 @@ class _Tracing:
         asked = self._topology, self._collective, self._limit, self._last, self._options
         found = met_on_links(*asked, on_links)
         self._cut_short |= on_links.has_passed
-        meeting = Meetings(self._problem)
+        meeting = HierarchicalAllreduces(self._problem)
         every = range(meeting.fewest_steps, self._last + 1)
         for index, steps in enumerate(every):
             best = min((each.ratio for each in found if each.schedule.steps <= steps), default=None)

@@ -1,10 +1,9 @@
-"""What others do with an alltoall of blocks of any sizes, as schedules to compare plans with.
+"""FAST's idea of an alltoall of blocks of any sizes, for boxes with a port for each rank (arXiv 2505.09764).
 
-`pairwise`: whole blocks on one shortest way each, in steps of equal distance in the circle of ranks, as
-libraries send them. `balanced`: FAST's idea for boxes with a port for each rank (arXiv 2505.09764): what a
-box has for another is shared evenly among the ports of the box, boxes exchange in the rounds of Birkhoff's
-decomposition, and the other box brings each part to its rank. This one shares every block; FAST only moves
-what one rank has above the mean. Inside boxes links are so much faster that both wait for the ports.
+What a box has for another is shared evenly among the ports of the box, boxes exchange in the rounds of
+Birkhoff's decomposition, and the other box brings each part to its rank. This one shares every block; FAST
+only moves what one rank has above the mean. Inside boxes links are so much faster that both wait for the
+ports.
 """
 
 from __future__ import annotations
@@ -12,40 +11,16 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 
-from arborcast.synth.alltoallv.plan import stops_of
+from arborcast.synth.alltoallv.pairwise import Part, as_schedule
 from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.alltoallv.rounds import decompose
 from arborcast.synth.certificate import Bound
-from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError
-from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Vertex
-
-Part = tuple[tuple[Vertex, ...], int, int]
-"""A way, its part of a block in bytes times the ranks of a box, and the step of its first transfer."""
-
-
-def pairwise(planner: AlltoallvPlanner, sizes: Sequence[Sequence[int]], bound: Bound) -> Schedule:
-    """Every block whole, the nearest in the circle of ranks first; `bound` is a plan's.
-
-    Of the planner's choices of shortest ways, that which shares the links best.
-    """
-    count = planner.topology.ranks
-    tried = [
-        [
-            (planner.way(source, target, choice), sizes[source][target], (target - source) % count - 1)
-            for source in range(count)
-            for target in range(count)
-            if source != target and sizes[source][target]
-        ]
-        for choice in range(planner.choices)
-    ]
-    schedules = [_schedule(planner, sizes, bound, "pairwise", parts, 1) for parts in tried]
-    return max(schedules, key=lambda schedule: schedule.rate)
 
 
 def balanced(planner: AlltoallvPlanner, sizes: Sequence[Sequence[int]], bound: Bound) -> Schedule:
@@ -78,7 +53,7 @@ def balanced(planner: AlltoallvPlanner, sizes: Sequence[Sequence[int]], bound: B
             for port, other in zip(boxes[pair[0]], boxes[pair[1]], strict=True):
                 way = _joined(planner, (source, port, other, target))
                 parts.append((way, size, turn + (source == port)))
-    return _schedule(planner, sizes, bound, "balanced", parts, count)
+    return as_schedule(planner, sizes, bound, "balanced", parts, count)
 
 
 def boxes_of(planner: AlltoallvPlanner) -> list[list[int]]:
@@ -126,23 +101,3 @@ def _joined(planner: AlltoallvPlanner, stops: Sequence[int]) -> tuple[Vertex, ..
         if src != dst:
             way += planner.way(src, dst)[1:]
     return way
-
-
-def _schedule(
-    planner: AlltoallvPlanner,
-    sizes: Sequence[Sequence[int]],
-    bound: Bound,
-    name: str,
-    parts: Sequence[Part],
-    scale: int,
-) -> Schedule:
-    topology = planner.topology
-    collective = Collective.alltoallv(topology, sizes)
-    unit = Fraction(topology.ranks, collective.total * scale)
-    chunks, transfers = [], []
-    for number, (way, amount, first) in enumerate(parts):
-        chunks.append(Chunk(unit * amount, way[0], way[-1]))
-        stops = stops_of(topology, way)
-        for step, (start, end) in enumerate(itertools.pairwise(stops), start=first):
-            transfers.append(Transfer(number, way[start], way[end], step, via=way[start + 1 : end]))
-    return Schedule.build(topology, collective, Method(name), bound, chunks, transfers)

@@ -11,6 +11,8 @@ from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import TypeAlias, cast
 
+from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
+from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumOrbits, SumPlan, pruned
 from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.encodings.registry import Encoding
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -20,8 +22,6 @@ from arborcast.synth.chunks.problem.symmetry import small_subgroups, subgroups
 from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
 from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, PortfolioResult, run_portfolio
 from arborcast.synth.chunks.solvers.worker import SolverProcess
-from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, pruned
-from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
 from arborcast.synth.symmetry.permutations import identity
@@ -29,10 +29,10 @@ from arborcast.synth.symmetry.permutations import identity
 SumAnswer: TypeAlias = SumPlan | Infeasible | Unknown
 
 SEARCHES: Mapping[str, Encoding] = {
-    "sums": Encoding("arborcast.synth.chunks.sums.search:sum_search", "python-sat"),
-    "spread": Encoding("arborcast.synth.chunks.sums.search:spread_search", "python-sat"),
-    "fewest": Encoding("arborcast.synth.chunks.sums.search:fewest_search", "python-sat"),
-    "fewest sums": Encoding("arborcast.synth.chunks.sums.search:fewest_sum_search", "python-sat"),
+    "sums": Encoding("arborcast.synth.chunks.allreduce.sum_formulas:sum_search", "python-sat"),
+    "spread": Encoding("arborcast.synth.chunks.allreduce.sum_formulas:spread_search", "python-sat"),
+    "fewest": Encoding("arborcast.synth.chunks.allreduce.sum_formulas:fewest_search", "python-sat"),
+    "fewest sums": Encoding("arborcast.synth.chunks.allreduce.sum_formulas:fewest_sum_search", "python-sat"),
 }
 """Where the searches are found, as `module:class`."""
 
@@ -63,7 +63,7 @@ class SumSearcher:
     """Answers instances of one allreduce.
 
     Attributes:
-        problem: see `synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.allreduce.partial_sums.sum_problem`.
         seed: of the solvers; the same seed gives the same plan on any machine.
         deadline: of all searches together.
         child: the process in which solvers run.

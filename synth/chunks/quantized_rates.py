@@ -29,7 +29,7 @@ FINEST = Fraction(1, 1000)
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantizedRates:
     """A fabric beside the same with its rates rounded down.
 
     Attributes:
@@ -43,7 +43,7 @@ class Grid:
     tolerance: Fraction = TOLERANCE
 
     @classmethod
-    def of(cls, topology: Topology, tolerance: Fraction | None = None) -> Grid | None:
+    def of(cls, topology: Topology, tolerance: Fraction | None = None) -> QuantizedRates | None:
         """The coarsest grid within a tolerance; None where rates stay as they are.
 
         Args:

@@ -7,10 +7,10 @@ from fractions import Fraction
 
 from arborcast.synth import bounds
 from arborcast.synth.certificate import Bound
+from arborcast.synth.chunks.allreduce.halves import Half
+from arborcast.synth.chunks.allreduce.points import MEETINGS_ON_LINKS, RestrictedSchedule, point_method
 from arborcast.synth.chunks.curve import FrontierOptions
 from arborcast.synth.chunks.problem.time_reversal import reversed_in_time
-from arborcast.synth.chunks.sums.halves import Half
-from arborcast.synth.chunks.sums.points import MEETINGS_ON_LINKS, RestrictedSchedule, point_method
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.schedule import Schedule, Transfer

@@ -54,7 +54,7 @@ def cores_of(problem: ChunkProblem, group: Group) -> tuple[Core, ...]:
     """One core of each orbit under a group that keeps the problem: of boxes and rails, of links, then others.
 
     Args:
-        problem: see `synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.allreduce.partial_sums.sum_problem`.
         group: all its elements, the identity first.
     """
     ranks = sorted(demand.owner for demand in problem.demands)

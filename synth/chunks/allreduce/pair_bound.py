@@ -42,7 +42,7 @@ def pair_bound(
     """The limit by flows of every contribution to every rank.
 
     Args:
-        problem: see `synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.allreduce.partial_sums.sum_problem`.
         steps: S, at least the latency of the problem.
         deadline: when to give up.
         symmetries: generators of automorphisms that keep the ranks that take part; None for all that are

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from arborcast.synth.chunks.bounds.certificate import StepBound
-from arborcast.synth.chunks.optimum import StepOptimum
+from arborcast.synth.chunks.step_result import StepOptimum
 from arborcast.synth.errors import Prover
 from arborcast.synth.schedule import Method, Schedule
 
@@ -16,13 +16,13 @@ EVERY_SCHEDULE = "every schedule"
 """Whatever copies, and adds partial sums."""
 
 MEETINGS = "allreduces that meet in cores"
-"""Hierarchies and others: see `synth.chunks.sums.meeting`."""
+"""Hierarchies and others: see `synth.chunks.allreduce.hierarchical`."""
 
 MEETINGS_ON_LINKS = "allreduces that meet on links"
-"""All at one time: see `synth.chunks.sums.links`."""
+"""All at one time: see `synth.chunks.allreduce.meeting_on_links`."""
 
 ON_GRID = "at rates rounded down"
-"""Follows that where the frontier has a grid (`synth.chunks.grid`)."""
+"""Follows that where the frontier has a grid (`synth.chunks.quantized_rates`)."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from fractions import Fraction
 from itertools import islice
 from typing import TypeAlias, TypeVar
 
+from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumPlan
+from arborcast.synth.chunks.allreduce.searcher import SearchEffort, SumSearcher
 from arborcast.synth.chunks.bounds.certificate import MessageDual, StepBound
-from arborcast.synth.chunks.optimum import StepOptimum, StepSearch, kept_optimum
 from arborcast.synth.chunks.problem.outcome import Inconclusive, Infeasible
-from arborcast.synth.chunks.sums.instance import ChunkSum, SumPlan
-from arborcast.synth.chunks.sums.searcher import SearchEffort, SumSearcher
+from arborcast.synth.chunks.step_result import StepOptimum, StepSearch, kept_optimum
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.errors import TimedOutError
 

@@ -173,7 +173,7 @@ def _relieve(
 
 
 @kernel
-def mend(
+def reroute(
     start: Ints,
     order: Ints,
     tails: Ints,

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
+from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, SumSend
 from arborcast.synth.chunks.encodings.cardinality import Clauses, RoundLiterals, not_before
 from arborcast.synth.chunks.encodings.reachable_sends import longest_step
 from arborcast.synth.chunks.encodings.sat import SatSearch
@@ -25,7 +26,6 @@ from arborcast.synth.chunks.problem.outcome import (
     Inconclusive,
     Instance,
 )
-from arborcast.synth.chunks.sums.instance import SumOrbits, SumSend
 
 SatLiteral: TypeAlias = int | bool
 """A literal of a variable, or what is known to be true or false."""
@@ -126,7 +126,7 @@ def add_spread(
 
     Args:
         clauses: to which it is said.
-        problem: see `synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.allreduce.partial_sums.sum_problem`.
         sent: for each step and route the literal of a message.
 
     Returns:

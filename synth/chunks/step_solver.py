@@ -17,13 +17,13 @@ from typing import TypeAlias
 from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
-from arborcast.synth.chunks.optimum import StepOptimum, StepSearch
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
+from arborcast.synth.chunks.step_result import StepOptimum, StepSearch
 from arborcast.synth.chunks.trees.column_generation import TreeBound, can_price, tree_bound, tree_packing
 from arborcast.synth.chunks.trees.plan import (
     MOST_CHUNKS,

@@ -4,10 +4,10 @@
            gather       exchange, level   spread       of one chunk; another one may gather for one step
            to a core    by level                       and spread for four, over other links
 
-Every chunk is reduced along a forest to the ranks of a core (`synth.chunks.sums.cores`), these exchange what
-they have, and it is spread along a forest from them. A box that reduces, rails that exchange and the box
-again are one such way, rails first another; a reduce-scatter before an allgather is one that
-meets in single ranks, all at one time. Ways are mixed by a linear program over those found so far, whose
+Every chunk is reduced along a forest to the ranks of a core (`synth.chunks.allreduce.cores`), these exchange
+what they have, and it is spread along a forest from them. A box that reduces, rails that exchange and the
+box again are one such way, rails first another; a reduce-scatter before an allgather is one that meets in
+single ranks, all at one time. Ways are mixed by a linear program over those found so far, whose
 prices say which are cheap (column generation). Cheap ways are found by insertion, so that no limit follows:
 that of every schedule stands beside what is found.
 """
@@ -25,11 +25,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from arborcast.synth.chunks.allreduce.cores import Core, cores_of
+from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumOrbits, SumPlan, SumSend
 from arborcast.synth.chunks.problem.instance import ChunkProblem, Route
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import problem_group
-from arborcast.synth.chunks.sums.cores import Core, cores_of
-from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, SumSend
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
 from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
@@ -93,11 +93,11 @@ class Mixture:
     weights: tuple[Fraction, ...]
 
 
-class Meetings:
+class HierarchicalAllreduces:
     """Allreduces of one problem that meet in cores, number of steps by number of steps.
 
     Attributes:
-        problem: see `synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.allreduce.partial_sums.sum_problem`.
         group: keeps every schedule.
         fewest_steps: of any of them.
     """

@@ -1,0 +1,36 @@
+"""What the parts of a trainer share on a rank: its place, the options, groups and links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from arborcast.pipeline.run.assignment import RankAssignment
+from arborcast.pipeline.run.failures import FailureBroadcast
+from arborcast.pipeline.run.precision import Precision
+from arborcast.pipeline.run.recorder import PassRecorder
+from arborcast.pipeline.run.stage_groups import Groups
+from arborcast.pipeline.run.stage_messages import Messenger
+from arborcast.pipeline.run.training_options import TrainingOptions
+
+
+@dataclass(frozen=True, eq=False)
+class RankContext:
+    """Of one rank.
+
+    Attributes:
+        place: of the rank in the plan.
+        options: of the training.
+        groups: of the job.
+        faults: tells the others what this rank fails at.
+        links: to other stages.
+        precision: of passes and losses, and the scale of these.
+        recorder: notes what is done when.
+    """
+
+    place: RankAssignment
+    options: TrainingOptions
+    groups: Groups
+    faults: FailureBroadcast
+    links: Messenger
+    precision: Precision
+    recorder: PassRecorder
