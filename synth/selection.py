@@ -330,40 +330,30 @@ def implicit_candidates(
     left = replace(request, deadline_s=deadline)
     for lower in symmetric_frontier(topology.forwarding, collective, left, translations=translations):
         yield replace(lower, topology=topology, bound=best.bound)
-    yield from by_exchanges(topology, collective, best.bound, translations, deadline)
-    yield from by_levels(topology, collective, best.bound, deadline)
+    from arborcast.synth.baselines.exchanges import exchange_schedules
     from arborcast.synth.baselines.square_rings import implicit_square_rings
     from arborcast.synth.baselines.two_way_rings import implicit_two_way_rings
 
-    rings = implicit_square_rings(topology, collective, best.bound, translations)
-    if rings is not None:
-        yield rings
-    two_way = implicit_two_way_rings(topology, collective, best.bound, translations)
-    if two_way is not None:
-        yield two_way
+    yield from exchange_schedules(topology, collective, best.bound, translations, deadline)
+    yield from by_levels(topology, collective, best.bound, deadline)
+    for along_rings in (implicit_square_rings, implicit_two_way_rings):
+        if (rings := along_rings(topology, collective, best.bound, translations)) is not None:
+            yield rings
 
 
 def exchanges_written_out(
     topology: Topology, collective: Collective, request: Request, deadline: Deadline
 ) -> Iterator[Schedule]:
-    """`by_exchanges` on few ranks; raises the same."""
+    """Exchanges by digits on few ranks, where switches join them; raises TimedOutError after the deadline."""
     if collective.kind not in IMPLICIT_KINDS or len(collective.ranks) < topology.ranks:
         return
+    from arborcast.synth.baselines.exchanges import exchange_schedules
     from arborcast.synth.bounds import bound
     from arborcast.synth.symmetry.translation_search import translations_of
 
-    translations = translations_of(topology, seed=request.seed)
-    for found in by_exchanges(topology, collective, bound(topology, collective), translations, deadline):
+    limit, translations = bound(topology, collective), translations_of(topology, seed=request.seed)
+    for found in exchange_schedules(topology, collective, limit, translations, deadline):
         yield found if isinstance(found, Schedule) else found.expand()
-
-
-def by_exchanges(
-    topology: Topology, collective: Collective, limit: Bound, translations: Translations, deadline: Deadline
-) -> Iterator[AnySchedule]:
-    """Exchanges by digits, where switches join the ranks; raises TimedOutError after the deadline."""
-    from arborcast.synth.baselines.exchanges import exchange_schedules
-
-    yield from exchange_schedules(topology, collective, limit, translations, deadline)
 
 
 def by_levels(

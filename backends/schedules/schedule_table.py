@@ -22,8 +22,7 @@ from arborcast.backends.lowering.rank_view import partners_of
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.any_schedule import any_schedule_from_document, any_schedule_to_document
-from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.formats.reading import parse_json
+from arborcast.synth.formats.reading import check_format, parse_json
 from arborcast.synth.formats.shapes import MAPPING, check_shape
 from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
@@ -194,9 +193,7 @@ class ScheduleTable:
                 f"{source}: must be UTF-8 text, got byte {data[error.start]:#04x} at {error.start}"
             ) from error
         document = parse_json(text, source)
-        found = document.get("format") if isinstance(document, dict) else None
-        if found != TABLE_FORMAT:
-            raise InputError(f"{source}: format: must be {TABLE_FORMAT}, got {shorten(found)}")
+        check_format(document, (TABLE_FORMAT,), source)
         document = check_shape(_TableShape, document, source)
         shared = {key: document[key] for key in _SHARED}
         entries = tuple(

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -30,6 +30,14 @@ def print_json(document: Json) -> None:
 def print_lines(lines: Iterable[str]) -> None:
     """Plain lines on standard output."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def answer(as_json: bool, document: Json, lines: Callable[[], Iterable[str]]) -> None:
+    """What a command found: the document with `--json`, otherwise the lines, which are made only then."""
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(lines())
 
 
 def fail(message: str) -> None:

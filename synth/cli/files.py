@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from arborcast.synth.cli.console import print_json, print_lines, progress
+from arborcast.synth.cli.console import answer, print_json, print_lines, progress
 from arborcast.synth.cli.description import (
     assumptions_document,
     describe_assumptions,
@@ -159,16 +159,18 @@ def simulate(
         if order != EARLIEST:
             title += f", {order}"
         draw_sweep(comparison.by_method, picture, bound=schedule.bound, title=title)
-    if as_json:
-        assumed = assumptions_document(schedule.topology)
-        print_json({**comparison.to_document(), "picture": text_of(picture), "assumed": assumed})
-        return
-    print_lines(
-        [*describe_comparison(comparison, schedule.topology), *describe_assumptions(schedule.topology)]
+    topology = schedule.topology
+    document = {"picture": text_of(picture), "assumed": assumptions_document(topology)}
+    answer(
+        as_json,
+        {**comparison.to_document(), **document},
+        lambda: [
+            *describe_comparison(comparison, topology),
+            *describe_assumptions(topology),
+            *(f"{method}: {why}" for method, why in comparison.unavailable.items()),
+            *([] if picture is None else [f"drawn {picture}"]),
+        ],
     )
-    print_lines(f"{method}: {why}" for method, why in comparison.unavailable.items())
-    if picture is not None:
-        print_lines([f"drawn {picture}"])
 
 
 def run(
@@ -225,10 +227,8 @@ def run(
         except launch.RunError as error:
             raise NotCorrectError(f"{file}: {error}") from error
     wrong = next((row for row in rows if row.wrong), None)
-    if as_json:
-        print_json({"correct": wrong is None, "rows": [row.to_document() for row in rows], "backend": "gloo"})
-    else:
-        print_lines([*TITLES, *map(row_line, rows)])
+    document = {"correct": wrong is None, "rows": [row.to_document() for row in rows], "backend": "gloo"}
+    answer(as_json, document, lambda: [*TITLES, *map(row_line, rows)])
     if wrong is not None:
         raise NotCorrectError(f"{file}: {wrong.wrong} wrong elements at {wrong.bytes} bytes")
 
@@ -253,10 +253,8 @@ def expand(
             )
         synth.write_schedule(schedule.expand(), output)
     found = {"chunks": schedule.chunk_count, "transfers": schedule.transfer_count, "file": text_of(output)}
-    if as_json:
-        print_json(found)
-    else:
-        print_lines([f"{output}: {found['chunks']} chunks, {found['transfers']} transfers"])
+    told = f"{output}: {found['chunks']} chunks, {found['transfers']} transfers"
+    answer(as_json, found, lambda: [told])
 
 
 def program(

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress, table
+from arborcast.synth.cli.console import Stopwatch, answer, progress, table
 from arborcast.synth.cli.description import (
     assumptions_document,
     describe_assumptions,
@@ -105,10 +105,7 @@ def groups(
         timings = simulate_groups(found, [size_bytes] * len(found.groups)) if size_bytes else None
     files = None if output is None else write_groups(found, output)
     document = groups_document(found, timings, files, watch.seconds, output)
-    if as_json:
-        print_json(document)
-    else:
-        print_lines(describe_groups(found, document))
+    answer(as_json, document, lambda: describe_groups(found, document))
 
 
 def _verified(found: GroupSchedules) -> None:

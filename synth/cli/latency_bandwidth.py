@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.synth.cli.console import Json, print_json, print_lines, progress, table
+from arborcast.synth.cli.console import Json, answer, progress, table
 from arborcast.synth.cli.description import describe_bound, model_of
 from arborcast.synth.cli.inputs import check_found, failing_as_json, text_of
 from arborcast.synth.errors import InputError, TimedOutError
@@ -39,10 +39,7 @@ def show_latency_bandwidth(asked: Approach, on: FabricRequest, output: Path | No
     document = frontier_document(found)
     if output is not None:
         _write(found, document, output)
-    if as_json:
-        print_json({**document, "folder": text_of(output)})
-    else:
-        print_lines(_lines(found, output))
+    answer(as_json, {**document, "folder": text_of(output)}, lambda: _lines(found, output))
     if found.why_incomplete is not None:
         raise TimedOutError(f"{kind}: {found.why_incomplete}")
 

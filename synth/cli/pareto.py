@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from arborcast.synth.cli.console import print_json, print_lines, progress
+from arborcast.synth.cli.console import answer, progress
 from arborcast.synth.cli.description import describe_forwarding, describe_frontier, model_of
 from arborcast.synth.cli.inputs import check_found, collective_on, failing_as_json, load_fabric, text_of
 from arborcast.synth.cli.options import (
@@ -91,10 +91,8 @@ def pareto(
     for point in found.points:
         check_found(point.schedule)
     document = frontier_to_document(found) if output is None else write_frontier(found, output)
-    if as_json:
-        print_json({**document, "folder": text_of(output), "model": model_of(topology.forwarding)})
-    else:
-        print_lines([*describe_frontier(found, output), *describe_forwarding(topology)])
+    document |= {"folder": text_of(output), "model": model_of(topology.forwarding)}
+    answer(as_json, document, lambda: [*describe_frontier(found, output), *describe_forwarding(topology)])
     if found.timed_out:
         raise TimedOutError(f"{collective}: {found.why_stopped}")
 

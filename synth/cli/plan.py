@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
+from arborcast.synth.cli.console import Stopwatch, answer, progress
 from arborcast.synth.cli.inputs import load_fabric
 from arborcast.synth.cli.options import (
     AsJson,
@@ -183,10 +183,7 @@ def plan(
         draw_plan(best, found.profile, predicted, picture, batch=found.batch, memory_bytes=limit)
     if trace is not None:
         write_chrome_trace({"predicted": predicted.timeline}, trace)
-    if as_json:
-        print_json(document)
-    else:
-        print_lines(describe_plan(found, document))
+    answer(as_json, document, lambda: describe_plan(found, document))
 
 
 @dataclass(frozen=True)
@@ -258,10 +255,7 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
         write_sharded_plan(found.plan, asked.output, {key: document[key] for key in kept})
     if asked.picture is not None:
         draw_sharded(found, asked.picture)
-    if as_json:
-        print_json(document)
-    else:
-        print_lines(describe_choice(document))
+    answer(as_json, document, lambda: describe_choice(document))
 
 
 def _called(model: str) -> tuple[Any, Any, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from arborcast.backends.programs.formats import FORMATS, OPTIONS, TABLES, holds_program, runtime_of
-from arborcast.synth.cli.console import Json, print_json, print_lines, progress
+from arborcast.synth.cli.console import Json, answer, print_json, print_lines, progress
 from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
 from arborcast.synth.cli.options import (
     AsJson,
@@ -134,10 +134,8 @@ def _export_schedule(source: Path, to: str, wishes: dict[str, Any], output: Path
         schedule = read_correct(source)
         said, program = export_files(schedule, to, output, **wishes)
     if program is None:
-        if as_json:
-            print_json({"file": text_of(output), "format": to, "said": said})
-        else:
-            print_lines([f"{output}: {said}"])
+        document = {"file": text_of(output), "format": to, "said": said}
+        answer(as_json, document, lambda: [f"{output}: {said}"])
         return
     found = expected(program, backends.check_program(program).messages, schedule.topology, schedule.bound)
     if as_json:
@@ -171,15 +169,11 @@ def import_(
     with progress(f"reading {file}", quiet=as_json):
         schedule = read_schedule_of_program(file, topology, collective, root)
         synth.write_schedule(schedule, output)
-    if as_json:
-        print_json({"file": text_of(output), "rate": str(schedule.rate), "bound": str(schedule.bound.rate)})
-        return
-    print_lines(
-        [
-            f"{output}: {schedule.chunk_count} chunks, {gigabytes(schedule.rate)}, "
-            + of_bound(schedule.rate, schedule.bound.rate, schedule.topology)
-        ]
-    )
+    rate, limit = schedule.rate, schedule.bound.rate
+    told = f"{output}: {schedule.chunk_count} chunks, {gigabytes(rate)}, "
+    told += of_bound(rate, limit, schedule.topology)
+    document = {"file": text_of(output), "rate": str(rate), "bound": str(limit)}
+    answer(as_json, document, lambda: [told])
 
 
 def read_schedule_of_program(
@@ -322,10 +316,8 @@ def run_program(
                 }
             )
     bad = next((row for row in rows if row["wrong"] or row["hangs"]), None)
-    if as_json:
-        print_json({"correct": bad is None, "rows": rows, "backend": "interpreter"})
-    else:
-        print_lines(f"{row['bytes']} bytes, {row['orders']} orders: {row['wrong']} wrong" for row in rows)
+    told = [f"{row['bytes']} bytes, {row['orders']} orders: {row['wrong']} wrong" for row in rows]
+    answer(as_json, {"correct": bad is None, "rows": rows, "backend": "interpreter"}, lambda: told)
     if bad is not None:
         raise NotCorrectError(
             f"{file}: {bad['hangs'] or str(bad['wrong']) + ' wrong elements'} at {bad['bytes']} bytes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from arborcast.synth.cli.console import Json, Stopwatch, print_json, print_lines, progress, table
+from arborcast.synth.cli.console import Json, Stopwatch, answer, print_json, print_lines, progress, table
 from arborcast.synth.cli.description import describe_solution, infeasible_document
 from arborcast.synth.cli.inputs import NotCorrectError, kept, read_correct, text_of
 from arborcast.synth.cli.options import (
@@ -156,10 +156,9 @@ def _take(file: Path, links: list[str], ranks: list[int], output: Path | None, a
     if errors := verify(after).errors:
         raise NotCorrectError(f"{file}: {failure.words(whole.topology)}: not correct: {errors[0]}")
     solution = kept(after, seconds, output)
-    if as_json:
-        print_json({**solution, "rate_before": str(whole.rate)})
-    else:
-        print_lines([*describe_solution(after, solution), f"  before   {gigabytes(whole.rate)}"])
+    before = f"  before   {gigabytes(whole.rate)}"
+    document = {**solution, "rate_before": str(whole.rate)}
+    answer(as_json, document, lambda: [*describe_solution(after, solution), before])
 
 
 def verify_spares(file: Path, as_json: bool) -> None:

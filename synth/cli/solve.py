@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from arborcast.synth.api import Form, approach
-from arborcast.synth.cli.console import Json, Stopwatch, print_json, print_lines, progress
+from arborcast.synth.cli.console import Json, Stopwatch, answer, print_json, print_lines, progress
 from arborcast.synth.cli.description import (
     at_size,
     choices_document,
@@ -150,11 +150,8 @@ def solve(
         _tell_late(error, stopwatch.seconds, output, as_json)
         raise
     solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, request.size_bytes)}
-    if as_json:
-        print_json({**solution, "choices": choices_document(choices)})
-        return
-    told = describe_solution(schedule, solution)
-    print_lines([*told, *describe_choices(choices)])
+    document = {**solution, "choices": choices_document(choices)}
+    answer(as_json, document, lambda: [*describe_solution(schedule, solution), *describe_choices(choices)])
 
 
 def _proof_files(error: InfeasibleError) -> Json:

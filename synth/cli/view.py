@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborcast.synth.cli.console import Json, print_json, print_lines, progress
+from arborcast.synth.cli.console import Json, answer, progress
 from arborcast.synth.cli.description import describe_solution, solution_document
 from arborcast.synth.cli.inputs import read_correct
 from arborcast.synth.cli.options import AsJson, option, writable
@@ -74,10 +74,9 @@ def view(
         page = html or Path(made.name)
         write_page(scenes, page)
     opened = html is None and webbrowser.open(page.absolute().as_uri())
-    if as_json:
-        print_json({"file": str(page), "opened": opened, "titles": [scene["title"] for scene in scenes]})
-    else:
-        print_lines([f"{page}: {' | '.join(scene['title'] for scene in scenes)}"])
+    titles = [scene["title"] for scene in scenes]
+    document = {"file": str(page), "opened": opened, "titles": titles}
+    answer(as_json, document, lambda: [f"{page}: {' | '.join(titles)}"])
 
 
 def _scene(file: Path, sizes: tuple[int, ...], topology: str | None) -> Json:

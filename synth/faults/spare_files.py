@@ -18,9 +18,14 @@ from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.faults.spares import Difference, Failure, Part, Spares
 from arborcast.synth.formats.atomic import replacing
 from arborcast.synth.formats.documents import Document, bound_to_document, prefixed, read_bound
-from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
-from arborcast.synth.formats.schedules import (
+from arborcast.synth.formats.reading import (
     check_format,
+    parse_json,
+    read_text,
+    shorten_path,
+    without_collecting,
+)
+from arborcast.synth.formats.schedules import (
     dump,
     method_to_document,
     read_method,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from arborcast.synth.errors import ScheduleError
-from arborcast.synth.formats.documents import Document
+from arborcast.synth.formats.documents import Document, raising
 from arborcast.synth.formats.implicit import (
     IMPLICIT_FORMAT,
     SWITCHED_IMPLICIT_FORMAT,
@@ -14,8 +14,13 @@ from arborcast.synth.formats.implicit import (
     implicit_to_document,
     write_implicit,
 )
-from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
+from arborcast.synth.formats.reading import (
+    check_format,
+    parse_json,
+    read_text,
+    shorten_path,
+    without_collecting,
+)
 from arborcast.synth.formats.schedules import (
     MAX_SCHEDULE_BYTES,
     SCHEDULE_FORMAT,
@@ -58,14 +63,11 @@ def any_schedule_from_document(document: object, place: str) -> Schedule | Impli
     Raises:
         ScheduleError: none of the formats, another shape, an index or number out of range.
     """
-    found = document.get("format") if isinstance(document, dict) else None
-    match found:
-        case str() if found in {IMPLICIT_FORMAT, SWITCHED_IMPLICIT_FORMAT}:
-            return implicit_from_document(document, place)
-        case str() if found in {SCHEDULE_FORMAT, SWITCHED_FORMAT}:
-            return schedule_from_document(document, place)
-    known = " or ".join([SCHEDULE_FORMAT, SWITCHED_FORMAT, IMPLICIT_FORMAT, SWITCHED_IMPLICIT_FORMAT])
-    raise ScheduleError(f"{place}: format: must be {known}, got {shorten(found)}")
+    implicit = (IMPLICIT_FORMAT, SWITCHED_IMPLICIT_FORMAT)
+    with raising(ScheduleError):
+        found = check_format(document, (SCHEDULE_FORMAT, SWITCHED_FORMAT, *implicit), place)
+    read = implicit_from_document if found in implicit else schedule_from_document
+    return read(document, place)
 
 
 def any_schedule_to_document(schedule: Schedule | ImplicitSchedule) -> Document:

@@ -34,8 +34,8 @@ from arborcast.synth.formats.documents import (
     topology_to_document,
 )
 from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import check_format
 from arborcast.synth.formats.schedules import (
-    check_format,
     chunk_to_document,
     dump,
     method_to_document,

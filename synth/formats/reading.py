@@ -12,7 +12,7 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -99,6 +99,18 @@ def parse_json(text: str, place: str) -> object:
         # A number of thousands of digits makes int() raise; its text speaks of interpreter settings.
         rule = "whole numbers must have fewer digits" if "set_int_max" in str(error) else str(error)
         raise InputError(f"{place}: {rule}") from error
+
+
+def check_format(document: object, known: Sequence[str], place: str) -> str:
+    """The format that a document says it is of, one of some.
+
+    Raises:
+        InputError: it says none of them, or nothing.
+    """
+    found = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(found, str) or found not in known:
+        raise InputError(f"{place}: format: must be {' or '.join(known)}, got {shorten(found)}")
+    return found
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -27,7 +27,13 @@ from arborcast.synth.formats.documents import (
     topology_to_document,
 )
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
+from arborcast.synth.formats.reading import (
+    check_format,
+    parse_json,
+    read_text,
+    shorten_path,
+    without_collecting,
+)
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology, Vertex
 
@@ -186,13 +192,6 @@ def chunk_to_document(chunk: Chunk) -> Document:
     """A chunk; the demand only where it has one."""
     demand = {} if chunk.demand is None else {"demand": chunk.demand}
     return {"share": str(chunk.share), "owner": chunk.owner, "target": chunk.target, **demand}
-
-
-def check_format(document: object, known: Sequence[str], place: str) -> None:
-    """Raise InputError unless a document says that it is of one of some formats."""
-    found = document.get("format") if isinstance(document, dict) else None
-    if found not in known:
-        raise InputError(f"{place}: format: must be {' or '.join(known)}, got {shorten(found)}")
 
 
 def read_kind(kind: str) -> Kind:

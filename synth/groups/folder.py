@@ -17,7 +17,7 @@ from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.formats import read_explicit, write_explicit
 from arborcast.synth.formats.atomic import check_folder, write_atomically
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
+from arborcast.synth.formats.reading import check_format, parse_json, read_text, shorten_path
 from arborcast.synth.groups.certificate import JointCertificate, Level
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
 from arborcast.synth.schedule import Schedule
@@ -103,9 +103,7 @@ def read_groups(folder: Path | str) -> GroupSchedules:
     path = Path(folder) / GROUPS_FILE
     place = shorten_path(path)
     document = parse_json(read_text(path, max_bytes=_MAX_BYTES), place)
-    if not isinstance(document, dict) or document.get("format") != GROUPS_FORMAT:
-        got = document.get("format") if isinstance(document, dict) else None
-        raise ScheduleError(f"{place}: format: must be {GROUPS_FORMAT}, got {shorten(got)}")
+    check_format(document, (GROUPS_FORMAT,), place)
     shape = check_shape(GroupsShape, document, place)
     files: dict[str, Schedule] = {}
     groups = tuple(

@@ -15,6 +15,7 @@ from arborcast.synth.collective import NAMED_KINDS, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_from_document
 from arborcast.synth.formats.any_schedule import read_schedule
+from arborcast.synth.formats.reading import check_format
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.sweeps.answering import SOLVED
@@ -48,8 +49,7 @@ class Table:
         """
         folder = Path(folder)
         head = read_json(folder / HEAD)
-        if head.get("format") != SWEEP_FORMAT:
-            raise InputError(f"{folder / HEAD}: format: must be {SWEEP_FORMAT}, got {head.get('format')!r}")
+        check_format(head, (SWEEP_FORMAT,), str(folder / HEAD))
         machine = topology_from_document(head.get("topology"), str(folder / HEAD))
         answers = {}
         for path in sorted((folder / ANSWERS).glob("*.json")):
