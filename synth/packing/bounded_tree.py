@@ -56,19 +56,22 @@ def cheapest_bounded(entering: LengthArray, roots: Ints, height: int) -> Bounded
         The trees. Takes O(height 3^n) time and O(height 2^n) space for n ranks (3^(n - 1) for one root).
     """
     usable = np.where(entering <= LARGEST_COST, entering, UNUSABLE).astype(np.int64)
-    return BoundedTrees(*_recursion(usable, roots, min(height, len(entering) - 1)))
+    height = min(height, len(entering) - 1)
+    # Made here, so that the work of the kernel shows in the arrays that it is given.
+    table = np.full((max(1, height - 1), 1 << len(entering)), UNUSABLE)
+    return BoundedTrees(*_recursion(usable, roots, height, table))
 
 
 @kernel
-def _recursion(entering: Ints, roots: Ints, height: int) -> tuple[Ints, Ints]:
-    """`table[d, joined]`: the least cost of hanging all other ranks on a set in d + 1 more layers."""
+def _recursion(entering: Ints, roots: Ints, height: int, table: Ints) -> tuple[Ints, Ints]:
+    """`table[d, joined]` becomes the least cost of hanging all other ranks on a set in d + 1 more layers."""
     size = entering.shape[0]
     every = (1 << size) - 1
     wanted = 0
     for root in roots:
         wanted |= 1 << root
     sums, sets = np.zeros(every + 1, np.int64), np.zeros(every + 1, np.int64)
-    table = _tables(entering, wanted, max(1, height - 1), sums, sets)
+    _fill(table, entering, wanted, sums, sets)
     nearest = np.zeros(size, np.int64)
     costs = np.full(roots.shape[0], UNUSABLE)
     parents = np.full((roots.shape[0], size), -1)
@@ -91,12 +94,11 @@ def _recursion(entering: Ints, roots: Ints, height: int) -> tuple[Ints, Ints]:
 
 
 @kernel
-def _tables(entering: Ints, wanted: int, layers: int, sums: Ints, sets: Ints) -> Ints:
+def _fill(table: Ints, entering: Ints, wanted: int, sums: Ints, sets: Ints) -> None:
     """The table of `_recursion`, for the sets that have a root in them; scratch is overwritten."""
     size = entering.shape[0]
     every = (1 << size) - 1
     nearest = np.zeros(size, np.int64)
-    table = np.full((layers, every + 1), UNUSABLE)
     table[:, every] = 0
     for joined in range(1, every):
         if joined & wanted:
@@ -105,12 +107,11 @@ def _tables(entering: Ints, wanted: int, layers: int, sums: Ints, sets: Ints) ->
             for rank in range(size):
                 if not joined >> rank & 1:
                     total += nearest[rank]
-            table[0, joined] = min(total, UNUSABLE)
-    for layer in range(1, layers):
+            table[0, joined] = total if total < UNUSABLE else np.int64(UNUSABLE)
+    for layer in range(1, table.shape[0]):
         for joined in range(1, every):
             if joined & wanted:
                 table[layer, joined] = _best_step(entering, joined, table[layer - 1], sums, sets, nearest)[0]
-    return table
 
 
 @kernel

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise, product
@@ -308,3 +310,13 @@ def test_the_cheapest_tree_of_a_height(size: int, height: int, data: st.DataObje
             edges = [(parent, child) for child, parent in enumerate(above) if parent >= 0]
             assert height_of(nx.DiGraph(edges), root) <= height
             assert sum(int(entering[child, parent]) for parent, child in edges) == best
+
+
+def test_many_sets_of_few_ranks_run_as_machine_code() -> None:
+    """Twelve ranks have few links, but 4,096 sets: plain Python would take seconds for each question."""
+    script = (
+        "import sys, numpy as np; from arborcast.synth.packing.bounded_tree import cheapest_bounded as ask; "
+        "ask(np.ones((12, 12), np.int64), np.array([0]), 3); print('numba' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True\n", ran.stderr
