@@ -159,10 +159,7 @@ class Switch:
     @property
     def abilities(self) -> tuple[tuple[int | str, ...], ...]:
         """All but the name, as numbers and text that can be ordered: equal for switches that are alike."""
-        values = (getattr(self, each.name) for each in fields(self) if each.name != "name")
-        return tuple(
-            () if value is None else (value,) if isinstance(value, int) else (str(value),) for value in values
-        )
+        return tuple(_plain(getattr(self, each.name)) for each in fields(self) if each.name != "name")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ functions to everyone else and adds the schedules that contain such documents.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
@@ -51,12 +51,13 @@ def link_to_document(link: Link, topology: Topology) -> Document:
 
 def said_of_link(link: Link) -> dict[str, object]:
     """What files say of a link beside its ends: bandwidth, latency, and what is not as its default."""
-    return {
-        each.name: getattr(link, each.name)
-        for each in fields(link)
-        if each.name in {"bandwidth", "latency_us"}
-        or (each.name not in {"src", "dst"} and getattr(link, each.name) != each.default)
-    }
+    return _said(link, always={"bandwidth", "latency_us"}, apart={"src", "dst"})
+
+
+def _said(thing: Link | Switch, *, always: Collection[str] = (), apart: Collection[str]) -> dict[str, object]:
+    """The attributes that are not as their defaults, and some always; those apart are said elsewhere."""
+    values = ((each, getattr(thing, each.name)) for each in fields(thing) if each.name not in apart)
+    return {each.name: value for each, value in values if each.name in always or value != each.default}
 
 
 def _plain(said: Mapping[str, object]) -> Document:
@@ -65,9 +66,7 @@ def _plain(said: Mapping[str, object]) -> Document:
 
 def switch_to_document(switch: Switch) -> Document:
     """What a switch can do beside forwarding, its name aside; empty where there is nothing."""
-    said = {each.name: getattr(switch, each.name) for each in fields(switch) if each.name != "name"}
-    defaults = {each.name: each.default for each in fields(switch)}
-    return _plain({name: value for name, value in said.items() if value != defaults[name]})
+    return _plain(_said(switch, apart={"name"}))
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from arborcast.synth.verification.verdict import (
 )
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit_schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 
 
 MANY = 1 << 16
@@ -63,16 +63,16 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
     check_features(schedule.topology, "verifier")
     errors = Errors(max_errors)
     if isinstance(schedule, Schedule):
-        group: CheckedGroup | None = identity_alone(schedule.topology)
+        group = identity_alone(schedule.topology)
     else:
-        group = check_group(schedule, errors)
-    if group is None:  # nothing else can be said then
-        return Verdict(False, Fraction(0), Fraction(0), errors.all(), {})
-    _check_owners(schedule, group, errors)
+        checked = check_group(schedule, errors)
+        if checked is None:  # nothing else can be said then
+            return Verdict(False, Fraction(0), Fraction(0), errors.all(), {})
+        group = checked
+        _check_owners(schedule, group, errors)
     if every_translate and not isinstance(schedule, Schedule):
-        from arborcast.synth.verification.every_translate import (
-            check_every_translate,  # compiled kernels come with it
-        )
+        # Here, because compiled kernels come with it.
+        from arborcast.synth.verification.every_translate import check_every_translate
 
         loads, sums, trees = check_every_translate(schedule, group, errors)
     else:
@@ -108,7 +108,7 @@ def _replayed(schedule: AnySchedule, group: CheckedGroup, errors: Errors) -> dic
     return _link_loads(schedule, group)
 
 
-def _check_owners(schedule: AnySchedule, group: CheckedGroup, errors: Errors) -> None:
+def _check_owners(schedule: ImplicitSchedule, group: CheckedGroup, errors: Errors) -> None:
     """One representative per orbit, so that the number of a moved chunk says whose it is."""
     for index, chunk in enumerate(schedule.chunks):
         first = group.vertex_orbit[chunk.owner]
@@ -148,9 +148,8 @@ def _link_loads(schedule: AnySchedule, group: CheckedGroup) -> dict[Hop, Fractio
     hops = [(link.src, link.dst) for link in schedule.topology.links]
     first_of = dict(zip(hops, group.link_orbit.tolist(), strict=True))
     total: Counter[int] = Counter()
-    for hop, amount in _by_link(
-        (transfer, weight[transfer.chunk]) for transfer in schedule.transfers
-    ).items():
+    amounts = ((transfer, weight[transfer.chunk]) for transfer in schedule.transfers)
+    for hop, amount in _by_link(amounts).items():
         total[first_of[hop]] += amount
     sizes = np.bincount(group.link_orbit, minlength=len(hops)).tolist()
     load = {
