@@ -23,7 +23,7 @@ from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
-    from arborcast.synth.faults.spares import Spares
+    from arborcast.synth.faults.backup_schedules import BackupSchedules
     from arborcast.synth.groups.result import GroupSchedules
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Options:
     lost_after_s: float = 60.0
     cache: bool = True
     without: tuple[tuple[int, int], ...] = ()
-    spares: tuple[str | os.PathLike[str] | Spares, ...] = ()
+    spares: tuple[str | os.PathLike[str] | BackupSchedules, ...] = ()
     staging: str = "off"
     staging_depth: int | None = None
     staging_bytes: int | None = None
@@ -282,9 +282,9 @@ def _without_rule(links: Sequence[tuple[int, int]]) -> str | None:
 
 
 def _spares_rule(spares: Sequence[object]) -> str | None:
-    from arborcast.synth.faults.spares import Spares
+    from arborcast.synth.faults.backup_schedules import BackupSchedules
 
-    fits = all(isinstance(it, str | os.PathLike | Spares) for it in spares)
+    fits = all(isinstance(it, str | os.PathLike | BackupSchedules) for it in spares)
     return None if fits else "must be files of spare schedules, or Spares"
 
 

@@ -26,9 +26,9 @@ from arborcast.bench.adapters.balanced import balanced
 from arborcast.bench.emulation.machine import EmulationError, check_machine
 from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.synth.alltoallv.block_plan import pieces_of
+from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.alltoallv.pairwise import pairwise
-from arborcast.synth.alltoallv.plan import pieces_of
-from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.formats.results import Measure, document
 from arborcast.synth.kernels.compiled import compile_all

@@ -83,7 +83,7 @@ def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
         ScheduleShape,
         TopologyShape,
     )
-    from arborcast.synth.groups.shapes import GroupsShape
+    from arborcast.synth.groups.folder_shapes import GroupsShape
 
     topology = TypeAdapter(TopologyShape).json_schema()
     machine = TypeAdapter(MachineShape).json_schema()

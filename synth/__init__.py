@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from arborcast.lazy import loader
 
 if TYPE_CHECKING:
-    from arborcast.synth.alltoallv.planner import AlltoallvPlanner as AlltoallvPlanner
+    from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner as AlltoallvPlanner
     from arborcast.synth.api import bound as bound
     from arborcast.synth.api import pareto as pareto
     from arborcast.synth.api import solve as solve
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from arborcast.synth.viewer.notebook import view as view
 
 _HOMES = {
-    "AlltoallvPlanner": "arborcast.synth.alltoallv.planner",
+    "AlltoallvPlanner": "arborcast.synth.alltoallv.block_planner",
     "Bound": "arborcast.synth.certificate",
     "Collective": "arborcast.synth.collective",
     "Demand": "arborcast.synth.collective",

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from arborcast.synth.alltoallv.planner import LARGEST_PROGRAM, AlltoallvPlanner
+from arborcast.synth.alltoallv.block_planner import LARGEST_PROGRAM, AlltoallvPlanner
 from arborcast.synth.api import pareto, solve
 from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
 from arborcast.synth.chunks.problem.instance import ChunkProblem

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from arborcast.synth.certificate import Bound
-    from arborcast.synth.chunks.bounds.certificate import StepBound
+    from arborcast.synth.chunks.bounds.step_certificate import StepBound
     from arborcast.synth.implicit_schedule import AnySchedule
 
 

@@ -104,15 +104,15 @@ def _method_for(name: str, collective: Collective) -> Method:
         return _best_of_frontier
     match natural_method(collective) if name == "auto" else name:
         case "trees":
-            from arborcast.synth.packing.solver import solve_by_trees
+            from arborcast.synth.packing.tree_solver import solve_by_trees
 
             return solve_by_trees
         case "mwu":
-            from arborcast.synth.packing.solver import solve_by_weights
+            from arborcast.synth.packing.tree_solver import solve_by_weights
 
             return solve_by_weights
         case "routes":
-            from arborcast.synth.routes.solver import solve_by_routes
+            from arborcast.synth.routes.path_solver import solve_by_routes
 
             return solve_by_routes
         case _ if name in BASELINES:

@@ -237,7 +237,7 @@ def candidates(
         TimedOutError: the deadline, one for all of them, passed.
         TooManyRoutesError: see `compared`.
     """
-    from arborcast.synth.baselines.two_way_rings import both_ways
+    from arborcast.synth.baselines.bidirectional_rings import both_ways
 
     deadline = Deadline.after(request.deadline_s)
     first = natural_method(collective)
@@ -330,9 +330,9 @@ def implicit_candidates(
     left = replace(request, deadline_s=deadline)
     for lower in symmetric_frontier(topology.forwarding, collective, left, translations=translations):
         yield replace(lower, topology=topology, bound=best.bound)
-    from arborcast.synth.baselines.exchanges import exchange_schedules
+    from arborcast.synth.baselines.bidirectional_rings import implicit_two_way_rings
+    from arborcast.synth.baselines.mixed_radix_butterfly import exchange_schedules
     from arborcast.synth.baselines.square_rings import implicit_square_rings
-    from arborcast.synth.baselines.two_way_rings import implicit_two_way_rings
 
     yield from exchange_schedules(topology, collective, best.bound, translations, deadline)
     yield from by_levels(topology, collective, best.bound, deadline)
@@ -347,7 +347,7 @@ def exchanges_written_out(
     """Exchanges by digits on few ranks, where switches join them; raises TimedOutError after the deadline."""
     if collective.kind not in IMPLICIT_KINDS or len(collective.ranks) < topology.ranks:
         return
-    from arborcast.synth.baselines.exchanges import exchange_schedules
+    from arborcast.synth.baselines.mixed_radix_butterfly import exchange_schedules
     from arborcast.synth.bounds import bound
     from arborcast.synth.symmetry.translation_search import translations_of
 
@@ -372,7 +372,7 @@ def by_levels(
     """
     if collective.kind not in BASELINES["levels"].kinds:
         return
-    from arborcast.synth.baselines.levels import level_schedules
+    from arborcast.synth.baselines.hierarchical_trees import level_schedules
     from arborcast.synth.bounds import bound
 
     try:
@@ -385,7 +385,7 @@ def _shallow(
     topology: Topology, collective: Collective, request: Request, deadline: Deadline, below: int
 ) -> Iterator[Schedule]:
     """Packings of lower trees than the ones found first, near their rate."""
-    from arborcast.synth.packing.solver import shallow_schedules
+    from arborcast.synth.packing.tree_solver import shallow_schedules
 
     deadline.check("the comparison of methods")
     yield from shallow_schedules(topology, collective, below=below, seed=request.seed, deadline=deadline)

@@ -58,7 +58,7 @@ def load_file(
                 raise TopologyError(
                     f"{place}: {wrong} does not go with {kind}, which holds its own links{instead}"
                 )
-            from arborcast.topologies.readers.documents import parse_document
+            from arborcast.topologies.readers.topology_documents import parse_document
 
             return parse_document(text, place, kind)
         reader = _reader(kind)

@@ -23,8 +23,8 @@ from arborcast.backends.programs.msccl.elements import Element, parse
 from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.api import bound
 from arborcast.synth.baselines.hamiltonian import Ring
-from arborcast.synth.baselines.paths import switch_paths
 from arborcast.synth.baselines.rings import ring_schedule
+from arborcast.synth.baselines.switch_paths import switch_paths
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten

@@ -23,7 +23,7 @@ from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Send
 from arborcast.backends.lowering.rank_view import digest_of
-from arborcast.synth.alltoallv.planner import AlltoallvPlanner
+from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.simulation.pieces import PieceRule
 from arborcast.synth.topology import Hop, Topology

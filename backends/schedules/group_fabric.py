@@ -23,7 +23,7 @@ from arborcast.synth.topology import Hop, Topology
 from arborcast.topologies.files import load_file
 
 if TYPE_CHECKING:
-    from arborcast.synth.faults.spares import Spares
+    from arborcast.synth.faults.backup_schedules import BackupSchedules
     from arborcast.synth.groups.result import GroupSchedules
 
 ASSUMED_BANDWIDTH = 1
@@ -55,7 +55,7 @@ class GroupFabric:
     places: tuple[int, ...] = ()
     joint: tuple[GroupSchedules, ...] = ()
     gone: tuple[Hop, ...] = ()
-    spares: tuple[Spares, ...] = ()
+    spares: tuple[BackupSchedules, ...] = ()
 
     @property
     def asked(self) -> Topology | Faulty:
@@ -126,7 +126,7 @@ def _joint(options: Options) -> tuple[GroupSchedules, ...]:
 
 @cache
 def _read_once(folder: str) -> GroupSchedules:
-    from arborcast.synth.groups.folder import read_groups
+    from arborcast.synth.groups.group_folder import read_groups
 
     return read_groups(folder)
 

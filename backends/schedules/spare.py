@@ -15,12 +15,12 @@ from arborcast.synth.selection import Choice
 from arborcast.synth.topology import Hop, Topology
 
 if TYPE_CHECKING:
-    from arborcast.synth.faults.spares import Spares
+    from arborcast.synth.faults.backup_schedules import BackupSchedules
 
 
 def fitting_spares(
-    given: Sequence[str | os.PathLike[str] | Spares], healthy: Topology, *, is_whole: bool
-) -> tuple[Spares, ...]:
+    given: Sequence[str | os.PathLike[str] | BackupSchedules], healthy: Topology, *, is_whole: bool
+) -> tuple[BackupSchedules, ...]:
     """The spares among those given that are for a group.
 
     Args:
@@ -44,7 +44,7 @@ def fitting_spares(
 
 
 def spare_table(
-    spares: Sequence[Spares], gone: Sequence[Hop], topology: Topology, kind: Kind, root: int | None
+    spares: Sequence[BackupSchedules], gone: Sequence[Hop], topology: Topology, kind: Kind, root: int | None
 ) -> ScheduleTable | None:
     """The table of the spare schedule after the links of a group have failed; None where there is none.
 
@@ -57,7 +57,7 @@ def spare_table(
     """
     if not spares or not gone:
         return None
-    from arborcast.synth.faults.spares import Failure
+    from arborcast.synth.faults.backup_schedules import Failure
 
     failure = Failure.of(gone)
     for it in spares:
@@ -71,24 +71,24 @@ def spare_table(
     return None
 
 
-def digests_of(spares: Sequence[Spares]) -> list[str]:
+def digests_of(spares: Sequence[BackupSchedules]) -> list[str]:
     """Other ones for other schedules; all ranks must have the same."""
     if not spares:
         return []
-    from arborcast.synth.faults.spare_files import digest_of
+    from arborcast.synth.faults.backup_documents import digest_of
 
     return [digest_of(it) for it in spares]
 
 
 @cache
-def _read_once(path: str) -> Spares:
-    from arborcast.synth.faults.spare_files import read_spares
+def _read_once(path: str) -> BackupSchedules:
+    from arborcast.synth.faults.backup_documents import read_spares
 
     return _checked(read_spares(path), path)
 
 
 @cache
-def _checked(spares: Spares, source: str) -> Spares:
+def _checked(spares: BackupSchedules, source: str) -> BackupSchedules:
     """These, whose schedules have been replayed, and add alike on all ranks."""
     for it in spares.differences:
         if flaw := flaw_of(it.applied(spares.whole)):

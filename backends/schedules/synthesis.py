@@ -1,8 +1,8 @@
 """From a fabric to the table of one collective: found in a child process, by a deadline, kept on disk.
 
 A training process has threads, CUDA, and a `__main__` that must not run twice, and solvers cannot be asked to
-stop; so the work is done by a child (`synth.chunks.solvers.worker`) that imports no torch and is killed in
-time. It answers twice: the first schedule, which has the best rate, and then the comparison of all that
+stop; so the work is done by a child (`synth.chunks.solvers.solver_child`) that imports no torch and is killed
+in time. It answers twice: the first schedule, which has the best rate, and then the comparison of all that
 apply.
 """
 
@@ -25,7 +25,7 @@ from arborcast.backends.schedules.schedule_table import TABLE_FORMAT, ScheduleTa
 from arborcast.backends.schedules.selection import GroupSelection
 from arborcast.synth.api import Approach, approach
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, wait
+from arborcast.synth.chunks.solvers.solver_child import Worker, WorkerDiedError, wait
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.compile_kernels import warm_once
 from arborcast.synth.deadline import Deadline

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.alltoallv.pairwise import Part, as_schedule
-from arborcast.synth.alltoallv.planner import AlltoallvPlanner
 from arborcast.synth.alltoallv.rounds import decompose
 from arborcast.synth.certificate import Bound
 from arborcast.synth.errors import CollectiveError

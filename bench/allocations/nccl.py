@@ -17,7 +17,7 @@ from random import Random
 from arborcast.synth.baselines.budget import Budget
 from arborcast.synth.baselines.hamiltonian import RingFabric, find_ring, links_of, rings_of
 from arborcast.synth.baselines.nccl_model import Medium, NcclSetup, nccl_plan, nccl_times
-from arborcast.synth.baselines.paths import Path, Paths, switch_paths
+from arborcast.synth.baselines.switch_paths import Path, Paths, switch_paths
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError

@@ -22,7 +22,7 @@ from arborcast.synth.api import bound, solve
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.groups import GroupSchedules, solve_groups
-from arborcast.synth.groups.simulator import simulate_groups
+from arborcast.synth.groups.shared_simulator import simulate_groups
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology

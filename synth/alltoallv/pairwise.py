@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 
-from arborcast.synth.alltoallv.plan import stops_of
-from arborcast.synth.alltoallv.planner import AlltoallvPlanner
+from arborcast.synth.alltoallv.block_plan import stops_of
+from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer

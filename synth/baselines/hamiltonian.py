@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
-from arborcast.synth.baselines.paths import Path, Paths
+from arborcast.synth.baselines.switch_paths import Path, Paths
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import new_model, run
 from arborcast.synth.topology import Hop

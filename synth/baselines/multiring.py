@@ -12,9 +12,9 @@ from random import Random
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
 from arborcast.synth.baselines.hamiltonian import Ring, RingFabric, find_ring, links_of, rings_of
-from arborcast.synth.baselines.paths import Path, switch_paths
 from arborcast.synth.baselines.rings import no_ring, ring_schedule
 from arborcast.synth.baselines.square_rings import square_rings
+from arborcast.synth.baselines.switch_paths import Path, switch_paths
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline

@@ -16,7 +16,7 @@ from operator import le
 from typing import Any
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
-from arborcast.synth.baselines.paths import Pair, Path, Paths, switch_paths, widest
+from arborcast.synth.baselines.switch_paths import Pair, Path, Paths, switch_paths, widest
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline

@@ -17,7 +17,7 @@ from random import Random
 
 from arborcast.synth.baselines.budget import BudgetError
 from arborcast.synth.baselines.hamiltonian import Ring, RingFabric, find_ring
-from arborcast.synth.baselines.paths import Paths, switch_paths
+from arborcast.synth.baselines.switch_paths import Paths, switch_paths
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline

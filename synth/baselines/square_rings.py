@@ -21,8 +21,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from arborcast.synth.baselines.paths import Path, switch_paths
 from arborcast.synth.baselines.rings import moves_on_ring
+from arborcast.synth.baselines.switch_paths import Path, switch_paths
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.implicit_schedule import ImplicitSchedule

@@ -4,7 +4,7 @@ Trees of total weight x grow from their roots exactly when every set of vertices
 all ranks is left by as much capacity as the roots in it need, and every switch sends on what it receives
 (Edmonds 1973; Bang-Jensen, Frank, Jackson 1995). `optimum` adds cuts found by maximum flows until none is
 violated, and makes the last vertex exact. `synth.bounds.capacity_lp` has the forms for collectives,
-`synth.groups.program` the one that several groups share.
+`synth.groups.sharing_lp` the one that several groups share.
 """
 
 from __future__ import annotations

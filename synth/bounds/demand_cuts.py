@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from arborcast.synth.bounds.cuts import cut_out_of, tightest_cut
 from arborcast.synth.certificate import Cut
-from arborcast.synth.certification.rates import share_leaving
+from arborcast.synth.certification.proven_rates import share_leaving
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.topology import Link, Topology, Vertex
 

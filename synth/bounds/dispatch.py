@@ -26,7 +26,7 @@ from arborcast.synth.bounds.strength import strength
 from arborcast.synth.bounds.switch_balance import sufficient_part
 from arborcast.synth.certificate import Bound, Certificate, Cut, Dual
 from arborcast.synth.certification import certified_rate, certified_scope, dual_of, dual_or_none
-from arborcast.synth.certification.rates import share_leaving
+from arborcast.synth.certification.proven_rates import share_leaving
 from arborcast.synth.certification.steiner import MOST_APART
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline

@@ -4,6 +4,6 @@ The room of those who check: nothing here is taken from the packages that find b
 a rule of `make lint` keeps it so.
 """
 
-from arborcast.synth.certification.rates import certified_rate, certified_scope, dual_of, dual_or_none
+from arborcast.synth.certification.proven_rates import certified_rate, certified_scope, dual_of, dual_or_none
 
 __all__ = ["certified_rate", "certified_scope", "dual_of", "dual_or_none"]

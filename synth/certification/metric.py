@@ -1,7 +1,7 @@
 """How far data must travel under link lengths: the number that a dual certificate stands on.
 
 Every distance is a lower limit of what each unit of the buffer takes, summed over links with their lengths:
-shortest ways for what is never copied, cheapest trees for what is. `synth.certification.rates` sets it
+shortest ways for what is never copied, cheapest trees for what is. `synth.certification.proven_rates` sets it
 against what all links offer.
 """
 
@@ -15,10 +15,10 @@ from functools import cached_property
 
 import numpy as np
 
-from arborcast.synth.certification.spanning import metric_mst_cost
+from arborcast.synth.certification.cheapest_spanning import metric_mst_cost
+from arborcast.synth.certification.exact_paths import FAR, ways_between
 from arborcast.synth.certification.steiner import Steiner
-from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs
-from arborcast.synth.certification.ways import FAR, ways_between
+from arborcast.synth.certification.tree_costs import cheapest_cost, cheapest_costs
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.compiled import Ints

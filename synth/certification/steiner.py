@@ -25,8 +25,8 @@ from functools import cached_property
 
 import numpy as np
 
-from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs
-from arborcast.synth.certification.ways import FAR, Matrix, ways_between
+from arborcast.synth.certification.exact_paths import FAR, Matrix, ways_between
+from arborcast.synth.certification.tree_costs import cheapest_cost, cheapest_costs
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.compiled import Ints, kernel

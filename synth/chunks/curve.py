@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from arborcast.synth.chunks.bounds.certificate import StepBound
+from arborcast.synth.chunks.bounds.step_certificate import StepBound
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
-from arborcast.synth.chunks.solvers.worker import SolverProcess
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.chunks.step_result import StepOptimum, kept_optimum
 from arborcast.synth.chunks.step_solver import (
     DRAFT,

@@ -18,15 +18,15 @@ from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.allreduce.halves import Half, latency_of_parts, parts_of, static_ratio
 from arborcast.synth.chunks.allreduce.partial_sums import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.allreduce.searcher import SearchEffort, SumAnswer, SumSearcher
-from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
+from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of
 from arborcast.synth.chunks.quantized_rates import QuantizedRates
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
-from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess, WorkerDiedError
 from arborcast.synth.chunks.step_result import explain
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit

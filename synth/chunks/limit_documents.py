@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from arborcast.synth.chunks.bounds.certificate import (
+from arborcast.synth.chunks.bounds.step_certificate import (
     MessageDual,
     PairDual,
     PathDual,

@@ -23,7 +23,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Instance
 from arborcast.synth.chunks.problem.time_reversal import IMAGES, mirrored
-from arborcast.synth.chunks.solvers.worker import SolverProcess
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.formats.atomic import write_atomically

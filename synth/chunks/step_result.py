@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
-from arborcast.synth.chunks.bounds.certificate import (
+from arborcast.synth.chunks.bounds.step_certificate import (
     MessageDual,
     PairDual,
     PathDual,
@@ -22,11 +22,11 @@ from arborcast.synth.chunks.bounds.certificate import (
     StepBound,
     TreeDual,
 )
-from arborcast.synth.chunks.bounds.check import certified_ratio
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.solvers.cache import ChunkCache, Detail, kept_or_found
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.chunks.solvers.solver_child import WorkerDiedError
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.errors import Prover, TimedOutError
 from arborcast.synth.progress import report

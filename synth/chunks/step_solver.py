@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from arborcast.synth.chunks.bounds.certificate import StepBound
-from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
+from arborcast.synth.chunks.bounds.step_certificate import StepBound
+from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
@@ -25,7 +25,9 @@ from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.step_result import StepOptimum, StepSearch
 from arborcast.synth.chunks.trees.column_generation import TreeBound, can_price, tree_bound, tree_packing
-from arborcast.synth.chunks.trees.plan import (
+from arborcast.synth.chunks.trees.pricing import TimedTree
+from arborcast.synth.chunks.trees.spanning_oracle import is_spanning
+from arborcast.synth.chunks.trees.tree_schedule import (
     MOST_CHUNKS,
     NoPlanError,
     chunks_of,
@@ -34,8 +36,6 @@ from arborcast.synth.chunks.trees.plan import (
     plan_near_it,
     plan_of,
 )
-from arborcast.synth.chunks.trees.pricing import TimedTree
-from arborcast.synth.chunks.trees.spanning import is_spanning
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.errors import TimedOutError
 

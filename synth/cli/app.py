@@ -28,7 +28,6 @@ from arborcast.synth.cli.description import (
     model_of,
     parts_document,
 )
-from arborcast.synth.cli.files import expand, program, run, simulate, verify
 from arborcast.synth.cli.groups import groups
 from arborcast.synth.cli.inputs import (
     NotCorrectError,
@@ -54,6 +53,7 @@ from arborcast.synth.cli.plan import plan
 from arborcast.synth.cli.probe import end_after_rank_0, is_follower, probe
 from arborcast.synth.cli.programs import export, import_
 from arborcast.synth.cli.repair import repair
+from arborcast.synth.cli.schedule_files import expand, program, run, simulate, verify
 from arborcast.synth.cli.solve import solve
 from arborcast.synth.cli.sweep import sweep
 from arborcast.synth.cli.view import view

@@ -85,9 +85,9 @@ def groups(
     """
     from arborcast.synth.formats.atomic import check_folder
     from arborcast.synth.formats.sizes import parse_size
-    from arborcast.synth.groups.folder import write_groups
-    from arborcast.synth.groups.simulator import simulate_groups
-    from arborcast.synth.groups.solver import solve_groups
+    from arborcast.synth.groups.fair_solver import solve_groups
+    from arborcast.synth.groups.group_folder import write_groups
+    from arborcast.synth.groups.shared_simulator import simulate_groups
 
     if output is not None:
         check_folder(output)
@@ -110,7 +110,7 @@ def groups(
 
 def _verified(found: GroupSchedules) -> None:
     """What is not correct is a bug of ours and leaves nothing behind."""
-    from arborcast.synth.groups.verifier import verify_groups
+    from arborcast.synth.groups.shared_verifier import verify_groups
 
     verdict = verify_groups(found)
     if not verdict.correct:

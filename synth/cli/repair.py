@@ -25,7 +25,7 @@ from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.formats.words import gigabytes, share
 
 if TYPE_CHECKING:
-    from arborcast.synth.faults.spares import Spares
+    from arborcast.synth.faults.backup_schedules import BackupSchedules
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.request import Request
 
@@ -50,7 +50,7 @@ def repair(
     anything fails, --each-link makes spare schedules. This command takes one out of such a file at once, and
     so do process groups (ARBORCAST_SPARES).
     """
-    from arborcast.synth.faults.spare_files import is_spares
+    from arborcast.synth.faults.backup_documents import is_spares
     from arborcast.synth.request import Request
 
     writable(output)
@@ -104,8 +104,8 @@ def _foresee(
     file: Path, links: bool, ranks: bool, request: Request, output: Path | None, as_json: bool
 ) -> None:
     """Spare schedules for every single failure, in one file of differences."""
-    from arborcast.synth.faults.spare_files import write_spares
-    from arborcast.synth.faults.spares import make_spares, single_failures
+    from arborcast.synth.faults.backup_documents import write_spares
+    from arborcast.synth.faults.backup_schedules import make_spares, single_failures
     from arborcast.synth.implicit_schedule import ImplicitSchedule
 
     with progress(f"foreseeing failures of {file}", quiet=as_json):
@@ -142,9 +142,9 @@ def _foresee(
 
 def _take(file: Path, links: list[str], ranks: list[int], output: Path | None, as_json: bool) -> None:
     """One schedule out of a file of spares."""
+    from arborcast.synth.faults.backup_documents import read_spares
+    from arborcast.synth.faults.backup_schedules import Failure
     from arborcast.synth.faults.faulty import parse_link
-    from arborcast.synth.faults.spare_files import read_spares
-    from arborcast.synth.faults.spares import Failure
     from arborcast.synth.verification.verifier import verify
 
     spares = read_spares(file)
@@ -163,7 +163,7 @@ def _take(file: Path, links: list[str], ranks: list[int], output: Path | None, a
 
 def verify_spares(file: Path, as_json: bool) -> None:
     """Replay every schedule of a file of spares, and say what is wrong with any."""
-    from arborcast.synth.faults.spare_files import read_spares
+    from arborcast.synth.faults.backup_documents import read_spares
 
     spares = read_spares(file)
     with progress(f"verifying {file}", quiet=as_json):
@@ -177,7 +177,7 @@ def verify_spares(file: Path, as_json: bool) -> None:
         raise NotCorrectError(f"{file}: not correct: {'; '.join(flaws[:3])}")
 
 
-def _document(spares: Spares) -> Json:
+def _document(spares: BackupSchedules) -> Json:
     topology = spares.whole.topology
     return {
         "rate": str(spares.whole.rate),

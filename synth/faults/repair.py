@@ -124,7 +124,7 @@ def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, request: 
     import numpy as np
 
     from arborcast.synth.kernels.arborescence import LogicalGraph
-    from arborcast.synth.packing.solver import solve_by_trees
+    from arborcast.synth.packing.tree_solver import solve_by_trees
     from arborcast.synth.packing.warm_start import StartingTrees
 
     number = np.full(faulty.healthy.size, -1, dtype=np.int64)

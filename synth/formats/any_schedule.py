@@ -7,7 +7,7 @@ from pathlib import Path
 
 from arborcast.synth.errors import ScheduleError
 from arborcast.synth.formats.documents import Document, raising
-from arborcast.synth.formats.implicit import (
+from arborcast.synth.formats.implicit_documents import (
     IMPLICIT_FORMAT,
     SWITCHED_IMPLICIT_FORMAT,
     implicit_from_document,

@@ -13,7 +13,7 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.groups.problem import GroupsProblem
-from arborcast.synth.groups.program import LevelRates
+from arborcast.synth.groups.sharing_lp import LevelRates
 from arborcast.synth.groups.view import GroupView
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.packing.exact import pack_exactly

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from arborcast.synth.collective import Collective
-from arborcast.synth.groups.certificate import JointCertificate
+from arborcast.synth.groups.sharing_certificate import JointCertificate
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology, Vertex
 from arborcast.synth.transfers import in_order

@@ -79,7 +79,7 @@ def solve_in_network(
     Args:
         topology: the fabric, some of whose switches are able.
         collective: a kind that trees can do.
-        request: as for `synth.packing.solver.solve_by_trees`.
+        request: as for `synth.packing.tree_solver.solve_by_trees`.
         limit: of the rate.
         forwarding: what finds the other trees.
 

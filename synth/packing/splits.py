@@ -1,7 +1,7 @@
 """How an allreduce shares each link between gathering and spreading, among the splits that are known.
 
 Free roots by the linear program, halves of every link with equal roots or with free ones: all exact, some
-with lower trees, some in a moment at a thousand ranks. `synth.packing.solver` packs what comes out.
+with lower trees, some in a moment at a thousand ranks. `synth.packing.tree_solver` packs what comes out.
 """
 
 from __future__ import annotations

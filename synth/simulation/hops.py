@@ -74,8 +74,8 @@ class Hops:
     """The hops of a schedule, counted through in the order of its transfers; those in switches come last.
 
     Links are those of the topology, then two of each able switch: its adder, and what copies pass without.
-    Or they are orbits of them (`synth.simulation.implicit`), where each hop is one of the representatives and
-    stands for all of its images.
+    Or they are orbits of them (`synth.simulation.implicit_simulator`), where each hop is one of the
+    representatives and stands for all of its images.
 
     Attributes:
         layout: the arrays that do not depend on the size.

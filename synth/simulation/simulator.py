@@ -73,7 +73,7 @@ def simulate(
 
     Args:
         schedule: what to run, in either form; it is not verified here. One in implicit form is run by its
-            representatives (`synth.simulation.implicit` says how exactly).
+            representatives (`synth.simulation.implicit_simulator` says how exactly).
         size_bytes: size of the whole buffer, as algbw counts it; shares need not divide it.
         pieces: into how many pieces to cut every chunk; None chooses: the largest power of two within the
             limits below and within `MAX_PASSAGES`, halved as long as that makes it faster with `priority`. On
@@ -176,7 +176,7 @@ def timeline(
     frames = frames_per_piece(hops, size_bytes, pieces, frame_bytes)
     outcome = hops.play(size_bytes, pieces, asked, frames=frames)
     if not isinstance(schedule, Schedule):
-        from arborcast.synth.simulation.implicit import orbit_timeline, own_timeline
+        from arborcast.synth.simulation.implicit_simulator import orbit_timeline, own_timeline
 
         return (own_timeline if own_links else orbit_timeline)(schedule, outcome, hops)
     from arborcast.synth.simulation.hops import occupied
@@ -207,7 +207,7 @@ def lay_out(schedule: AnySchedule) -> Hops:
         from arborcast.synth.simulation.hops import Hops
 
         return Hops.of(schedule)
-    from arborcast.synth.simulation.implicit import lay_out_orbits
+    from arborcast.synth.simulation.implicit_simulator import lay_out_orbits
 
     return lay_out_orbits(schedule)
 

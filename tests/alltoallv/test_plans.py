@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.backends.lowering.lower import lower
-from arborcast.synth.alltoallv.plan import ExchangePlan, pieces_of
-from arborcast.synth.alltoallv.planner import AlltoallvPlanner
+from arborcast.synth.alltoallv.block_plan import ExchangePlan, pieces_of
+from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.alltoallv.rounds import decompose
 from arborcast.synth.certificate import Cut
 from arborcast.synth.certification import certified_rate

@@ -17,7 +17,7 @@ from arborcast.synth.baselines.binary_tree import double_tree
 from arborcast.synth.baselines.butterflies import butterfly
 from arborcast.synth.baselines.cyclic import around, bine
 from arborcast.synth.baselines.multiring import BY_HIGHS
-from arborcast.synth.baselines.paths import switch_paths
+from arborcast.synth.baselines.switch_paths import switch_paths
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.schedule import Schedule

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from arborcast import topologies
-from arborcast.synth.baselines.exchanges import exchange_schedules
+from arborcast.synth.baselines.mixed_radix_butterfly import exchange_schedules
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline

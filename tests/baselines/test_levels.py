@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.backends.lowering.additions import adds_alike
-from arborcast.synth.baselines.levels import COMPARED, Shape, level_schedules, solve_levels
+from arborcast.synth.baselines.hierarchical_trees import COMPARED, Shape, level_schedules, solve_levels
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import NO_DEADLINE

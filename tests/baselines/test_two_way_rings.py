@@ -6,7 +6,7 @@ import pytest
 
 from arborcast import topologies
 from arborcast.synth.baselines import solve_baseline
-from arborcast.synth.baselines.two_way_rings import both_ways, implicit_two_way_rings
+from arborcast.synth.baselines.bidirectional_rings import both_ways, implicit_two_way_rings
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.schedule import Schedule

@@ -15,7 +15,7 @@ from arborcast import backends
 from arborcast.synth.api import solve
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.time_limits import time_limit
-from arborcast.synth.certification.rates import certified_rate
+from arborcast.synth.certification.proven_rates import certified_rate
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.faults.faulty import without

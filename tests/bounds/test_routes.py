@@ -12,7 +12,7 @@ from arborcast.synth.certificate import Cut
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.request import Request
-from arborcast.synth.routes.solver import solve_by_routes
+from arborcast.synth.routes.path_solver import solve_by_routes
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from tests.support.strategies import topologies

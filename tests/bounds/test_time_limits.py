@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.alltoallv.planner import AlltoallvPlanner
+from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.api import solve
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.bounds import bound

@@ -27,14 +27,14 @@ from arborcast.synth.chunks.allreduce.sum_formulas import (
     spread_search,
     sum_search,
 )
-from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StaticLimit
-from arborcast.synth.chunks.bounds.check import certified_ratio
+from arborcast.synth.chunks.bounds.step_certificate import MessageDual, PairDual, StaticLimit
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.curve import FrontierOptions
 from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.limit_documents import limit_to_document
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Unknown
 from arborcast.synth.chunks.problem.symmetry import subgroups
-from arborcast.synth.chunks.solvers.worker import SolverProcess
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline

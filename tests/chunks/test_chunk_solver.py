@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from arborcast import synth
-from arborcast.synth.chunks.bounds.certificate import StepBound
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.chunks.bounds.step_certificate import StepBound
+from arborcast.synth.chunks.solvers.solver_child import WorkerDiedError
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Link, Topology

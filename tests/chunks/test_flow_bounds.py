@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies as catalog
-from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit
-from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound, static_bound
 from arborcast.synth.chunks.bounds.flow_program import groups_of
+from arborcast.synth.chunks.bounds.step_certificate import PathDual, StaticLimit
+from arborcast.synth.chunks.bounds.step_check import certified_ratio, static_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.time_reversal import mirrored
 from arborcast.synth.collective import Collective, Demand, Kind

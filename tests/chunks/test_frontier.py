@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
-from arborcast.synth.chunks.bounds.certificate import StaticLimit
-from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
+from arborcast.synth.chunks.bounds.step_certificate import StaticLimit
+from arborcast.synth.chunks.bounds.step_check import certified_ratio, static_ratio
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
 from arborcast.synth.chunks.encodings.sat import sat_search
 from arborcast.synth.chunks.frontier import Frontier, latency_of, pareto

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, ChunkSend, Send
+from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, ChunkSend, OrbitSend
 from arborcast.synth.chunks.problem.symmetry import problem_group, useful_groups
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.topologies import load
@@ -41,9 +41,9 @@ def reduced_problems(draw: st.DrawFn) -> ChunkOrbits:
     return ChunkOrbits(problem, chunks, draw(st.sampled_from(groups))) if groups else trivial
 
 
-def drawn_sends(orbits: ChunkOrbits, draw: st.DataObject) -> list[Send]:
+def drawn_sends(orbits: ChunkOrbits, draw: st.DataObject) -> list[OrbitSend]:
     send = st.builds(
-        lambda chunk_class, member, route, step: Send(
+        lambda chunk_class, member, route, step: OrbitSend(
             chunk_class, member % orbits.classes[chunk_class].count, route, step
         ),
         st.integers(0, len(orbits.classes) - 1),
@@ -61,7 +61,7 @@ def test_classes_stand_for_all_chunks(orbits: ChunkOrbits) -> None:
     everything = len(orbits.problem.demands) * orbits.chunks
     assert sum(members.count for members in orbits.classes) * len(orbits.group) == everything
     representatives = [
-        Send(chunk_class, member, 0, 0)
+        OrbitSend(chunk_class, member, 0, 0)
         for chunk_class, members in enumerate(orbits.classes)
         for member in range(members.count)
     ]
@@ -147,7 +147,7 @@ def test_a_ring_of_four_drawn() -> None:
     assert (onward.capacity, sorted(onward.users)) == (1, [(0, 0), (0, 3), (0, 5), (0, 6)])
     assert (back.capacity, sorted(back.users)) == (1, [(0, 1), (0, 2), (0, 4), (0, 7)])
     # Chunk 0 goes 0 -> 1 -> 2; so chunk 1 goes 1 -> 2 -> 3, chunk 2 2 -> 3 -> 0, chunk 3 3 -> 0 -> 1.
-    whole = list(orbits.unfold([Send(0, 0, 0, 0), Send(0, 0, 3, 1)]))
+    whole = list(orbits.unfold([OrbitSend(0, 0, 0, 0), OrbitSend(0, 0, 3, 1)]))
     assert [(send.demand, ends[send.route], send.step) for send in whole] == [
         (0, (0, 1), 0),
         (1, (1, 2), 0),
@@ -166,7 +166,7 @@ def test_chunks_of_a_fixed_demand_change_places() -> None:
     problem = problem_of("ring:4", "broadcast")
     orbits = ChunkOrbits(problem, 2, ((0, 1, 2, 3), (0, 3, 2, 1)))
     assert orbits.classes == (ChunkClass(demand=0, count=1),)
-    whole = list(orbits.unfold([Send(0, 0, 0, 0)]))  # route 0 is 0 -> 1, route 1 is 0 -> 3
+    whole = list(orbits.unfold([OrbitSend(0, 0, 0, 0)]))  # route 0 is 0 -> 1, route 1 is 0 -> 3
     assert whole == [ChunkSend(0, 0, 0, 0), ChunkSend(0, 1, 1, 0)]
 
 
@@ -189,7 +189,7 @@ def test_the_trivial_group_leaves_everything() -> None:
     assert orbits.classes == tuple(ChunkClass(demand, 3) for demand in range(56))
     assert [limit.capacity for limit in orbits.limits] == list(problem.capacities)
     assert all(len(limit.users) == 56 for limit in orbits.limits)
-    assert list(orbits.unfold([Send(5, 2, 7, 1)])) == [ChunkSend(5, 2, 7, 1)]
+    assert list(orbits.unfold([OrbitSend(5, 2, 7, 1)])) == [ChunkSend(5, 2, 7, 1)]
 
 
 def test_alike_demands_are_moved_in_their_order() -> None:
@@ -201,7 +201,7 @@ def test_alike_demands_are_moved_in_their_order() -> None:
     assert ChunkOrbits.trivial(problem, 1).classes == tuple(ChunkClass(demand, 1) for demand in range(4))
     half_turn = ChunkOrbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
     assert half_turn.classes == (ChunkClass(0, 1), ChunkClass(2, 1))
-    images = [list(half_turn.unfold([Send(chunk_class, 0, 0, 0)])) for chunk_class in (0, 1)]
+    images = [list(half_turn.unfold([OrbitSend(chunk_class, 0, 0, 0)])) for chunk_class in (0, 1)]
     assert [[send.demand for send in sends] for sends in images] == [[0, 1], [2, 3]]
 
 
@@ -232,4 +232,4 @@ def test_a_permutation_that_is_no_automorphism_is_refused() -> None:
     with pytest.raises(ValueError, match="the group must map every link to a link"):
         _ = orbits.limits
     with pytest.raises(ValueError, match="the group must map every route to a route"):
-        list(orbits.unfold([Send(0, 0, 0, 0)]))
+        list(orbits.unfold([OrbitSend(0, 0, 0, 0)]))

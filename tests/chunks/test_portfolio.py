@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from arborcast.synth.chunks.encodings.registry import ENCODINGS, Encoding
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Send
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 from arborcast.synth.chunks.solvers.portfolio import (
     NoneSymmetric,
@@ -23,7 +23,7 @@ from arborcast.synth.chunks.solvers.portfolio import (
     effort_of,
     run_portfolio,
 )
-from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess, WorkerDiedError
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover, TimedOutError
@@ -70,7 +70,7 @@ def run(
 
 def found(slices: int, seed: int = 0) -> Feasible:
     """What a scripted search finds in its last slice."""
-    return Feasible(tuple(map(effort_of, range(slices))), (Send(0, 0, 0, seed),))
+    return Feasible(tuple(map(effort_of, range(slices))), (OrbitSend(0, 0, 0, seed),))
 
 
 # ---------------------------------------------------------------- by the rules
@@ -314,7 +314,7 @@ def test_a_crash_costs_the_others_what_they_learned_alone(
     """It crashes in its second slice beside the first, begins alone, and crashes again in the next one."""
     with caplog.at_level(logging.WARNING):
         result = run(child, ("found_2", WHOLE), ("segfault_1", ROTATED), slices=6)
-    assert result.outcome == Feasible(tuple(map(effort_of, range(3, 6))), (Send(0, 0, 0, 0),))
+    assert result.outcome == Feasible(tuple(map(effort_of, range(3, 6))), (OrbitSend(0, 0, 0, 0),))
     assert caplog.messages == ["left out of the search: 1:segfault_1: its process was ended by SIGSEGV"]
 
 

@@ -16,7 +16,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.time_reversal import schedule_of
 from arborcast.synth.chunks.quantized_rates import FINEST, LARGEST_EXACT, QuantizedRates, coarsest_unit
 from arborcast.synth.chunks.trees.column_generation import tree_bound
-from arborcast.synth.chunks.trees.plan import MOST_NEAR, plan_near_it
+from arborcast.synth.chunks.trees.tree_schedule import MOST_NEAR, plan_near_it
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import NO_DEADLINE
 from arborcast.synth.errors import InfeasibleError, InputError, ScheduleError

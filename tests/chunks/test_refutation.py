@@ -21,10 +21,10 @@ from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, sum_problem
 from arborcast.synth.chunks.allreduce.sum_formulas import SpreadFormula
 from arborcast.synth.chunks.encodings import sat as boolean
 from arborcast.synth.chunks.encodings.sat import Formula
-from arborcast.synth.chunks.problem.orbits import Send
+from arborcast.synth.chunks.problem.orbits import OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Instance
 from arborcast.synth.chunks.refutation import formula_file, formula_text, refute
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.chunks.solvers.solver_child import WorkerDiedError
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
 from arborcast.synth.topology import Topology
@@ -110,7 +110,7 @@ def test_a_checker_refuses_what_proves_nothing() -> None:
         refute(instance_of("hypercube:3", "broadcast", 6, 4, 4), "3-cube")
 
 
-def understood(formula: str, model: set[int]) -> tuple[list[int], list[Send], set[tuple[int, ...]]]:
+def understood(formula: str, model: set[int]) -> tuple[list[int], list[OrbitSend], set[tuple[int, ...]]]:
     """What a model says by the comments alone: rounds beyond the first of each step, sends, who has what."""
     longer: dict[int, int] = {}
     sends, held = [], set()
@@ -123,7 +123,7 @@ def understood(formula: str, model: set[int]) -> tuple[list[int], list[Send], se
             longer[numbers[0]] = longer.get(numbers[0], 0) + is_true
         elif "is sent over" in line and is_true:
             chunk, block, route, step = numbers
-            sends.append(Send(block, chunk, route, step - 1))
+            sends.append(OrbitSend(block, chunk, route, step - 1))
         elif "is at rank" in line and is_true:
             held.add(tuple(numbers))
     return [longer[step] for step in sorted(longer)], sends, held

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.chunks.bounds.certificate import TreeDual
-from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.bounds.spanning_check import MOST_MARKS, classes_of, spanning_costs
+from arborcast.synth.chunks.bounds.step_certificate import TreeDual
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.step_solver import is_large
 from arborcast.synth.chunks.trees.column_generation import can_price, tree_bound, tree_packing
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
-from arborcast.synth.chunks.trees.plan import few_chunks_near
 from arborcast.synth.chunks.trees.pricing import TreeSearch
-from arborcast.synth.chunks.trees.spanning import SpanningSearch, is_spanning, twins
+from arborcast.synth.chunks.trees.spanning_oracle import SpanningSearch, is_spanning, twins
+from arborcast.synth.chunks.trees.tree_schedule import few_chunks_near
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError

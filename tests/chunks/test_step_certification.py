@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from arborcast import topologies as catalog
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Cut
-from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, TreeDual
-from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS, certified_ratio, static_ratio
+from arborcast.synth.chunks.bounds.step_certificate import PathDual, StaticLimit, TreeDual
+from arborcast.synth.chunks.bounds.step_check import (
+    MOST_TREE_TARGETS,
+    certified_ratio,
+    static_ratio,
+)
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import InputError

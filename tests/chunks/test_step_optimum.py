@@ -13,7 +13,7 @@ import pytest
 from arborcast import synth
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks import step_solver as module
-from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, StepBound, TreeDual
+from arborcast.synth.chunks.bounds.step_certificate import PathDual, StaticLimit, StepBound, TreeDual
 from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
@@ -21,7 +21,7 @@ from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
-from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess, WorkerDiedError
 from arborcast.synth.chunks.step_result import StepOptimum, explain, kept_optimum
 from arborcast.synth.chunks.step_solver import QUICK, THOROUGH, step_optimum
 from arborcast.synth.collective import Collective, Demand

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.chunks.bounds.certificate import TreeDual
-from arborcast.synth.chunks.bounds.check import certified_ratio
+from arborcast.synth.chunks.bounds.step_certificate import TreeDual
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
 from arborcast.synth.collective import Collective, Kind

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.chunks.bounds.certificate import StepBound, TreeDual
+from arborcast.synth.chunks.bounds.step_certificate import StepBound, TreeDual
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.prune import ChunkPlan
-from arborcast.synth.chunks.trees.column_generation import TreeBound, WeightedTree, tree_bound
-from arborcast.synth.chunks.trees.plan import (
+from arborcast.synth.chunks.trees.column_generation import StepTree, TreeBound, tree_bound
+from arborcast.synth.chunks.trees.tree_schedule import (
     NoPlanError,
     chunks_of,
     plan_as_it_stands,
@@ -107,7 +107,7 @@ def pair() -> tuple[ChunkProblem, TreeDual]:
 
 
 def packed(lengths: TreeDual, first: Fraction, proved: Fraction = Fraction(1)) -> TreeBound:
-    trees = [WeightedTree(0, weight, ((0, step),)) for step, weight in enumerate((first, 1 - first))]
+    trees = [StepTree(0, weight, ((0, step),)) for step, weight in enumerate((first, 1 - first))]
     return TreeBound(
         StepBound(2, proved, lengths), (first, 1 - first), tuple(tree for tree in trees if tree.weight)
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from arborcast.synth.chunks.solvers.worker import SolverProcess, Worker, WorkerDiedError, wait
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess, Worker, WorkerDiedError, wait
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from tests.support import fake_searches
@@ -215,7 +215,7 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs in the background
 from tests.support import fake_searches
 from tests.support.waiting import until
-from arborcast.synth.chunks.solvers.worker import SolverProcess
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.deadline import Deadline
 
 with SolverProcess() as child, SolverProcess() as idle:

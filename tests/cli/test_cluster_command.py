@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.topologies import Nic, load, load_machine
-from arborcast.topologies.readers.documents import parse_document
+from arborcast.topologies.readers.topology_documents import parse_document
 from tests.support.commands import Command, refused
 from tests.support.nccl_files import busid, gpu, nic, system
 

@@ -77,7 +77,7 @@ def test_a_large_file_is_not_run_here_and_not_written_out_beyond_reading(
     file = str(tmp_path / "large.json")
     assert command("solve", "torus:12x12", "allgather", "-o", file).status == 0
     refused(command("run", file), "at most 128 ranks are run on one machine, got 144")
-    monkeypatch.setattr("arborcast.synth.cli.files.MOST_EXPANDED", 1000)
+    monkeypatch.setattr("arborcast.synth.cli.schedule_files.MOST_EXPANDED", 1000)
     # Four trees of 143 edges for each of 144 ranks.
     refused(
         command("expand", file, "-o", str(tmp_path / "full.json")),

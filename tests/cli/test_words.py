@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arborcast import synth
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.chunks.solvers.solver_child import WorkerDiedError
 from arborcast.synth.cli import app as cli
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.formats import topology_to_document
@@ -79,7 +79,7 @@ def test_no_deadline_unless_one_is_given(
         raise synth.TimedOutError("noted")
 
     if name == "solve":
-        monkeypatch.setattr("arborcast.synth.packing.solver.solve_by_trees", noted)
+        monkeypatch.setattr("arborcast.synth.packing.tree_solver.solve_by_trees", noted)
     else:
         monkeypatch.setattr(synth, "pareto", noted)
     assert command(name, "ring:3", "allgather").status == 3

@@ -14,10 +14,17 @@ from arborcast import synth
 from arborcast import topologies as catalog
 from arborcast.synth.collective import TREE_KINDS, Collective
 from arborcast.synth.errors import InputError
+from arborcast.synth.faults.backup_documents import is_spares, read_spares, spares_from_document, write_spares
+from arborcast.synth.faults.backup_schedules import (
+    BackupSchedules,
+    Difference,
+    Failure,
+    Part,
+    make_spares,
+    single_failures,
+)
 from arborcast.synth.faults.faulty import without
 from arborcast.synth.faults.repair import repair, repaired
-from arborcast.synth.faults.spare_files import is_spares, read_spares, spares_from_document, write_spares
-from arborcast.synth.faults.spares import Difference, Failure, Part, Spares, make_spares, single_failures
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from tests.support.commands import Command, refused
 from tests.support.strategies import topologies as graphs
@@ -80,7 +87,7 @@ def test_every_single_failure_of_random_fabrics(topology, kind, pick):
 
 
 @pytest.fixture(scope="module")
-def dgx1() -> Spares:
+def dgx1() -> BackupSchedules:
     whole = synth.solve(catalog.load("dgx1"), "allgather")
     return make_spares(whole, [Failure(((0, 3),)), Failure(((0, 1),)), Failure(ranks=(5,))])
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from arborcast import synth
-from arborcast.synth.chunks.bounds.certificate import StepBound
+from arborcast.synth.chunks.bounds.step_certificate import StepBound
 from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.schedule import Schedule

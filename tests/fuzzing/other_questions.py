@@ -17,8 +17,8 @@ from arborcast.synth.cli.app import app
 from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.formats import topology_to_document
-from arborcast.synth.groups.solver import solve_groups
-from arborcast.synth.groups.verifier import verify_groups
+from arborcast.synth.groups.fair_solver import solve_groups
+from arborcast.synth.groups.shared_verifier import verify_groups
 from arborcast.synth.request import Request
 from arborcast.synth.selection import SIZES
 from arborcast.synth.simulation.simulator import simulate

@@ -22,7 +22,7 @@ from arborcast.synth import verify  # noqa: E402
 from arborcast.synth.collective import Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from arborcast.synth.groups import GroupSchedules, along, solve_groups  # noqa: E402
-from arborcast.synth.groups.folder import write_groups  # noqa: E402
+from arborcast.synth.groups.group_folder import write_groups  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 
 KINDS = ("allreduce", "allgather", "reduce-scatter", "broadcast")

@@ -25,8 +25,8 @@ from arborcast.backends.schedules.spare import spare_table  # noqa: E402
 from arborcast.synth import solve  # noqa: E402
 from arborcast.synth.collective import Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
-from arborcast.synth.faults.spare_files import write_spares  # noqa: E402
-from arborcast.synth.faults.spares import Failure, make_spares, single_failures  # noqa: E402
+from arborcast.synth.faults.backup_documents import write_spares  # noqa: E402
+from arborcast.synth.faults.backup_schedules import Failure, make_spares, single_failures  # noqa: E402
 from tests.support.group_cases import OPS, check_same, counted, values  # noqa: E402
 from tests.support.ranks import run_ranks, store_path  # noqa: E402
 

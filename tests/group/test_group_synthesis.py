@@ -20,7 +20,7 @@ from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.selection import GroupSelection
 from arborcast.backends.schedules.synthesis import synthesize_table, tables
 from arborcast.synth.api import solve
-from arborcast.synth.chunks.solvers.worker import Worker
+from arborcast.synth.chunks.solvers.solver_child import Worker
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
@@ -193,10 +193,10 @@ def test_one_method_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return answer
 
-    monkeypatch.setattr("arborcast.synth.packing.solver.solve_by_trees", late(ring))
+    monkeypatch.setattr("arborcast.synth.packing.tree_solver.solve_by_trees", late(ring))
     (only,) = tables(RING, ring.collective, "trees", Request())
     assert only.is_cut_short and only.entries[0].schedule == ring
-    monkeypatch.setattr("arborcast.synth.packing.solver.solve_by_trees", late(None))
+    monkeypatch.setattr("arborcast.synth.packing.tree_solver.solve_by_trees", late(None))
     with pytest.raises(TimedOutError, match="too late"):
         next(tables(RING, ring.collective, "trees", Request()))
 

@@ -9,7 +9,7 @@ import pytest
 
 from arborcast.synth.cli import app as cli
 from arborcast.synth.groups import verify_groups
-from arborcast.synth.groups.folder import read_groups
+from arborcast.synth.groups.group_folder import read_groups
 
 
 @pytest.fixture

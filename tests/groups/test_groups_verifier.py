@@ -13,8 +13,8 @@ from arborcast import synth, topologies
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.groups import JointCertificate, along, solve_groups, verify_groups
-from arborcast.synth.groups.folder import read_groups, write_groups
-from arborcast.synth.groups.simulator import simulate_groups
+from arborcast.synth.groups.group_folder import read_groups, write_groups
+from arborcast.synth.groups.shared_simulator import simulate_groups
 from arborcast.synth.schedule import Chunk
 from tests.support.drawn_in_network import TURNS, drawn, star
 

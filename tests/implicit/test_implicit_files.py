@@ -21,7 +21,7 @@ from arborcast.synth.certificate import Bound, Cut, Dual, Partition
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.formats.any_schedule import read_schedule, write_schedule
-from arborcast.synth.formats.implicit import (
+from arborcast.synth.formats.implicit_documents import (
     from_runs,
     implicit_from_document,
     implicit_to_document,

@@ -20,7 +20,7 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutErr
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.lp.linear_program import rationalize
 from arborcast.synth.request import Request
-from arborcast.synth.routes.solver import solve_by_routes
+from arborcast.synth.routes.path_solver import solve_by_routes
 from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
 from arborcast.synth.symmetry.translation_search import translations_of
 from arborcast.synth.symmetry.translations import Translations

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.certification.spanning import metric_mst_cost
+from arborcast.synth.certification.cheapest_spanning import metric_mst_cost
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
 from arborcast.synth.topology import Link, Topology

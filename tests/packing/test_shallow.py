@@ -24,8 +24,8 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.packing.bounded_height import shallow_frontier
 from arborcast.synth.packing.bounded_tree import UNUSABLE, cheapest_bounded
-from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
 from arborcast.synth.packing.symmetric import generation
+from arborcast.synth.packing.tree_solver import shallow_schedules, solve_by_trees
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Hop, Link, Topology

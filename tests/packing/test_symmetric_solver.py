@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from arborcast import synth, topologies
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
-from arborcast.synth.packing.solver import solve_by_trees
 from arborcast.synth.packing.symmetric import solve_symmetric
 from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
 from arborcast.synth.packing.symmetric.orbit_problem import Problem
 from arborcast.synth.packing.symmetric.orbit_weights import MOST_PARTS, Chosen, filled, in_fewer_parts
 from arborcast.synth.packing.symmetric.symmetric_solver import generated, question_of, simplest
+from arborcast.synth.packing.tree_solver import solve_by_trees
 from arborcast.synth.request import Request
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology

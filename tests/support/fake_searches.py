@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from arborcast.synth.chunks.problem.orbits import Send
+from arborcast.synth.chunks.problem.orbits import OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 from arborcast.synth.errors import Prover
 
@@ -36,7 +36,7 @@ class Scripted:
             return Unknown()
         match self.answer:
             case "found" | "hungry":
-                return Feasible(tuple(self.efforts), (Send(0, 0, 0, self.seed),))
+                return Feasible(tuple(self.efforts), (OrbitSend(0, 0, 0, self.seed),))
             case "impossible":
                 return Infeasible(Prover.CADICAL)
             case "claimed":

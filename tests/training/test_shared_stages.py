@@ -19,7 +19,7 @@ from arborcast.pipeline.run.prepared_layers import column  # noqa: E402
 from arborcast.pipeline.stages import Plan  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.groups import along, solve_groups  # noqa: E402
-from arborcast.synth.groups.folder import write_groups  # noqa: E402
+from arborcast.synth.groups.group_folder import write_groups  # noqa: E402
 from tests.support.ranks import run_ranks, store_path  # noqa: E402
 from tests.support.training_cases import (  # noqa: E402
     CLASSES,

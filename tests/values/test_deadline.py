@@ -25,7 +25,7 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import NO_DEADLINE, Deadline, run_until, running, wall_clock
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.repair import repair
-from arborcast.synth.groups.solver import solve_groups
+from arborcast.synth.groups.fair_solver import solve_groups
 from arborcast.synth.kernels import compiled
 from arborcast.synth.latency_bandwidth import latency_bandwidth
 from arborcast.synth.request import Request

@@ -14,7 +14,7 @@ from arborcast.backends.lowering.lower import lower
 from arborcast.backends.programs.formats import export_files
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.synth import features
-from arborcast.synth.alltoallv.planner import AlltoallvPlanner
+from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
 from arborcast.synth.bounds import certified_rate
 from arborcast.synth.chunks.solvers.cache import keyed_topology
 from arborcast.synth.collective import Collective
@@ -24,7 +24,7 @@ from arborcast.synth.formats.documents import topology_from_document, topology_t
 from arborcast.synth.formats.shapes import LinkShape, SwitchShape, TopologyShape
 from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.synth.formats.yaml_text import parse_yaml
-from arborcast.synth.groups.solver import solve_groups
+from arborcast.synth.groups.fair_solver import solve_groups
 from arborcast.synth.methods import METHODS, implicit_method_for
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.symmetry.isomorphism import ComparableTopology

@@ -18,7 +18,7 @@ from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.methods import METHODS, NEED_SIZE
-from arborcast.synth.packing import solver
+from arborcast.synth.packing import tree_solver
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.weighted_tree import Packing
 from arborcast.synth.schedule import Schedule
@@ -102,7 +102,7 @@ def test_a_question_goes_straight_to_its_trees(monkeypatch: pytest.MonkeyPatch) 
         ways.append(names[names.index("solve") : 0 : -1])
         return pack_exactly(*asked, **knobs)
 
-    monkeypatch.setattr(solver, "pack_exactly", noted)
+    monkeypatch.setattr(tree_solver, "pack_exactly", noted)
     synth.solve(topologies.load("ring:4"), "allgather")
     assert ways == [["solve", "answer", "_of_best_rate", "solve_by_trees", "_packings"]]
 

@@ -133,7 +133,7 @@ FLOATING = {
     "dot", "vdot", "inner", "matmul", "tensordot", "einsum", "linalg",
 }  # fmt: skip
 WHOLE = {
-    "synth/alltoallv/cuts.py",
+    "synth/alltoallv/block_cuts.py",
     "synth/bounds/routing_trees.py",
     "synth/chunks/allreduce/hierarchical.py",
     "synth/chunks/allreduce/pair_bound.py",

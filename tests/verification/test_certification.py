@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Cut, Dual, Partition, Scope
-from arborcast.synth.certification import certified_rate, certified_scope, dual_of, ways
+from arborcast.synth.certification import certified_rate, certified_scope, dual_of, exact_paths
+from arborcast.synth.certification.exact_paths import FAR
 from arborcast.synth.certification.metric import Metric, Others
-from arborcast.synth.certification.rates import share_leaving
-from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs, priced_sets, proved_costs
-from arborcast.synth.certification.ways import FAR
+from arborcast.synth.certification.proven_rates import share_leaving
+from arborcast.synth.certification.tree_costs import cheapest_cost, cheapest_costs, priced_sets, proved_costs
 from arborcast.synth.collective import NAMED_KINDS, Collective, Demand, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.groups.view import view_of
@@ -487,13 +487,13 @@ def test_ways_beyond_int64_are_added_up_outside_of_kernels(monkeypatch):
 
     def settle(tails, heads, lengths, found, changed):
         compiled.append(lengths.dtype)
-        return ways._settle(tails, heads, lengths, found, changed)
+        return exact_paths._settle(tails, heads, lengths, found, changed)
 
-    monkeypatch.setattr(ways, "_settle_int64", settle)
+    monkeypatch.setattr(exact_paths, "_settle_int64", settle)
     chain = Topology.build("chain", 4, [Link(a, a + 1, Fraction(1)) for a in range(3)])
     for length, dtype, far in ((2**62, object, 2**70), (5, np.int64, FAR)):
         lengths = np.array([length] * 3, dtype=dtype)
-        found = ways.ways_between(chain, lengths, (3, 0), range(4), far)
+        found = exact_paths.ways_between(chain, lengths, (3, 0), range(4), far)
         assert found.tolist() == [[0, far], [3 * length, 0]]
     assert compiled == [np.int64]
 

@@ -19,8 +19,8 @@ from arborcast.synth.lp.branch_and_bound import is_ruled_out
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import TreeProgram
 from arborcast.synth.packing.fewest import fewest
-from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
 from arborcast.synth.packing.symmetric.symmetric_solver import solve_symmetric
+from arborcast.synth.packing.tree_solver import shallow_schedules, solve_by_trees
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Link, Topology

@@ -16,11 +16,11 @@ from arborcast.topologies.builders import with_obvious_symmetries
 from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import NO_SOCKETS, Rates
-from arborcast.topologies.readers.nccl.gpus import Device, find_devices
-from arborcast.topologies.readers.nccl.links import find_wiring, links_of, links_to_cpus
-from arborcast.topologies.readers.nccl.nics import find_nics
-from arborcast.topologies.readers.nccl.pcie import PcieTree, pcie_links
-from arborcast.topologies.readers.nccl.tree import Tree
+from arborcast.topologies.readers.nccl.xml_gpus import Device, find_devices
+from arborcast.topologies.readers.nccl.xml_links import find_wiring, links_of, links_to_cpus
+from arborcast.topologies.readers.nccl.xml_nics import find_nics
+from arborcast.topologies.readers.nccl.xml_pcie import PcieTree, pcie_links
+from arborcast.topologies.readers.nccl.xml_tree import Tree
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

@@ -27,13 +27,13 @@ from arborcast.synth.chunks.allreduce.points import (
     point_of,
 )
 from arborcast.synth.chunks.allreduce.searcher import SumSearcher
-from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
+from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.curve import FrontierOptions, why_enough
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.worker import SolverProcess
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.chunks.step_result import StepOptimum
 from arborcast.synth.chunks.step_solver import is_large
-from arborcast.synth.chunks.trees.plan import MOST_NEAR
+from arborcast.synth.chunks.trees.tree_schedule import MOST_NEAR
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError

@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumPlan
 from arborcast.synth.chunks.allreduce.searcher import SearchEffort, SumSearcher
-from arborcast.synth.chunks.bounds.certificate import MessageDual, StepBound
+from arborcast.synth.chunks.bounds.step_certificate import MessageDual, StepBound
 from arborcast.synth.chunks.problem.outcome import Inconclusive, Infeasible
 from arborcast.synth.chunks.step_result import StepOptimum, StepSearch, kept_optimum
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts

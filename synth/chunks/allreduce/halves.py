@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast.synth.certificate import Bound
-from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
+from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.curve import Curve, FrontierOptions, trace
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.prune import ChunkPlan

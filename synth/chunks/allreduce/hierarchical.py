@@ -31,8 +31,8 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem, Route
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
-from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
+from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts, whole_numbers
 from arborcast.synth.collective import Demand
 from arborcast.synth.deadline import NO_DEADLINE, Deadline

@@ -16,10 +16,10 @@ from functools import cached_property
 
 import numpy as np
 
-from arborcast.synth.chunks.bounds.certificate import PairDual, StepBound, StepLengths
-from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.bounds.flow_bounds import common_denominator
 from arborcast.synth.chunks.bounds.flow_program import ProgramRows
+from arborcast.synth.chunks.bounds.step_certificate import PairDual, StepBound, StepLengths
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints

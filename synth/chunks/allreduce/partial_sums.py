@@ -21,7 +21,14 @@ from functools import cached_property
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, ChunkSend, Group, LinkLimit, Send
+from arborcast.synth.chunks.problem.orbits import (
+    ChunkClass,
+    ChunkOrbits,
+    ChunkSend,
+    Group,
+    LinkLimit,
+    OrbitSend,
+)
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.symmetry.permutations import identity, inverse
@@ -29,7 +36,7 @@ from arborcast.synth.topology import Permutation, Topology
 
 
 @dataclass(frozen=True, slots=True)
-class SumSend(Send):
+class SumSend(OrbitSend):
     """A send of a representative chunk; `copies` where it takes the place of the receiver's partial sum."""
 
     copies: bool
@@ -133,7 +140,7 @@ class SumOrbits(ChunkOrbits):
                 limits.append(LinkLimit(capacity, tuple((0, route) for route in sorted(users.elements()))))
         return tuple(limits)
 
-    def unfold(self, sends: Iterable[Send]) -> Iterator[ChunkSum]:
+    def unfold(self, sends: Iterable[OrbitSend]) -> Iterator[ChunkSum]:
         """The transfers of all chunks, from those of the representatives (all of them, see `same_route`)."""
         images = [self._routes(element) for element in self._cosets]
         for send in sends:

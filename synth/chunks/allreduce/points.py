@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from arborcast.synth.chunks.bounds.certificate import StepBound
+from arborcast.synth.chunks.bounds.step_certificate import StepBound
 from arborcast.synth.chunks.step_result import StepOptimum
 from arborcast.synth.errors import Prover
 from arborcast.synth.schedule import Method, Schedule

@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 
 from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
 from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumOrbits, SumPlan, pruned
-from arborcast.synth.chunks.bounds.certificate import StepBound
+from arborcast.synth.chunks.bounds.step_certificate import StepBound
 from arborcast.synth.chunks.encodings.registry import Encoding
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
@@ -21,7 +21,7 @@ from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.symmetry import small_subgroups, subgroups
 from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
 from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, PortfolioResult, run_portfolio
-from arborcast.synth.chunks.solvers.worker import SolverProcess
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
 from arborcast.synth.symmetry.permutations import identity

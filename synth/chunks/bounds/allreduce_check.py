@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any, TypeAlias
 
-from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StepLengths
+from arborcast.synth.chunks.bounds.step_certificate import MessageDual, PairDual, StepLengths
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Permutation

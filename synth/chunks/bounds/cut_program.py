@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.synth.chunks.bounds.certificate import PathDual, StepLengths
+from arborcast.synth.chunks.bounds.step_certificate import PathDual, StepLengths
 from arborcast.synth.chunks.bounds.time_expanded import TimeExpanded
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.deadline import Deadline

@@ -1,8 +1,8 @@
 """Limits of R/C for a number of steps, whatever the number of chunks, from flows in the time-expanded graph.
 
 Weaker and faster than the packing of trees (`synth.chunks.trees.column_generation`): what is copied on its
-way to several targets is looked at as a flow to each. A limit is what `synth.chunks.bounds.check` makes of
-the prices of a linear program in exact arithmetic, never the value that the program had in floating point.
+way to several targets is looked at as a flow to each. A limit is what `synth.chunks.bounds.step_check` makes
+of the prices of a linear program in exact arithmetic, never the value that the program had in floating point.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from fractions import Fraction
 import numpy as np
 
 from arborcast.synth import bounds
-from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, StepBound, StepLengths
-from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.bounds.cut_program import CutProgram
 from arborcast.synth.chunks.bounds.flow_program import FlowPrices, Prices, StepFlowProgram, groups_of
+from arborcast.synth.chunks.bounds.step_certificate import PathDual, StaticLimit, StepBound, StepLengths
+from arborcast.synth.chunks.bounds.step_check import certified_ratio, static_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline

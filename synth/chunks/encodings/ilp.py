@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from arborcast.synth.chunks.encodings.integer_program import IntegerProgram, Values
 from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends
-from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Send
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 
 Place: TypeAlias = tuple[int, int]
@@ -185,11 +185,11 @@ class _ChunkColumns:
                 before = [earlier for when, earlier in arrivals[rank] if when < step]
                 program.add_row([column, *before], [1] + [-1] * len(before), most=0)
 
-    def read(self, values: Values) -> Iterator[Send]:
+    def read(self, values: Values) -> Iterator[OrbitSend]:
         """Its sends in a solution."""
         for (route, step), column in self.sends.items():
             if values[column]:
-                yield Send(self.chunk_class, self._member, route, step)
+                yield OrbitSend(self.chunk_class, self._member, route, step)
 
 
 def _put_in_order(program: IntegerProgram, chunks: Iterable[_ChunkColumns]) -> None:
@@ -258,7 +258,7 @@ class _Flow:
             stays = group.wanted.get(rank, 0) if time == self._steps else 0
             program.add_row([*terms], [*terms.values()], least=stays, most=stays)
 
-    def read(self, values: Values) -> Iterator[Send]:
+    def read(self, values: Values) -> Iterator[OrbitSend]:
         """The sends of every chunk of the group: a path to its target from one of its sources for each."""
         left = dict(enumerate(values))
         chunks: dict[tuple[Sources, int], list[tuple[int, int]]] = defaultdict(list)
@@ -269,7 +269,7 @@ class _Flow:
             for _ in range(values[column]):
                 path, target = self._path(rank, left)
                 chunk_class, member = chunks[sources, target].pop()
-                yield from (Send(chunk_class, member, route, step) for route, step in path)
+                yield from (OrbitSend(chunk_class, member, route, step) for route, step in path)
 
     def _path(self, rank: int, left: dict[int, int]) -> tuple[list[Timed], int]:
         """Use up one path that is left from a rank at the start: its sends, and where it ends."""

@@ -17,7 +17,7 @@ from pysat.solvers import Cadical195
 
 from arborcast.synth.chunks.encodings.cardinality import Clauses, RoundLiterals, not_before
 from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends, is_ordered, longest_step
-from arborcast.synth.chunks.problem.orbits import Send
+from arborcast.synth.chunks.problem.orbits import OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 from arborcast.synth.errors import Prover
 
@@ -92,7 +92,7 @@ class Formula:
 
     def __init__(self, instance: Instance) -> None:
         self.clauses = Clauses()
-        self.sends: dict[Send, int] = {}
+        self.sends: dict[OrbitSend, int] = {}
         self.holds: dict[tuple[int, int, int, int], int] = {}
         self.instance = instance
         self._reachable = ReachableSends.of(instance.orbits, instance.steps)
@@ -126,7 +126,7 @@ class Formula:
         arriving: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, step in self._reachable.sends[chunk_class]:
             send = self.clauses.new()
-            self.sends[Send(chunk_class, member, index, step)] = send
+            self.sends[OrbitSend(chunk_class, member, index, step)] = send
             route = problem.routes[index]
             arriving[route.dst, step + 1].append(send)
             if route.src not in demand.sources:
@@ -156,7 +156,7 @@ class Formula:
                     literal
                     for (chunk_class, route), count in times.items()
                     for member in range(orbits.classes[chunk_class].count)
-                    if (literal := self.sends.get(Send(chunk_class, member, route, step))) is not None
+                    if (literal := self.sends.get(OrbitSend(chunk_class, member, route, step))) is not None
                     for _ in range(count)
                 ]
                 self.rounds.fit(step, literals, limit.capacity)

@@ -18,7 +18,7 @@ import z3
 
 from arborcast.synth.chunks.encodings.cardinality import not_before
 from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends, is_ordered, longest_step
-from arborcast.synth.chunks.problem.orbits import Send
+from arborcast.synth.chunks.problem.orbits import OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 from arborcast.synth.errors import Prover
 
@@ -91,7 +91,7 @@ class SmtSearch:
             if z3.is_true(value(sent)):
                 rank = self._instance.orbits.problem.routes[route].dst
                 time = value(self._time[number, member, rank]).as_long()
-                sends.append(Send(number, member, route, time - 1))
+                sends.append(OrbitSend(number, member, route, time - 1))
         return Feasible(tuple(value(rounds).as_long() for rounds in self._rounds), tuple(sends))
 
     def _truth(self) -> Any:

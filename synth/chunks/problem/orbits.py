@@ -51,7 +51,7 @@ class LinkLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class OrbitSend:
     """One representative chunk over one route in one step.
 
     Attributes:
@@ -138,7 +138,7 @@ class ChunkOrbits:
             limits.append(LinkLimit(capacity, users))
         return tuple(limits)
 
-    def unfold(self, sends: Iterable[Send]) -> Iterator[ChunkSend]:
+    def unfold(self, sends: Iterable[OrbitSend]) -> Iterator[ChunkSend]:
         """The sends of all chunks, from those of the representatives."""
         for send in sends:
             demand = self.classes[send.chunk_class].demand

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Send
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, OrbitSend
 from arborcast.synth.errors import Prover
 
 
@@ -24,7 +24,7 @@ class Feasible:
     """
 
     rounds: tuple[int, ...]
-    sends: tuple[Send, ...]
+    sends: tuple[OrbitSend, ...]
 
 
 @dataclass(frozen=True, slots=True)

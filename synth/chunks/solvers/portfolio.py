@@ -32,7 +32,7 @@ from arborcast.synth.chunks.problem.outcome import (
     Outcome,
     Unknown,
 )
-from arborcast.synth.chunks.solvers.worker import SolverProcess, WorkerDiedError
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess, WorkerDiedError
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.progress import report

@@ -16,7 +16,7 @@ from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
 from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, run_portfolio
-from arborcast.synth.chunks.solvers.worker import SolverProcess
+from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
 

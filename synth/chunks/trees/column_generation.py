@@ -1,9 +1,9 @@
 """The least R/C over all numbers of chunks C for S steps, with its proof and the packing that attains it.
 
 Trees in the time-expanded graph are packed into steps of free durations (the linear program of
-`synth.chunks.bounds.certificate`). There are too many trees to list: the program knows those found so far,
-its prices go to `synth.chunks.trees.pricing`, and each tree that is cheaper than the program believes joins
-it (column generation, Gilmore and Gomory 1961). The prices at the end are the certificate.
+`synth.chunks.bounds.step_certificate`). There are too many trees to list: the program knows those found so
+far, its prices go to `synth.chunks.trees.pricing`, and each tree that is cheaper than the program believes
+joins it (column generation, Gilmore and Gomory 1961). The prices at the end are the certificate.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.chunks.bounds.certificate import StepBound, StepLengths, TreeDual
-from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS, certified_ratio
 from arborcast.synth.chunks.bounds.spanning_check import MOST_MARKS
+from arborcast.synth.chunks.bounds.step_certificate import StepBound, StepLengths, TreeDual
+from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS, certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
-from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
-from arborcast.synth.chunks.trees.spanning import (
+from arborcast.synth.chunks.trees.spanning_oracle import (
     MOST_MOVES,
     SpanningSearch,
     is_spanning,
@@ -36,6 +35,7 @@ from arborcast.synth.chunks.trees.spanning import (
     searches_for,
     twins,
 )
+from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.progress import report
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WeightedTree:
+class StepTree:
     """A tree of a packing.
 
     Attributes:
@@ -81,7 +81,7 @@ class TreeBound:
 
     bound: StepBound
     durations: tuple[Fraction, ...]
-    trees: tuple[WeightedTree, ...]
+    trees: tuple[StepTree, ...]
     candidates: tuple[tuple[int, TimedTree], ...] = ()
 
     @property
@@ -228,7 +228,7 @@ class _Generation:
         return TreeBound(
             bound=limit,
             durations=durations_of(self._problem, self._steps, packed),
-            trees=tuple(WeightedTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
+            trees=tuple(StepTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
             candidates=candidates,
         )
 

@@ -17,14 +17,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.synth.chunks.bounds.certificate import StepLengths
+from arborcast.synth.chunks.bounds.step_certificate import StepLengths
 from arborcast.synth.chunks.encodings.integer_program import IntegerProgram
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group, Send
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group, OrbitSend
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
-from arborcast.synth.chunks.trees.master import MultiplicativeWeights
 from arborcast.synth.chunks.trees.pricing import TimedTree
-from arborcast.synth.chunks.trees.spanning import SpanningSearch, searches_for
+from arborcast.synth.chunks.trees.spanning_oracle import SpanningSearch, searches_for
+from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model
 
@@ -171,13 +171,13 @@ def _uses(orbits: ChunkOrbits, candidates: Sequence[Candidate]) -> dict[tuple[in
     return {key: dict(counts) for key, counts in uses.items()}
 
 
-def _sends(candidates: Sequence[Candidate], numbers: list[int]) -> Iterator[Send]:
+def _sends(candidates: Sequence[Candidate], numbers: list[int]) -> Iterator[OrbitSend]:
     """What each member of each class does."""
     members: Counter[int] = Counter()
     for (chunk_class, tree), number in zip(candidates, numbers, strict=True):
         for _ in range(number):
             for route, step in tree:
-                yield Send(chunk_class, members[chunk_class], route, step)
+                yield OrbitSend(chunk_class, members[chunk_class], route, step)
             members[chunk_class] += 1
 
 

@@ -18,8 +18,8 @@ from arborcast.synth.topology import Link, Switch, Vertex
 from arborcast.topologies.builders import assuming, cable, switch_that
 from arborcast.topologies.gpus import AMD, Gpu, nvswitch_for, others_like
 from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
-from arborcast.topologies.readers.nccl.gpus import Device
-from arborcast.topologies.readers.nccl.tree import bus_address, whole
+from arborcast.topologies.readers.nccl.xml_gpus import Device
+from arborcast.topologies.readers.nccl.xml_tree import bus_address, whole
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

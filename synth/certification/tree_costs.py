@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborcast.synth.certification.ways import FAR, Matrix
+from arborcast.synth.certification.exact_paths import FAR, Matrix
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.compiled import Ints
 

@@ -67,7 +67,7 @@ def verify(
     schedules (synth repair --each-link) each is replayed.
     """
     from arborcast import synth
-    from arborcast.synth.faults.spare_files import is_spares
+    from arborcast.synth.faults.backup_documents import is_spares
 
     if is_program(file):
         if every_translate:

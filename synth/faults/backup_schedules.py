@@ -170,7 +170,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Spares:
+class BackupSchedules:
     """A schedule and what replaces it after failures.
 
     Attributes:
@@ -224,7 +224,7 @@ def single_failures(topology: Topology, *, links: bool = True, ranks: bool = Fal
     ]
 
 
-def make_spares(whole: Schedule, failures: Sequence[Failure], request: Request = DEFAULTS) -> Spares:
+def make_spares(whole: Schedule, failures: Sequence[Failure], request: Request = DEFAULTS) -> BackupSchedules:
     """Repair a schedule for each of some failures; each result is replayed by the verifier.
 
     Args:
@@ -249,7 +249,7 @@ def make_spares(whole: Schedule, failures: Sequence[Failure], request: Request =
         if not verdict.correct:
             raise ScheduleError(f"{failure.words(whole.topology)}: {verdict.errors[0]}")
         found.append(difference)
-    return Spares(whole, tuple(found), tuple(none))
+    return BackupSchedules(whole, tuple(found), tuple(none))
 
 
 def _standing(whole: Schedule, faulty: Faulty) -> list[list[Transfer]]:

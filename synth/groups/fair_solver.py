@@ -15,11 +15,11 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover
 from arborcast.synth.features import check_features
-from arborcast.synth.groups.certificate import JointCertificate, Level, level_bound
 from arborcast.synth.groups.problem import GroupsProblem
-from arborcast.synth.groups.program import JointProgram, LevelRates
 from arborcast.synth.groups.realization import alone_topology, schedules_of
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
+from arborcast.synth.groups.sharing_certificate import JointCertificate, Level, level_bound
+from arborcast.synth.groups.sharing_lp import JointProgram, LevelRates
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.topology import Topology
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from arborcast.synth.baselines.paths import Path
 from arborcast.synth.baselines.rings import moves_on_ring
 from arborcast.synth.baselines.square_rings import diagonal_of, square_rings
+from arborcast.synth.baselines.switch_paths import Path
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule

@@ -13,8 +13,8 @@ from fractions import Fraction
 
 from arborcast.synth.errors import InputError
 from arborcast.synth.features import check_features
-from arborcast.synth.groups.certificate import certified_levels
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
+from arborcast.synth.groups.sharing_certificate import certified_levels
 from arborcast.synth.topology import Hop
 from arborcast.synth.verification.group_check import checked_link_images
 from arborcast.synth.verification.replay import Errors

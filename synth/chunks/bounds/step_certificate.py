@@ -1,8 +1,8 @@
 """What proves that S steps need so many rounds per chunk, whatever the number of chunks.
 
 These are the values. `synth.chunks.bounds.flow_bounds` and `synth.chunks.trees.column_generation` find them
-with linear programs; `synth.chunks.bounds.check` recomputes in exact arithmetic, from the certificate alone,
-what each one proves.
+with linear programs; `synth.chunks.bounds.step_check` recomputes in exact arithmetic, from the certificate
+alone, what each one proves.
 
 The linear program behind all of them: let step t last r_t rounds per chunk of a demand (a real number), so
 that link e carries at most capacity_e * r_t there, and let every demand be one unit, carried by trees in the

@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
+from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, TreeSearch, in_order
 from arborcast.synth.errors import InfeasibleError

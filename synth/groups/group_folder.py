@@ -18,8 +18,8 @@ from arborcast.synth.formats import read_explicit, write_explicit
 from arborcast.synth.formats.atomic import check_folder, write_atomically
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import check_format, parse_json, read_text, shorten_path
-from arborcast.synth.groups.certificate import JointCertificate, Level
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
+from arborcast.synth.groups.sharing_certificate import JointCertificate, Level
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 
@@ -98,7 +98,7 @@ def read_groups(folder: Path | str) -> GroupSchedules:
         InputError: a file cannot be read, or is not what it must be; names the file and the place.
     """
     from arborcast.synth.formats.shapes import check_shape
-    from arborcast.synth.groups.shapes import GroupsShape
+    from arborcast.synth.groups.folder_shapes import GroupsShape
 
     path = Path(folder) / GROUPS_FILE
     place = shorten_path(path)

@@ -3,7 +3,7 @@
 `certified_ratio` is how every limit of `synth.chunks.bounds.flow_bounds` and
 `synth.chunks.trees.column_generation` is checked, and it knows nothing of how they are found: lengths become
 integers, rules are checked, and shortest ways or cheapest trees in the time-expanded graph say what they
-prove (the theory is in `synth.chunks.bounds.certificate`).
+prove (the theory is in `synth.chunks.bounds.step_certificate`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.certification import certified_rate
-from arborcast.synth.certification.ways import FAR, Matrix, ways_between
+from arborcast.synth.certification.exact_paths import FAR, Matrix, ways_between
 from arborcast.synth.chunks.bounds.allreduce_check import ratio_of_messages, ratio_of_pairs
-from arborcast.synth.chunks.bounds.certificate import (
+from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
+from arborcast.synth.chunks.bounds.step_certificate import (
     MessageDual,
     PairDual,
     PathDual,
@@ -29,7 +30,6 @@ from arborcast.synth.chunks.bounds.certificate import (
     StepLengths,
     TreeDual,
 )
-from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError

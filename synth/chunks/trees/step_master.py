@@ -21,9 +21,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.chunks.bounds.certificate import StepLengths
+from arborcast.synth.chunks.bounds.step_certificate import StepLengths
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, Group, Send
+from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, Group, OrbitSend
 from arborcast.synth.chunks.problem.prune import TimedRoute
 from arborcast.synth.chunks.trees.pricing import TimedTree, in_order
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
@@ -149,7 +149,7 @@ class RestrictedMaster:
             if not weight:
                 continue
             copies: dict[tuple[int, int], list[TimedRoute]] = defaultdict(list)
-            sends = (Send(chunk_class, 0, route, step) for route, step in tree)
+            sends = (OrbitSend(chunk_class, 0, route, step) for route, step in tree)
             for send in self._images.unfold(sends):
                 copies[send.demand, send.chunk].append((send.route, send.step))
             each = weight * self.classes[chunk_class].count / len(self._images.group)

@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 from itertools import islice, takewhile
 
-from arborcast.synth.chunks.bounds.certificate import TreeDual
+from arborcast.synth.chunks.bounds.step_certificate import TreeDual
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.prune import ChunkPlan

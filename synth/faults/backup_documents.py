@@ -15,7 +15,7 @@ from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from arborcast.synth.errors import InputError, ScheduleError
-from arborcast.synth.faults.spares import Difference, Failure, Part, Spares
+from arborcast.synth.faults.backup_schedules import BackupSchedules, Difference, Failure, Part
 from arborcast.synth.formats.atomic import replacing
 from arborcast.synth.formats.documents import Document, bound_to_document, prefixed, read_bound
 from arborcast.synth.formats.reading import (
@@ -99,7 +99,7 @@ def is_spares(path: Path | str) -> bool:
         return False
 
 
-def write_spares(spares: Spares, path: Path | str) -> None:
+def write_spares(spares: BackupSchedules, path: Path | str) -> None:
     """Write a file of spare schedules, whole or not at all, one failure a line.
 
     Raises:
@@ -110,14 +110,14 @@ def write_spares(spares: Spares, path: Path | str) -> None:
         write_entries(file, head, {"failures": _lines(spares), "none": _why(spares)})
 
 
-def digest_of(spares: Spares) -> str:
+def digest_of(spares: BackupSchedules) -> str:
     """Another one for other schedules."""
     text = "".join([dump(schedule_to_document(spares.whole)), *_lines(spares)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def read_spares(path: Path | str, *, max_bytes: int = MAX_SPARES_BYTES) -> Spares:
-    """The spare schedules in a file; what they do is for `Spares.flaws` to say.
+def read_spares(path: Path | str, *, max_bytes: int = MAX_SPARES_BYTES) -> BackupSchedules:
+    """The spare schedules in a file; what they do is for `BackupSchedules.flaws` to say.
 
     Raises:
         InputError: the file cannot be read, is larger than `max_bytes`, or holds something else.
@@ -128,7 +128,7 @@ def read_spares(path: Path | str, *, max_bytes: int = MAX_SPARES_BYTES) -> Spare
         return spares_from_document(parse_json(text, place), place)
 
 
-def spares_from_document(document: object, place: str) -> Spares:
+def spares_from_document(document: object, place: str) -> BackupSchedules:
     """The spare schedules that a document holds; `place` (a file name) begins every error.
 
     Raises:
@@ -151,7 +151,7 @@ def spares_from_document(document: object, place: str) -> Spares:
         where = f"{place}: failures[{index}]"
         differences.append(_difference(entry, failure(entry, where), whole, where))
     none = [(failure(entry, f"{place}: none[{i}]"), entry["why"]) for i, entry in enumerate(shape["none"])]
-    return Spares(whole, tuple(differences), tuple(none))
+    return BackupSchedules(whole, tuple(differences), tuple(none))
 
 
 def _pair(pair: list[int], where: str) -> tuple[int, int]:
@@ -193,7 +193,7 @@ def _part(number: int, shape: _PartShape, left: Topology) -> Part:
     return Part(chunk, shape["like"], tuple(shape["left_out"]), tuple(added))
 
 
-def _lines(spares: Spares) -> Iterator[str]:
+def _lines(spares: BackupSchedules) -> Iterator[str]:
     for it in spares.differences:
         left = it.failure.left_of(spares.whole.topology).topology
         document = {
@@ -219,7 +219,7 @@ def _chunk(part: Part) -> Document:
     }
 
 
-def _why(spares: Spares) -> Iterator[str]:
+def _why(spares: BackupSchedules) -> Iterator[str]:
     return (dump({**_failure(failure), "why": why}) for failure, why in spares.without)
 
 

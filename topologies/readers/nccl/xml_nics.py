@@ -14,9 +14,9 @@ from arborcast.synth.topology import Vertex
 from arborcast.topologies.gpus import GIGATRANSFERS
 from arborcast.topologies.machine import Nic
 from arborcast.topologies.rates import Rates, pcie_rate
-from arborcast.topologies.readers.nccl.gpus import Device
-from arborcast.topologies.readers.nccl.pcie import link_speed, link_width
-from arborcast.topologies.readers.nccl.tree import Tree, bus_address, printable, whole
+from arborcast.topologies.readers.nccl.xml_gpus import Device
+from arborcast.topologies.readers.nccl.xml_pcie import link_speed, link_width
+from arborcast.topologies.readers.nccl.xml_tree import Tree, bus_address, printable, whole
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

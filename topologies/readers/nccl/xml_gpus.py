@@ -25,7 +25,7 @@ from arborcast.topologies.gpus import (
     gpu_of_device,
     others_like,
 )
-from arborcast.topologies.readers.nccl.tree import Tree, bus_address, hexadecimal, whole
+from arborcast.topologies.readers.nccl.xml_tree import Tree, bus_address, hexadecimal, whole
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

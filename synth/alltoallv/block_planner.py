@@ -16,8 +16,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from arborcast.synth.alltoallv.cuts import Cuts
-from arborcast.synth.alltoallv.plan import ExchangePlan
+from arborcast.synth.alltoallv.block_cuts import Cuts
+from arborcast.synth.alltoallv.block_plan import ExchangePlan
 from arborcast.synth.alltoallv.rerouting import Parts, peel, reroute, spread
 from arborcast.synth.bounds.commodity_flows import CommodityFlows
 from arborcast.synth.bounds.shortest_paths import ShortestPaths

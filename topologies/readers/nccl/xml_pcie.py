@@ -17,8 +17,8 @@ from arborcast.topologies.builders import assuming, cable
 from arborcast.topologies.gpus import GIGATRANSFERS
 from arborcast.topologies.processors import Crossing, crossing
 from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
-from arborcast.topologies.readers.nccl.gpus import Device
-from arborcast.topologies.readers.nccl.tree import Tree
+from arborcast.topologies.readers.nccl.xml_gpus import Device
+from arborcast.topologies.readers.nccl.xml_tree import Tree
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

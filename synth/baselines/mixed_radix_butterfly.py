@@ -24,7 +24,7 @@ from itertools import product
 import numpy as np
 
 from arborcast.synth.baselines.cyclic import Edge, along, digits
-from arborcast.synth.baselines.paths import Path, switch_paths, widest
+from arborcast.synth.baselines.switch_paths import Path, switch_paths, widest
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
