@@ -285,7 +285,7 @@ def _spares_rule(spares: Sequence[object]) -> str | None:
     from arborcast.synth.faults.backup_schedules import BackupSchedules
 
     fits = all(isinstance(it, str | os.PathLike | BackupSchedules) for it in spares)
-    return None if fits else "must be files of spare schedules, or Spares"
+    return None if fits else "must be files of spare schedules, or BackupSchedules"
 
 
 def _staging_rule(staging: str) -> str | None:

@@ -55,7 +55,7 @@ BASELINES: Mapping[str, Baseline] = {
     "ring": Baseline(TREE_KINDS, "rings.solve_ring", on_graph=True),
     "multiring": Baseline(TREE_KINDS, "multiring.solve_multiring", on_graph=True),
     "binary-tree": Baseline(_ROOTED, "binary_tree.double_tree"),
-    "levels": Baseline(_ROOTED, "levels.solve_levels", on_graph=True),
+    "levels": Baseline(_ROOTED, "hierarchical_trees.solve_levels", on_graph=True),
     "halving-doubling": Baseline(_BLOCKS, "butterflies.butterfly", power_of_two=True),
     "multiport": Baseline(_BLOCKS, "butterflies.multiport", power_of_two=True),
     "swing": Baseline(_BLOCKS, "butterflies.butterfly", power_of_two=True),

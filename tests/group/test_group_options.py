@@ -132,7 +132,7 @@ def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) 
         ("staging_bytes", 1, "staging_bytes: must be at least 4096 bytes, got 1"),
         ("without", ((0, 0),), "without: must join two different ranks"),
         ("without", ((0, -2),), "without: must be pairs of ranks of the fabric"),
-        ("spares", (3,), "spares: must be files of spare schedules, or Spares, got"),
+        ("spares", (3,), "spares: must be files of spare schedules, or BackupSchedules, got"),
     ],
 )
 def test_a_field_that_breaks_a_rule(field: str, value: object, message: str) -> None:
