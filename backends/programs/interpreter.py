@@ -100,6 +100,8 @@ def interpret(
     """
     differ = checked or (lambda found, expected: int(np.count_nonzero(found != expected)))
     together = 1 if loops > 1 else together
+    if program.loops:
+        program = program.unrolled(2, min(loop.piece_bytes for loop in program.loops))
     return _Machine(program, in_place, seed, elements, calls, loops, together, differ).run()
 
 
