@@ -14,6 +14,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +102,7 @@ def interpret(
     differ = checked or (lambda found, expected: int(np.count_nonzero(found != expected)))
     together = 1 if loops > 1 else together
     if program.loops:
-        program = program.unrolled(2, min(loop.piece_bytes for loop in program.loops))
+        program = program.unrolled(2, Fraction(min(loop.piece_bytes for loop in program.loops)))
     return _Machine(program, in_place, seed, elements, calls, loops, together, differ).run()
 
 

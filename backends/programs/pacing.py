@@ -70,21 +70,27 @@ def time_us(program: GlobalProgram, topology: Topology, size_bytes: int) -> Frac
     ).run()
 
 
+def timed_bytes(program: GlobalProgram) -> int:
+    """The largest size that a program is for, or a usual one, at which its pieces are counted."""
+    return program.most_bytes or USUAL_BYTES
+
+
 def _in_pieces(program: GlobalProgram, size_bytes: int) -> GlobalProgram:
-    """Its loops gone through as they are for a whole buffer of this size, to the nearest whole piece."""
+    """Its loops gone through as they are for a whole buffer of this size."""
     if not program.loops:
         return program
     chunk_bytes = Fraction(size_bytes, program.chunks)
-    part_bytes = min(chunk_bytes, Fraction(math.gcd(*(loop.piece_bytes for loop in program.loops))))
-    return program.unrolled(round(chunk_bytes / part_bytes), part_bytes)
+    pieces = [loop.piece_bytes * chunk_bytes.denominator for loop in program.loops]
+    part_bytes = Fraction(math.gcd(chunk_bytes.numerator, *pieces), chunk_bytes.denominator)
+    return program.unrolled(int(chunk_bytes / part_bytes), part_bytes)
 
 
 def rate_of(program: GlobalProgram, topology: Topology) -> Fraction:
     """Algbw in GB/s of large messages, of which latencies are no part; 0 where nothing moves.
 
-    A program with loops is timed at the largest size that it is for, or at `USUAL_BYTES`.
+    A program with loops is timed at `timed_bytes`.
     """
-    program = _in_pieces(program, program.most_bytes or USUAL_BYTES)
+    program = _in_pieces(program, timed_bytes(program))
     paces = {hop: 1 / (program.chunks * rate) for hop, rate in topology.bandwidth.items()}
     took = _TimedRun(program, topology, paces, latencies=False).run()
     return 1 / took if took else Fraction(0)

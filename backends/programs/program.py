@@ -251,6 +251,10 @@ class Loop:
     chunks: int
     piece_bytes: int
 
+    def parts_of_piece(self, finer: int, part_bytes: Fraction | None) -> int:
+        """How many parts of so many bytes a piece has, of which a chunk has `finer`; all where None."""
+        return self.chunks * finer if part_bytes is None else max(1, int(self.piece_bytes / part_bytes))
+
 
 OneTime: TypeAlias = Step | Move | Signal | Wait | Flush | Acquire | Release | Barrier | Synchronize
 Operation: TypeAlias = OneTime | Loop
@@ -365,7 +369,7 @@ class GlobalProgram:
         """All of them."""
         return tuple(each for *_, each in self.operations if isinstance(each, Loop))
 
-    def unrolled(self, finer: int = 1, part_bytes: Fraction | int | None = None) -> GlobalProgram:
+    def unrolled(self, finer: int = 1, part_bytes: Fraction | None = None) -> GlobalProgram:
         """The same without loops.
 
         Args:
@@ -394,12 +398,12 @@ class GlobalProgram:
 
 
 def _unrolled(
-    operations: Iterable[Operation], finer: int, part_bytes: Fraction | int | None
+    operations: Iterable[Operation], finer: int, part_bytes: Fraction | None
 ) -> Iterator[Operation]:
     for each in operations:
         if isinstance(each, Loop):
             whole = each.chunks * finer
-            size = whole if part_bytes is None else max(1, int(each.piece_bytes / part_bytes))
+            size = each.parts_of_piece(finer, part_bytes)
             for first in range(0, whole, size):
                 count = min(size, whole - first)
                 yield from (_cut(inner, finer, first, count) for inner in each.operations)
@@ -412,11 +416,11 @@ def _cut(operation: OneTime, finer: int, first: int, count: int | None) -> OneTi
     if not isinstance(operation, Move):
         return operation
 
+    whole = count is None or operation.packets
+
     def cut(span: Span) -> Span:
-        start, whole = span.start * finer, span.count * finer
-        if count is None or operation.packets:
-            return replace(span, start=start, count=whole)
-        return replace(span, start=start + first, count=count)
+        at = span.start * finer + (0 if whole else first)
+        return Span(span.memory, at, span.count * finer if whole else count or 0, span.rank, span.packets)
 
     return replace(
         operation,

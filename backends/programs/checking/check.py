@@ -13,7 +13,10 @@ from arborcast.backends.programs.checking.one_sided_run import OneSidedExecution
 from arborcast.backends.programs.checking.two_sided_run import TwoSidedExecution
 from arborcast.backends.programs.checking.verdict import ProgramVerdict, TraceLine
 from arborcast.backends.programs.limits import MSCCL, Limits
-from arborcast.backends.programs.program import GlobalProgram, Move, Step
+from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError, Step
+
+MOST_UNROLLED = 1 << 20
+"""Operations of all turns of loops."""
 
 CUTS = ((2, Fraction(1)), (3, Fraction(2)))
 """Of programs with loops, besides each loop once: into how many parts a chunk is cut, and the least piece."""
@@ -43,7 +46,7 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
     """
     if program.loops:
         piece_bytes = math.gcd(*(loop.piece_bytes for loop in program.loops))
-        cuts = (program.unrolled(parts, piece_bytes / share) for parts, share in CUTS)
+        cuts = (_unrolled(program, parts, piece_bytes / share) for parts, share in CUTS)
         verdicts = (check_program(cut, max_errors=max_errors) for cut in cuts)
         verdict = next((it for it in verdicts if not it.correct), None)
         return verdict or check_program(program.unrolled(), max_errors=max_errors)
@@ -69,6 +72,16 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
         errors += (f"and {len(found) - max_errors} more",)
     kinds |= {kind for kind, _ in found}
     return ProgramVerdict(errors, frozenset(kinds), program.notes, trace, circle, _messages(program))
+
+
+def _unrolled(program: GlobalProgram, finer: int, part_bytes: Fraction) -> GlobalProgram:
+    turns = [-(-loop.chunks * finer // loop.parts_of_piece(finer, part_bytes)) for loop in program.loops]
+    count = sum(turn * len(loop.operations) for turn, loop in zip(turns, program.loops, strict=True))
+    if count > MOST_UNROLLED:
+        raise ProgramError(
+            f"{program.name}: its loops do {count} operations, at most {MOST_UNROLLED} are checked"
+        )
+    return program.unrolled(finer, part_bytes)
 
 
 def execute(program: GlobalProgram, *, in_place: bool) -> Outcome:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import groupby
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
@@ -41,7 +42,7 @@ from arborcast.backends.programs.exporting.logical import Ranks
 from arborcast.backends.programs.exporting.switches import BLOCKS, switch_program
 from arborcast.backends.programs.mscclpp import limits
 from arborcast.backends.programs.mscclpp.writer import KINDS
-from arborcast.backends.programs.pacing import USUAL_BYTES
+from arborcast.backends.programs.pacing import rate_of, timed_bytes
 from arborcast.backends.programs.program import (
     Acquire,
     Code,
@@ -74,6 +75,9 @@ _AROUND = 7  # operations of a block besides those of its steps, at most
 
 PIECES, LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 128, 1 << 14, 1 << 20
 """Into how many pieces chunks are cut: with fewer the first one is late, with more there are more signals."""
+
+NEAR = Fraction(19, 20)
+"""A plan that reaches so much of its schedule's rate without pieces, such as one of rings, has none."""
 
 Seat: TypeAlias = tuple[int, int]
 """A block of the two-sided program, and which of the blocks that it is cut into."""
@@ -151,8 +155,23 @@ def _drafts(
             yield program
         return
     ranks = Ranks(schedule, draft.chunks, draft.chunks, in_place=draft.in_place)
-    for ways in _ways(draft.protocol, _piece_bytes(draft, schedule)):
-        yield _within_limits(draft, ranks, schedule, channels, ranks_per_host, ways)
+
+    def made(ways: _Ways) -> GlobalProgram:
+        return _within_limits(draft, ranks, schedule, channels, ranks_per_host, ways)
+
+    forms = [_Ways(None, *form) for form in (_PLAIN if simple else _PACKETS)]
+    piece_bytes = _piece_bytes(draft) if simple and schedule.steps > 1 else None
+    if piece_bytes is not None and not _is_near(made(forms[0]), schedule):
+        forms = [*(replace(form, piece_bytes=piece_bytes) for form in forms), *forms]
+    yield from map(made, forms)
+
+
+def _is_near(program: GlobalProgram, schedule: Schedule) -> bool:
+    """Whether a program without loops has nearly the rate of its schedule."""
+    try:
+        return rate_of(program, schedule.topology) >= NEAR * schedule.rate
+    except ProgramError:  # it waits for ever, or has no way for a message
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +192,16 @@ class _Ways:
     greet: bool
 
 
-def _ways(protocol: Protocol, piece_bytes: int | None) -> list[_Ways]:
-    if protocol is not Protocol.SIMPLE:
-        return [_Ways(None, False, False, False), _Ways(None, False, False, True)]
-    forms = [(True, False, True), (False, False, True), (False, True, True)]
-    return [_Ways(piece, *form) for piece in dict.fromkeys((piece_bytes, None)) for form in forms]
+_PLAIN = ((True, False, True), (False, False, True), (False, True, True))
+_PACKETS = ((False, False, False), (False, False, True))
 
 
-def _piece_bytes(draft: GlobalProgram, schedule: Schedule) -> int | None:
+def _piece_bytes(draft: GlobalProgram) -> int | None:
     """A power of two of which a chunk of the program has some `PIECES`; None where nothing can be hidden."""
-    chunk_bytes = (draft.most_bytes or USUAL_BYTES) // draft.chunks
+    chunk_bytes = timed_bytes(draft) // draft.chunks
     piece = 1 << max(0, (chunk_bytes // PIECES).bit_length() - 1)
     piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, piece))
-    return piece if schedule.steps > 1 and piece < chunk_bytes else None
+    return piece if piece < chunk_bytes else None
 
 
 def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None) -> None:
