@@ -4,8 +4,8 @@ Every thread is a task that stops wherever another might come in between: while 
 a message or room in a FIFO, and between reading memory and writing it. Which task goes on is drawn anew at
 every stop, or by priorities that are drawn now and then, so that some are very slow. A block of two-sided
 steps acts as one thread. One of puts and signals has a few, each with elements of its own; its proxies do
-what they are told at any time later, and ranks begin their next call once they have ended one. Shares no code
-with the checker, whose verdicts it can show to be wrong.
+what they are told at any time later, and ranks begin their next call once they have ended one. Loops go
+through two pieces of a chunk. Shares no code with the checker, whose verdicts it can show to be wrong.
 """
 
 from __future__ import annotations

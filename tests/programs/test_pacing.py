@@ -28,6 +28,7 @@ from arborcast.backends.programs.program import (
     Synchronize,
     Wait,
 )
+from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 from tests.support.commands import Command
@@ -156,3 +157,15 @@ def test_a_plan_of_pieces_is_nearly_as_fast_as_its_schedule(spec: str) -> None:
     schedule = synth.solve(fabric, "allreduce", method="trees")
     program = export_one_sided(schedule, most_bytes=size)
     assert time_us(program, fabric, size) <= 1.05 * synth.simulate(schedule, size).time_us
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_place"),
+    [("broadcast", True), ("reduce", False), ("allgather", True), ("reduce-scatter", False)],
+)
+def test_chunks_of_other_trees_do_not_wait_for_each_other(kind: str, in_place: bool) -> None:
+    fabric, size = load("dgx1"), 64 << 20
+    schedule = synth.solve(fabric, kind, form="explicit")
+    assert isinstance(schedule, Schedule)
+    program = export_one_sided(schedule, in_place=in_place, most_bytes=size)
+    assert time_us(program, fabric, size) <= 1.03 * synth.simulate(schedule, size).time_us

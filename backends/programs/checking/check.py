@@ -45,6 +45,8 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
     Takes time that grows with operations times blocks of all ranks, and with chunks.
     """
     if program.loops:
+        if beyond := tuple(one_sided.beyond_turns(program)):
+            return ProgramVerdict(beyond[:max_errors], frozenset({"buffer"}), program.notes)
         piece_bytes = math.gcd(*(loop.piece_bytes for loop in program.loops))
         cuts = (_unrolled(program, parts, piece_bytes / share) for parts, share in CUTS)
         verdicts = (check_program(cut, max_errors=max_errors) for cut in cuts)
