@@ -18,7 +18,7 @@ from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
 from arborcast.pipeline.simulation.timeline import Interval, Timeline, waiting
-from arborcast.pipeline.stages import Overlap, Plan, overlaps, shares
+from arborcast.pipeline.stages import Overlap, Plan, check_topology, overlaps, shares
 
 
 def simulate(
@@ -76,18 +76,7 @@ def check_fit(plan: Plan, profile: Profile, network: LinkCosts) -> None:
         )
     if plan.model and profile.model and plan.model != profile.model:
         raise PlanError(f"plan: is for model {plan.model}, got the profile of {profile.model}")
-    topology = network.topology
-    if max(plan.ranks) >= topology.ranks:
-        raise PlanError(
-            f"plan: rank must be in 0..{topology.ranks - 1} of topology {topology.name}, "
-            f"got {max(plan.ranks)}"
-        )
-    if plan.topology is not None and plan.topology is not topology:
-        ours = (plan.topology.ranks, [(link.src, link.dst) for link in plan.topology.links])
-        if ours != (topology.ranks, [(link.src, link.dst) for link in topology.links]):
-            raise PlanError(
-                f"plan: is for topology {plan.topology.name}, got {topology.name}, which has other links"
-            )
+    check_topology(plan, network.topology)
 
 
 KIND_OF = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.WEIGHTS: "weights"}
