@@ -25,6 +25,9 @@ from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stage_sharding import StageSharding
 from arborcast.synth.topology import Topology
 
+BUCKET_BYTES = 25 << 20
+"""Of gradients that replicas sum at once, as far as parameters allow: buckets begin within the last pass."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -307,6 +310,10 @@ class Plan:
         for index, stage in enumerate(self.stages):
             held.setdefault(stage.ranks, []).append(index)
         return tuple(StageWorker(tuple(stages), ranks) for ranks, stages in held.items())
+
+    def layers_of(self, worker: StageWorker) -> list[tuple[int, int]]:
+        """The layers [start, end) of each stage of a worker."""
+        return [(self.stages[it].start, self.stages[it].end) for it in worker.stages]
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ class LayerShape(TypedDict):
     working_fixed_bytes: NotRequired[Bytes]
     update_bytes: NotRequired[Bytes]
     passing_bytes: NotRequired[Bytes]
+    update_us: NotRequired[Time]
 
 
 @MAPPING
