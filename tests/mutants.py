@@ -51,6 +51,7 @@ SLOWER = 3
 WAITS_S = 120.0
 """Seconds that it may take besides, where it waits for what does not come, or others have the processor."""
 
+BARS = ("simulation/test_bars.py",)
 CERTIFICATION = ("verification/test_certification.py",)
 PIPELINE = ("planning/test_pipeline_simulator.py",)
 SIMULATION = ("simulation/test_simulator.py", "simulation/test_switches.py")
@@ -81,7 +82,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.simulation.pieces": ("simulation/test_message_costs.py", "group/test_pieces.py"),
     "synth.simulation.service": SIMULATION,
     "synth.simulation.simulator": (*SIMULATION, "simulation/test_message_costs.py"),
-    "synth.simulation.timing": SIMULATION,
+    "synth.simulation.timing": BARS,
     "synth.lp.choice": ("packing/test_weights.py",),
     "synth.lp.branch_and_bound": ("verification/test_scaled_labels.py",),
     "synth.bounds.time_limits": ("bounds/test_time_limits.py",),
@@ -96,7 +97,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "pipeline.simulation.lower_bound": ("planning/test_pipeline_bound.py",),
     "pipeline.simulation.pass_simulator": PIPELINE,
     "pipeline.simulation.synchronisation": PIPELINE,
-    "pipeline.simulation.timeline": ("planning/test_pipeline_pictures.py", "pictures/test_every_picture.py"),
+    "pipeline.simulation.timeline": BARS,
 }
 LEFT_OUT = (
     "simulation/test_simulator.py::test_the_choice_of_pieces_keeps_large_schedules_within_a_second",

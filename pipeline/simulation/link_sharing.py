@@ -74,7 +74,7 @@ class SharedLinks(Generic[F]):
         for hop in flow.path:
             del self._flows[hop][flow]
         others = dict.fromkeys(other for hop in flow.path for other in self._flows[hop])
-        return self._share(self._neighbourhood(list(others)), now_us) if others else []
+        return self._share(self._neighbourhood(list(others)), now_us)
 
     def _neighbourhood(self, flows: list[F]) -> list[F]:
         """The messages that share links with these, and those that share links with them, and so on."""

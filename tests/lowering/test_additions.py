@@ -26,11 +26,12 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.request import Request
-from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.support import strategies
-from tests.support.drawn_implicit import implicit_schedules
+from tests.support.drawn_implicit import circulant, implicit_schedules
 from tests.support.drawn_schedules import make, schedules
 from tests.support.in_network import shared_roots, star, turning, two_levels
 from tests.support.interpreter import interpret
@@ -71,13 +72,50 @@ UNLIKE_BATCHES = drawn(
 ((0 + 1) + 2) + 3, all of which comes before it sends."""
 
 
+LATER_SUMS = drawn(
+    *((2, 0, 0), (0, 2, 0), (3, 0, 1), (1, 3, 1), (1, 0, 2), (2, 3, 2), (0, 1, 3), (0, 2, 3)),
+    total=4,
+    copies=2,
+)
+"""Rank 0 adds ((0 + 2) + 3) + 1, rank 3 adds (3 + 1) + (2 + 0)."""
+
+
 def test_drawn_orders() -> None:
     everybody = [(src, dst, 0) for src in range(3) for dst in range(3) if src != dst]
     assert adds_alike(drawn(*everybody, total=3))  # (0 + 1) + 2 on all
     pairs = [(0, 1, 0), (1, 0, 0), (2, 3, 0), (3, 2, 0), (0, 2, 1), (2, 0, 1), (1, 3, 1), (3, 1, 1)]
     assert adds_alike(drawn(*pairs, total=4))  # (0 + 1) + (2 + 3) on all
+    pairs = [(src, dst, 0) for a, b in ((0, 5), (1, 4), (2, 3)) for src, dst in ((a, b), (b, a))]
+    three = [(src, dst, 1) for src, dst in permutations(range(3), 2)]
+    sums = drawn(*pairs, *three, *((0, dst, 2) for dst in range(3, 6)), total=6, copies=3)
+    assert adds_alike(sums) and gives_equal_bits(sums)  # in the order of ranks: ((0 + 5) + (1 + 4)) + (2 + 3)
     assert not adds_alike(UNLIKE)
-    assert not adds_alike(UNLIKE_BATCHES) and not gives_equal_bits(UNLIKE_BATCHES)
+    for unlike in (UNLIKE_BATCHES, LATER_SUMS):
+        assert not adds_alike(unlike) and not gives_equal_bits(unlike)
+    assert adds_alike(solve(load("ring:3"), "reduce-scatter"))  # each sum is one rank's
+
+
+def test_one_chunk_of_several_is_enough() -> None:
+    alike = drawn((0, 2, 0), (1, 2, 1), (2, 0, 2), (2, 1, 2), total=3, copies=2)
+    halves = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
+    moves = [
+        replace(move, chunk=chunk) for chunk, one in enumerate((alike, UNLIKE)) for move in one.transfers
+    ]
+    both = make("allreduce", halves, moves, total=3)
+    assert adds_alike(alike) and not adds_alike(both) and not gives_equal_bits(both)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_all_exchange_by_translations(ranks: int) -> None:
+    """Two add one pair; of three, the images' programs order what they get by who they are."""
+    fabric = circulant(ranks, [1])
+    group = Translations.generated(fabric, fabric.symmetries)
+    moves = [Transfer(0, src, dst, 0, True) for src, dst in permutations(range(ranks), 2)]
+    collective = Collective.on(fabric, Kind.ALLREDUCE)
+    limit = bound(fabric, collective)
+    chunks = [Chunk(Fraction(1, ranks), 0)]
+    schedule = ImplicitSchedule.build(fabric, collective, Method("drawn"), limit, group, chunks, moves)
+    assert adds_alike(schedule) == (ranks == 2)
 
 
 @st.composite

@@ -130,6 +130,29 @@ def test_the_bound_of_a_plan_by_hand():
     assert bound_us(plan, costs, LinkCosts(fabric), batch=5) == 64
 
 
+def test_messages_over_several_links_by_hand():
+    """8000 bytes at the 1000 per us of the slower link, behind 1 + 2 us: 11 us, five times."""
+    hops = [(0, 2, 2, 1), (2, 1, 1, 2), (1, 2, 4, 1), (2, 0, 4, 2)]
+    links = [Link(u, v, Fraction(rate), Fraction(latency)) for u, v, rate, latency in hops]
+    network = LinkCosts(Topology.build("hub", 2, links, ["hub"]), message_us=2)
+    costs = Profile("drawn", 2, (Layer("a", 1, 2, 8000, 0, 0, 0), Layer("b", 1, 2, 0, 0, 0, 0)))
+    assert bound_us(Plan([(0, 1, [0]), (1, 2, [1])], 1, "pe"), costs, network) == 5 * (2 + 11)
+
+
+@pytest.mark.parametrize(
+    ("handling_us", "output_bytes", "busiest"), [(10, 0, 2 * 10 + 4 * 10), (0, 30_000, 60)]
+)
+def test_replicas_with_unequal_shares_by_hand(handling_us, output_bytes, busiest):
+    """Of 6 samples two ranks send 3 each to three ranks, of which the middle one takes from both."""
+    fabric = Topology.build(
+        "full", 5, [Link(u, v, Fraction(1)) for u in range(5) for v in range(5) if u != v]
+    )
+    layers = (Layer("a", 0, 0, output_bytes, 0, 0, 0), Layer("b", 5, 5, 0, 0, 0, 0))
+    plan = Plan([(0, 1, [0, 1]), (1, 2, [2, 3, 4])], 1, "pe")
+    network = LinkCosts(fabric, handling_us=handling_us)
+    assert bound_us(plan, Profile("drawn", 1, layers), network, batch=6) == 5 * busiest
+
+
 @st.composite
 def plans(draw):
     """Plans with replicas on fabrics where messages share links."""
@@ -184,6 +207,9 @@ def test_what_all_need_by_hand():
     assert least_us(Plan(stages, 2, "1f1b"), costs, batch=2) == 1 + 12 + 3
     assert least_us(Plan(stages, 2, "1f1b", recompute=True), costs, batch=2) == 1 + 16 + 4
     assert least_us(Plan(stages, 2, "zb-h1"), costs, batch=2) == 1 + 12
+    # Of 3 and 2 samples the smaller microbatch may be the first and the last.
+    assert least_us(Plan(stages, 2, "1f1b"), costs, batch=5) == 2 * 1 + 5 * 6 + 2 * 3
+    assert least_us(Plan(stages, 1, "1f1b"), replace(costs, samples=2)) == 1 + 6 + 3
 
 
 def test_allreduces_and_ties_are_in_it():

@@ -187,6 +187,14 @@ def test_ties_between_ranks_that_no_links_join_go_around_a_ring_of_paths():
     assert [it.end_us - it.start_us for it in timeline.intervals if it.kind == "allreduce"] == [1, 1]
 
 
+def test_a_message_alone_is_as_fast_as_the_narrowest_link_on_its_way():
+    hops = [(0, 2, 1), (2, 1, Fraction(1, 2)), (1, 2, Fraction(1, 4)), (2, 0, 1)]
+    fabric = Topology.build("hub", 2, [Link(u, v, Fraction(rate)) for u, v, rate in hops], ["hub"])
+    costs = profile([(1, 1)] * 2, output_bytes=1000)
+    timeline = simulate(one_layer_each(2, 1, "1f1b"), costs, LinkCosts(fabric), batch=1)
+    assert picture(timeline)["communication"] == "m0 0>1 1-3, m0 1>0 5-9"
+
+
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 def test_equal_stages_take_as_long_as_equation_2_says(order):
     """t_pipe = (m+d-1)/m · t_comp/d, where t_comp is the whole model's time for the whole batch."""
