@@ -14,6 +14,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from arborcast.pipeline.errors import PlanError  # noqa: E402
+from arborcast.pipeline.meshes import Mesh  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
 from arborcast.pipeline.model.traced.means import why_no_mean  # noqa: E402
 from arborcast.pipeline.model.traced.operator_reader import kind_of, operator_trace  # noqa: E402
@@ -23,7 +24,7 @@ from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided  
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives  # noqa: E402
 from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor, SliceMessages  # noqa: E402
 from arborcast.pipeline.sharding import graph  # noqa: E402
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices  # noqa: E402
 from arborcast.pipeline.sharding.graph import merged  # noqa: E402
 from arborcast.pipeline.sharding.layouts import data_parallel  # noqa: E402
 from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
