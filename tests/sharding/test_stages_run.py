@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast import pipeline, topologies  # noqa: E402
-from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.model.traced.operator_reader import operator_trace  # noqa: E402
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
-from arborcast.pipeline.sharding.graph import merged  # noqa: E402
-from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage  # noqa: E402
-from arborcast.pipeline.sharding.slices import Sliced  # noqa: E402
-from arborcast.pipeline.sharding.stage_sharding import stage_sharding  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.sharding.examples import UNIT  # noqa: E402
-from tests.sharding.test_operators import Block  # noqa: E402
-from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast import pipeline, topologies
+from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.model.traced import Traced, trace
+from arborcast.pipeline.model.traced.operator_reader import operator_trace
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.graph import merged
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.pipeline.stages import Plan, Stage
+from arborcast.synth.errors import InputError
+from tests.sharding.examples import UNIT
+from tests.sharding.test_operators import Block
+from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor", "torch.export._trace")
 STEPS, BATCH, MICROBATCHES = 3, 24, 2
@@ -75,7 +74,7 @@ def traced(name: str, layers: int, *, evaluation: bool = False) -> Traced:
     return trace(made(name), batch(name), loss_of(name), layers=layers, evaluation=evaluation)
 
 
-def plan_of(model: Traced, shapes: list[tuple[int, ...]], layout: str, spare: int = 0) -> ShardedPlan:
+def plan_of(model: Traced, shapes: list[tuple[int, ...]], layout: str, spare: int = 0) -> Plan:
     """One layer a stage, on meshes of these shapes, one after another, then ranks without work."""
     sizes = [torch.Size(it).numel() for it in shapes]
     ranks = range(sum(sizes))
@@ -87,9 +86,9 @@ def plan_of(model: Traced, shapes: list[tuple[int, ...]], layout: str, spare: in
         graph = sliced.stage(number, number + 1)
         setting = Setting(FabricPrices(fabric, mesh), UNIT, MICROBATCHES)
         sharding = stage_sharding(graph, chosen_for(graph, setting, layout), mesh)
-        stages.append(ShardedStage(number, number + 1, sharding))
+        stages.append(Stage.divided(number, number + 1, sharding))
         place += size
-    return ShardedPlan(model.name, BATCH, MICROBATCHES, tuple(stages), fabric)
+    return Plan(stages, MICROBATCHES, topology=fabric, model=model.name, batch=BATCH)
 
 
 def serial(name: str, layout: str) -> tuple[list[float], nn.Module]:
@@ -183,7 +182,7 @@ def resumed(rank: int, size: int, name: str, folder: str) -> Any:
     model = traced(name, 2, evaluation=True)
     found: dict[str, Any] = {}
 
-    def train(plan: ShardedPlan, steps: range, load: bool, layout: str) -> None:
+    def train(plan: Plan, steps: range, load: bool, layout: str) -> None:
         trainer = pipeline.Trainer(
             model, plan, None, adam, collectives="gloo", clip_norm=0.2, by_schedule=False
         )

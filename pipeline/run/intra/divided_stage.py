@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import Spec
 from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.model.traced.operator_reader import arguments, kind_of
@@ -35,7 +36,7 @@ from arborcast.pipeline.run.intra.routes import Reading, ValueRoute, additions, 
 from arborcast.pipeline.run.prepared_layers import local, over
 from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.specs import spec_of
 from arborcast.pipeline.sharding.strategies import Strategy, gathering
 
 if TYPE_CHECKING:
