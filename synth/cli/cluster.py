@@ -48,7 +48,8 @@ def cluster(
             "--fabric",
             "full: one switch that blocks nothing; rail: a switch for NIC i of all hosts (rail:N: NICs are "
             "dealt to N switches); fat-tree:RATIO: leaf switches whose way up is RATIO times thinner "
-            "(fat-tree:RATIO:HOSTS: so many hosts under each)",
+            "(fat-tree:RATIO:HOSTS: so many hosts under each); rail-tree:RATIO: a leaf for NIC i of hosts "
+            "(rail-tree:RATIO:HOSTS: of so many each) under one core",
             metavar="FABRIC",
         ),
     ] = "full",
@@ -58,6 +59,15 @@ def cluster(
             "--nic",
             "GB/s each way of every NIC; where a host shows none, one for each GPU",
             metavar="GB/S",
+        ),
+    ] = None,
+    nics: Annotated[
+        str | None,
+        option(
+            "--nics",
+            "which NICs: near (to each GPU), all, so many of a host, or names; by default the fastest, with "
+            "--nic those near",
+            metavar="NICS",
         ),
     ] = None,
     output: Annotated[Path | None, option("-o", "--output", "write the topology file here (YAML)")] = None,
@@ -96,7 +106,7 @@ def cluster(
             rates=rates,
         )
         named = replace(machine, topology=replace(machine.topology, name=_short(spec)))
-        machines[spec] = with_nics(named, speed, option="--nic")
+        machines[spec] = with_nics(named, speed, chosen=nics, option="--nic")
         for note in machines[spec].notes[len(machine.notes) :]:
             _logger.warning("%s", note)
     specs = hosts * count
