@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
@@ -115,6 +116,14 @@ def without_identity(symmetries: Iterable[tuple[Vertex, ...]]) -> tuple[tuple[Ve
     return tuple(images for images in symmetries if list(images) != list(range(len(images))))
 
 
+def holding(topology: Topology, candidates: Iterable[tuple[Vertex, ...]]) -> Iterator[tuple[Vertex, ...]]:
+    """Those of the permutations that are symmetries of the topology, as they are asked for."""
+    for images in candidates:
+        with suppress(TopologyError):
+            topology.check_symmetry(images)
+            yield images
+
+
 def with_obvious_symmetries(topology: Topology) -> Topology:
     """The topology with those rotations and bit flips of its ranks declared that are symmetries of it.
 
@@ -126,14 +135,7 @@ def with_obvious_symmetries(topology: Topology) -> Topology:
     if ranks & (ranks - 1) == 0:
         bits = range(ranks.bit_length() - 1)
         turns += [tuple(rank ^ 1 << bit for rank in range(ranks)) for bit in bits]
-    found: list[tuple[Vertex, ...]] = []
-    for turn in turns:
-        images = side_by_side(turn, switches)
-        try:
-            replace(topology, symmetries=(images,))
-        except TopologyError:
-            continue
-        found.append(images)
-        if turn is turns[0]:  # the rotation moves every rank everywhere; flips would add nothing
-            break
-    return replace(topology, symmetries=tuple(found))
+    candidates = [side_by_side(turn, switches) for turn in turns]
+    # Where the rotation moves every rank everywhere, flips would add nothing.
+    turning = list(holding(topology, candidates[:1]))
+    return replace(topology, symmetries=tuple(turning or holding(topology, candidates[1:])))

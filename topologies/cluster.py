@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -18,7 +17,7 @@ from itertools import pairwise
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Permutation, Switch, Topology, Vertex
-from arborcast.topologies.builders import assuming, cable, check_size, with_obvious_symmetries
+from arborcast.topologies.builders import assuming, cable, check_size, holding, with_obvious_symmetries
 from arborcast.topologies.fabrics import SWITCH_HOP_US, Fabric, Wiring
 from arborcast.topologies.gpus import GPUS, slot_rate
 from arborcast.topologies.machine import Machine, Nic
@@ -134,20 +133,20 @@ def chosen_nics(machine: Machine, which: str) -> Machine:
             known = ", ".join(dict.fromkeys(nic.name for nic in nics))
             raise TopologyError(f"{name}: has no NIC {shorten(missing[0])}, only {known}")
         return replace(machine, nics=tuple(nic for nic in nics if nic.name in wanted))
-    reached = [_nearest_ranks(machine.topology, nic) for nic in nics]
+    order: list[tuple[int, int]] = []
     best: dict[Vertex, tuple[int, int]] = {}
+    reached = [_nearest_ranks(machine.topology, nic) for nic in nics]
     for distance, ranks in reached:
-        for rank in ranks:
-            best[rank] = min(best.get(rank, (distance, len(ranks))), (distance, len(ranks)))
-    order = [(distance, len(ranks)) for distance, ranks in reached]
-    if which == "near":
-        is_near = [any(best[rank] == order[at] for rank in ranks) for at, (_, ranks) in enumerate(reached)]
-        return replace(machine, nics=tuple(nic for nic, near in zip(nics, is_near, strict=True) if near))
+        order.append((distance, len(ranks)))
+        best.update((rank, min(best.get(rank, order[-1]), order[-1])) for rank in ranks)
     kept: set[int] = set()
     for own in nics_by_host(machine):
-        if not 1 <= int(which) <= len(own):
+        if which == "near":
+            kept |= {at for at in own if order[at] in (best[rank] for rank in reached[at][1])}
+        elif 1 <= int(which) <= len(own):
+            kept |= set(sorted(own, key=order.__getitem__)[: int(which)])
+        else:
             raise TopologyError(f"{name}: has {len(own)} NICs on a host, must be asked for 1..{len(own)}")
-        kept |= set(sorted(own, key=order.__getitem__)[: int(which)])
     return replace(machine, nics=tuple(nic for at, nic in enumerate(nics) if at in kept))
 
 
@@ -451,10 +450,7 @@ def _symmetries(
         images = _images(move, placed, wiring, first, topology.size)
         if images is None or images == tuple(range(topology.size)):
             continue
-        found = tuple(moved[images[vertex]] for vertex in order)
-        with suppress(TopologyError):
-            topology.check_symmetry(found)
-            yield found
+        yield from holding(topology, [tuple(moved[images[vertex]] for vertex in order)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,10 +509,7 @@ def _port_turns(host: _Placed) -> Iterator[Permutation]:
     onward = zip(groups, (*groups[1:], groups[0]), strict=True)
     among = {rank: image for group, other in onward for rank, image in zip(group, other, strict=True)}
     for images in (within, among):
-        candidate = tuple(images.get(vertex, vertex) for vertex in range(topology.size))
-        with suppress(TopologyError):
-            topology.check_symmetry(candidate)
-            yield candidate
+        yield from holding(topology, [tuple(images.get(vertex, vertex) for vertex in range(topology.size))])
 
 
 def _turns(numbers: Sequence[int], blocks: Sequence[int]) -> Iterator[Mapping[int, int]]:

@@ -76,78 +76,50 @@ class Rails:
 
 @dataclass(frozen=True, slots=True)
 class FatTree:
-    """A leaf switch for some hosts each, all NICs of them on it, and one core over the leaves.
+    """Leaf switches for some hosts each, and one core over the leaves.
 
-    A leaf's way to the core carries what its NICs carry, divided by `oversubscription`. The switches that a
-    folded Clos network has in place of the core are one vertex.
+    All NICs of a leaf's hosts are on it; by rails, a pod of hosts has a leaf for NIC 0 of each, one for NIC
+    1, and so on. A leaf's way to the core carries what its NICs carry, divided by `oversubscription`. The
+    switches that a folded Clos network has in place of the core are one vertex.
 
     Attributes:
         oversubscription: at least 1.
-        hosts: under each leaf; None for the largest divisor of their number that is at most its square root.
+        hosts: under each leaf, or in each pod; None for the largest divisor of their number that is at most
+            its square root, and by rails for all of them.
         in_network: what leaves and core can do, a word of `IN_NETWORK`.
+        by_rails: see above.
     """
 
     oversubscription: Fraction
     hosts: int | None = None
     in_network: str = "none"
+    by_rails: bool = False
 
     def wire(self, name: str, nics: Sequence[Sequence[Fraction]]) -> Wiring:
         """See `Fabric`."""
         total = len(nics)
-        root = math.isqrt(total)
+        root = total if self.by_rails else math.isqrt(total)
         under = self.hosts or next(part for part in range(root, 0, -1) if total % part == 0)
-        leaves = -(-total // under)
+        rails = max(map(len, nics)) if self.by_rails else 1
+        leaves = -(-total // under) * rails
         if leaves < 2:
+            each = f" and {rails} NIC each" if self.by_rails else ""
             raise TopologyError(
                 f"{name}: a fat tree must have at least 2 leaves, got {total} hosts with {under} under a leaf"
+                f"{each}"
             )
-        sums = [
-            sum((rate for rates in nics[leaf * under : (leaf + 1) * under] for rate in rates), Fraction(0))
+        sums = [Fraction(0)] * leaves
+        for host, rates in enumerate(nics):
+            for nic, rate in enumerate(rates):
+                sums[host // under * rails + nic % rails] += rate
+        names = [
+            f"pod{leaf // rails}.rail{leaf % rails}" if self.by_rails else f"leaf{leaf}"
             for leaf in range(leaves)
         ]
         return Wiring(
-            tuple(
-                switch_that(name, self.in_network)
-                for name in (*(f"leaf{leaf}" for leaf in range(leaves)), "core")
-            ),
-            lambda host, nic: host // under,
+            tuple(switch_that(own, self.in_network) for own in (*names, "core")),
+            lambda host, nic: host // under * rails + nic % rails,
             tuple((leaf, leaves, rate / self.oversubscription) for leaf, rate in enumerate(sums) if rate),
-            (under,),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RailTree:
-    """Rail-optimised leaves under one core: NIC i of the hosts of a pod goes to leaf i of this pod.
-
-    A leaf's way to the core carries what its NICs carry, divided by `oversubscription`.
-
-    Attributes:
-        oversubscription: at least 1.
-        hosts: in each pod; None for all in one.
-        in_network: what leaves and core can do, a word of `IN_NETWORK`.
-    """
-
-    oversubscription: Fraction
-    hosts: int | None = None
-    in_network: str = "none"
-
-    def wire(self, name: str, nics: Sequence[Sequence[Fraction]]) -> Wiring:
-        """See `Fabric`."""
-        rails, under = max(map(len, nics)), self.hosts or len(nics)
-        if rails * -(-len(nics) // under) < 2:
-            raise TopologyError(f"{name}: a tree of rails must have at least 2 leaves, got 1 NIC a host")
-        sums: dict[int, Fraction] = {}
-        for host, rates in enumerate(nics):
-            for rail, rate in enumerate(rates):
-                leaf = host // under * rails + rail
-                sums[leaf] = sums.get(leaf, Fraction(0)) + rate
-        leaves = rails * -(-len(nics) // under)
-        names = [*(f"pod{leaf // rails}.rail{leaf % rails}" for leaf in range(leaves)), "core"]
-        return Wiring(
-            tuple(switch_that(own, self.in_network) for own in names),
-            lambda host, nic: host // under * rails + nic,
-            tuple((leaf, leaves, rate / self.oversubscription) for leaf, rate in sums.items() if rate),
             (under,),
         )
 
@@ -182,10 +154,9 @@ def fabric_named(text: str) -> Fabric:
                 return Rails(None, in_network)
             case "rail" | "rails", [count]:
                 return Rails(_whole(count), in_network)
-            case "fat-tree", [ratio, *hosts] if len(hosts) <= 1:
-                return FatTree(_ratio(ratio), _whole(hosts[0]) if hosts else None, in_network)
-            case "rail-tree", [ratio, *hosts] if len(hosts) <= 1:
-                return RailTree(_ratio(ratio), _whole(hosts[0]) if hosts else None, in_network)
+            case "fat-tree" | "rail-tree", [ratio, *hosts] if len(hosts) <= 1:
+                under = _whole(hosts[0]) if hosts else None
+                return FatTree(_ratio(ratio), under, in_network, by_rails=kind == "rail-tree")
     except ValueError as error:
         raise TopologyError(f"fabric {shorten(text)}: {error}") from error
     raise TopologyError(f"fabric {shorten(text)}: must be {FORMS}")

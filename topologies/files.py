@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
@@ -22,22 +22,14 @@ from arborcast.topologies.catalog import catalog, entry_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
 from arborcast.topologies.readers.kinds import UNDERSTOOD, kind_of, seems
+from arborcast.topologies.readers.options import Reader, Said
 
 _log = logging.getLogger(__name__)
 
 MAX_TOPOLOGY_BYTES = 16 << 20
 
 
-def load_file(
-    path: Path | str,
-    *,
-    gpu: str | None = None,
-    pcie: bool | None = None,
-    between_sockets: Fraction | None = None,
-    numa_per_socket: int | None = None,
-    rates: Rates = Rates.DATASHEET,
-    max_bytes: int = MAX_TOPOLOGY_BYTES,
-) -> Machine:
+def load_file(path: Path | str, said: Said | None = None, *, max_bytes: int = MAX_TOPOLOGY_BYTES) -> Machine:
     """The machine in a file: YAML, JSON, NCCL's XML, or what nvidia-smi, rocm-smi or amd-smi print.
 
     The content decides which, under the suffixes .yaml, .yml and .xml the suffix (`readers.kinds`).
@@ -47,14 +39,15 @@ def load_file(
     Raises:
         InputError: the file cannot be read, or breaks a rule of its kind; one line that begins with its name.
     """
+    said = said or Said()
     text = read_text(path, max_bytes=max_bytes)
     place = shorten_path(path)
     kind = kind_of(Path(path).suffix.lower(), text)
     try:
         if kind in {"YAML", "JSON"}:
-            option = _option_of_readers(gpu, pcie, between_sockets, numa_per_socket)
-            if option is not None or rates is not Rates.DATASHEET:
-                wrong = option or f"rates {rates.value} (--rates)"
+            option = said.first
+            if option is not None or said.rates is not Rates.DATASHEET:
+                wrong = option or f"rates {said.rates.value} (--rates)"
                 instead = "" if option else f"; take rates {Rates.DATASHEET.value}"
                 raise TopologyError(
                     f"{place}: {wrong} does not go with {kind}, which holds its own links{instead}"
@@ -62,16 +55,8 @@ def load_file(
             from arborcast.topologies.readers.topology_documents import parse_document
 
             return parse_document(text, place, kind)
-        reader = _reader(kind)
-        return reader(
-            text,
-            place,
-            gpu=gpu,
-            pcie=pcie,
-            between_sockets=between_sockets,
-            numa_per_socket=numa_per_socket,
-            rates=rates,
-        )
+        options = {each.name: getattr(said, each.name) for each in fields(Said)}
+        return _reader(kind)(text, place, **options)
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
     except InputError as error:
@@ -86,47 +71,14 @@ def load_file(
         raise TopologyError(f"{place}: looks like {other}; understood are {UNDERSTOOD}") from error
 
 
-class _Reader(Protocol):
-    """What reads the text of a tool."""
-
-    def __call__(
-        self,
-        text: str,
-        place: str,
-        *,
-        gpu: str | None,
-        pcie: bool | None,
-        between_sockets: Fraction | None,
-        numa_per_socket: int | None,
-        rates: Rates,
-    ) -> Machine: ...
+_READERS = {"XML": "nccl_xml", "rocm-smi": "rocm_smi", "nvidia-smi": "nvidia_smi"}
+"""Modules of `readers`, imported where a file needs one."""
 
 
-def _reader(kind: str) -> _Reader:
-    if kind == "XML":
-        from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
-
-        return parse_nccl_xml
-    if kind == "rocm-smi":
-        from arborcast.topologies.readers.rocm_smi import parse_rocm_smi
-
-        return parse_rocm_smi
-    from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
-
-    return parse_nvidia_smi
-
-
-def _option_of_readers(
-    gpu: str | None, pcie: bool | None, between_sockets: Fraction | None, numa_per_socket: int | None
-) -> str | None:
-    """One of these that was given: what says more of a machine than the text of a tool does."""
-    given = {
-        "gpu= (--gpu)": gpu is not None,
-        f"pcie={pcie} (--{'' if pcie else 'no-'}pcie)": pcie is not None,
-        "between_sockets= (--between-sockets)": between_sockets is not None,
-        "numa_per_socket= (--numa-per-socket)": numa_per_socket is not None,
-    }
-    return next((option for option, is_given in given.items() if is_given), None)
+def _reader(kind: str) -> Reader:
+    module = import_module(f"arborcast.topologies.readers.{_READERS[kind]}")
+    found: Reader = getattr(module, f"parse_{_READERS[kind]}")
+    return found
 
 
 SUFFIXES = {".yaml", ".yml", ".json", ".xml", ".txt"}
@@ -198,12 +150,12 @@ def load_machine(
         raise TopologyError(f"between_sockets: must be above 0 GB/s, got {crossing}")
     if numa_per_socket is not None and numa_per_socket < 1:
         raise TopologyError(f"numa_per_socket: must be at least 1, got {numa_per_socket}")
+    said = Said(gpu, pcie, crossing, numa_per_socket, chosen)
     name, _, arguments = spec.partition(":")
     entry = entry_named(name)
     if entry is not None:
-        option = _option_of_readers(gpu, pcie, crossing, numa_per_socket)
-        if option is not None:
-            rule = f"{option} is for files of tools"
+        if said.first is not None:
+            rule = f"{said.first} is for files of tools"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
         machine = entry.machine(arguments, chosen)
         for note in machine.notes:
@@ -214,14 +166,7 @@ def load_machine(
             "several hosts"
         )
     elif _is_path(spec):
-        machine = load_file(
-            spec,
-            gpu=gpu,
-            pcie=pcie,
-            between_sockets=crossing,
-            numa_per_socket=numa_per_socket,
-            rates=chosen,
-        )
+        machine = load_file(spec, said)
         for note in machine.notes:
             _log.warning("%s: %s", shorten_path(spec), note)
     else:

@@ -124,9 +124,7 @@ _KNOWN = (
     _gpu("p100", "6.0", "4 x 20", 3, BOX, "15f9", "Tesla P100 data sheet: NVLink 160 GB/s"),
     _gpu("p100-pcie", "6.0", "", 3, "", "15f7 15f8", "Tesla P100 PCIe data sheet: no NVLink"),
     _gpu("p40", "6.1", "", 3, "", "1b38 1bb3 1b00 1b02 1b06", "Tesla P40 data sheet; P4, 1080 Ti alike"),
-    _gpu(
-        "v100", "7.0", "6 x 25", 3, BOX, "1db1 1db2 1db5 1db7 1db8 1df5", "V100 data sheet: NVLink 300 GB/s"
-    ),
+    _gpu("v100", "7.0", "6 x 25", 3, BOX, "1db1 1db2 1db5 1db7 1db8 1df5", "V100 data sheet: 300 GB/s"),
     _gpu("v100-pcie", "7.0", "", 3, "", "1db3 1db4 1db6 1df6", "V100 data sheet (PCIe): no NVLink"),
     _gpu("gv100", "7.0", "4 x 25", 3, "", "1dba", "Quadro GV100 data sheet: NVLink 200 GB/s"),
     _gpu("t4", "7.5", "", 3, "", "1eb8", "T4 data sheet: PCIe Gen3 x16"),
@@ -136,9 +134,7 @@ _KNOWN = (
     _gpu("a800", "8.0", "8 x 25?", 4, SXM, "20bd 20f3", "Reuters (Nov. 2022): 400 GB/s"),
     _gpu("a800-pcie", "8.0", "8 x 25?", 4, "", "20f5 20f6", "as A800 on boards; not found published"),
     _gpu("a30", "8.0", "4 x 25", 4, "", "20b7", "A30 data sheet: bridge 200 GB/s"),
-    _gpu(
-        "a6000", "8.6", "4 x 14.0625", 4, "", "2230 2231", "GA102 white paper: NVLink 112.5 GB/s; A5000 alike"
-    ),
+    _gpu("a6000", "8.6", "4 x 14.0625", 4, "", "2230 2231", "GA102 white paper: 112.5 GB/s; A5000 alike"),
     _gpu("a40", "8.6", "4 x 14.0625", 4, "", "2235", "GA102 white paper: NVLink 112.5 GB/s"),
     _gpu("rtx3090", "8.6", "4 x 14.0625", 4, "", "2203 2204", "GA102 white paper: NVLink 112.5 GB/s"),
     _gpu("a10", "8.6", "", 4, "", "2236 2237", "A10 data sheet: PCIe Gen4 x16; A10G alike"),
@@ -166,15 +162,7 @@ _KNOWN = (
     _gpu("gb200", "10.0", "18 x 50", 5, SXM, "2941", "DGX GB200 user guide: 1.8 TB/s a GPU"),
     _gpu("b300", "10.3", "18 x 50", 6, SXM, "3182", "DGX B300 data sheet: 14.4 TB/s for 8"),
     _gpu("gb300", "10.3", "18 x 50", 6, SXM, "31a1 31c2 31c3", "Azure's ND GB300 v6: 130 TB/s for 72"),
-    _gpu(
-        "vr200",
-        "10.7",
-        "36 x 50",
-        6,
-        SXM,
-        "307f",
-        "NVLink 6: 3.6 TB/s a GPU over 36 links; slot and PCI id not found published",
-    ),
+    _gpu("vr200", "10.7", "36 x 50", 6, SXM, "307f", "NVLink 6: 3.6 TB/s; slot, PCI id not found"),
     _gpu("pro6000", "12.0", "", 5, "", "2bb1 2bb4 2bb5", "RTX PRO 6000 Blackwell data sheet: PCIe Gen5 x16"),
     _gpu("rtx5090", "12.0", "", 5, "", "2b85 2b87", "RTX Blackwell white paper: PCIe Gen5"),
     _gpu("pro5000", "12.0", "", 5, "", "2bb3", "RTX PRO 5000 Blackwell data sheet: PCIe Gen5 x16"),
@@ -187,10 +175,8 @@ _KNOWN = (
     _gpu("mi250x", "gfx90a", "8 x 50", 4, BOX, "7408", "ROCm documentation, MI250: 8 links of 25 GT/s a die"),
     _gpu("mi250", "gfx90a", "8 x 50", 4, BOX, "740c", "ROCm documentation, MI250: 8 links of 25 GT/s a die"),
     _gpu("mi210", "gfx90a", "3 x 50", 4, "", "740f 7410", "MI210 data sheet: 3 links, 300 GB/s"),
-    _gpu(
-        "mi300x", "gfx942", "7 x 64", 5, OAM, "74a1 74a9 74b5 74bd", "CDNA 3 white paper: 7 links, 896 GB/s"
-    ),
-    _gpu("mi325x", "gfx942", "7 x 64", 5, OAM, "74a5 74b9", "CDNA 3 white paper: 7 links, 896 GB/s"),
+    _gpu("mi300x", "gfx942", "7 x 64", 5, OAM, "74a1 74a9 74b5 74bd", "CDNA 3 white paper: 896 GB/s"),
+    _gpu("mi325x", "gfx942", "7 x 64", 5, OAM, "74a5 74b9", "CDNA 3 white paper: 896 GB/s"),
     _gpu("mi300a", "gfx942", "8 x 64?", 5, BOX, "74a0", "arXiv 2508.11298: 64 GB/s; 8 links assumed"),
     _gpu("mi350x", "gfx950", "7 x 76.8", 5, OAM, "75a0 75b0", "CDNA 4 white paper: 7 links, 1075.2 GB/s"),
     _gpu("mi350p", "gfx950", "", 5, "", "75a8 75b8", "RCCL's model of 8 MI350P: PCIe Gen5, no xGMI"),

@@ -54,35 +54,29 @@ class _Processor:
     crossing: Crossing
 
 
-def _x86(
-    name: str,
-    vendor: str,
-    family: int,
-    models: Collection[int],
-    links: int,
-    kind: str,
-    lanes: int,
-    speed: str,
-) -> _Processor:
-    what = f"{links} {kind} links of {speed} GT/s ({name})"
-    return _Processor(X86, vendor, family, models, Crossing(links * lanes * Fraction(speed) / 8, what))
+def _x86(name: str, vendor: str, family: int, models: Collection[int], links: str) -> _Processor:
+    """`links` as "4 xGMI links of 16 x 32 GT/s": their number, lanes, and what a lane does."""
+    count, kind, _, _, lanes, _, speed, _ = links.split()
+    rate = int(count) * int(lanes) * Fraction(speed) / 8
+    what = f"{count} {kind} links of {speed} GT/s ({name})"
+    return _Processor(X86, vendor, family, models, Crossing(rate, what))
 
 
 # AMD: architecture overviews of EPYC 7001 to 9005, at most 4 xGMI links of 16 lanes. Intel: briefs of Xeon
 # Scalable, UPI of 20 lanes, UPI 2.0 of 24; Cooper Lake has Skylake's number, and at most 2 links to each
 # other socket. Grace: white paper, 900 GB/s both ways. POWER9: AC922 redbook.
 _PROCESSORS = (
-    _x86("Zen 1", AMD, 23, range(0x30), 4, "xGMI", 16, "10.7"),
-    _x86("Zen 2", AMD, 23, range(0x30, 0x100), 4, "xGMI", 16, "18"),
-    _x86("Zen 3", AMD, 25, range(0x10), 4, "xGMI", 16, "18"),
-    _x86("Zen 4", AMD, 25, range(0x10, 0x100), 4, "xGMI", 16, "32"),
-    _x86("Zen 5", AMD, 26, range(0x100), 4, "xGMI", 16, "32"),
-    _x86("Broadwell and before", INTEL, 6, {0x2D, 0x3E, 0x3F, 0x4F}, 3, "QPI", 20, "9.6"),
-    _x86("Skylake to Cooper Lake", INTEL, 6, {0x55}, 3, "UPI", 20, "10.4"),
-    _x86("Ice Lake", INTEL, 6, {0x6A, 0x6C}, 3, "UPI", 20, "11.2"),
-    _x86("Sapphire Rapids", INTEL, 6, {0x8F}, 4, "UPI", 24, "16"),
-    _x86("Emerald Rapids", INTEL, 6, {0xCF}, 4, "UPI", 24, "20"),
-    _x86("Xeon 6", INTEL, 6, {0xAD, 0xAE, 0xAF, 0xDD}, 6, "UPI", 24, "24"),
+    _x86("Zen 1", AMD, 23, range(0x30), "4 xGMI links of 16 x 10.7 GT/s"),
+    _x86("Zen 2", AMD, 23, range(0x30, 0x100), "4 xGMI links of 16 x 18 GT/s"),
+    _x86("Zen 3", AMD, 25, range(0x10), "4 xGMI links of 16 x 18 GT/s"),
+    _x86("Zen 4", AMD, 25, range(0x10, 0x100), "4 xGMI links of 16 x 32 GT/s"),
+    _x86("Zen 5", AMD, 26, range(0x100), "4 xGMI links of 16 x 32 GT/s"),
+    _x86("Broadwell and before", INTEL, 6, {0x2D, 0x3E, 0x3F, 0x4F}, "3 QPI links of 20 x 9.6 GT/s"),
+    _x86("Skylake to Cooper Lake", INTEL, 6, {0x55}, "3 UPI links of 20 x 10.4 GT/s"),
+    _x86("Ice Lake", INTEL, 6, {0x6A, 0x6C}, "3 UPI links of 20 x 11.2 GT/s"),
+    _x86("Sapphire Rapids", INTEL, 6, {0x8F}, "4 UPI links of 24 x 16 GT/s"),
+    _x86("Emerald Rapids", INTEL, 6, {0xCF}, "4 UPI links of 24 x 20 GT/s"),
+    _x86("Xeon 6", INTEL, 6, {0xAD, 0xAE, 0xAF, 0xDD}, "6 UPI links of 24 x 24 GT/s"),
     _Processor(ARM, "", -1, (), Crossing(Fraction(450), "NVLink-C2C (Grace)")),
     _Processor(POWER, "", -1, (), Crossing(Fraction(64), "an X bus (POWER9)")),
 )

@@ -78,12 +78,14 @@ class FabricRequest:
     def _pcie_helps(self, parts: Components) -> Iterator[str]:
         from arborcast.topologies.files import load_file
         from arborcast.topologies.rates import Rates
+        from arborcast.topologies.readers.options import Said
 
         options = self.options
         if options.pcie:
             return
         with suppress(InputError):  # of the catalog, or a file that holds its own links
-            machine = load_file(options.spec, gpu=options.gpu, pcie=True, rates=Rates.of(options.rates))
+            said = Said(options.gpu, pcie=True, rates=Rates.of(options.rates))
+            machine = load_file(options.spec, said)
             if options.ranks is not None:
                 machine = machine.reordered(rank_list(options.ranks), relays=options.relays)
             joined = _left(machine, options).parts()

@@ -15,6 +15,7 @@ from arborcast.synth.formats.yaml_text import parse_yaml
 from arborcast.synth.topology import Topology
 from arborcast.topologies.files import load_file
 from arborcast.topologies.rates import Rates
+from arborcast.topologies.readers.options import Said
 from tests.support.strategies import topologies
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "topologies" / "examples").glob("*.yaml"))
@@ -150,13 +151,13 @@ def test_options_that_do_not_go_with_the_file(tmp_path: Path) -> None:
     with pytest.raises(
         TopologyError, match=r"gpu= \(--gpu\) does not go with YAML, which holds its own links"
     ):
-        load_file(path, gpu="v100")
+        load_file(path, Said(gpu="v100"))
     with pytest.raises(TopologyError, match=r"pcie=True \(--pcie\) does not go with YAML"):
-        load_file(path, pcie=True)
+        load_file(path, Said(pcie=True))
     with pytest.raises(
         TopologyError, match=r"rates nccl \(--rates\) does not go with YAML, .*; take rates datasheet"
     ):
-        load_file(path, rates=Rates.NCCL)
+        load_file(path, Said(rates=Rates.NCCL))
 
 
 fragments = st.sampled_from(

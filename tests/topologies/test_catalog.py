@@ -41,6 +41,14 @@ SIZES = [
     ("mi325x:boxes=4", 32, 1, 4 * 28 + 32, {7 * 64 + 50}),
     ("mi350x", 8, 0, 28, {Fraction("537.6")}),
     ("mi355x:boxes=2", 16, 1, 2 * 28 + 16, {Fraction("587.6")}),
+    ("mi300a", 4, 0, 6, {3 * 128}),
+    ("leonardo:boxes=2", 8, 1, 12 + 8, {Fraction("312.5")}),
+    ("juwels-booster", 4, 0, 6, {300}),
+    ("jupiter:boxes=2", 8, 1, 12 + 8, {3 * 150 + 25}),
+    ("rtx3090:gpus=4", 4, 2, 4 + 1 + 2, {Fraction(2048, 65) + Fraction("56.25")}),
+    ("a6000:switch=2", 8, 4 + 2, 8 + 4 + 1 + 4, {Fraction(2048, 65) + Fraction("56.25")}),
+    ("a100-pcie", 8, 2, 8 + 1 + 4, {Fraction(2048, 65) + 300}),
+    ("h100-nvl:gpus=2,sockets=1", 2, 1, 2 + 1, {Fraction(4096, 65) + 300}),
     ("gaudi2", 8, 0, 28, {Fraction("262.5")}),
     ("gaudi3:boxes=2", 16, 1, 2 * 28 + 16, {600}),
     ("tpu-v4:4x4x4", 64, 0, 3 * 64, {300}),
@@ -283,6 +291,9 @@ BOUNDS = [
     ("mi300x", "allreduce", Fraction(8 * 7 * 64, 2 * 7)),
     ("mi300x:boxes=2", "allreduce", Fraction(16 * (7 * 64 + 50), 2 * 15)),
     ("gaudi3", "allreduce", Fraction(8 * 7 * 75, 2 * 7)),
+    ("mi300a", "allreduce", Fraction(256)),
+    ("jupiter", "allgather", Fraction(4 * 450, 3)),
+    ("h100-nvl:gpus=2,sockets=1", "allgather", 2 * (Fraction(4096, 65) + 300)),
     ("dgx-a100:boxes=2", "allgather", Fraction(16 * 325, 15)),  # 347, as ForestColl's
     ("ndv2:boxes=2", "allgather", 2 * Fraction("12.5")),  # half of it through one NIC
     ("dgx1:boxes=2", "allgather", 2 * 4 * Fraction("12.5")),  # half of it through four

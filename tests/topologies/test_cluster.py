@@ -496,5 +496,5 @@ def test_rails_under_a_core_drawn() -> None:
     assert {ends: rate for ends, rate in found.items() if "core" in ends} == {
         (f"pod{pod}.rail{rail}", "core"): 20 for pod in range(2) for rail in range(2)
     }
-    with pytest.raises(TopologyError, match="at least 2 leaves, got 1 NIC a host"):
+    with pytest.raises(TopologyError, match="got 2 hosts with 2 under a leaf and 1 NIC each"):
         join("two", [replace(pair(), nics=own_nics(1, Fraction(1)))] * 2, fabric_named("rail-tree:2"))

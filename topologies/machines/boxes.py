@@ -19,7 +19,7 @@ from arborcast.topologies.builders import (
 )
 from arborcast.topologies.entries import BOTH, IN_NETWORK, Entry, Parameter, bandwidth, count, one_of
 from arborcast.topologies.fabrics import Rails
-from arborcast.topologies.gpus import GPUS
+from arborcast.topologies.gpus import GPUS, NVIDIA
 from arborcast.topologies.grids import full
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import INFINIBAND, NOT_NVLINK, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
@@ -100,6 +100,7 @@ def box_entry(
     infiniband: bool = False,
     network: str = INFINIBAND,
     nics_assumed: str = "",
+    of_pair: int = 0,
 ) -> Entry:
     """An entry for boxes in which all links of a GPU go to one switch, or an equal share to each other GPU.
 
@@ -116,6 +117,7 @@ def box_entry(
         infiniband: whether that fabric can have SHARP.
         network: what that fabric is.
         nics_assumed: why NICs are assumed to be so fast, unless told.
+        of_pair: links of each pair of a mesh; 0 where all links of a GPU are shared by the others.
     """
     ports, _, speed = nics.partition(" x ")
 
@@ -126,7 +128,9 @@ def box_entry(
         if shape == "switch":
             topology = switched(name, gpus, rate, GPUS[gpu].in_network)
         else:
-            topology = assumed(meshed(name, gpus, rate / (gpus - 1)), latency=NOT_NVLINK)
+            each = of_pair * GPUS[gpu].rate(rates) if of_pair else rate / (gpus - 1)
+            unlike = "" if GPUS[gpu].vendor == NVIDIA else NOT_NVLINK
+            topology = assumed(meshed(name, gpus, each), latency=unlike)
         topology = assumed(topology, rate=GPUS[gpu].assumed)
         hung = nics_of(gpus, nic, int(ports))
         if nic == Fraction(speed):

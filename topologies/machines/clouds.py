@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 
-from arborcast.topologies.cluster import shared_nics
 from arborcast.topologies.entries import BOTH, Entry
-from arborcast.topologies.machine import Machine
-from arborcast.topologies.machines.boxes import BOXES, box_entry, nic, several
-from arborcast.topologies.machines.nvidia import cube_mesh
-from arborcast.topologies.rates import INFINIBAND, Rates
+from arborcast.topologies.machines.boxes import BOXES, box_entry, nic
+from arborcast.topologies.machines.nvidia import dgx1
+from arborcast.topologies.rates import INFINIBAND
 
 # Name, instance, GPU, GPUs, NICs x GB/s each way, what the cloud's document says of the NICs.
 _AWS = (
@@ -65,17 +64,10 @@ def _instance(vendor: str, document: str, line: tuple[str, str, str, int, str, s
     )
 
 
-def _ndv2(*, name: str, boxes: int, nic: Fraction, rates: Rates) -> Machine:
-    """Azure's DGX-1, whose eight GPUs share one NIC."""
-    topology = cube_mesh(name, "v100", rates)
-    one = shared_nics(8, nic, nics=1)
-    return several(name, topology, one, gpu="v100", boxes=boxes, rails=1, rates=rates)
-
-
 _NDV2 = Entry(
     "ndv2",
     "ND40rs v2: 8 V100 wired as in a DGX-1, 1 x 12.5 GB/s to a fabric",
-    _ndv2,
+    partial(dgx1, gpu="v100", nics=1, rails=1),
     (BOXES, nic(Fraction("12.5"))),
     BOTH,
     "v100",

@@ -1,4 +1,4 @@
-"""NVIDIA's boxes and racks: DGX-1 to DGX B300, HGX boards for some markets, GB200 and GB300 NVL72."""
+"""NVIDIA's boxes and racks: DGX-1 to B300, HGX boards for some markets, NVL72; nodes of four of its GPUs."""
 
 from __future__ import annotations
 
@@ -62,20 +62,10 @@ def cube_mesh(name: str, gpu: str, rates: Rates) -> Topology:
     return Topology.build(name, 8, links, symmetries=symmetries)
 
 
-def _dgx1(*, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates, gpu: str) -> Machine:
-    """DGX-1: two GPUs share each of the four NICs of a box."""
-    topology = cube_mesh(name, gpu, rates)
-    return several(
-        name, topology, shared_nics(8, nic, nics=4), gpu=gpu, boxes=boxes, rails=rails, rates=rates
-    )
-
-
-def _dgx2(*, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates) -> Machine:
-    """DGX-2: two GPUs share each of the eight NICs of a box."""
-    topology = switched(name, 16, 6 * GPUS["v100"].rate(rates))
-    return several(
-        name, topology, shared_nics(16, nic, nics=8), gpu="v100", boxes=boxes, rails=rails, rates=rates
-    )
+def dgx1(*, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates, gpu: str, nics: int) -> Machine:
+    """DGX-1: the GPUs of a box share its NICs, two each of four."""
+    topology, shared = cube_mesh(name, gpu, rates), shared_nics(8, nic, nics=nics)
+    return several(name, topology, shared, gpu=gpu, boxes=boxes, rails=rails, rates=rates)
 
 
 def _nvl72(
@@ -140,11 +130,26 @@ def _dgx(name: str, gpu: str, port: str, source: str) -> Entry:
     )
 
 
+def _node(name: str, gpu: str, links: int, nics: str, source: str) -> Entry:
+    """A supercomputer's node of four GPUs that share their links evenly."""
+    return box_entry(
+        name,
+        f"nodes of 4 {gpu.upper()} with {links} NVLinks between each two, {nics} GB/s to a fabric",
+        gpu,
+        nics,
+        vendor="Eviden",
+        source=f"{source}; {links} of the {GPUS[gpu].links} links for each of the 3 others",
+        gpus=4,
+        shape="mesh",
+        of_pair=links,
+    )
+
+
 ENTRIES: Sequence[Entry] = (
     Entry(
         "dgx1",
         "boxes of 8 V100, hybrid cube mesh of NVLinks, 4 NICs to a fabric",
-        partial(_dgx1, gpu="v100"),
+        partial(dgx1, gpu="v100", nics=4),
         _EDR,
         BOTH,
         "v100",
@@ -154,22 +159,21 @@ ENTRIES: Sequence[Entry] = (
     Entry(
         "dgx1-p100",
         "boxes of 8 P100, the same cube mesh with single links, 4 NICs to a fabric",
-        partial(_dgx1, gpu="p100"),
+        partial(dgx1, gpu="p100", nics=4),
         _EDR,
         BOTH,
         "p100",
         "NVIDIA",
         f"{GPUS['p100'].source}; NADDOD on DGX servers (2023): 4 x 100 Gb/s",
     ),
-    Entry(
+    box_entry(
         "dgx2",
         "boxes of 16 V100 on NVSwitch, 8 NICs to a fabric",
-        _dgx2,
-        _EDR,
-        BOTH,
         "v100",
-        "NVIDIA",
-        f"{GPUS['v100'].source}; PC Perspective (March 2018): 8 EDR NICs",
+        "8 x 12.5",
+        vendor="NVIDIA",
+        source="PC Perspective (March 2018): 8 EDR NICs",
+        gpus=16,
     ),
     _dgx("dgx-a100", "a100", "25", "DGX A100 data sheet: 8 ConnectX-6, which have 200 Gb/s"),
     _dgx("dgx-h100", "h100", "50", f"{_BASEPOD}: 8 ConnectX-7 of 400 Gb/s"),
@@ -181,4 +185,7 @@ ENTRIES: Sequence[Entry] = (
     _dgx("hgx-h20", "h20", "50", "boards have no NICs: 400 Gb/s as in a DGX H100"),
     _rack("gb200", "50", "DGX GB200 user guide: 18 trays of 4 GPUs with 4 ConnectX-7 of 400 Gb/s"),
     _rack("gb300", "100", "Azure documentation, ND GB300 v6: 18 hosts of 4 GPUs, 800 Gb/s for each"),
+    _node("leonardo", "a100", 4, "4 x 12.5", "CINECA, HPC System: two dual-port HDR adapters, 400 Gb/s"),
+    _node("juwels-booster", "a100", 4, "4 x 25", "JSC documentation, JUWELS Booster: 4 HDR200 adapters"),
+    _node("jupiter", "gh200", 6, "4 x 25", "JSC, JUPITER Hardware: 150 GB/s each way a pair, 4 NDR200"),
 )

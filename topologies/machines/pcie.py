@@ -15,6 +15,7 @@ from arborcast.topologies.builders import (
     cable,
     check_size,
     grid_images,
+    holding,
     rotation,
     side_by_side,
     without_identity,
@@ -23,7 +24,7 @@ from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, coun
 from arborcast.topologies.gpus import GPUS, slot_rate
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.processors import Crossing, crossing
-from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates
+from arborcast.topologies.rates import NVLINK_LATENCY_US, PCIE_HOP, PCIE_HOP_US, Rates
 
 _MOST_SOCKETS = 8
 
@@ -42,7 +43,8 @@ def _pcie(
     """GPUs in equal parts under each socket; with `switch` above 1 so many on each PCIe switch.
 
     A switch reaches its socket at the rate of one slot. Sockets are joined pairwise at `between`, without it
-    at what an unknown processor can have (in NCCL's rates at `planned`). Each switch, or socket where there
+    at what an unknown processor can have (in NCCL's rates at `planned`). GPUs that bridges of NVLink can join
+    have one for each two neighbours. Each switch, or socket where there
     is none, has a NIC, whose rate whoever joins several boxes must say.
     """
     if gpus % (sockets * switch) or sockets > _MOST_SOCKETS:
@@ -68,6 +70,9 @@ def _pcie(
         both = cable(gpus + switches + one, gpus + switches + other, way.rate, PCIE_HOP_US)
         links += assuming(both, rate=way.assumed)
     links = assuming(links, latency=PCIE_HOP)
+    bridged = range(0, gpus - 1, 2) if GPUS[gpu].links else ()
+    for rank in bridged:
+        links += cable(rank, rank + 1, GPUS[gpu].links * GPUS[gpu].rate(rates), NVLINK_LATENCY_US)
     names = [*(f"pcie{index}" for index in range(switches)), *(f"cpu{index}" for index in range(sockets))]
     shape = (sockets, under // sockets, switch)
     turns = [rotation(extent).__getitem__ for extent in shape]
@@ -79,16 +84,19 @@ def _pcie(
         )
         for dimension, turn in enumerate(turns)
     ]
-    box = Machine.of(Topology.build(name, gpus, links, names, without_identity(symmetries)), gpu=gpu)
+    graph = Topology.build(name, gpus, links, names)
+    kept = tuple(holding(graph, without_identity(symmetries)))  # bridges between pairs may break some
+    box = Machine.of(replace(graph, symmetries=kept), gpu=gpu)
     nics = tuple(Nic(f"nic{index}", None, (gpus + index,)) for index in range(switches or sockets))
     return replace(box, nics=nics)
 
 
 def _entry(name: str, planned: int, why: str) -> Entry:
     gpu = GPUS[name]
+    pairs = " and NVLink bridges of pairs" if gpu.links else ""
     return Entry(
         name,
-        f"a box of {name.upper()} on PCIe {gpu.pcie_generation}, switch= of them on each PCIe switch",
+        f"a box of {name.upper()} on PCIe {gpu.pcie_generation}{pairs}, switch= of them on each PCIe switch",
         partial(_pcie, gpu=name, planned=Fraction(planned)),
         (
             Parameter("gpus", "N", count, 8),
@@ -112,4 +120,8 @@ ENTRIES: Sequence[Entry] = (
     _entry("l4", 22, "Xeon of Sapphire Rapids"),
     _entry("l40s", 22, "Xeon of Sapphire Rapids"),
     _entry("pro6000", 40, "Xeon of Emerald Rapids"),
+    _entry("rtx3090", 24, "AMD's Zen 3 and 4"),
+    _entry("a6000", 24, "AMD's Zen 3 and 4"),
+    _entry("a100-pcie", 24, "AMD's Zen 3 and 4"),
+    _entry("h100-nvl", 40, "Xeon of Emerald Rapids"),
 )

@@ -6,37 +6,29 @@ this module puts the machine together.
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from arborcast.synth.errors import InputError, TopologyError
+from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Topology
 from arborcast.topologies.builders import with_obvious_symmetries
 from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.rates import NO_SOCKETS, Rates
+from arborcast.topologies.rates import NO_SOCKETS
 from arborcast.topologies.readers.nccl.xml_gpus import Device, find_devices
 from arborcast.topologies.readers.nccl.xml_links import find_wiring, links_of, links_to_cpus
 from arborcast.topologies.readers.nccl.xml_nics import find_nics
 from arborcast.topologies.readers.nccl.xml_pcie import PcieTree, pcie_links
 from arborcast.topologies.readers.nccl.xml_tree import Tree
+from arborcast.topologies.readers.options import Said, reader
 from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 
-def parse_nccl_xml(
-    text: str,
-    place: str,
-    *,
-    gpu: str | None = None,
-    pcie: bool | None = None,
-    between_sockets: Fraction | None = None,
-    numa_per_socket: int | None = None,
-    rates: Rates = Rates.DATASHEET,
-) -> Machine:
+@reader
+def parse_nccl_xml(text: str, place: str, said: Said) -> Machine:
     """The machine that the XML describes; the hosts of a multi-node NVLink domain are one machine.
 
     Ranks are the GPUs by host, then by `dev`. GPUs are told by PCI device, else AMD's by `gcn`, NVIDIA's by
@@ -49,57 +41,56 @@ def parse_nccl_xml(
     Args:
         text: the XML; a DTD and entities are refused.
         place: what errors begin with.
-        gpu: what all GPUs are, whatever the file says of it.
-        pcie: whether PCIe paths become links beside NVLinks: a tree of switches with the speed and width of
-            each slot, GPUs joined to their CPU by C2C where they are, the CPUs of a host joined pairwise;
-            False leaves GPUs apart that links do not join.
-        between_sockets: GB/s each way between two CPUs; by default NCCL's figure for their model.
-        numa_per_socket: NUMA nodes (`cpu` elements) of a CPU (see `readers.sockets`).
-        rates: those of data sheets, or NCCL's and RCCL's constants.
+        said: what else is said of it:
+            gpu: what all GPUs are, whatever the file says of it.
+            pcie: whether PCIe paths become links beside NVLinks: a tree of switches with the speed and width
+                of each slot, GPUs joined to their CPU by C2C where they are, the CPUs of a host joined in
+                pairs; False leaves GPUs apart that links do not join.
+            between_sockets: GB/s each way between two CPUs; by default NCCL's figure for their model.
+            numa_per_socket: NUMA nodes (`cpu` elements) of a CPU (see `readers.sockets`).
+            rates: those of data sheets, or NCCL's and RCCL's constants.
 
     Raises:
         TopologyError: not such an XML, attributes missing or wrong, links not alike in both directions, GPUs
             whose links would be a guess.
     """
-    try:
-        tree = Tree.of(_parse(text))
-        notes: list[str] = []
-        known = None if gpu is None else gpu_named(gpu)
-        devices = find_devices(tree, known, notes)
-        wiring = find_wiring(devices, known, pcie=bool(pcie), notes=notes)
-        links, switches = links_of(devices, wiring, rates)
-        paths = PcieTree([], [], {})
-        if wants_pcie(pcie, len(devices), links):
-            if pcie is None:
-                notes.append(SEPARATE if links else _why_pcie(devices))
-            first = len(devices) + len(switches)
-            coherent = links_to_cpus(devices, wiring, rates)
-            paths = pcie_links(
-                tree,
-                devices,
-                rates,
-                first=first,
-                between_sockets=between_sockets,
-                numa_per_socket=numa_per_socket,
-                coherent=coherent,
-                notes=notes,
-            )
-        elif between_sockets is not None:
-            notes.append(NO_SOCKETS)
-        if not links and not paths.links:
-            raise TopologyError("shows neither NVLinks nor PCIe paths between its gpus")
-        nics = find_nics(tree, devices, paths.over, rates, notes)
-        topology = Topology.build("nccl", len(devices), [*links, *paths.links], [*switches, *paths.names])
-        return Machine(
-            with_obvious_symmetries(topology),
-            gpus=tuple(None if device.kind is None else device.kind.name for device in devices),
-            devices=tuple(device.name for device in devices),
-            hosts=tuple(device.host for device in devices),
-            nics=nics,
-            notes=tuple(notes),
+    tree = Tree.of(_parse(text))
+    notes: list[str] = []
+    rates = said.rates
+    known = None if said.gpu is None else gpu_named(said.gpu)
+    devices = find_devices(tree, known, notes)
+    wiring = find_wiring(devices, known, pcie=bool(said.pcie), notes=notes)
+    links, switches = links_of(devices, wiring, rates)
+    paths = PcieTree([], [], {})
+    if wants_pcie(said.pcie, len(devices), links):
+        if said.pcie is None:
+            notes.append(SEPARATE if links else _why_pcie(devices))
+        first = len(devices) + len(switches)
+        coherent = links_to_cpus(devices, wiring, rates)
+        paths = pcie_links(
+            tree,
+            devices,
+            rates,
+            first=first,
+            between_sockets=said.between_sockets,
+            numa_per_socket=said.numa_per_socket,
+            coherent=coherent,
+            notes=notes,
         )
-    except InputError as error:
-        raise TopologyError(f"{place}: {error}") from error
+    elif said.between_sockets is not None:
+        notes.append(NO_SOCKETS)
+    if not links and not paths.links:
+        raise TopologyError("shows neither NVLinks nor PCIe paths between its gpus")
+    nics = find_nics(tree, devices, paths.over, rates, notes)
+    topology = Topology.build("nccl", len(devices), [*links, *paths.links], [*switches, *paths.names])
+    return Machine(
+        with_obvious_symmetries(topology),
+        gpus=tuple(None if device.kind is None else device.kind.name for device in devices),
+        devices=tuple(device.name for device in devices),
+        hosts=tuple(device.host for device in devices),
+        nics=nics,
+        notes=tuple(notes),
+    )
 
 
 def _parse(text: str) -> Element:

@@ -15,28 +15,25 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 
-from arborcast.synth.errors import InputError, TopologyError
+from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Switch, Topology, Vertex
 from arborcast.topologies.builders import assuming, cable, switch_that, with_obvious_symmetries
 from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, nvswitch_for
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import NO_SOCKETS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+from arborcast.topologies.readers.options import Said, reader
 from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
-from arborcast.topologies.readers.sockets import Sockets, sockets_of
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
-    crossing_of,
     lines_of,
     named_gpus,
     nothing_known,
     nvlink_status,
-    sockets_counted,
     stated_gpu,
     taken_for,
     unnamed,
 )
-from arborcast.topologies.readers.text.pcie_paths import HIDDEN_SLOT, LEVELS, assumed_slot, pcie_tree
-from arborcast.topologies.readers.text.said import said_slot
+from arborcast.topologies.readers.text.pcie_paths import LEVELS, paths_in_text
 from arborcast.topologies.readers.text.topo_matrix import Matrix, read_matrix
 
 GRACE_CORES = 72
@@ -44,16 +41,8 @@ MOST_LINKS = 18
 """NVLinks of the GPUs that have most."""
 
 
-def parse_nvidia_smi(
-    text: str,
-    place: str,
-    *,
-    gpu: str | None = None,
-    pcie: bool | None = None,
-    between_sockets: Fraction | None = None,
-    numa_per_socket: int | None = None,
-    rates: Rates = Rates.DATASHEET,
-) -> Machine:
+@reader
+def parse_nvidia_smi(text: str, place: str, said: Said) -> Machine:
     """The machine that the text shows; GPU i is rank i, NICs are no vertices.
 
     A set of GPUs joined by NVLinks counts as linked directly when no GPU needs more NVLinks for that than
@@ -66,32 +55,19 @@ def parse_nvidia_smi(
         text: the saved output, possibly with other text around it, wrapped, framed, or damaged in columns
             of NICs; the first whole matrix counts (see `topologies.readers.text.topo_matrix`).
         place: what errors begin with.
-        gpu: the generation (see `topologies.GPUS`).
-        pcie: whether PCIe paths become links too, as a tree of switches and CPUs (see
-            `readers.text.pcie_paths`). By default they do, with a note, where NVLinks do not join all GPUs.
-        between_sockets: GB/s each way between two CPUs of that tree.
-        numa_per_socket: NUMA nodes of a CPU; see `readers.sockets` for what is taken where nothing says it.
-        rates: the data sheet's GB/s per NVLink (`nvidia-smi nvlink -s` goes before), or NCCL's constant.
+        said: what else is said of it:
+            gpu: the generation (see `topologies.GPUS`).
+            pcie: whether PCIe paths become links too, as a tree of switches and CPUs (see
+                `readers.text.pcie_paths`). By default they do, with a note, where NVLinks join not all.
+            between_sockets: GB/s each way between two CPUs of that tree.
+            numa_per_socket: NUMA nodes of a CPU (see `readers.sockets`).
+            rates: the data sheet's GB/s per NVLink (`nvidia-smi nvlink -s` goes before), or NCCL's.
 
     Raises:
         TopologyError: no matrix, a broken matrix, counts that no GPU has.
     """
-    try:
-        return _machine(text, place, gpu, pcie, between_sockets, numa_per_socket, rates)
-    except InputError as error:
-        raise TopologyError(f"{place}: {error}") from error
-
-
-def _machine(
-    text: str,
-    place: str,
-    gpu: str | None,
-    pcie: bool | None,
-    between: Fraction | None,
-    per_socket: int | None,
-    rates: Rates,
-) -> Machine:
-    stated = None if gpu is None else stated_gpu(gpu, NVIDIA)
+    stated = None if said.gpu is None else stated_gpu(said.gpu, NVIDIA)
+    rates = said.rates
     matrix = read_matrix(text)
     count = len(matrix.gpus)
     if count < 2:
@@ -111,43 +87,31 @@ def _machine(
     links = assuming(links, rate=cards.links_assumed)
     if len(switches) == 1:
         switches = [replace(switches[0], name="nvswitch")]
-    if wants_pcie(pcie, count, links):
-        if pcie is None:
+    if wants_pcie(said.pcie, count, links):
+        if said.pcie is None:
             never = ", as topo -mp never does" if "topo -mp" in text else ""
-            notes.append(
-                SEPARATE
-                if links
-                else f"shows no NVLinks{never}: its PCIe paths are the links; --pcie says so"
-            )
-        lines = lines_of(text)
-        said = said_slot(lines)
-        nodes, total = matrix.nodes()
-        sockets = sockets_of(nodes.values(), stated=per_socket, counted=sockets_counted(lines), total=total)
-        if per_socket is None and matrix.has_whole_processors(GRACE_CORES):
-            sockets = Sockets()
-        are_known = None not in cards.kinds or said.generation is not None
-        tree = pcie_tree(
+            only = f"shows no NVLinks{never}: its PCIe paths are the links; --pcie says so"
+            notes.append(SEPARATE if links else only)
+        tree = paths_in_text(
+            text,
+            said,
             matrix.gpus,
             matrix.nics,
             matrix.cells,
-            [said.rate(kind, rates) for kind in cards.kinds],
-            between=between,
-            across=crossing_of(lines, rates),
-            hidden=cards.assumed if are_known else HIDDEN_SLOT,
+            cards.kinds,
+            assumed=cards.assumed,
             together=matrix.together,
             first=count + len(switches),
-            nodes=nodes,
-            sockets=sockets,
+            nodes=matrix.nodes(),
+            are_sockets=matrix.has_whole_processors(GRACE_CORES),
         )
-        notes += [said.note] if said.note else [assumed_slot(rates)] if not are_known else []
-        notes += dict.fromkeys(filter(None, map(said.holds_back, cards.kinds)))
         links += tree.links
         switches += map(Switch, tree.names)
         notes += tree.notes
         near = tree.near
     else:
         near = {nic: _nearest_gpus(matrix, nic) for nic in matrix.nics}
-        notes += [] if between is None else [NO_SOCKETS]
+        notes += [] if said.between_sockets is None else [NO_SOCKETS]
     return Machine(
         with_obvious_symmetries(Topology.build("nvidia-smi", count, links, switches)),
         gpus=tuple(None if kind is None else kind.name for kind in cards.kinds),

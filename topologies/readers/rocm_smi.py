@@ -15,41 +15,33 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
 
-from arborcast.synth.errors import InputError, TopologyError
+from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import assuming, cable, with_obvious_symmetries
 from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_of_architecture
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import NO_SOCKETS, NOT_NVLINK, NVLINK_LATENCY_US, Rates
+from arborcast.topologies.readers.options import Said, reader
 from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
-from arborcast.topologies.readers.sockets import sockets_of
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
-    crossing_of,
     lines_of,
     named_gpus,
-    sockets_counted,
     stated_gpu,
     taken_for,
     unnamed,
 )
-from arborcast.topologies.readers.text.pcie_paths import HIDDEN_SLOT, assumed_slot, pcie_tree
+from arborcast.topologies.readers.text.pcie_paths import paths_in_text
 from arborcast.topologies.readers.text.rocm_tables import MAX_GPUS, Table, Tables, read_tables
-from arborcast.topologies.readers.text.said import said_slot
 from arborcast.topologies.wirings import links_of_board
 
+Megabytes = Mapping[tuple[int, int], tuple[int, int]]
+"""MB/s of one link and of all links of each pair."""
 
-def parse_rocm_smi(
-    text: str,
-    place: str,
-    *,
-    gpu: str | None = None,
-    pcie: bool | None = None,
-    between_sockets: Fraction | None = None,
-    numa_per_socket: int | None = None,
-    rates: Rates = Rates.DATASHEET,
-) -> Machine:
+
+@reader
+def parse_rocm_smi(text: str, place: str, said: Said) -> Machine:
     """The machine that the tables show; GPU i of the tables is rank i.
 
     A pair has as many xGMI links as its bandwidths say. Without that table each pair of weight 15 has one:
@@ -59,36 +51,19 @@ def parse_rocm_smi(
     Args:
         text: the saved output, possibly with other text around it.
         place: what errors begin with.
-        gpu: what the GPUs are (see `topologies.GPUS`); its rate per link then goes before the table's.
-        pcie: whether PCIe paths become links too; by default they do, with a note, where xGMI does not join
-            all GPUs.
-        between_sockets: GB/s each way between two CPUs.
-        numa_per_socket: NUMA nodes of a CPU (see `readers.sockets`).
-        rates: the data sheet's GB/s per xGMI link, or RCCL's constant.
+        said: what else is said of it:
+            gpu: what the GPUs are (see `topologies.GPUS`); its rate per link then goes before the table's.
+            pcie: whether PCIe paths become links too; by default they do, with a note, where xGMI joins
+                not all GPUs.
+            between_sockets: GB/s each way between two CPUs.
+            numa_per_socket: NUMA nodes of a CPU (see `readers.sockets`).
+            rates: the data sheet's GB/s per xGMI link, or RCCL's constant.
 
     Raises:
         TopologyError: tables missing or broken, or what they leave open.
     """
-    try:
-        return _machine(read_tables(text), text, place, gpu, pcie, between_sockets, numa_per_socket, rates)
-    except InputError as error:
-        raise TopologyError(f"{place}: {error}") from error
-
-
-# --- what the tables mean -----------------------------------------------------------------------------
-
-
-def _machine(
-    tables: Tables,
-    text: str,
-    place: str,
-    gpu: str | None,
-    pcie: bool | None,
-    between: Fraction | None,
-    per_socket: int | None,
-    rates: Rates,
-) -> Machine:
-    stated = None if gpu is None else stated_gpu(gpu, AMD)
+    tables, rates = read_tables(text), said.rates
+    stated = None if said.gpu is None else stated_gpu(said.gpu, AMD)
     count = len(tables.names)
     if not 2 <= count <= MAX_GPUS:
         raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {count}")
@@ -117,34 +92,26 @@ def _machine(
         links += cable(*pair, speed[pair], NVLINK_LATENCY_US)
     links = assuming(links, rate=rates_assumed, latency=NOT_NVLINK)
     switches: list[str] = []
-    if wants_pcie(pcie, count, links):
-        if pcie is None:
-            notes.append(
-                SEPARATE if links else "shows no xGMI links: its PCIe paths are the links; --pcie says so"
-            )
-        lines = lines_of(text)
-        said = said_slot(lines)
-        is_known = known is not None or said.generation is not None
-        notes += [said.note] if said.note else [] if is_known else [assumed_slot(rates)]
-        notes += [held] if (held := said.holds_back(known)) else []
-        nodes = {tables.names[place]: node for place, node in tables.numa.items()}
-        tree = pcie_tree(
+    if wants_pcie(said.pcie, count, links):
+        if said.pcie is None:
+            only = "shows no xGMI links: its PCIe paths are the links; --pcie says so"
+            notes.append(SEPARATE if links else only)
+        tree = paths_in_text(
+            text,
+            said,
             tables.names,
             (),
             _ways(tables, kinds),
-            [said.rate(known, rates)] * count,
-            between=between,
-            across=crossing_of(lines, rates),
-            hidden=assumed if is_known else HIDDEN_SLOT,
+            [known] * count,
+            assumed=assumed,
             together=lambda one, other: _together(tables, one, other),
             first=count,
-            nodes=nodes,
-            sockets=sockets_of(nodes.values(), stated=per_socket, counted=sockets_counted(lines)),
+            nodes=({tables.names[place]: node for place, node in tables.numa.items()}, 0),
         )
         links += tree.links
         switches += tree.names
         notes += tree.notes
-    elif between is not None:
+    elif said.between_sockets is not None:
         notes.append(NO_SOCKETS)
     return Machine(
         with_obvious_symmetries(Topology.build("rocm-smi", count, links, switches)),
@@ -155,11 +122,7 @@ def _machine(
     )
 
 
-def _contradiction(
-    known: Gpu | None,
-    own: Sequence[tuple[int, int]],
-    megabytes: Mapping[tuple[int, int], tuple[int, int]],
-) -> str:
+def _contradiction(known: Gpu | None, own: Sequence[tuple[int, int]], megabytes: Megabytes) -> str:
     """The note on a table whose GB/s per link are not those of GPUs that are a mesh; empty where they agree.
 
     Drivers print the same figure for all generations; where it differs from the data sheet, that counts.
@@ -210,9 +173,7 @@ def _bandwidths(tables: Tables) -> dict[tuple[int, int], tuple[int, int]]:
     return found if any(most for _, most in found.values()) else {}
 
 
-def _own_pairs(
-    tables: Tables, kinds: Table, megabytes: Mapping[tuple[int, int], tuple[int, int]]
-) -> list[tuple[int, int]]:
+def _own_pairs(tables: Tables, kinds: Table, megabytes: Megabytes) -> list[tuple[int, int]]:
     """The pairs, smaller number first, with xGMI links of their own rather than a way over other GPUs."""
     pairs = [pair for pair in combinations(range(len(tables.names)), 2) if kinds[pair] == "XGMI"]
     if megabytes:
@@ -291,10 +252,7 @@ _MISSING = (
 
 
 def _links_of_pairs(
-    tables: Tables,
-    own: Sequence[tuple[int, int]],
-    megabytes: Mapping[tuple[int, int], tuple[int, int]],
-    known: Gpu,
+    tables: Tables, own: Sequence[tuple[int, int]], megabytes: Megabytes, known: Gpu
 ) -> dict[tuple[int, int], int]:
     """How many xGMI links join each pair."""
     neighbours = _neighbours(tables, own)

@@ -72,43 +72,37 @@ def _plain(document: Mapping[str, Any], place: str) -> tuple[dict[str, Any], lis
     if version not in VERSIONS or isinstance(version, bool):
         raise TopologyError(f"{place}: version must be 1 or 2, got {shorten(version)}")
     links = document.get("links")
-    plain = {key: value for key, value in document.items() if key != "version"}
-    if not isinstance(links, list):
-        return plain, []
+    entries = links if isinstance(links, list) else []
     notes: list[str] = []
-    seen: dict[tuple[str, str], set[str]] = {}
-    for index, entry in enumerate(links):
+    seen: dict[tuple[str, ...], set[str]] = {}
+    for index, entry in enumerate(entries):
         if not isinstance(entry, dict):
             continue
-        where = f"{place}: links[{index}]"
-        if entry.get("parallel", True) is not True:
-            raise TopologyError(f"{where}.parallel: must be true, got {shorten(entry['parallel'])}")
-        ends = (
-            entry["between"]
-            if isinstance(entry.get("between"), list)
-            else [entry.get("from"), entry.get("to")]
-        )
-        one, other = (str(end) for end in ends) if len(ends) == 2 else ("", "")
-        ways = [(one, other), (other, one)] if "between" in entry else [(one, other)]
-        latency = str(entry.get("latency_us", 0))
+        where, meant = f"{place}: links[{index}]", entry.get("parallel", None)
+        if meant not in (None, True):
+            raise TopologyError(f"{where}.parallel: must be true, got {shorten(meant)}")
+        both = entry.get("between")
+        ends = tuple(map(str, both if isinstance(both, list) else (entry.get("from"), entry.get("to"))))
+        latency, ways = str(entry.get("latency_us", 0)), {ends, ends[::-1]} if both else {ends}
         known = [seen[way] for way in ways if way in seen]
-        if known and "parallel" not in entry and version > 1:
+        if known and not meant and version > 1:
             raise TopologyError(
-                f"{where}: {one} and {other} have a link already; parallel: true allows another"
+                f"{where}: {' and '.join(ends)} have a link already; parallel: true allows another"
             )
-        if any(latency in latencies for latencies in known) and "parallel" not in entry and not notes:
+        if any(latency in latencies for latencies in known) and not meant and not notes:
             notes.append(
-                f"links[{index}] joins {one} and {other} a second time: their bandwidths are added; "
+                f"links[{index}] joins {' and '.join(ends)} a second time: their bandwidths are added; "
                 "parallel: true says that both are meant"
             )
         for way in ways:
             seen.setdefault(way, set()).add(latency)
-    plain["links"] = [
-        {key: value for key, value in entry.items() if key != "parallel"}
-        if isinstance(entry, dict)
-        else entry
-        for entry in links
-    ]
+    drop = {"version", "parallel"}
+    plain = {key: value for key, value in document.items() if key not in drop}
+    if entries:
+        plain["links"] = [
+            {key: entry[key] for key in entry if key not in drop} if isinstance(entry, dict) else entry
+            for entry in entries
+        ]
     return plain, notes
 
 

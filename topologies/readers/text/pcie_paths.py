@@ -8,17 +8,20 @@ under it, and a CPU for each NUMA node; CPUs are joined pairwise, as NCCL has it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, product, starmap
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Vertex
 from arborcast.topologies.builders import assuming, cable
-from arborcast.topologies.gpus import GIGATRANSFERS
+from arborcast.topologies.gpus import GIGATRANSFERS, Gpu
 from arborcast.topologies.processors import Crossing
 from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
-from arborcast.topologies.readers.sockets import Sockets
+from arborcast.topologies.readers.options import Said
+from arborcast.topologies.readers.sockets import Sockets, sockets_of
+from arborcast.topologies.readers.text.pasted import crossing_of, lines_of, sockets_counted
+from arborcast.topologies.readers.text.said import said_slot
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """The ways over PCIe from near to far."""
@@ -234,3 +237,57 @@ class _Growing:
             tops = self.groups[nic].tops
             if nic not in self.near and tops:
                 self.near[nic] = tuple(tops)
+
+
+def paths_in_text(
+    text: str,
+    said: Said,
+    gpus: Sequence[str],
+    nics: Sequence[str],
+    cells: Mapping[tuple[str, str], str],
+    kinds: Sequence[Gpu | None],
+    *,
+    assumed: str,
+    together: Callable[[str, str], bool | None],
+    first: Vertex,
+    nodes: tuple[Mapping[str, int], int],
+    are_sockets: bool = False,
+) -> Tree:
+    """`pcie_tree` with slots, sockets and the way between CPUs as the words of a tool's text have them.
+
+    Args:
+        text: all of it.
+        said: what else is said.
+        gpus: names of the GPUs.
+        nics: names of the other devices.
+        cells: see `pcie_tree`.
+        kinds: what each GPU is; None where that is unknown.
+        assumed: why they are taken for these; empty where the text says it.
+        together: see `pcie_tree`.
+        first: see `pcie_tree`.
+        nodes: NUMA nodes of GPUs, and how many the host has at least.
+        are_sockets: whether each of these is a socket.
+    """
+    lines = lines_of(text)
+    slots = said_slot(lines)
+    at, total = nodes
+    sockets = sockets_of(
+        at.values(), stated=said.numa_per_socket, counted=sockets_counted(lines), total=total
+    )
+    are_known = None not in kinds or slots.generation is not None
+    tree = pcie_tree(
+        gpus,
+        nics,
+        cells,
+        [slots.rate(kind, said.rates) for kind in kinds],
+        between=said.between_sockets,
+        across=crossing_of(lines, said.rates),
+        hidden=assumed if are_known else HIDDEN_SLOT,
+        together=together,
+        first=first,
+        nodes=at,
+        sockets=Sockets() if are_sockets and said.numa_per_socket is None else sockets,
+    )
+    notes = [slots.note] if slots.note else [] if are_known else [assumed_slot(said.rates)]
+    held_back = dict.fromkeys(filter(None, map(slots.holds_back, kinds)))
+    return replace(tree, notes=[*notes, *held_back, *tree.notes])

@@ -80,7 +80,11 @@ class Matrix:
         two ranges are those of a processor with two threads a core, whose second ones follow all first ones.
         """
         if self.numa:
-            at = {gpu: spans[0][0] for gpu, spans in self.numa.items() if len(spans) == 1 == _length(spans)}
+            at = {
+                gpu: spans[0][0]
+                for gpu, spans in self.numa.items()
+                if len(spans) == 1 and spans[0][0] == spans[0][1]
+            }
         else:
             order = sorted(set(self.cores.values()))
             at = {gpu: order.index(spans) for gpu, spans in self.cores.items()}
@@ -95,10 +99,6 @@ class Matrix:
             len(each) == 1 and each[0][0] % cores == 0 and each[0][1] - each[0][0] == cores - 1
             for each in spans
         )
-
-
-def _length(spans: Spans) -> int:
-    return sum(last - first + 1 for first, last in spans)
 
 
 def read_matrix(text: str) -> Matrix:
