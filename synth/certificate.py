@@ -1,4 +1,4 @@
-"""What proves a bound: a cut, a partition of the ranks, or link lengths (an LP dual).
+"""What proves a bound: a cut, a partition of the ranks, or link lengths (an LP dual); of a time, tolls.
 
 These are the values; `synth.bounds` finds them and `synth.certification` recomputes, in exact
 arithmetic and from the certificate alone, the rate that each one proves.
@@ -12,7 +12,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Permutation, Topology, Vertex
 
 
 class Scope(StrEnum):
@@ -68,6 +68,59 @@ class Dual:
 
 
 Certificate: TypeAlias = Cut | Partition | Dual
+
+
+@dataclass(frozen=True, slots=True)
+class TollFlow:
+    """What all that depends on one rank, or that one rank depends on, must pay on its way.
+
+    Attributes:
+        terminal: where it begins (`outward`) or ends.
+        outward: whether it goes from the terminal to others, or from others to the terminal.
+        others: the ranks at the other end.
+        tolls: link (its index in the topology), interval in which it is entered, and toll, whole and
+            positive; all other passages are free.
+    """
+
+    terminal: Vertex
+    outward: bool
+    others: tuple[Vertex, ...]
+    tolls: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolls:
+    """What every schedule can deliver within a time at most: tolls on links in intervals of the time.
+
+    Time is cut into intervals and latencies are rounded down to whole ones. What passes pays the tolls of the
+    flows and what the lengths of the rate's certificate say; all that a buffer must pay is set against what
+    all links could carry (`synth.certification.tolls`). Only ratios of tolls and weight matter.
+
+    Attributes:
+        step_us: of an interval.
+        intervals: into which the time is cut.
+        flows: whose tolls are added up.
+        weight: of the rate's certificate beside them.
+        symmetries: automorphisms that take the flows of one rank to those of others; none where a flow
+            speaks for no other.
+        bytes: of the largest buffer that any schedule could finish in that time.
+    """
+
+    step_us: Fraction
+    intervals: int
+    flows: tuple[TollFlow, ...]
+    weight: Fraction
+    symmetries: tuple[Permutation, ...]
+    bytes: Fraction
+
+    @property
+    def time_us(self) -> Fraction:
+        """Of all intervals: larger buffers take longer."""
+        return self.step_us * self.intervals
+
+    def at(self, size_bytes: int) -> Fraction:
+        """The least time of a buffer: smaller ones in proportion, as intervals may be shorter."""
+        return self.time_us * min(Fraction(1), size_bytes / self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
