@@ -122,6 +122,26 @@ class Tolls:
         """The least time of a buffer: smaller ones in proportion, as intervals may be shorter."""
         return self.time_us * min(Fraction(1), size_bytes / self.bytes)
 
+    def relabelled(self, before: Topology, after: Topology, images: Sequence[Vertex]) -> Tolls:
+        """The tolls of a topology that is the same by renumbering (`Bound.relabelled`)."""
+        place = {(link.src, link.dst): index for index, link in enumerate(after.links)}
+        link_images = [place[images[link.src], images[link.dst]] for link in before.links]
+        flows = (
+            replace(
+                flow,
+                terminal=images[flow.terminal],
+                others=tuple(images[rank] for rank in flow.others),
+                tolls=tuple((link_images[link], interval, toll) for link, interval, toll in flow.tolls),
+            )
+            for flow in self.flows
+        )
+        back = {image: vertex for vertex, image in enumerate(images)}
+        moved = (
+            tuple(images[symmetry[back[vertex]]] for vertex in range(after.size))
+            for symmetry in self.symmetries
+        )
+        return replace(self, flows=tuple(flows), symmetries=tuple(moved))
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -131,11 +151,13 @@ class Bound:
         rate: algbw in GB/s of the whole buffer that no schedule in `scope` exceeds.
         certificate: what proves it.
         scope: over which schedules it holds.
+        times: that were asked for, and proved beside the rate: no schedule in `scope` takes less.
     """
 
     rate: Fraction
     certificate: Certificate
     scope: Scope = Scope.EVERY_SCHEDULE
+    times: tuple[Tolls, ...] = ()
 
     def relabelled(self, before: Topology, after: Topology, images: Sequence[Vertex]) -> Bound:
         """The bound of a topology that is the same by renumbering.
@@ -167,4 +189,5 @@ class Bound:
                 }
                 priced = tuple(of_switch[vertex] for vertex in after.limited_adders) if adders else ()
                 certificate = Dual(there, capacity, distance, priced)
-        return replace(self, certificate=certificate)
+        times = tuple(tolls.relabelled(before, after, images) for tolls in self.times)
+        return replace(self, certificate=certificate, times=times)

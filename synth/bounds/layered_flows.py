@@ -29,7 +29,7 @@ from arborcast.synth.certification.tolls import INWARD, OUTWARD, WHOLE, FlowRule
 from arborcast.synth.certification.windows import link_lengths, nearest, sources_and_targets
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
-from arborcast.synth.errors import InputError
+from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.highs import new_model, run
 from arborcast.synth.symmetry.automorphisms import EFFORT, automorphisms_of
@@ -100,6 +100,25 @@ def least_time(
         low, high = (low, middle) if suffices(middle) else (middle, high)
     kept = [tolls for tolls in found.values() if tolls is not None and tolls.at(size_bytes) > known_us]
     return max(kept, key=lambda tolls: tolls.at(size_bytes), default=None)
+
+
+def with_least_time(
+    topology: Topology,
+    collective: Collective,
+    bound: Bound,
+    size_bytes: int,
+    deadline: Deadline = NO_DEADLINE,
+) -> Bound:
+    """A bound with tolls for a size beside what it has; the same one where they say no more than its lines.
+
+    Raises:
+        CollectiveError: of what is asked flows through intervals say nothing.
+    """
+    why = why_no_tolls(topology, collective)
+    if why is not None:
+        raise CollectiveError(f"{collective.kind} on {topology.name}: {why}")
+    tolls = least_time(topology, collective, bound, size_bytes, deadline)
+    return bound if tolls is None else replace(bound, times=(*bound.times, tolls))
 
 
 def best_tolls(

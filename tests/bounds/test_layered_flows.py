@@ -11,6 +11,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import networkx
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 from scipy.optimize import linprog
 
 from arborcast import topologies
+from arborcast.synth import read_schedule, solve, verify, write_schedule
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.layered_flows import best_tolls, least_time, why_no_tolls
@@ -30,6 +32,7 @@ from arborcast.synth.methods import method_for
 from arborcast.synth.request import Request
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Switch, Topology
+from tests.support.commands import Command
 
 KINDS = [kind for kind in Kind if kind is not Kind.CUSTOM]
 CONNECTED = [
@@ -269,3 +272,37 @@ def test_what_has_no_tolls_says_why() -> None:
     assert why_no_tolls(fabric, custom) == "blocks that differ have no limit by flows through intervals"
     at_once = Topology.build("at once", 2, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
     assert "latencies" in str(why_no_tolls(at_once, Collective.on(at_once, "allreduce")))
+
+
+def test_times_travel_in_schedule_files(tmp_path: Path) -> None:
+    fabric, collective, tolls = proved("dgx1", "reduce-scatter")
+    found = solve(fabric, collective)
+    schedule = replace(found, bound=replace(found.bound, times=(tolls,)))
+    write_schedule(schedule, tmp_path / "timed.json")
+    again = read_schedule(tmp_path / "timed.json")
+    assert again == schedule
+    assert verify(again).correct
+    images = (3, 2, 1, 0, 7, 6, 5, 4)
+    turned = topologies.load("dgx1").reordered(images)
+    back = tuple(images.index(rank) for rank in range(8))
+    moved = schedule.relabelled(turned, back, collective)
+    assert verify(moved).correct
+    assert moved.bound.times != schedule.bound.times
+    assert time_limit(fabric, collective, schedule.bound).at(1 << 16) == tolls.at(1 << 16)
+    lie = replace(tolls, bytes=tolls.bytes / 2)
+    wrong = replace(schedule, bound=replace(schedule.bound, times=(lie,)))
+    assert any("tolls: prove" in error for error in verify(wrong).errors)
+
+
+def test_commands_say_the_least_time(command: Command, tmp_path: Path) -> None:
+    said = command("bound", "dgx-a100", "allreduce", "--size", "64KiB").out
+    assert "at       64 KiB: every schedule takes at least 1.5 us" in said
+    assert "tolls on" in said
+    plain = command("bound", "ring:4", "allreduce", "--size", "64KiB").out
+    assert "(without latencies there are no intervals)" in plain
+    file = tmp_path / "found.json"
+    found = command("solve", "dgx-a100", "broadcast", "--size", "64KiB", "--prove-time", "-o", str(file)).out
+    assert "every schedule takes at least 1.5 us" in found
+    assert read_schedule(file).bound.times
+    refused = command("solve", "dgx1", "broadcast", "--prove-time").err
+    assert refused == "synth: --prove-time: needs --size, of which the time is\n"
