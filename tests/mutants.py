@@ -73,6 +73,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.certification.exact_paths": CERTIFICATION,
     "synth.certification.cheapest_spanning": ("kernels/test_spanning.py",),
     "synth.certification.steiner": CERTIFICATION,
+    "synth.certification.windows": ("bounds/test_time_limits.py",),
     "synth.chunks.bounds.step_check": STEPS,
     "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_trees.py",),
     "synth.chunks.bounds.allreduce_check": STEPS,

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from torch._C import _distributed_c10d as c10d
 
 from tests.support.torchrun_job import DIES_AT, STEPS, TORN_LINK, gradient, mesh, serial_result

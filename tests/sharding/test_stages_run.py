@@ -9,27 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast import pipeline, topologies  # noqa: E402
-from arborcast.pipeline.costs.saved_bytes import Segment, Treatment  # noqa: E402
-from arborcast.pipeline.meshes import Mesh  # noqa: E402
-from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.model.traced.operator_reader import operator_trace  # noqa: E402
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices  # noqa: E402
-from arborcast.pipeline.sharding.graph import merged  # noqa: E402
-from arborcast.pipeline.sharding.plan_strategies import stage_sharding  # noqa: E402
-from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
-from arborcast.pipeline.sharding.slices import Sliced  # noqa: E402
-from arborcast.pipeline.stages import Plan, Stage  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.sharding.examples import UNIT  # noqa: E402
-from tests.sharding.test_operators import Block  # noqa: E402
-from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast import pipeline, topologies
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
+from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.model.traced import Traced, trace
+from arborcast.pipeline.model.traced.operator_reader import operator_trace
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.graph import merged
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.pipeline.stages import Plan, Stage
+from arborcast.synth.errors import InputError
+from tests.sharding.examples import UNIT
+from tests.sharding.test_operators import Block
+from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor", "torch.export._trace")
 STEPS, BATCH, MICROBATCHES = 3, 24, 2
