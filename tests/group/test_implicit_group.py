@@ -59,7 +59,7 @@ def test_forms_are_not_mixed_in_a_table() -> None:
 
 def test_pieces_are_those_of_the_whole_schedule() -> None:
     for kind in (Kind.ALLGATHER, Kind.ALLREDUCE):
-        schedule = implicit(circulant(9, [1, 2]), kind)
+        schedule = implicit(circulant(9, {1: 1, 2: 1}), kind)
         for nbytes in (1 << 10, 1 << 20, 1 << 30):
             assert SEVERAL_HOSTS.pieces(schedule, nbytes) == SEVERAL_HOSTS.pieces(schedule.expand(), nbytes)
 

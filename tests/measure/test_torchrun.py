@@ -140,6 +140,7 @@ def test_two_agents_restart_a_job_although_only_one_counts_the_restart(
     check_trained(tmp_path, 4)
 
 
+@pytest.mark.long
 def test_cpu_synth_by_the_environment_and_an_end_without_farewell(tmp_path: Path) -> None:
     job = torchrun(
         tmp_path,
