@@ -331,7 +331,9 @@ def test_what_would_join_the_parts_is_said(
 ) -> None:
     file = tmp_path / "pairs.txt"
     file.write_text(PAIRS)
-    spec = (str(file), "--gpu", "a6000", *words)
+    asked = (str(file), "--gpu", "a6000", *words)
+    assert command("show", *asked, "--json").document["parts"] is None  # PCIe joins them unless told
+    spec = (*asked, "--no-pcie")
     assert command("show", *spec, "--json").document["parts"] == parts
     for name in ("bound", "solve", "pareto"):
         ran = command(name, *spec, "allreduce", "--json")

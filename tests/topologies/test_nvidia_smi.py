@@ -628,3 +628,19 @@ def test_a_bridge_of_workstation_cards_may_lack_a_link() -> None:
     machine = parse_nvidia_smi("with an NVLink bridge\n" + pair, "f")
     assert machine.gpus == ("a6000", "a6000")
     assert cables(machine.topology) == {(0, 1): "675/16"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("GPU0\tX\tNODE\tNODE\t0-19\nNIC0\tNODE\tX\tPIX\n", "the rows of GPU0 without the header that names"),
+        ("GPU0\tX\tNV4\nGPU1\tNV4\tX\n", "the rows of GPU0, GPU1 without the header"),
+        (
+            placed(1, lambda _a, _b: "X", [("0-19", "0")]),
+            r"at least 2 GPUs, got 1; star:N,bandwidth=GB/s",
+        ),
+    ],
+)
+def test_one_gpu_and_lost_headers_are_said(text: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        parse_nvidia_smi(text, "f")

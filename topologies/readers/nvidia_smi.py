@@ -71,7 +71,7 @@ def parse_nvidia_smi(text: str, place: str, said: Said) -> Machine:
     matrix = read_matrix(text)
     count = len(matrix.gpus)
     if count < 2:
-        raise TopologyError(f"must show at least 2 GPUs, got {count}")
+        raise TopologyError(f"must show at least 2 GPUs, got {count}; star:N,bandwidth=GB/s has N boxes")
     domains = _domains(matrix)
     cards = _identified(matrix, domains, text, place, stated, rates)
     notes = [*matrix.notes, *cards.notes]

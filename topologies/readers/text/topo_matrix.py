@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
@@ -138,6 +138,9 @@ def read_matrix(text: str) -> Matrix:
     if broken is not None:
         raise broken
     got = f"names of GPUs in line {words[starts[0]].line} without rows" if starts else "no names of GPUs"
+    lost = [word.text for word, after in pairwise(words) if _GPU.fullmatch(word.text) and after.is_cell]
+    if lost and not starts:
+        got = f"the rows of {', '.join(dict.fromkeys(lost))} without the header that names columns"
     raise TopologyError(f"must hold the matrix of nvidia-smi topo -m, got {got}")
 
 
