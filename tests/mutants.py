@@ -68,7 +68,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.verification.group_check": SYMMETRIC,
     "synth.verification.every_translate": SYMMETRIC,
     "synth.certification.proven_rates": CERTIFICATION,
-    "synth.certification.metric": CERTIFICATION,
+    "synth.certification.metric": (*CERTIFICATION, "verification/test_metric.py"),
     "synth.certification.tree_costs": CERTIFICATION,
     "synth.certification.exact_paths": CERTIFICATION,
     "synth.certification.cheapest_spanning": ("kernels/test_spanning.py",),
