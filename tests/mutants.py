@@ -67,7 +67,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.verification.switch_use": ("verification/test_switch_use.py",),
     "synth.verification.group_check": SYMMETRIC,
     "synth.verification.every_translate": SYMMETRIC,
-    "synth.certification.proven_rates": CERTIFICATION,
+    "synth.certification.proven_rates": (*CERTIFICATION, "verification/test_metric.py"),
     "synth.certification.metric": (*CERTIFICATION, "verification/test_metric.py"),
     "synth.certification.tree_costs": CERTIFICATION,
     "synth.certification.exact_paths": CERTIFICATION,

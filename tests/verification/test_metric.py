@@ -6,10 +6,14 @@ from fractions import Fraction
 
 import pytest
 
+from arborcast.synth import features
+from arborcast.synth.certificate import Cut, Scope
+from arborcast.synth.certification import certified_rate, certified_scope, dual_of
 from arborcast.synth.certification.exact_paths import FAR
 from arborcast.synth.certification.metric import Metric, Others
+from arborcast.synth.certification.proven_rates import share_leaving
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.errors import InputError
+from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.drawn_in_network import star
 
@@ -82,3 +86,23 @@ def test_a_tree_both_ways_of_some_ranks_is_not_priced() -> None:
     assert far.undirected_tree(everybody) is None  # so may the switch
     assert far.distance(everybody, Others.FORWARD) == 2 * 2 * 2
     assert near.undirected_tree(everybody) == 0  # where it is no way from a rank, it stands for that rank
+
+
+def test_what_links_and_adders_offer() -> None:
+    everybody, ones = Collective(Kind.ALLREDUCE, (0, 1, 2)), (Fraction(1),) * 6
+    dual = dual_of(ADDER, everybody, ones, (Fraction(3),))
+    assert dual.capacity == sum(link.bandwidth for link in ADDER.links) + Fraction(1, 2) * 3
+    assert dual_of(ADDER, everybody, ones).capacity == sum(link.bandwidth for link in ADDER.links)
+    assert certified_scope(ADDER, everybody, dual) is Scope.TREES  # the switch may join and fork
+
+
+def test_blocks_that_leave_count_by_their_sizes() -> None:
+    collective = blocks((9, 5, 2), (7, 0, 1), (4, 3, 0))
+    assert share_leaving(collective, frozenset({0, 1})) == Fraction((2 + 1) * 3, 31)
+    assert share_leaving(collective, frozenset({2})) == Fraction((4 + 3) * 3, 31)
+
+
+def test_what_checkers_overlook_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(features.UNDERSTOOD, "switch adder")
+    with pytest.raises(TopologyError, match="adder"):
+        certified_rate(ADDER, Collective(Kind.ALLREDUCE, (0, 1, 2)), Cut(frozenset({0}), Fraction(1)))
