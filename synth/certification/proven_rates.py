@@ -84,8 +84,8 @@ def dual_or_none(
     capacity = sum(
         (link.bandwidth * length for link, length in zip(topology.links, lengths, strict=True)), Fraction(0)
     )
-    for vertex, price in zip(topology.limited_adders, adders, strict=False):
-        capacity += (topology.switches[vertex - topology.ranks].adder or 0) * price
+    limits = [switch.adder for switch in topology.switches if switch.adder is not None]
+    capacity += sum((limit * price for limit, price in zip(limits, adders, strict=False)), Fraction(0))
     return Dual(lengths, capacity, distance, adders) if distance > 0 else None
 
 

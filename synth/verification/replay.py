@@ -78,14 +78,12 @@ def replay_chunk(
     collective: Collective,
     everyone: Mask,
     errors: Errors,
-    begun: dict[Vertex, Mask] | None = None,
 ) -> None:
     """Replay one chunk, whose number is `index`, by its own transfers in any order.
 
-    `everyone` is the mask of all ranks that take part; `begun` is what ranks hold at the start where that is
-    not what the collective says.
+    `everyone` is the mask of all ranks that take part.
     """
-    held = held_before(collective, chunk) if begun is None else dict(begun)
+    held = held_before(collective, chunk)
     sound = True
     for step, together in groupby(sorted(transfers, key=attrgetter("step")), key=attrgetter("step")):
         sound &= _replay_step(index, step, together, topology, held, errors)
