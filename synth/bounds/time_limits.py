@@ -24,7 +24,7 @@ from math import lcm
 import numpy as np
 
 from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths
-from arborcast.synth.certificate import Bound
+from arborcast.synth.certificate import Bound, Tolls
 from arborcast.synth.certification.windows import Line, window_lines
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.kernels.compiled import Ints
@@ -45,15 +45,18 @@ class TimeLimit:
     Attributes:
         lines: every schedule is above all of them.
         window: and above the least of these, which the certificate of the rate proves.
+        tolls: and above what these prove, where some were asked for.
     """
 
     lines: tuple[Line, ...]
     window: tuple[Line, ...]
+    tolls: tuple[Tolls, ...] = ()
 
     def at(self, size_bytes: int) -> Fraction:
         """The least time in microseconds for a buffer of so many bytes."""
         by_window = min(line.at(size_bytes) for line in self.window)
-        return max([by_window, *(line.at(size_bytes) for line in self.lines)])
+        by_lines = (line.at(size_bytes) for line in self.lines)
+        return max([by_window, *by_lines, *(tolls.at(size_bytes) for tolls in self.tolls)])
 
 
 def time_limit(topology: Topology, collective: Collective, limit: Bound) -> TimeLimit:
@@ -62,14 +65,15 @@ def time_limit(topology: Topology, collective: Collective, limit: Bound) -> Time
     Args:
         topology: the fabric; relays forward, and switches do what they can.
         collective: on it, and possible.
-        limit: the bound of its rate.
+        limit: the bound of its rate, with the times that were proved beside it.
     """
     lines: set[Line] = set()
     if collective.kind is not Kind.CUSTOM:
         for fabric, blocks in ((topology, _BLOCKS_IN), (topology.reversed(), _BLOCKS_OUT)):
             turned = fabric is not topology
             lines.update(_into_ranks(fabric, collective, collective.kind in blocks, turned=turned))
-    return TimeLimit(tuple(_upper(lines)), window_lines(topology, collective, limit.certificate))
+    window = window_lines(topology, collective, limit.certificate)
+    return TimeLimit(tuple(_upper(lines)), window, limit.times)
 
 
 def _into_ranks(fabric: Topology, collective: Collective, by_blocks: bool, *, turned: bool) -> Iterator[Line]:

@@ -14,16 +14,19 @@ many lines; only links in ascending order of w matter. The line of all links ris
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from itertools import groupby
+from typing import TypeVar
 
 from arborcast.synth.certificate import Certificate, Cut, Dual, Partition
 from arborcast.synth.certification.proven_rates import share_leaving
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.topology import Topology, Vertex
+
+Wait = TypeVar("Wait", int, Fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,11 @@ def window_lines(topology: Topology, collective: Collective, certificate: Certif
         collective: on it.
         certificate: that proves a rate above zero (`certified_rate` accepts it), in the same scope.
     """
-    sources, targets = _ends(collective)
-    if isinstance(certificate, Cut):  # counts what comes from inside and goes outside
-        sources, targets = sources & certificate.side, targets - certificate.side
-    before = _nearest(topology, sources, turned=False)
-    after = _nearest(topology, targets, turned=True)
-    lengths, distance = _lengths(topology, collective, certificate)
+    sources, targets = sources_and_targets(collective, certificate)
+    latencies = [link.latency_us for link in topology.links]
+    before = nearest(topology, latencies, sources, turned=False)
+    after = nearest(topology, latencies, targets, turned=True)
+    lengths, distance = link_lengths(topology, collective, certificate)
     offers = [
         (before[link.src] + link.latency_us + after[link.dst], length * link.bandwidth)
         for link, length in zip(topology.links, lengths, strict=True)
@@ -73,6 +75,16 @@ def window_lines(topology: Topology, collective: Collective, certificate: Certif
     return tuple(lines)
 
 
+def sources_and_targets(
+    collective: Collective, certificate: Certificate
+) -> tuple[frozenset[Vertex], frozenset[Vertex]]:
+    """The ranks that what a certificate counts comes from at the start, and those that it ends at."""
+    sources, targets = _ends(collective)
+    if isinstance(certificate, Cut):  # counts what comes from inside and goes outside
+        return sources & certificate.side, targets - certificate.side
+    return sources, targets
+
+
 def _ends(collective: Collective) -> tuple[frozenset[Vertex], frozenset[Vertex]]:
     """The ranks that have something at the start, and those that want something."""
     if collective.kind is Kind.CUSTOM:
@@ -92,25 +104,30 @@ def _ends(collective: Collective) -> tuple[frozenset[Vertex], frozenset[Vertex]]
             return everyone, everyone
 
 
-def _nearest(topology: Topology, ends: Iterable[Vertex], *, turned: bool) -> dict[Vertex, Fraction]:
-    """The least sum of latencies from one of some vertices, or to one, for all that have a way (Dijkstra)."""
-    leaving: dict[Vertex, list[tuple[Vertex, Fraction]]] = {}
-    for link in topology.links:
+def nearest(
+    topology: Topology, waits: Sequence[Wait], ends: Iterable[Vertex], *, turned: bool
+) -> dict[Vertex, Wait]:
+    """The least sum of waits, one per link, from one of some vertices to each, or back (Dijkstra 1959).
+
+    What no way joins is missing.
+    """
+    leaving: dict[Vertex, list[tuple[Vertex, Wait]]] = {}
+    for link, wait in zip(topology.links, waits, strict=True):
         src, dst = (link.dst, link.src) if turned else (link.src, link.dst)
-        leaving.setdefault(src, []).append((dst, link.latency_us))
-    found: dict[Vertex, Fraction] = {}
-    queue = [(Fraction(0), end) for end in ends]
+        leaving.setdefault(src, []).append((dst, wait))
+    found: dict[Vertex, Wait] = {}
+    queue = [(0 * waits[0], end) for end in ends]
     heapify(queue)
     while queue:
         far, vertex = heappop(queue)
         if vertex not in found:
             found[vertex] = far
-            for onward, latency_us in leaving.get(vertex, ()):
-                heappush(queue, (far + latency_us, onward))
+            for onward, wait in leaving.get(vertex, ()):
+                heappush(queue, (far + wait, onward))
     return found
 
 
-def _lengths(
+def link_lengths(
     topology: Topology, collective: Collective, certificate: Certificate
 ) -> tuple[tuple[Fraction, ...], Fraction]:
     """The length of each link, and how far each byte of the buffer must travel."""
