@@ -41,11 +41,15 @@ def _sources() -> str:
     digest = hashlib.sha256()
     home = Path(__file__).parents[1]
     digest.update(str(home).encode())  # numba keeps machine code by the path of its source
-    for path in sorted(home.rglob("*.py")):
-        source = path.read_bytes()
-        if b"kernel" in source:
-            digest.update(source)
+    for source in (Path(__file__).read_bytes(), *kernel_files(home).values()):
+        digest.update(source)
     return digest.hexdigest()[:16]
+
+
+def kernel_files(home: Path) -> dict[Path, bytes]:
+    """Those below a folder that define kernels, which use nothing of ours from other files."""
+    files = {path: path.read_bytes() for path in sorted(home.rglob("*.py"))}
+    return {path: text for path, text in files.items() if b"@kernel" in text or b"= kernel(" in text}
 
 
 def _prepared(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from shutil import which
 import numpy as np
 import pytest
 
-from arborcast.synth.kernels.compiled import SMALL, Ints, kernel
+from arborcast.synth.kernels.compiled import SMALL, Ints, kernel, kernel_files
 
 SCRIPT = """
 import logging
@@ -196,6 +197,30 @@ def test_a_plain_kernel_calls_plain_kernels(tmp_path: Path) -> None:
     script.write_text(WITH_LISTS)
     lines = run(script, tmp_path / "cache")[0].splitlines()
     assert lines == [f"{4 * SMALL} False", f"{4 * SMALL + 4} True"]
+
+
+def test_kernels_use_nothing_of_files_whose_changes_do_not_compile_them_anew() -> None:
+    home = Path(__file__).resolve().parents[2] / "synth"
+    files = {path.relative_to(home.parent): ast.parse(text) for path, text in kernel_files(home).items()}
+    assert len(files) > 20
+    for path, tree in files.items():
+        imported = {
+            alias.asname or alias.name: Path(*node.module.split(".")[1:]).with_suffix(".py")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("arborcast.")
+            for alias in node.names
+        }
+        names = {
+            name.id
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef)
+            and any(isinstance(it, ast.Name) and it.id == "kernel" for it in function.decorator_list)
+            for statement in function.body
+            for name in ast.walk(statement)
+            if isinstance(name, ast.Name)
+        }
+        others = {name for name in names & imported.keys() if imported[name] not in files}
+        assert others <= {"Flags", "Ints"}, f"{path}: {others}"  # annotations
 
 
 def test_words_wrap_without_a_warning() -> None:
