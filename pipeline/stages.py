@@ -15,7 +15,14 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf, lcm
 
-from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, check_segments, extra_us
+from arborcast.pipeline.costs.saved_bytes import (
+    Segment,
+    Segments,
+    Treatment,
+    check_segments,
+    described,
+    extra_us,
+)
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.meshes import Mesh, row_of
 from arborcast.pipeline.order import ORDERS
@@ -247,11 +254,15 @@ class Plan:
                     f"plan: stage {index} must have a mesh of its ranks {list(stage.ranks)}, as operators of "
                     f"some stage are divided, got {got}"
                 )
-        is_plain = self.treatments == {Treatment.KEEP} and self.max_in_flight is None
-        if self.order != "1f1b" or not is_plain:
+            if len(self.segments(index)) > 1:
+                raise PlanError(
+                    f"plan: stage {index} must treat the results of all its layers alike, as its operators "
+                    f"are divided, got {described(stage.segments)}"
+                )
+        if len(self.workers) < len(self.stages):
             raise PlanError(
-                "plan: must keep all results in order 1f1b without a cap where operators are divided, got "
-                f"order {self.order}, {', '.join(sorted(self.treatments))}, cap {self.max_in_flight}"
+                f"plan: must have every stage on ranks of its own where operators are divided, got "
+                f"{len(self.stages)} stages on {len(self.workers)} groups of ranks in order {self.order}"
             )
         if self.topology is None or self.batch is None:
             what = "topology" if self.topology is None else "batch"
@@ -272,7 +283,10 @@ class Plan:
         A divided stage that is alone says of the whole model that it is one layer, where it was made so.
         """
         ends = [depth] if len(self.stages) == 1 else [it.end for it in self.stages]
-        stages = [Stage(it.start, end, it.ranks) for it, end in zip(self.stages, ends, strict=True)]
+        stages = []
+        for it, end in zip(self.stages, ends, strict=True):
+            segments = tuple(replace(own, end=end) for own in it.segments)  # one at most
+            stages.append(Stage(it.start, end, it.ranks, segments))
         return replace(self, stages=tuple(stages), model="")
 
     @property

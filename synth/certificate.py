@@ -1,4 +1,4 @@
-"""What proves a bound: a cut, a partition of the ranks, or link lengths (an LP dual).
+"""What proves a bound: a cut, a partition of the ranks, or link lengths (an LP dual); of a time, tolls.
 
 These are the values; `synth.bounds` finds them and `synth.certification` recomputes, in exact
 arithmetic and from the certificate alone, the rate that each one proves.
@@ -12,7 +12,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Permutation, Topology, Vertex
 
 
 class Scope(StrEnum):
@@ -71,6 +71,79 @@ Certificate: TypeAlias = Cut | Partition | Dual
 
 
 @dataclass(frozen=True, slots=True)
+class TollFlow:
+    """What all that depends on one rank, or that one rank depends on, must pay on its way.
+
+    Attributes:
+        terminal: where it begins (`outward`) or ends.
+        outward: whether it goes from the terminal to others, or from others to the terminal.
+        others: the ranks at the other end.
+        tolls: link (its index in the topology), interval in which it is entered, and toll, whole and
+            positive; all other passages are free.
+    """
+
+    terminal: Vertex
+    outward: bool
+    others: tuple[Vertex, ...]
+    tolls: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolls:
+    """What every schedule can deliver within a time at most: tolls on links in intervals of the time.
+
+    Time is cut into intervals and latencies are rounded down to whole ones. What passes pays the tolls of the
+    flows and what the lengths of the rate's certificate say; all that a buffer must pay is set against what
+    all links could carry (`synth.certification.tolls`). Only ratios of tolls and weight matter.
+
+    Attributes:
+        step_us: of an interval.
+        intervals: into which the time is cut.
+        flows: whose tolls are added up.
+        weight: of the rate's certificate beside them.
+        symmetries: automorphisms that take the flows of one rank to those of others; none where a flow
+            speaks for no other.
+        bytes: of the largest buffer that any schedule could finish in that time.
+    """
+
+    step_us: Fraction
+    intervals: int
+    flows: tuple[TollFlow, ...]
+    weight: Fraction
+    symmetries: tuple[Permutation, ...]
+    bytes: Fraction
+
+    @property
+    def time_us(self) -> Fraction:
+        """Of all intervals: larger buffers take longer."""
+        return self.step_us * self.intervals
+
+    def at(self, size_bytes: int) -> Fraction:
+        """The least time of a buffer: smaller ones in proportion, as intervals may be shorter."""
+        return self.time_us * min(Fraction(1), size_bytes / self.bytes)
+
+    def relabelled(self, before: Topology, after: Topology, images: Sequence[Vertex]) -> Tolls:
+        """The tolls of a topology that is the same by renumbering (`Bound.relabelled`)."""
+        place = {(link.src, link.dst): index for index, link in enumerate(after.links)}
+        link_images = [place[images[link.src], images[link.dst]] for link in before.links]
+        flows = (
+            replace(
+                flow,
+                terminal=images[flow.terminal],
+                others=tuple(images[rank] for rank in flow.others),
+                tolls=tuple((link_images[link], interval, toll) for link, interval, toll in flow.tolls),
+            )
+            for flow in self.flows
+        )
+        back = {image: vertex for vertex, image in enumerate(images)}
+        moved = (
+            tuple(images[symmetry[back[vertex]]] for vertex in range(after.size))
+            for symmetry in self.symmetries
+        )
+        return replace(self, flows=tuple(flows), symmetries=tuple(moved))
+
+
+@dataclass(frozen=True, slots=True)
 class Bound:
     """A proven limit.
 
@@ -78,11 +151,13 @@ class Bound:
         rate: algbw in GB/s of the whole buffer that no schedule in `scope` exceeds.
         certificate: what proves it.
         scope: over which schedules it holds.
+        times: that were asked for, and proved beside the rate: no schedule in `scope` takes less.
     """
 
     rate: Fraction
     certificate: Certificate
     scope: Scope = Scope.EVERY_SCHEDULE
+    times: tuple[Tolls, ...] = ()
 
     def relabelled(self, before: Topology, after: Topology, images: Sequence[Vertex]) -> Bound:
         """The bound of a topology that is the same by renumbering.
@@ -114,4 +189,5 @@ class Bound:
                 }
                 priced = tuple(of_switch[vertex] for vertex in after.limited_adders) if adders else ()
                 certificate = Dual(there, capacity, distance, priced)
-        return replace(self, certificate=certificate)
+        times = tuple(tolls.relabelled(before, after, images) for tolls in self.times)
+        return replace(self, certificate=certificate, times=times)

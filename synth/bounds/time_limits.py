@@ -9,7 +9,8 @@ A rate says what is best for the largest messages only. For a message of m bytes
                         allgather, gather, alltoall                     d + (bytes of those ranks) / in(v)
 
 and the same backwards for what leaves a rank: its last byte still has to reach the farthest. The largest of
-these lines, and m over the limit of the rate, is the least time. Nothing is assumed about steps, pieces or
+these lines, and what the certificate of the rate says once links wait for their first byte and end before the
+last one arrives (`synth.certification.windows`), is the least time. Nothing is assumed about steps, pieces or
 the order of service: what simulates faster is a defect of one of the two.
 """
 
@@ -23,7 +24,8 @@ from math import lcm
 import numpy as np
 
 from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths
-from arborcast.synth.certificate import Bound
+from arborcast.synth.certificate import Bound, Tolls
+from arborcast.synth.certification.windows import Line, window_lines
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.topology import Topology
@@ -37,26 +39,24 @@ _BLOCKS_OUT = (Kind.REDUCE_SCATTER, Kind.SCATTER, Kind.ALLTOALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A time of `latency_us` and `us_per_byte` for each byte of the buffer."""
-
-    latency_us: Fraction
-    us_per_byte: Fraction
-
-    def at(self, size_bytes: int) -> Fraction:
-        """Microseconds for a buffer of so many bytes."""
-        return self.latency_us + size_bytes * self.us_per_byte
-
-
-@dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """Lines, above the largest of which every schedule lies; those of `Bound`'s scope where it has one."""
+    """What every schedule takes, of `Bound`'s scope where it has one.
+
+    Attributes:
+        lines: every schedule is above all of them.
+        window: and above the least of these, which the certificate of the rate proves.
+        tolls: and above what these prove, where some were asked for.
+    """
 
     lines: tuple[Line, ...]
+    window: tuple[Line, ...]
+    tolls: tuple[Tolls, ...] = ()
 
     def at(self, size_bytes: int) -> Fraction:
         """The least time in microseconds for a buffer of so many bytes."""
-        return max(line.at(size_bytes) for line in self.lines)
+        by_window = min(line.at(size_bytes) for line in self.window)
+        by_lines = (line.at(size_bytes) for line in self.lines)
+        return max([by_window, *by_lines, *(tolls.at(size_bytes) for tolls in self.tolls)])
 
 
 def time_limit(topology: Topology, collective: Collective, limit: Bound) -> TimeLimit:
@@ -65,14 +65,15 @@ def time_limit(topology: Topology, collective: Collective, limit: Bound) -> Time
     Args:
         topology: the fabric; relays forward, and switches do what they can.
         collective: on it, and possible.
-        limit: the bound of its rate.
+        limit: the bound of its rate, with the times that were proved beside it.
     """
-    lines = {Line(Fraction(0), Fraction(1, 1000) / limit.rate)}
+    lines: set[Line] = set()
     if collective.kind is not Kind.CUSTOM:
         for fabric, blocks in ((topology, _BLOCKS_IN), (topology.reversed(), _BLOCKS_OUT)):
             turned = fabric is not topology
             lines.update(_into_ranks(fabric, collective, collective.kind in blocks, turned=turned))
-    return TimeLimit(tuple(_upper(lines)))
+    window = window_lines(topology, collective, limit.certificate)
+    return TimeLimit(tuple(_upper(lines)), window, limit.times)
 
 
 def _into_ranks(fabric: Topology, collective: Collective, by_blocks: bool, *, turned: bool) -> Iterator[Line]:

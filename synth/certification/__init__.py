@@ -5,5 +5,6 @@ a rule of `make lint` keeps it so.
 """
 
 from arborcast.synth.certification.proven_rates import certified_rate, certified_scope, dual_of, dual_or_none
+from arborcast.synth.certification.tolls import check_tolls
 
-__all__ = ["certified_rate", "certified_scope", "dual_of", "dual_or_none"]
+__all__ = ["certified_rate", "certified_scope", "check_tolls", "dual_of", "dual_or_none"]

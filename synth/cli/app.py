@@ -36,6 +36,7 @@ from arborcast.synth.cli.inputs import (
     say_infeasible,
     text_of,
 )
+from arborcast.synth.cli.least_time import least_time_at
 from arborcast.synth.cli.options import (
     AsJson,
     CollectiveName,
@@ -119,7 +120,15 @@ def topologies(as_json: AsJson = False) -> None:
 @app.command()
 @with_voice
 @about_a_fabric(
-    "ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates", "no_in_network"
+    "ranks",
+    "without_link",
+    "without_rank",
+    "gpu",
+    "pcie",
+    "between_sockets",
+    "numa_per_socket",
+    "rates",
+    "no_in_network",
 )
 def show(
     fabric: FabricOptions,
@@ -160,6 +169,9 @@ def bound(
     fabric: FabricOptions,
     collective: CollectiveName,
     root: Root = None,
+    size: Annotated[
+        str | None, typer.Option("--size", help="and the least time of a buffer of this size, such as 64KiB")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the fastest rate possible, with its proof."""
@@ -172,6 +184,7 @@ def bound(
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
         asked = collective_on(collective, found_fabric, root)
         found = synth.bound(topology, asked)
+        at = None if size is None or found.rate == 0 else least_time_at(topology, asked, found, size)
         able = topology.holders > topology.ranks
         forwarding = synth.bound(topology.forwarding, asked).rate if able else None
     none = InfeasibleError(who_is_cut_off(topology, asked), found) if found.rate == 0 else None
@@ -185,13 +198,14 @@ def bound(
             **rates,
             "model": model_of(topology),
             "assumed": assumptions_document(topology),
+            **({} if at is None else at.document),
         }
         if none is None:
             print_json(document)
     else:
         head = f"{topology.name} {collective}: {at_most(found.rate, topology)}"
         plain = [] if forwarding is None else [f"  forward  {gigabytes(forwarding)} if switches only forward"]
-        print_lines([head, *describe_bound(found, topology), *plain])
+        print_lines([head, *describe_bound(found, topology), *plain, *([] if at is None else at.lines)])
     if none is not None:
         say_infeasible(none, found_fabric, collective, as_json, document)
         raise none

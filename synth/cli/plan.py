@@ -45,7 +45,7 @@ MethodName = Literal[
 ]
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")
+@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "numa_per_socket", "rates", "no_in_network")
 def plan(
     model: Model,
     fabric: FabricOptions,

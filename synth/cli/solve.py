@@ -6,8 +6,11 @@ Large symmetric fabrics get a schedule in implicit form, which is written, verif
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from arborcast.synth.api import Form, approach
 from arborcast.synth.cli.console import Json, Stopwatch, answer, print_json, print_lines, progress
@@ -39,10 +42,11 @@ from arborcast.synth.cli.options import (
     part_of_one,
     writable,
 )
-from arborcast.synth.errors import InfeasibleError, SolverDiedError, TimedOutError
+from arborcast.synth.errors import InfeasibleError, InputError, SolverDiedError, TimedOutError
 from arborcast.synth.methods import MethodName
 
 if TYPE_CHECKING:
+    from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.selection import Choice
 
 
@@ -60,6 +64,10 @@ def solve(
             "with --max-trees, --max-height or --tolerance of trees alone",
         ),
     ] = None,
+    prove_time: Annotated[
+        bool,
+        typer.Option("--prove-time", help="with --size: the closest limit of the time, with its proof"),
+    ] = False,
     max_trees: Annotated[
         int | None,
         number("--max-trees", "maximum number of trees (per root for allgather and reduce-scatter)"),
@@ -109,6 +117,8 @@ def solve(
     from arborcast.synth.formats.sizes import parse_size
     from arborcast.synth.request import Request
 
+    if prove_time and size is None:
+        raise InputError("--prove-time: needs --size, of which the time is")
     writable(output)
     writable(proof)
     request = Request(
@@ -149,9 +159,23 @@ def solve(
     except TimedOutError as error:
         _tell_late(error, stopwatch.seconds, output, as_json)
         raise
+    if prove_time and request.size_bytes:
+        schedule = with_time(schedule, request.size_bytes)
     solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, request.size_bytes)}
     document = {**solution, "choices": choices_document(choices)}
     answer(as_json, document, lambda: [*describe_solution(schedule, solution), *describe_choices(choices)])
+
+
+def with_time(schedule: AnySchedule, size_bytes: int) -> AnySchedule:
+    """A schedule whose bound proves a least time of a size, too.
+
+    Raises:
+        CollectiveError: flows through intervals say nothing of such a collective.
+    """
+    from arborcast.synth.bounds.layered_flows import with_least_time
+
+    proved = with_least_time(schedule.topology, schedule.collective, schedule.bound, size_bytes)
+    return replace(schedule, bound=proved)
 
 
 def _proof_files(error: InfeasibleError) -> Json:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope
+from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope, TollFlow, Tolls
 from arborcast.synth.errors import InputError, ScheduleError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Switch, Topology, Vertex
@@ -183,7 +183,39 @@ def bound_to_document(bound: Bound, topology: Topology) -> Document:
     }
     if bound.scope is not Scope.EVERY_SCHEDULE:
         document["scope"] = bound.scope.value
+    if bound.times:
+        document["times"] = [tolls_to_document(tolls, topology) for tolls in bound.times]
     return document
+
+
+def tolls_to_document(tolls: Tolls, topology: Topology) -> Document:
+    """What proves a least time, with the tolls of each link together."""
+    label = topology.label
+
+    def flow_to_document(flow: TollFlow) -> Document:
+        links: dict[int, Document] = {}
+        for index, interval, toll in flow.tolls:
+            link = topology.links[index]
+            start: Document = {"from": label(link.src), "to": label(link.dst), "intervals": [], "tolls": []}
+            entry = links.setdefault(index, start)
+            entry["intervals"].append(interval)
+            entry["tolls"].append(toll)
+        return {
+            "terminal": flow.terminal,
+            "direction": "out" if flow.outward else "in",
+            "others": list(flow.others),
+            "links": list(links.values()),
+        }
+
+    return {
+        "kind": "tolls",
+        "step_us": str(tolls.step_us),
+        "intervals": tolls.intervals,
+        "bytes": str(tolls.bytes),
+        "weight": str(tolls.weight),
+        "symmetries": [[label(vertex) for vertex in image] for image in tolls.symmetries],
+        "flows": [flow_to_document(flow) for flow in tolls.flows],
+    }
 
 
 def bound_from_document(document: object, topology: Topology, place: str) -> Bound:
@@ -245,7 +277,41 @@ def read_bound(shape: Mapping[str, Any], topology: Topology, place: str, prefix:
         known = ", ".join(repr(known.value) for known in Scope)
         raise InputError(f"{place}: {prefix}scope: must be one of {known}, got {shorten(scope)}")
     certificate = _certificate(shape["certificate"], topology, place, f"{prefix}certificate.")
-    return Bound(shape["rate"], certificate, Scope(scope))
+    times = (
+        _tolls(each, topology, f"{place}: {prefix}times[{index}]")
+        for index, each in enumerate(shape.get("times", ()))
+    )
+    return Bound(shape["rate"], certificate, Scope(scope), tuple(times))
+
+
+def _tolls(shape: Mapping[str, Any], topology: Topology, where: str) -> Tolls:
+    """The tolls of a document that has the shape; what they prove is not looked at."""
+    vertex = vertex_reader(topology.ranks, [switch.name for switch in topology.switches])
+    place = {(link.src, link.dst): index for index, link in enumerate(topology.links)}
+    flows = []
+    for number, each in enumerate(shape["flows"]):
+        tolls = []
+        for at, entry in enumerate(each["links"]):
+            here = f"{where}.flows[{number}].links[{at}]"
+            link = place.get((vertex(entry["from"], f"{here}.from"), vertex(entry["to"], f"{here}.to")))
+            if link is None:
+                got = f"{shorten(entry['from'])}->{shorten(entry['to'])}"
+                raise InputError(f"{here}: must name a link of the topology, got {got}")
+            if len(entry["intervals"]) != len(entry["tolls"]):
+                counts = f"{len(entry['intervals'])} and {len(entry['tolls'])}"
+                raise InputError(f"{here}: needs a toll for each interval, got {counts}")
+            pairs = zip(entry["intervals"], entry["tolls"], strict=True)
+            tolls += [(link, interval, toll) for interval, toll in pairs]
+        flows.append(
+            TollFlow(each["terminal"], each["direction"] == "out", tuple(each["others"]), tuple(tolls))
+        )
+    symmetries = tuple(
+        tuple(vertex(label, f"{where}.symmetries[{at}]") for label in image)
+        for at, image in enumerate(shape["symmetries"])
+    )
+    return Tolls(
+        shape["step_us"], shape["intervals"], tuple(flows), shape["weight"], symmetries, shape["bytes"]
+    )
 
 
 def _certificate(shape: Mapping[str, Any], topology: Topology, place: str, prefix: str) -> Certificate:

@@ -260,6 +260,36 @@ class DualShape(TypedDict):
 CertificateShape: TypeAlias = Annotated[CutShape | PartitionShape | DualShape, Field(discriminator="kind")]
 
 
+TolledLinkShape = TypedDict(
+    "TolledLinkShape",
+    {"from": VertexLabel, "to": VertexLabel, "intervals": list[Index], "tolls": list[Index]},
+)
+MAPPING(TolledLinkShape)
+
+
+@MAPPING
+class TollFlowShape(TypedDict):
+    """Tolls on what goes from others to a rank, or from it to others."""
+
+    terminal: Index
+    direction: Literal["in", "out"]
+    others: list[Index]
+    links: list[TolledLinkShape]
+
+
+@MAPPING
+class TollsShape(TypedDict):
+    """What proves a time: no schedule delivers more bytes in so many intervals."""
+
+    kind: Literal["tolls"]
+    step_us: AnyNumber
+    intervals: Index
+    bytes: AnyNumber
+    weight: AnyNumber
+    symmetries: list[list[VertexLabel]]
+    flows: list[TollFlowShape]
+
+
 @MAPPING
 class BoundShape(TypedDict):
     """A bound."""
@@ -267,6 +297,7 @@ class BoundShape(TypedDict):
     rate: Amount
     certificate: CertificateShape
     scope: NotRequired[str]
+    times: NotRequired[list[TollsShape]]
 
 
 @MAPPING

@@ -34,16 +34,19 @@ class Verdict:
 
 
 def check_bound(schedule: AnySchedule, rate: Fraction, errors: Errors) -> None:
-    """Recompute the bound from its certificate, and see that the rate does not exceed it."""
+    """Recompute the bound, and the times beside it, from certificates; the rate must not exceed it."""
     from arborcast.synth.certification import (  # compiled kernels come with them
         certified_rate,
         certified_scope,
+        check_tolls,
     )
 
     bound = schedule.bound
     try:
         proved = certified_rate(schedule.topology, schedule.collective, bound.certificate)
         scope = certified_scope(schedule.topology, schedule.collective, bound.certificate)
+        for tolls in bound.times:
+            check_tolls(schedule.topology, schedule.collective, bound, tolls)
     except InputError as wrong:
         errors.add(f"bound: {wrong}")
         return

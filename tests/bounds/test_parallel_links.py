@@ -129,7 +129,7 @@ def test_a_quick_link_beside_a_slow_one() -> None:
     topology = built(pair)
     collective = Collective.on(topology, "broadcast")
     limit = time_limit(topology, collective, bound(topology, collective))
-    assert limit.at(1000) == 1 + Fraction(1000, 101_000)
+    assert limit.at(1000) == 1 + Fraction(1000, 100_000)
     schedule = solve(topology, "broadcast", method="trees")
     assert schedule.rate == 101
     (quick,) = (index for index, transfer in enumerate(schedule.transfers) if not transfer.via)

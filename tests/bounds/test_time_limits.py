@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import networkx
 import pytest
@@ -17,6 +18,7 @@ from arborcast.synth.api import solve
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.time_limits import time_limit
+from arborcast.synth.certificate import Cut, Dual, Partition
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.methods import method_for
@@ -45,13 +47,26 @@ def least_us(fabric: Topology, kind: str, size: int) -> Fraction:
         ("gather", 80_000, 5 + 30),
         ("reduce-scatter", 80_000, 5 + 30),
         ("scatter", 80_000, 5 + 30),
-        ("alltoall", 800_000, 400),  # the middle link: two ranks send two quarters each over it
+        # The middle link: two ranks send two quarters each over it, and none is there in the last 5 us.
+        ("alltoall", 800_000, 5 + 400),
         ("allreduce", 8_000_000, 15 + 4_000),  # up on the links of one direction, down on the others
     ],
 )
 def test_a_chain_by_hand(kind: str, size: int, time_us: int) -> None:
     chain = topologies.load("mesh:1x4,bandwidth=2,latency=5")
     assert least_us(chain, kind, size) == time_us
+
+
+def test_links_of_a_cut_begin_one_after_the_other() -> None:
+    """0 reaches 2 over 1 GB/s in 1 us and over 3 GB/s by way of 1 in 5: 1 us more, or 7."""
+    links = [(0, 2, 1, 1), (0, 1, 9, 2), (1, 2, 3, 3), (2, 0, 9, 0), (1, 0, 9, 0), (2, 1, 9, 9)]
+    fabric = Topology.build("bent", 3, [Link(a, b, Fraction(rate), Fraction(us)) for a, b, rate, us in links])
+    collective = Collective.on(fabric, "broadcast")
+    limit = bound(fabric, collective)
+    assert limit.rate == 4
+    window = time_limit(fabric, collective, limit).window
+    assert min(line.at(2_000) for line in window) == 1 + 2  # in which 3 GB/s have not begun
+    assert min(line.at(16_000) for line in window) == 8  # 7 us of 1 GB/s and 3 us of 3
 
 
 def recomputed_us(fabric: Topology, collective: Collective, size: int) -> Fraction:
@@ -71,7 +86,7 @@ def recomputed_us(fabric: Topology, collective: Collective, size: int) -> Fracti
         pairs = [(u, v) for u, v in pairs if u == root]
     if kind in {Kind.REDUCE, Kind.GATHER}:
         pairs = [(u, v) for u, v in pairs if v == root]
-    times = [size / bound(fabric, collective).rate / 1000]
+    times = [window_us(fabric, collective, far, size)]
     for u, v in pairs:
         arriving = [far[w][v] for w, x in pairs if x == v]
         leaving = [far[u][x] for w, x in pairs if w == u]
@@ -86,6 +101,43 @@ def recomputed_us(fabric: Topology, collective: Collective, size: int) -> Fracti
         )
         times += [at_least + blocks_in * part / into[v] / 1000, at_least + blocks_out * part / out[u] / 1000]
     return max(times)
+
+
+def window_us(fabric: Topology, collective: Collective, far: Any, size: int) -> Fraction:
+    """When the lengths of the rate's certificate are paid for, each link added as its window begins."""
+    found = bound(fabric, collective).certificate
+    everyone = set(collective.ranks)
+    sources = {collective.root} if collective.kind in {Kind.BROADCAST, Kind.SCATTER} else everyone
+    targets = {collective.root} if collective.kind in {Kind.REDUCE, Kind.GATHER} else everyone
+    if collective.root in sources and len(sources) == 1:
+        targets = everyone - sources
+    if collective.root in targets and len(targets) == 1:
+        sources = everyone - targets
+    links = list(fabric.links)
+    match found:
+        case Cut(side, capacity):
+            lengths = [int(link.src in side and link.dst not in side) for link in links]
+            sources, targets = sources & side, targets - side
+        case Partition(blocks, capacity):
+            lengths = [int(not any({link.src, link.dst} <= block for block in blocks)) for link in links]
+            capacity *= 2
+        case Dual(lengths, capacity, _):
+            pass
+    starts = {
+        link: min(far[rank].get(link.src, 10**9) for rank in sources)
+        + link.latency_us
+        + min(far[link.dst].get(rank, 10**9) for rank in targets)
+        for link in links
+    }
+    left = size * capacity / bound(fabric, collective).rate
+    now, rate = Fraction(0), Fraction(0)
+    for link, length in sorted(zip(links, lengths, strict=True), key=lambda pair: starts[pair[0]]):
+        if length:
+            if rate and now + left / rate <= starts[link]:
+                break
+            left -= (starts[link] - now) * rate
+            now, rate = starts[link], rate + 1000 * length * link.bandwidth
+    return now + left / rate
 
 
 @st.composite

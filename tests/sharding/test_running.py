@@ -10,32 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from arborcast import pipeline, topologies  # noqa: E402
-from arborcast.pipeline.meshes import Mesh  # noqa: E402
-from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.model.traced.operator_reader import operator_trace  # noqa: E402
-from arborcast.pipeline.run.failures import TrainingError  # noqa: E402
-from arborcast.pipeline.run.prepared_layers import local  # noqa: E402
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices  # noqa: E402
-from arborcast.pipeline.sharding.graph import Graph, merged  # noqa: E402
-from arborcast.pipeline.sharding.layouts import LAYOUTS  # noqa: E402
-from arborcast.pipeline.sharding.plan_strategies import stage_sharding  # noqa: E402
-from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
-from arborcast.pipeline.sharding.sharding_program import shard  # noqa: E402
-from arborcast.pipeline.sharding.strategies import Strategy, strategies  # noqa: E402
-from arborcast.pipeline.stages import Plan, Stage  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.sharding.examples import UNIT  # noqa: E402
-from tests.sharding.test_operators import Block  # noqa: E402
-from tests.support.commands import Command  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast import pipeline, topologies
+from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.model.traced import Traced, trace
+from arborcast.pipeline.model.traced.operator_reader import operator_trace
+from arborcast.pipeline.run.failures import TrainingError
+from arborcast.pipeline.run.prepared_layers import local
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.graph import Graph, merged
+from arborcast.pipeline.sharding.layouts import LAYOUTS
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.sharding_program import shard
+from arborcast.pipeline.sharding.strategies import Strategy, strategies
+from arborcast.pipeline.stages import Plan, Stage
+from arborcast.synth.errors import InputError
+from tests.sharding.examples import UNIT
+from tests.sharding.test_operators import Block
+from tests.support.commands import Command
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor", "torch.export._trace")
 STEPS = 3

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.sharding.plan_strategies import stage_sharding, strategies_of
 from arborcast.pipeline.sharding.sharding_program import shard
@@ -74,9 +75,13 @@ def test_a_plan_gives_back_its_strategies_and_is_refused_for_others():
     for missing in whole:
         with pytest.raises(PlanError, match=f"{missing} must be given where operators are divided"):
             Plan([stage], 2, **(whole | {missing: None}))
-    for other, got in (({"order": "gpipe"}, "gpipe, keep"), ({"recompute": True}, "1f1b, recompute")):
-        with pytest.raises(PlanError, match=f"must keep all results in order 1f1b .* got order {got}"):
-            Plan([stage], 2, **whole, **other)
+    for order in ("gpipe", "pe", "zb-h1"):
+        assert Plan([stage], 2, order, **whole).is_divided
+    with pytest.raises(PlanError, match=r"every stage on ranks of its own .* 2 stages on 1 groups .* zb-v"):
+        Plan([stage, replace(stage, start=1, end=2)], 2, "zb-v", **whole)
+    parts = (Segment(0, 1, Treatment.RECOMPUTE), Segment(1, 2, Treatment.KEEP))
+    with pytest.raises(PlanError, match=r"results of all its layers alike, .* got recompute 1, keep 1"):
+        Plan([replace(stage, end=2, segments=parts)], 2, **whole)
     with pytest.raises(PlanError, match=r"stage 1 must have a mesh of its ranks \[2\], .* got none"):
         Plan([stage, (1, 2, [2])], 2, topology=ring(3), batch=2)
     with pytest.raises(PlanError, match=r"stage 0 must have a mesh of its ranks \[1, 0\], .* ranks \[0, 1\]"):

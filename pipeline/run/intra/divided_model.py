@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from arborcast.backends.tensors.torch_compat import forget_meshes
 from arborcast.pipeline.costs.devices import device_named
 from arborcast.pipeline.meshes import Axes, Mesh
+from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.assignment import Assignment
@@ -140,6 +141,10 @@ class DividedOperators(LocalStage):
     def begin(self, batch: Batch) -> None:
         """As `LocalStage.begin`."""
         self._stage.begin([batch.inputs_of(m, (0, size)) for m, size in enumerate(batch.sizes)])
+
+    def split(self) -> SplitBackward:
+        """As `LocalStage.split`: passes read parts of parameters, of which some are gathered."""
+        return SplitBackward((), self._stage.leaves)
 
     def loss_of(self, output: Any, labels: Any) -> Tensor:
         """As `LocalStage.loss_of`: the mean of those of equal microbatches is that of the batch."""

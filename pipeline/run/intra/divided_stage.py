@@ -54,6 +54,7 @@ class HeldParameter:
         parameter: as the optimizer has it.
         values: it and its views, by name, this rank's stored parts; until the next update.
         leaves: what passes read, where gradients add up.
+        anchors: numbers that stand in passes for what is gathered for each of them, whose gradients go home.
         gradient: of this rank's part of the update, what has come home so far.
     """
 
@@ -63,6 +64,7 @@ class HeldParameter:
     parameter: nn.Parameter
     values: dict[str, Tensor] = field(default_factory=dict)
     leaves: dict[Reading, Tensor] = field(default_factory=dict)
+    anchors: dict[Reading, Tensor] = field(default_factory=dict)
     gradient: Tensor | None = None
 
 
@@ -245,6 +247,12 @@ class DividedStage:
                 assert way is not None, "links allowed it"
                 part = self._collectives.follow(part, held.update, way.path)
             held.values = self._views(held.operator, held.stored, part)
+
+    def leaves(self) -> Iterator[Tensor]:
+        """What stands for parameters in the graphs of passes."""
+        for held in self._held.values():
+            yield from held.leaves.values()
+            yield from held.anchors.values()
 
     @property
     def parameters(self) -> dict[str, HeldParameter]:
