@@ -53,7 +53,8 @@ def main() -> int:
 
     traced = pipeline.trace(network(), (inputs, following), loss_fn)
     count = arguments.microbatches
-    plan = pipeline.shard_in_stages(traced, topology, "v100", batch=BATCH, microbatches=count).plan
+    choice = pipeline.shard_in_stages(traced, topology, "v100", batch=BATCH, microbatches=count)
+    plan = choice.plan_by(choice.best, divided=True)  # also where replicas would do
     trainer = pipeline.Trainer(traced, plan, None, sgd)
     losses = []
     for _ in range(STEPS):

@@ -237,6 +237,25 @@ class Profile:
 
         return tuple(tie for tie in self.ties if stage(tie.layers[0]) != stage(tie.layers[-1]))
 
+    def as_one_layer(self) -> Profile:
+        """The whole model as one layer."""
+        times = ("forward_us", "backward_us", "forward_fixed_us", "backward_fixed_us")
+        sums = {name: sum(getattr(it, name) for it in self.layers) for name in times}
+        whole = Layer(
+            name=self.model or "model",
+            **sums,
+            output_bytes=self.layers[-1].output_bytes,
+            saved_bytes=int(self.saved_bytes(0, self.depth, self.samples)),
+            parameter_bytes=self.parameter_bytes(0, self.depth),
+            gradient_bytes=self.gradient_bytes(0, self.depth),
+            optimizer_bytes=self.optimizer_bytes(0, self.depth),
+            weights_us=self.weights_us(0, self.depth, self.samples),
+            working_bytes=self.working_bytes(0, self.depth, self.samples),
+            update_bytes=self.update_bytes(0, self.depth),
+            update_us=self.update_us([(0, self.depth)]),
+        )
+        return Profile(self.model, self.samples, (whole,), (), self.source)
+
     def prefix(self, field: str) -> list[float]:
         """Sums of a field over the first 0, 1, ... layers: for programs that ask for many ranges."""
         return list(accumulate((getattr(layer, field) for layer in self.layers), initial=0))

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from arborcast.pipeline.meshes import Mesh
     from arborcast.pipeline.model.traced.model import Traced
     from arborcast.pipeline.sharding.graph import Graph
-    from arborcast.pipeline.sharding.setting import Setting
     from arborcast.pipeline.sharding.sharding_program import Sharding
     from arborcast.pipeline.stages import Plan
     from arborcast.synth.groups import GroupSchedules
@@ -236,18 +235,22 @@ def plans(case: Case, topology: Topology) -> list[LayoutPlan]:
 
 
 def _in_stages(case: Case, topology: Topology) -> list[LayoutPlan]:
+    from torch.optim import Adam
+
+    from arborcast.pipeline.costs.analytic import analyse
     from arborcast.pipeline.planning.sharded_planning import choose_both
 
-    choice = choose_both(graph_of(case), topology, _CORE, microbatches=case.microbatches)
+    profile = analyse(_made(case)[0], None, _CORE, optimizer=Adam)
+    choice = choose_both(graph_of(case), topology, _CORE, profile, microbatches=case.microbatches)
     found = []
     for layout, name in STAGED.items():
-        plan, priced = choice.plan_by(name), choice.ways[name].scheduled
-        assert priced is not None, "it has a plan"
+        plan, way = choice.plan_by(name, divided=True), choice.ways[name]
+        assert way.scheduled is not None and way.prediction is not None, "it has a plan"
         groups: tuple[GroupSchedules, ...] = ()
         if len(plan.stages) == 1:
-            stage, sharding = plan.stages[0], priced.stages[0].priced.sharding
+            stage, sharding = plan.stages[0], way.scheduled.stages[0].priced.sharding
             groups = _groups(sharding, topology, stage.mesh)
-        found.append(LayoutPlan(layout, plan, priced.step_ps() / 1e6, groups))
+        found.append(LayoutPlan(layout, plan, way.prediction.time_us, groups))
     return found
 
 
@@ -307,6 +310,7 @@ def predicted(
     """
     from arborcast.pipeline.meshes import Mesh
     from arborcast.pipeline.planning.sharded_planning import priced_plan
+    from arborcast.pipeline.sharding.evaluation import updates_ps
     from arborcast.pipeline.sharding.fabric_prices import FabricPrices
     from arborcast.pipeline.sharding.setting import Setting
     from arborcast.pipeline.sharding.sharding_program import shard
@@ -317,23 +321,12 @@ def predicted(
         sharding, setting = stage.priced.sharding, stage.priced.setting
         cost, count = sharding.cost, joint.microbatches
         moved = count * (cost.communication_ps + stage.crossing_ps) + cost.step_ps
-        collectives_us = (moved - _updates(sharding, setting)) / 1e6
+        collectives_us = (moved - updates_ps(sharding.graph, sharding.chosen, setting)) / 1e6
         parts.append(
             (serial_us * cost.compute_ps / whole.compute_ps, collectives_us, besides_us[stage.ranks[0]])
         )
     longest = max(parts, key=sum)
     return joint.step_ps([round(sum(it) * 1e6) for it in parts]) / 1e6, *longest[:2]
-
-
-def _updates(sharding: Sharding, setting: Setting) -> int:
-    """Picoseconds of updates, which are in the serial step too."""
-    from arborcast.pipeline.sharding.specs import local_bytes
-
-    return sum(
-        setting.update_ps(local_bytes(it.given.size_bytes, way.update, setting.sizes))
-        for it, way in zip(sharding.graph.operators, sharding.chosen, strict=True)
-        if way is not None and way.update is not None and it.given is not None
-    )
 
 
 def _serial_s(case: Case, runs: int = 5) -> float:

@@ -64,6 +64,7 @@ def analyse(
     Args:
         model: any module, on any device, "meta" included; one that is not `Layered` is traced first.
         example: the model's inputs, of which only shapes and types matter; with `loss_fn`, (inputs, targets).
+            None for those that a model was traced with, and its loss.
         device: its rates.
         loss_fn: called with the model's output and the targets; its cost goes to the last layer.
         optimizer: makes the optimizer of a list of parameters, for the bytes of its state and what

@@ -180,7 +180,7 @@ def begin(
     Args:
         name: of the profile; None for the class of the model.
         model: to be walked through.
-        example: inputs, or with a loss (inputs, targets).
+        example: inputs, or with a loss (inputs, targets); None for those that the model was traced with.
         loss_fn: None for no loss.
         at: take only the first so many samples.
         fixed: whether to measure with half the samples too.
@@ -190,6 +190,8 @@ def begin(
         PartitionError: tracing fails.
     """
     name = name or _name_of(model)
+    if example is None and hasattr(model, "crossing"):
+        return _walk_of_traced(name or _name_of(model), model, fixed)
     given, wanted = example, None
     targets: tuple[Tensor, ...] = ()
     if loss_fn is not None or getattr(getattr(model, "arguments", None), "targets", None) is not None:
@@ -223,6 +225,19 @@ def begin(
         targets = first_samples(targets, (0,), at, samples)
         samples = at
     return Walk(name, layered, inputs, targets, loss_fn, samples, samples // 2 if fixed else 0)
+
+
+def _walk_of_traced(name: str, model: Any, fixed: bool) -> Walk:
+    """Of a traced model with tensors like those of its example, on "meta"; with the loss that it has."""
+    inputs = tuple(
+        torch.empty(it.shape, dtype=getattr(torch, it.dtype.removeprefix("torch.")), device="meta")
+        for it in model.crossing(0)
+    )
+    has_loss = bool(model.losses)
+    targets = tuple(inputs[index] for index in model.labels) if has_loss else ()
+    samples = model.training.captured.example
+    loss = _own_loss(model) if has_loss else None
+    return Walk(name, model, inputs, targets, loss, samples, samples // 2 if fixed else 0)
 
 
 def _of_named(loss_fn: LossFunction, structure: Structure) -> LossFunction:

@@ -87,19 +87,19 @@ def _draw_stages(axes: Axes, found: ShardedChoice, order: list[int], lines: list
 
 
 def _draw_ways(axes: Axes, found: ShardedChoice) -> None:
-    ways = {name: way.scheduled for name, way in found.ways.items()}
-    axis = axis_of(max(it.step_ps() for it in ways.values() if it is not None) / 1e6)
-    for row, (name, plan) in enumerate(ways.items()):
-        if plan is None:
+    steps = [it.prediction.time_us for it in found.ways.values() if it.prediction is not None]
+    axis = axis_of(max(steps))
+    for row, (name, way) in enumerate(found.ways.items()):
+        if way.prediction is None:
             axes.text(0, row, " none", va="center", fontsize=8, color=QUIET)
             continue
-        time = plan.step_ps() / 1e6 / axis.unit_us
+        time = way.prediction.time_us / axis.unit_us
         colour = PALETTE[0] if name == found.best else PALETTE[6]
         axes.barh(row, time, 0.62, color=colour, zorder=3)
-        held = readable(max(it.priced.memory_bytes for it in plan.stages))
+        held = readable(way.memory_bytes)
         axes.text(time, row, f" {time:.4g} {axis.unit}, a rank holds {held}", va="center", fontsize=8)
-    axes.set_yticks(range(len(ways)), list(ways), fontsize=8)
-    axes.set_ylim(len(ways) - 0.4, -0.6)
+    axes.set_yticks(range(len(found.ways)), list(found.ways), fontsize=8)
+    axes.set_ylim(len(found.ways) - 0.4, -0.6)
     axes.margins(x=0.25)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -117,7 +117,8 @@ def _lines(found: ShardedChoice, stage: JointStage) -> list[str]:
     }
     heavy = [number for number in range(len(graph.operators)) if flops[number] and count[number]]
     mesh = "x".join(map(str, stage.priced.setting.sizes)) or "1"
-    head = f"mesh {mesh}, {readable(stage.priced.memory_bytes)}"
+    memory = found.prediction.memory[found.joint.stages.index(stage)].total
+    head = f"mesh {mesh}, {readable(memory)}"
     if not stage.priced.setting.sizes:
         return [head]  # nothing is divided
     return [head, *(_said(graph, stage, it, count[it]) for it in heavy if graph.classes[it] == it)]

@@ -7,5 +7,5 @@ the simulator decides. `plan_prediction` tells a plan's time and bound; `alterna
 `hetpipe`, `rannc`, `spp`) has the published ways beside it, `asynchronous` what cannot be run;
 `plan_comparison` is the one call from a model (`costing`) to all of them; `formats` reads and writes
 profiles and plans. Of stages that are divided over meshes (`pipeline.sharding`), `interop_search` finds the
-best, and `sharded_planning` sets the other ways beside them.
+best, `sharded_planning` sets the other ways beside them, `divided_prediction` tells their time and memory.
 """

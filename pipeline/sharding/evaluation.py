@@ -14,7 +14,7 @@ from arborcast.pipeline.meshes import Axes, Spec
 from arborcast.pipeline.sharding.fabric_prices import CollectivePrices
 from arborcast.pipeline.sharding.graph import Graph, Tensor
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import spec_of
+from arborcast.pipeline.sharding.specs import local_bytes, spec_of
 from arborcast.pipeline.sharding.strategies import (
     CollectiveRuns,
     ReadLayout,
@@ -176,6 +176,15 @@ def calls(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> 
                 count[0] += way.per_microbatch
                 count[1] += way.per_step
     return tuple(CollectiveCall(*key, *counted[key]) for key in sorted(counted))
+
+
+def updates_ps(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> int:
+    """What the updates of a rank's parameters take, of a step."""
+    return sum(
+        setting.update_ps(local_bytes(it.given.size_bytes, way.update, setting.sizes))
+        for it, way in zip(graph.operators, chosen, strict=True)
+        if way is not None and way.update is not None and it.given is not None and it.given.is_trained
+    )
 
 
 def repriced(

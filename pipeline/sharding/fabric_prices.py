@@ -58,13 +58,13 @@ class FabricPrices:
         mesh: the mesh.
         by_schedule: whether a collective takes what its schedule takes when simulated, at sizes of powers of
             four and linear between; otherwise what its bytes take at the exact rate.
-        collective_us: that each one costs besides (software).
+        collective_us: that each one costs besides (software), per rank of a group.
     """
 
     topology: Topology
     mesh: Mesh
     by_schedule: bool = False
-    collective_us: Fraction = Fraction(0)
+    collective_us: float = 0.0
     _rates: dict[_Key, Fraction] = field(default_factory=dict, repr=False, compare=False)
     _schedules: dict[_Key, AnySchedule | GroupSchedules] = field(
         default_factory=dict, repr=False, compare=False
@@ -79,7 +79,7 @@ class FabricPrices:
             return None
         if not size_bytes:
             return 0
-        fixed = math.ceil(self.collective_us * 10**6)
+        fixed = math.ceil(self.mesh.size(axes) * self.collective_us * 10**6)
         if not self.by_schedule:
             return fixed + math.ceil(size_bytes * PS_PER_NS / rate)
         power = (size_bytes.bit_length() - 1) // 2 * 2

@@ -55,6 +55,7 @@ class StagePrices:
         layout: restricts the strategies; None for all.
         axes: of a mesh at most.
         deadline_s: for each program.
+        collective_us: as of `FabricPrices`.
     """
 
     sliced: Sliced
@@ -66,6 +67,7 @@ class StagePrices:
     layout: Layout | None = None
     axes: int = 2
     deadline_s: float | None = None
+    collective_us: float = 0.0
     programs: int = field(default=0, init=False)
     _settings: dict[Hashable, tuple[Setting, ...]] = field(default_factory=dict, repr=False)
     _fragments: dict[tuple[int, ...], tuple[Setting, ...]] = field(
@@ -198,7 +200,7 @@ class StagePrices:
 
     def _made(self, fragment: Topology) -> tuple[Setting, ...]:
         found: list[Setting] = []
-        prices = FabricPrices(fragment, Mesh((), (0,)))
+        prices = FabricPrices(fragment, Mesh((), (0,)), collective_us=self.collective_us)
         for mesh in meshes(range(fragment.ranks)):
             prices = replace(prices, mesh=mesh)
             found.append(Setting(prices, self.device, self.microbatches, 1, self.optimizer_ratio))

@@ -66,6 +66,8 @@ def check_fit(plan: Plan, profile: Profile, network: LinkCosts) -> None:
     Raises:
         PlanError: it is not.
     """
+    if plan.is_divided:
+        raise PlanError("plan: divides operators, of which a profile of layers alone does not say the costs")
     if plan.depth != profile.depth:
         raise PlanError(
             f"plan: must hold the {profile.depth} layers of profile {profile.model}, got {plan.depth}"

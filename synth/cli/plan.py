@@ -201,16 +201,15 @@ class _Inside:
 
 
 def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) -> None:
-    from arborcast.pipeline import zoo
+    from arborcast.pipeline import shard_in_stages, trace, zoo
     from arborcast.pipeline.pictures.sharded_picture import draw_sharded
     from arborcast.pipeline.planning.costing import device_for
     from arborcast.pipeline.planning.formats import write_plan
+    from arborcast.pipeline.zoo.catalog import CATALOG
     from arborcast.synth.cli.plan_inside import (
         choice_document,
-        choose_inside,
         describe_choice,
         given_plan,
-        traced_operators,
     )
     from arborcast.synth.formats.sizes import parse_size
 
@@ -236,18 +235,19 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
             raise InputError(
                 f"model {model}: with --intra must be one of {', '.join(zoo.NAMES)}, or FILE.py:FUNCTION"
             )
-        by_layer = plan is None or plan.depth > 1
-        graph = traced_operators(
-            Path(model).name, made, batch=batch, microbatches=microbatches, by_layer=by_layer
-        )
-        found = choose_inside(
-            graph,
-            machine,
-            device=named,
+        network, example, loss = made
+        traced = trace(network, example, loss, evaluation=False)
+        found = shard_in_stages(
+            traced,
+            machine.topology,
+            named,
+            batch=traced.training.captured.example if batch is None else batch,
             microbatches=microbatches,
             memory_bytes=None if asked.memory is None else parse_size(asked.memory),
             stages=asked.stages,
             given=plan,
+            optimizer=CATALOG[model].optimizer if model in zoo.NAMES else None,
+            name=Path(model).name,
         )
     document = choice_document(found, named, watch.seconds)
     if asked.output is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.cli.console import table
+from arborcast.synth.cli.plan_description import figures
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,37 +17,9 @@ if TYPE_CHECKING:
     from arborcast.pipeline.planning.sharded_planning import ShardedChoice, TrainingCandidate
     from arborcast.pipeline.sharding.graph import Graph
     from arborcast.pipeline.stages import Plan
-    from arborcast.topologies.machine import Machine
 
 US = 1e6
 """Picoseconds."""
-
-
-def traced_operators(
-    name: str, model: tuple[Any, Any, Any], *, batch: int | None, microbatches: int, by_layer: bool = True
-) -> Graph:
-    """The operators of a model, for the samples of a microbatch.
-
-    Args:
-        name: of the model.
-        model: a module, its example and its loss or None.
-        batch: samples of a step; None for those of the example.
-        microbatches: that they are divided into.
-        by_layer: whether they bear their layers; otherwise all are of one, as in plans of `shard_model`.
-
-    Raises:
-        InputError: the batch does not split into microbatches, or the model cannot be traced.
-    """
-    from arborcast.pipeline import trace
-    from arborcast.pipeline.model.traced.operator_reader import operator_trace
-    from arborcast.pipeline.sharding.graph import merged
-
-    made, example, loss = model
-    traced = trace(made, example, loss, evaluation=False)
-    samples = traced.training.captured.example if batch is None else batch
-    if samples % microbatches:
-        raise InputError(f"batch of {samples} samples: must split into {microbatches} equal microbatches")
-    return replace(merged(operator_trace(traced, samples // microbatches, by_layer=by_layer)), name=name)
 
 
 def given_plan(file: Path, batch: int | None, microbatches: int | None, stages: int | None) -> Plan:
@@ -65,7 +37,7 @@ def given_plan(file: Path, batch: int | None, microbatches: int | None, stages: 
     from arborcast.pipeline.planning.formats import read_plan
 
     plan = read_plan(file)
-    options = {"--batch": (batch, plan.batch), "--microbatches": (microbatches, plan.microbatches)}
+    options = {"--batch": (batch, plan.batch or batch), "--microbatches": (microbatches, plan.microbatches)}
     for name, (asked, held) in options.items():
         if asked not in (None, held):
             raise InputError(f"{name}: must be {held} as in the plan {file}, got {asked}")
@@ -74,48 +46,9 @@ def given_plan(file: Path, batch: int | None, microbatches: int | None, stages: 
     return plan
 
 
-def choose_inside(
-    graph: Graph,
-    machine: Machine,
-    *,
-    device: DeviceRates,
-    microbatches: int,
-    memory_bytes: int | None,
-    stages: int | None,
-    given: Plan | None,
-) -> ShardedChoice:
-    """The best plan of both levels, or what a given one takes.
-
-    Args:
-        graph: the operators with their layers.
-        machine: the fabric.
-        device: that its ranks are taken for.
-        microbatches: of a step.
-        memory_bytes: of each rank; None for the device's.
-        stages: at most; None for no limit.
-        given: a plan to price instead; None to find one.
-
-    Raises:
-        InputError: nothing fits, or the given plan is for another model, topology, batch or mesh.
-    """
-    from arborcast.pipeline.planning.sharded_planning import choose_both, given_choice
-
-    limit = device.memory_bytes if memory_bytes is None else memory_bytes
-    if given is not None:
-        return given_choice(given, graph, machine.topology, device, memory_bytes=limit)
-    return choose_both(
-        graph,
-        machine.topology,
-        device,
-        microbatches=microbatches,
-        memory_bytes=limit,
-        stages=stages,
-    )
-
-
 def choice_document(found: ShardedChoice, device: DeviceRates, seconds: float) -> dict[str, Any]:
     """The keys that `--json` prints."""
-    plan = found.joint
+    plan, predicted = found.joint, found.prediction
     at_rates = found.ways[found.best].at_rates
     return {
         "model": found.sliced.graph.name,
@@ -124,10 +57,10 @@ def choice_document(found: ShardedChoice, device: DeviceRates, seconds: float) -
         "batch": found.sliced.graph.samples * found.microbatches,
         "microbatches": found.microbatches,
         "best": found.best,
-        "time_us": plan.step_ps() / US,
+        **figures(predicted),
         "time_at_rates_us": None if at_rates is None else at_rates.step_ps() / US,
         "bound_at_rates_us": None if found.bound_ps is None else found.bound_ps / US,
-        "memory_bytes": max(it.priced.memory_bytes for it in plan.stages),
+        "memory_bytes": found.ways[found.best].memory_bytes,
         "whole_operators": list(found.sliced.graph.unknown),
         "ways": {name: _way(it) for name, it in found.ways.items()},
         "stages": [_stage(found, plan, number) for number in range(len(plan.stages))],
@@ -137,12 +70,13 @@ def choice_document(found: ShardedChoice, device: DeviceRates, seconds: float) -
 
 
 def _way(way: TrainingCandidate) -> dict[str, Any]:
-    if way.scheduled is None:
+    if way.scheduled is None or way.prediction is None:
         return {"why": way.why_not}
     return {
-        "time_us": way.scheduled.step_ps() / US,
+        "time_us": way.prediction.time_us,
         "time_at_rates_us": None if way.at_rates is None else way.at_rates.step_ps() / US,
-        "memory_bytes": max(it.priced.memory_bytes for it in way.scheduled.stages),
+        "memory_bytes": way.memory_bytes,
+        "bubble": way.prediction.bubble,
         "stages": [
             {"layers": [it.start, it.end], "ranks": list(it.ranks), "mesh": list(it.priced.setting.sizes)}
             for it in way.scheduled.stages
@@ -155,13 +89,19 @@ def _stage(found: ShardedChoice, plan: JointPlan, number: int) -> dict[str, Any]
 
     stage = plan.stages[number]
     graph, setting = found.sliced.stage(stage.start, stage.end), stage.priced.setting
+    predicted = found.prediction
+    waited_us = sum(
+        it.end_us - it.start_us
+        for it in predicted.timeline.intervals
+        if it.kind == "waiting" and it.rank == stage.ranks[0]
+    )
     return {
         "layers": [stage.start, stage.end],
         "ranks": list(stage.ranks),
         "mesh": list(setting.sizes),
-        "time_us": stage.total_ps(plan.microbatches) / US,
+        "time_us": predicted.time_us - waited_us,
         "crossing_us": stage.crossing_ps * plan.microbatches / US,
-        "memory_bytes": stage.priced.memory_bytes,
+        "memory_bytes": predicted.memory[number].total,
         "operators": list(_operators(graph, stage)),
         "collectives": [
             {
@@ -234,7 +174,7 @@ def describe_choice(document: Mapping[str, Any]) -> list[str]:
             "",
             f"stage {number}: {_range(stage['layers'])} on ranks {ranks} as mesh {_mesh(stage['mesh'])}, "
             f"a rank holds {readable(stage['memory_bytes'])}",
-            f"of a step {_ms(stage['time_us'])}, {_ms(stage['crossing_us'])} of it messages behind it",
+            f"busy {_ms(stage['time_us'])} of a step; messages behind it take {_ms(stage['crossing_us'])}",
             *table(
                 ("operator", "name", "times", "reads", "makes", "updated"),
                 [

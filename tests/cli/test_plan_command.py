@@ -303,7 +303,11 @@ def test_a_plan_of_shard_model_is_given(command: Command, tmp_path: Path) -> Non
     write_sharded_plan(found.plan, file)
     asked = "plan", f"{tmp_path}/{name}", "ring:2", "--device", "v100", "--intra", "--json"
     told = command(*asked, "--given", str(file)).document
-    assert told["time_us"] == found.sharding.total_ps / 10**6
+    again = pipeline.shard_in_stages(
+        traced, ring, "v100", batch=4, microbatches=2, given=found.plan, name=name
+    )
+    assert told["time_us"] == again.prediction.time_us
+    assert again.joint.step_ps() == found.sharding.total_ps
     assert told["whole_operators"] == ["renorm"]
 
 

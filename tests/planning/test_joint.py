@@ -30,7 +30,7 @@ from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.simulation.synchronisation import sum_us
 from arborcast.pipeline.stages import Plan, boundary_messages
 from arborcast.synth.topology import Link, Topology
-from tests.sharding.examples import UNIT, Writer, ring
+from tests.sharding.examples import UNIT, Writer, profile_of, ring
 
 
 @dataclass
@@ -227,7 +227,7 @@ def test_counts_below_one_are_refused(counts, said):
     it = Writer()
     it.softmax("s", it.linear("a", it.input("x", 8, 8), it.weight("w", 8, 8)))
     with pytest.raises(PlanError, match=said):
-        choose_both(it.graph(), ring(2), UNIT, **counts)
+        choose_both(it.graph(), ring(2), UNIT, profile_of(it.graph()), **counts)
 
 
 def test_of_equal_orders_ranks_ascend():
@@ -235,5 +235,5 @@ def test_of_equal_orders_ranks_ascend():
     assert device_order(torus) == (0, 1, 3, 2)
     it = Writer()
     it.linear("a", it.input("x", 512, 64), it.weight("w", 64, 64))
-    found = choose_both(it.graph(), torus, UNIT, stages=1)
+    found = choose_both(it.graph(), torus, UNIT, profile_of(it.graph()), stages=1)
     assert found.plan.stages[0].ranks == (0, 1, 2, 3)

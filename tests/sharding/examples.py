@@ -8,9 +8,11 @@ from fractions import Fraction
 from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive
+from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.synth.topology import Link, Topology
 
 UNIT = DeviceRates("unit", {"float32": 1e12}, 1000, 2**40, efficiency=1, memory_efficiency=1, launch_us=0)
@@ -134,3 +136,19 @@ def mlp(batch: int, width: int, inner: int) -> Graph:
     up = it.gelu("gelu", it.linear("up", x, it.weight("w1", inner, width)))
     it.softmax("softmax", it.linear("down", up, it.weight("w2", width, inner)))
     return it.graph()
+
+
+def profile_of(graph: Graph, ranks: int = 1) -> Profile:
+    """Layers that take 30 us, with the bytes that operators say and Adam's state."""
+    sliced, layers = Sliced(graph, ranks), []
+    for number in range(sliced.depth):
+        own = sliced.stage(number, number + 1).operators
+        weights = sum(it.given.size_bytes for it in own if it.given is not None and it.given.is_parameter)
+        crossing = sum(it.size_bytes for it in sliced.crossing(number + 1))
+        kept = sum(it.size_bytes for operator in own for it in operator.kept)
+        layers.append(
+            Layer(f"layer{number}", 10, 20, crossing, kept, weights, weights, 2 * weights, update_us=5)
+        )
+    names = {operator.name: operator.result.size_bytes for operator in graph.operators}
+    ties = tuple(Tie(name, names[name], users) for name, users in sliced.shared.items())
+    return Profile(graph.name, graph.samples, tuple(layers), ties)

@@ -1,0 +1,145 @@
+"""A step of a plan whose operators are divided, priced as every other plan's.
+
+Ranks of a stage do the same at the same time. So to the simulator such a plan is one of replicas over a
+profile of its stages: each is one layer, which takes what the division makes of the costs of its layers. The
+profile says what they cost where samples are divided evenly, operators by how much that changes: times in the
+ratio of theirs, bytes in the ratio of what a rank holds, and collectives besides, by their schedules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from arborcast.pipeline.costs.link_costs import LinkCosts
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.planning.interop_search import ORDER, JointPlan, JointStage
+from arborcast.pipeline.planning.memory_need import MemoryNeed, peak_in_flight, range_memory
+from arborcast.pipeline.planning.plan_prediction import Prediction, predict
+from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.sharding.evaluation import cost_of, updates_ps
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.pipeline.sharding.specs import local_bytes
+from arborcast.pipeline.sharding.strategies import Strategy, strategies
+from arborcast.pipeline.stages import Plan
+
+PS = 10**6
+"""Of a microsecond."""
+
+
+def predict_divided(joint: JointPlan, sliced: Sliced, profile: Profile, network: LinkCosts) -> Prediction:
+    """A step of a plan of both levels.
+
+    Args:
+        joint: the plan, its collectives priced by their schedules.
+        sliced: the model, with the samples of a microbatch.
+        profile: of the same model with the same layers.
+        network: of messages between stages and of shared parameters.
+
+    Raises:
+        PlanError: the profile has other layers.
+    """
+    if profile.depth != sliced.depth:
+        raise PlanError(f"profile {profile.model}: must have {sliced.depth} layers, got {profile.depth}")
+    layers = [_as_layer(it, joint.microbatches, sliced, profile) for it in joint.stages]
+    starts = [it.start for it in joint.stages]
+    users = (
+        (tie, sorted({sum(at >= start for start in starts) - 1 for at in tie.layers})) for tie in profile.ties
+    )
+    ties = tuple(Tie(tie.name, tie.size_bytes, tuple(stages)) for tie, stages in users if len(stages) > 1)
+    # Counted in parts of samples, of which every mesh has whole ones.
+    parts, batch = sliced.ranks, sliced.graph.samples * joint.microbatches
+    costs = Profile(profile.model, sliced.graph.samples * parts, tuple(layers), ties, profile.source)
+    stages = [(number, number + 1, it.ranks) for number, it in enumerate(joint.stages)]
+    found = predict(Plan(stages, joint.microbatches, ORDER), costs, network, batch=batch * parts)
+    memory = tuple(_memory(joint, number, sliced, profile) for number in range(len(joint.stages)))
+    return replace(found, memory=memory, samples_per_s=found.samples_per_s / parts)
+
+
+def _as_layer(stage: JointStage, microbatches: int, sliced: Sliced, profile: Profile) -> Layer:
+    """A stage as one layer; collectives of a microbatch are counted by halves to both of its passes."""
+    sharding, setting = stage.priced.sharding, stage.priced.setting
+    graph, chosen, cost = sharding.graph, sharding.chosen, sharding.cost
+    even = sum(
+        setting.kernel_ps(kernel, (it.sample,) * len(setting.sizes))
+        for it in graph.operators
+        for kernel in it.kernels
+    )
+    ratio, moved_us = (cost.compute_ps / even if even else 1.0), cost.communication_ps / PS / 2
+    layers, share = (stage.start, stage.end), sliced.graph.samples / len(stage.ranks)
+    forward = profile.forward_us(*layers, share) * ratio + moved_us
+    backward = profile.backward_us(*layers, share) * ratio + moved_us
+    collectives_us = (cost.step_ps - updates_ps(graph, chosen, setting)) / PS
+    return Layer(
+        f"layers [{stage.start}, {stage.end})",
+        forward,
+        backward,
+        sum(it.size_bytes for it in sliced.crossing(stage.end)) if stage.end < sliced.depth else 0,
+        0,
+        0,
+        0,
+        forward_fixed_us=forward,
+        backward_fixed_us=backward,
+        update_us=collectives_us + profile.update_us([layers]) * _held(graph, chosen, setting)[2],
+    )
+
+
+def _memory(joint: JointPlan, number: int, sliced: Sliced, profile: Profile) -> MemoryNeed:
+    """What each rank of a stage needs."""
+    stage, samples = joint.stages[number], sliced.graph.samples
+    in_flight = peak_in_flight(ORDER, len(joint.stages) - 1 - number, joint.microbatches)
+    graph, chosen, setting = stage.priced.sharding.graph, stage.priced.sharding.chosen, stage.priced.setting
+    whole = range_memory(profile, (Segment(stage.start, stage.end, Treatment.KEEP),), samples, in_flight)
+    fixed, messages = _fixed_bytes(graph, chosen)
+    kept = (stage.priced.memory_bytes - fixed) / in_flight
+    assert isinstance(setting.prices, FabricPrices)
+    alone = replace(
+        setting, prices=replace(setting.prices, mesh=Mesh((), setting.prices.mesh.ranks[:1])), in_flight=1
+    )
+    undivided = [next(iter(strategies(graph, it, alone)), None) for it in graph.operators]
+    all_kept = cost_of(graph, undivided, alone).memory_bytes - _fixed_bytes(graph, undivided)[0]
+    part = kept / all_kept if all_kept else 1 / len(stage.ranks)
+    parameters, gradients, updated = _held(graph, chosen, setting)
+    return MemoryNeed(
+        parameters=math.ceil(whole.parameters * parameters),
+        gradients=math.ceil(whole.gradients * gradients),
+        optimizer=math.ceil(whole.optimizer * updated),
+        activations=math.ceil(whole.activations * part),
+        boundary=messages,
+        working=math.ceil(whole.working * part),
+    )
+
+
+def _held(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting) -> tuple[float, float, float]:
+    """The parts that a rank holds of parameters and of their gradients, and that it updates."""
+    whole = trained = held = gradients = updated = 0
+    for operator, way in zip(graph.operators, chosen, strict=True):
+        if way is None or way.update is None or operator.given is None:
+            continue
+        size = operator.given.size_bytes
+        stored = local_bytes(size, way.before, setting.sizes)  # labels of parameters are dimensions
+        whole, held = whole + size, held + stored
+        if operator.given.is_trained:
+            trained, gradients = trained + size, gradients + stored
+            updated += local_bytes(size, way.update, setting.sizes)
+    return (
+        held / whole if whole else 1.0,
+        gradients / trained if trained else 1.0,
+        updated / trained if trained else 1.0,
+    )
+
+
+def _fixed_bytes(graph: Graph, chosen: Sequence[Strategy | None]) -> tuple[int, int]:
+    """What does not depend on how many microbatches are in flight; of it messages."""
+    fixed = messages = 0
+    for operator, way in zip(graph.operators, chosen, strict=True):
+        if way is not None and (operator.given is not None or operator.is_end):
+            fixed += way.memory_bytes
+            messages += way.memory_bytes if operator.is_end else 0
+    return fixed, messages
