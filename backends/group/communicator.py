@@ -16,6 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import torch
@@ -35,7 +36,7 @@ from arborcast.backends.schedules.combined import digest_of, joint_part
 from arborcast.backends.schedules.exchange import Exchanges, Sizes
 from arborcast.backends.schedules.group_fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
-from arborcast.backends.schedules.rendezvous import difference, meet, processors, whereabouts
+from arborcast.backends.schedules.rendezvous import meet, processors, whereabouts
 from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.spare import digests_of, spare_table
 from arborcast.backends.staging.cuda import CudaDevice
@@ -44,6 +45,8 @@ from arborcast.backends.staging.emulated import EmulatedDevice
 from arborcast.backends.tensors.shared_store import shared_store
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
+from arborcast.backends.transport.addresses import listening_address
+from arborcast.backends.transport.alarm import Alarm
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
@@ -71,6 +74,7 @@ class Communicator:
     """One rank of a group.
 
     Attributes:
+        name: that no other group has had, in this job or an earlier one with its store.
         device: where the tensors lie that pass through host memory; None where none do.
         store: the part of the group's store that only its present processes know.
         own_store: the same over a connection that other threads than the caller's may wait at.
@@ -83,6 +87,7 @@ class Communicator:
         global_ranks: of the group's ranks in the default group; all of it where None.
         world_size: ranks of the default group; that of this group where None.
         timeout_s: after how many seconds without progress a call fails.
+        world: of the default group, where this one is another; it knows where the processes of ranks are.
 
     Raises:
         InputError: options that do not fit, or that differ between ranks.
@@ -99,33 +104,42 @@ class Communicator:
         global_ranks: Sequence[int] | None = None,
         world_size: int | None = None,
         timeout_s: float = 1800.0,
+        world: Communicator | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self._global_ranks = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
         self._world_size = size if world_size is None else world_size
-        refusal: InputError | None = None
+        refusal: InputError | ExecutionError | None = None
         try:
             self.options = (options or Options()).merged()
             self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
             self.device = _device_of(self.options)
+            address = listening_address(store, self.options.address)
             calls_to_keep()
-        except InputError as error:
+        except (InputError, ExecutionError) as error:
             refusal = error
-        settings = self._settings() if refusal is None else {"refused": str(refusal)}
-        name, everybody = meet(
-            store, rank, size, [settings, whereabouts(), processors()], timeout_s=timeout_s
-        )
-        if refusal is not None:  # outside of the handler, so that nobody reads the same line twice
-            raise refusal
-        if refused := difference([settings for settings, _, _ in everybody]):
-            raise InputError(refused)
+        has_ended = self._seen_from(world)
+        alarm = None if world is None else Alarm(PrefixStore(f"alarm/{world.name}", store), has_ended)
+        try:
+            name, cores = meet(
+                store,
+                rank,
+                size,
+                [whereabouts(), processors()],
+                _shared_cores,
+                alike=self._settings() if refusal is None else {"refused": str(refusal)},
+                timeout_s=timeout_s,
+                alarm=alarm,
+            )
+        except InputError as error:
+            raise (refusal or error) from None  # nobody reads the same line twice
+        self.name: str = name
         self.store = PrefixStore(name, store)
         self._connection = shared_store(store)
         self.own_store = PrefixStore(f"arborcast/{name}", self._connection)
-        is_one_host = len({where for _, where, _ in everybody}) == 1
-        self._cores = len({core for _, _, cores in everybody for core in cores}) if is_one_host else None
-        rule = ONE_HOST if is_one_host else SEVERAL_HOSTS
+        self._cores: int | None = cores
+        rule = SEVERAL_HOSTS if cores is None else ONE_HOST
         asked = self.options.piece_bytes
         self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
         self._timeout_s = timeout_s
@@ -135,8 +149,9 @@ class Communicator:
             size,
             timeout_s=timeout_s,
             transport=self.options.transport,
-            address=self.options.address,
+            address=address,
             lost_after_s=self.options.lost_after_s,
+            has_ended=has_ended,
         )
         self._network.connect({(rank + 1) % size, (rank - 1) % size} - {rank})
         self._engine = Engine(
@@ -581,9 +596,17 @@ class Communicator:
             self._cores if self.fabric.is_assumed else None,
         )
 
+    def _seen_from(self, world: Communicator | None) -> Callable[[int], bool]:
+        """Whether the process of a rank is known to have ended, as the default group can tell."""
+        if world is None:
+            return lambda _: False
+        network, places = world._network, self._global_ranks
+        return lambda rank: network.has_ended(places[rank])
+
     def _settings(self) -> dict[str, object]:
         """What all ranks must have alike, since they decide by it."""
         return {
+            "arborcast": version("arborcast"),
             "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
             "groups": [digest_of(it) for it in self.fabric.joint],
@@ -598,6 +621,13 @@ class Communicator:
             "staging_depth": self.options.staging_depth,
             "staging_bytes": self.options.staging_bytes,
         }
+
+
+def _shared_cores(words: list[tuple[str, list[int]]]) -> int | None:
+    """Of the one host on which all ranks run; None where they run on several."""
+    if len({where for where, _ in words}) > 1:
+        return None
+    return len({core for _, cores in words for core in cores})
 
 
 def _device_of(options: Options) -> StagingDevice | None:

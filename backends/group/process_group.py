@@ -138,6 +138,7 @@ class SynthGroup(dist.ProcessGroup):
         options: where None, what the environment says.
         global_ranks: of the group's ranks.
         world_size: ranks of the default group.
+        world: the default group, where that is one of this class and another.
     """
 
     def __init__(
@@ -150,9 +151,10 @@ class SynthGroup(dist.ProcessGroup):
         options: Options | None = None,
         global_ranks: Sequence[int],
         world_size: int,
+        world: SynthGroup | None = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
-        self._communicator = Communicator(
+        self._communicator: Communicator = Communicator(
             store,
             rank,
             size,
@@ -160,6 +162,7 @@ class SynthGroup(dist.ProcessGroup):
             global_ranks=global_ranks,
             world_size=world_size,
             timeout_s=timeout.total_seconds(),
+            world=None if world is None else world._communicator,
         )
         self._store = store = self._communicator.store
         self._inner = InnerGloo(PrefixStore("inner", self._communicator.own_store), rank, size, timeout)
@@ -775,8 +778,8 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
         backend_options: `Options` where the caller gave `pg_options`.
     """
     speak_up()
-    world = dist.group.WORLD
-    if backend_options is None and isinstance(world, SynthGroup):
+    world = dist.group.WORLD if isinstance(dist.group.WORLD, SynthGroup) else None
+    if backend_options is None and world is not None:
         backend_options = world.options  # what the job was told holds for its parts
     global_ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     # While the default group is being made it is not there to be asked, and the group is all there is.
@@ -789,6 +792,7 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
         options=backend_options,
         global_ranks=global_ranks,
         world_size=world_size,
+        world=world,
     )
 
 

@@ -10,12 +10,14 @@ accepts all higher ranks before it awaits replies, so that no circle of waiting 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TypedDict
 
@@ -23,6 +25,7 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.options import TRANSPORTS
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.addresses import boot_id, listening_address
+from arborcast.backends.transport.alarm import Alarm, door, is_closed
 from arborcast.backends.transport.handshake import (
     TOKEN_BYTES,
     Handshake,
@@ -42,10 +45,16 @@ from arborcast.backends.transport.shared_memory import (
     is_sealed,
     memory_bytes,
     shelf_bytes,
+    why_no_memory,
 )
 from arborcast.backends.transport.silence import LOST_AFTER_S, keep_asking
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
+
+log = logging.getLogger(__name__)
+
+_said: set[str] = set()
+"""Reasons for sockets that this process has told."""
 
 _PREFIX = "arborcast/channels"
 LOOK_S = 0.1
@@ -54,6 +63,9 @@ LOOK_S = 0.1
 END_S = 2.0
 """How long who ends the network waits for a thread that is connecting, which then closes it."""
 
+DIAL_S = 4.0
+"""How long one attempt to reach a rank takes at most, before this one looks whether there is hope."""
+
 REDIAL_S = 30.0
 """How long a rank dials again that was dropped without an answer: the other may have had too many guests."""
 
@@ -61,13 +73,14 @@ _PAUSES_S = 0.001, 0.05  # the shortest and the longest between two looks into t
 
 
 class _PublishedAddress(TypedDict):
-    """What a rank publishes: its TCP listener, and for shared memory its kernel and its Unix socket.
+    """What a rank publishes: its TCP listener and its door, and for shared memory its kernel and Unix socket.
 
     Who connects says the token, and so has read it in the store.
     """
 
     host: str
     port: int
+    door: int
     token: str
     boot_id: str | None
     name: str | None
@@ -86,6 +99,7 @@ class Network:
         slot_bytes: of shared memory, the same on all ranks.
         slots: of shared memory in each direction of each pair, the same on all ranks.
         lost_after_s: after how long without an answer of its kernel another host counts as lost; 0 for never.
+        has_ended: whether the process of a rank that has published nothing here is known to have ended.
 
     Raises:
         ExecutionError: no such transport, no such address, or no shared memory where nothing else is wanted.
@@ -106,6 +120,7 @@ class Network:
         slot_bytes: int = SLOT_BYTES,
         slots: int = SLOTS,
         lost_after_s: float = LOST_AFTER_S,
+        has_ended: Callable[[int], bool] = lambda _: False,
     ) -> None:
         if transport not in TRANSPORTS:
             raise ExecutionError(f"transport {transport!r}: there are {', '.join(map(repr, TRANSPORTS))}")
@@ -117,6 +132,9 @@ class Network:
         self._slot_bytes = slot_bytes
         self._slots = slots
         self._lost_after_s = lost_after_s
+        self._had_ended = has_ended
+        self._alarm = Alarm(store, self.has_ended)
+        self._published: dict[int, _PublishedAddress] = {}
         self._boot_id = boot_id()
         self.why_no_shared_memory = self._missing()
         if transport == "shared memory" and self.why_no_shared_memory:
@@ -133,14 +151,16 @@ class Network:
             self._reception = Reception(
                 here,
                 self._token,
-                is_local=transport != "sockets" and self.why_no_shared_memory is None,
+                is_local=self.why_no_shared_memory is None,
                 size=size,
             )
+            own_door = door(here)
         except OSError as error:
             raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
         entry = _PublishedAddress(
             host=self._reception.host,
             port=self._reception.port,
+            door=own_door,
             token=self._token.hex(),
             boot_id=self._boot_id,
             name=self._reception.name,
@@ -156,6 +176,15 @@ class Network:
         """The channel to each rank that `connect` has connected."""
         return MappingProxyType(self._channels)
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether the process of a rank is known to have ended; from any thread."""
+        key = f"{_PREFIX}/{rank}"
+        if rank not in self._published:
+            if not self._store.check([key]):
+                return self._had_ended(rank)
+            self._published[rank] = json.loads(self._store.get(key))
+        return is_closed(self._published[rank]["host"], self._published[rank]["door"])
+
     def connect(self, peers: Iterable[int]) -> None:
         """Connect to ranks; those that are connected stay so.
 
@@ -163,8 +192,8 @@ class Network:
         those of `b`.
 
         Raises:
-            ExecutionError: a rank did not come in time, refused or cannot be reached as asked; the message
-                names it. The network is closed then.
+            ExecutionError: a rank did not come in time, ended, refused or cannot be reached as asked, or
+                another one failed at that; the message names it. The network is closed then.
         """
         missing = sorted(set(peers) - self._channels.keys() - {self.rank})
         if not missing:
@@ -207,6 +236,8 @@ class Network:
         self._end(None)
 
     def _end(self, reason: str | None) -> None:
+        if reason is not None and not self._is_closed:
+            self._alarm.sound(f"rank {self.rank} {reason}")
         self._reason = self._reason or reason
         self._is_closed = True
         if self._at_work.acquire(timeout=END_S):  # else who connects comes here at its next look
@@ -229,9 +260,16 @@ class Network:
             channel.finish_close(deadline)
 
     def _missing(self) -> str | None:
-        if not hasattr(os, "memfd_create"):
-            return "this system has no anonymous shared memory (memfd_create)"
-        return None if self._boot_id else "this system does not tell which processes share a kernel (boot_id)"
+        """What keeps this rank from sharing memory, found out by doing so; None where nothing does."""
+        if self._transport == "sockets":
+            return "sockets were asked for"
+        if not self._boot_id:
+            return "this system does not tell which processes share a kernel (boot_id)"
+        why = why_no_memory()
+        if why is not None and self._transport == "auto" and why not in _said:
+            _said.add(why)
+            log.warning("ranks of one host are connected by sockets, which are slower: %s", why)
+        return why
 
     def _entries(self, peers: list[int], deadline: float) -> dict[int, _PublishedAddress]:
         """What ranks have published."""
@@ -239,22 +277,26 @@ class Network:
         pause, longest = _PAUSES_S
         try:
             while keys and not self._store.check(list(keys)):
-                self._look()
+                self._look(peer for key, peer in keys.items() if not self._store.check([key]))
                 if time.monotonic() > deadline:
                     raise self._late(peer for key, peer in keys.items() if not self._store.check([key]))
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
-            return {peer: json.loads(self._store.get(key)) for key, peer in keys.items()}
+            found: dict[int, _PublishedAddress]
+            found = {peer: json.loads(self._store.get(key)) for key, peer in keys.items()}
+            self._published.update(found)
+            return found
         except ExecutionError:
             raise
         except RuntimeError as error:
             raise ExecutionError(f"rank {self.rank} lost the group's store: {error}") from error
 
-    def _look(self) -> None:
-        """Go on only where nobody has ended this meanwhile."""
+    def _look(self, awaited: Iterable[int]) -> None:
+        """Go on only where nobody has ended this meanwhile, and others may still come."""
         if self._is_closed:
             why = self._reason or "left the group"
             raise ExecutionError(f"rank {self.rank} was connecting when it {why}")
+        self._alarm.look(awaited)
 
     def _late(self, absent: Iterable[int], because: str = "") -> ExecutionError:
         first, *others = sorted(absent)
@@ -273,9 +315,13 @@ class Network:
         last = min(deadline, time.monotonic() + REDIAL_S)
         while True:
             try:
-                return self._dial_once(peer, entry, deadline)
+                return self._dial_once(peer, entry, min(deadline, time.monotonic() + DIAL_S))
+            except TimeoutError as error:
+                self._look([peer])
+                if time.monotonic() > deadline:
+                    raise self._late([peer]) from error
             except (ConnectionResetError, BrokenPipeError) as error:
-                self._look()
+                self._look([peer])
                 if time.monotonic() > last:
                     raise self._lost(peer) from error
                 time.sleep(pause)
@@ -287,15 +333,14 @@ class Network:
         handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
         name, host = entry["name"], entry["host"]
         try:
-            if self._transport != "sockets" and name is not None and entry["boot_id"] == self._boot_id:
+            is_near = self.why_no_shared_memory is None and entry["boot_id"] == self._boot_id
+            if is_near and name is not None:
                 call = dial_unix(name, handshake, self._own_shelf().descriptor, deadline)
                 if call is not None:
                     return call
             # Where nothing but memory will do, this is for both to learn that there is none.
             return dial_tcp(host, entry["port"], handshake, deadline)
-        except TimeoutError as error:
-            raise self._late([peer]) from error
-        except (ConnectionResetError, BrokenPipeError):
+        except (TimeoutError, ConnectionResetError, BrokenPipeError):
             raise
         except OSError as error:
             raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
@@ -318,7 +363,7 @@ class Network:
     def _read_reply(self, peer: int, call: UnansweredCall, deadline: float) -> None:
         """Wait for the answer to a handshake; an OSError says that there is none."""
         try:
-            refusal = read_reply(call, peer, deadline, self._look)
+            refusal = read_reply(call, peer, deadline, partial(self._look, [peer]))
         except TimeoutError as error:
             raise self._late([peer]) from error
         if not refusal and call.memory is not None:
@@ -332,7 +377,7 @@ class Network:
     def _welcome(self, expected: set[int], deadline: float) -> None:
         """Seat these ranks as they come; others are kept for their time, strangers are dropped."""
         while expected := self._seat(expected):
-            self._look()
+            self._look(expected)
             left = deadline - time.monotonic()
             self._reception.wait(min(max(0, left), LOOK_S))
             # Whoever keeps this rank busy with connections of no use must not keep it for ever.

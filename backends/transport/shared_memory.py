@@ -75,6 +75,26 @@ def _sealed(length: int) -> int:
     return descriptor
 
 
+def why_no_memory() -> str | None:
+    """Why this process cannot make memory for others and see it; None where it can.
+
+    A filter of system calls, a sandbox or a missing /proc may forbid any step, so all are tried.
+    """
+    if not hasattr(os, "memfd_create"):
+        return "this system has no anonymous shared memory (memfd_create)"
+    try:
+        descriptor = create_memory(8, 1)
+        try:
+            _mapped(descriptor, memory_bytes(8, 1))[0] = 1
+        finally:
+            os.close(descriptor)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind("")  # to a name that the kernel picks
+    except (OSError, RuntimeError) as error:  # torch maps it
+        return f"this process may not make shared memory: {' '.join(str(error).split())}"
+    return None
+
+
 def is_sealed(descriptor: int) -> bool:
     """Whether the length of memory that somebody sent can change no more."""
     try:

@@ -56,6 +56,7 @@ def test_frames_are_read_or_refused(peer: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(2, 10))
+@pytest.mark.parametrize("seed", range(2, 12))
 def test_many_frames_are_read_or_refused(peer: Path, seed: int) -> None:
+    """A million of them, in all."""
     assert ends(peer, seed, 10_000)["frames"] > 100_000
