@@ -32,15 +32,19 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard backends/native/*.[
 demo: install
 	$(BIN)/python examples/demo.py
 
+# Kernels that changed are compiled here, once, and not by every worker and every rank that comes to need them.
 test: install
+	$(BIN)/python -m arborcast.synth.compile_kernels
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: install
+	$(BIN)/python -m arborcast.synth.compile_kernels
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m '' --hypothesis-profile=explore; status=$$?; \
 	$(BIN)/python tests/suite/all_passed.py --record $$status; exit $$status
 
 # What the cases of tests take, for their budgets: all, or FOLDERS="group training". Other work on the machine does not matter.
 durations: install
+	$(BIN)/python -m arborcast.synth.compile_kernels
 	$(BIN)/python -m pytest --measure $(addprefix tests/,$(FOLDERS))
 
 coverage: install

@@ -75,7 +75,7 @@ def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
     """JSON schemas of all files that are read, by their names: what each is, and its schema."""
     from pydantic import TypeAdapter
 
-    from arborcast.pipeline.planning.plan_documents import PlanDocument, ProfileShape, ShardedPlanShape
+    from arborcast.pipeline.planning.plan_documents import PlanDocument, ProfileShape
     from arborcast.synth.formats.shapes import (
         CustomShape,
         ImplicitShape,
@@ -97,7 +97,6 @@ def schemas() -> dict[str, tuple[str, dict[str, Any]]]:
         "groups": ("`groups.json` in a folder of `synth groups`", GroupsShape),
         "profile": ("a profile of a model", ProfileShape),
         "plan": ("a plan, of `synth plan -o`", PlanDocument),
-        "sharded-plan": ("a plan of `synth plan --intra -o`", ShardedPlanShape),
     }
     found = {"topology": ("a topology, in YAML or JSON", topology)}
     return found | {name: (told, TypeAdapter(shape).json_schema()) for name, (told, shape) in shapes.items()}

@@ -37,6 +37,7 @@ class Layer:
         working_fixed_bytes: the part of it that does not shrink with fewer samples: gradients of parameters
             before they are added.
         update_bytes: what the optimizer needs besides its state while it steps; one parameter at a time.
+        update_us: of the optimizer's step for its parameters; 0 where nobody said which optimizer.
         passing_bytes: the part of `saved_bytes` that is input which no operator keeps, of this layer or the
             one before: it stays only where a stage begins with this layer.
     """
@@ -56,6 +57,7 @@ class Layer:
     working_fixed_bytes: int = 0
     update_bytes: int = 0
     passing_bytes: int = 0
+    update_us: float = 0.0
 
     @property
     def weights_share(self) -> float:
@@ -219,6 +221,12 @@ class Profile:
     def optimizer_bytes(self, start: int, end: int) -> int:
         """Bytes of the optimizer's state for the layers [start, end)."""
         return sum(it.optimizer_bytes for it in self.layers[start:end])
+
+    def update_us(self, ranges: Sequence[tuple[int, int]]) -> float:
+        """Time in which the optimizer steps for several ranges of layers, shared parameters once."""
+        layers = [it for start, end in ranges for it in self.layers[start:end]]
+        time_us, size = sum(it.update_us for it in layers), sum(it.gradient_bytes for it in layers)
+        return time_us * self.gradient_bytes_of(ranges) / size if size else time_us
 
     def ties_across(self, cuts: Iterable[int]) -> tuple[Tie, ...]:
         """Shared parameters whose layers lie in several stages, where stages begin at `cuts`."""

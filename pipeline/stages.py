@@ -3,7 +3,8 @@
 Planners make plans, people may write them by hand, and the simulator and the trainer carry them out. Every
 microbatch is divided among the replicas of a stage, in the order of its ranks, as evenly as whole samples
 allow; what crosses a boundary follows from that alone (`shares`, `overlaps`). Several stages may lie on the
-same ranks, where the order says so; ranks with the same stages are a worker.
+same ranks, where the order says so; ranks with the same stages are a worker. Instead of replicas, the ranks
+of every stage may be a mesh over which its operators are divided.
 """
 
 from __future__ import annotations
@@ -14,30 +15,54 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf, lcm
 
-from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, check_segments, extra_us
+from arborcast.pipeline.costs.saved_bytes import (
+    Segment,
+    Segments,
+    Treatment,
+    check_segments,
+    described,
+    extra_us,
+)
 from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.meshes import Mesh, row_of
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Passes
 from arborcast.pipeline.order.cap import capped
 from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stage_sharding import StageSharding
 from arborcast.synth.topology import Topology
+
+BUCKET_BYTES = 25 << 20
+"""Of gradients that replicas sum at once, as far as parameters allow: buckets begin within the last pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive layers on some ranks, all of which hold the same weights (replicas).
+    """Consecutive layers on some ranks, all of which hold the same weights (replicas) or divide operators.
 
     Attributes:
         start: the first layer.
         end: the layer behind the last one.
         ranks: of the topology and of the job, in the order in which samples are divided among them.
         segments: what becomes of the results of its layers; empty for what the plan says of all.
+        sharding: how operators and parameters lie on a mesh of these ranks; None where they are replicas.
     """
 
     start: int
     end: int
     ranks: tuple[int, ...]
     segments: Segments = ()
+    sharding: StageSharding | None = None
+
+    @classmethod
+    def divided(cls, start: int, end: int, sharding: StageSharding) -> Stage:
+        """The layers [start, end), their operators divided over the ranks of a mesh."""
+        return cls(start, end, sharding.mesh.ranks, sharding=sharding)
+
+    @property
+    def mesh(self) -> Mesh:
+        """Of its ranks; replicas are a row."""
+        return row_of(self.ranks) if self.sharding is None else self.sharding.mesh
 
     @property
     def replicas(self) -> int:
@@ -77,10 +102,12 @@ class Plan:
         method: what made the plan, in words.
         offload_gbps: GB/s between each rank and host memory, each way; None where nothing is offloaded.
         batch: samples of a step; None for any number that divides.
+        whole: operators without a rule, which every rank of a divided stage runs on whole tensors.
 
     Raises:
         PlanError: a gap between stages, stages that share some of their ranks only, stages on other workers
-            than the order lays them on, or a value out of range.
+            than the order lays them on, a value out of range, or what stages whose operators are divided
+            cannot do.
     """
 
     stages: tuple[Stage, ...]
@@ -93,6 +120,7 @@ class Plan:
     method: str = "by hand"
     offload_gbps: float | None = None
     batch: int | None = None
+    whole: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -106,6 +134,7 @@ class Plan:
         method: str = "by hand",
         offload_gbps: float | None = None,
         batch: int | None = None,
+        whole: tuple[str, ...] = (),
     ) -> None:
         """Make and check a plan."""
         made = tuple(
@@ -128,6 +157,7 @@ class Plan:
             "method": method,
             "offload_gbps": offload_gbps,
             "batch": batch,
+            "whole": whole,
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
@@ -141,6 +171,8 @@ class Plan:
             raise PlanError(f"plan: max_in_flight must be at least 1, got {self.max_in_flight}")
         self._check_order()
         self._check_segments()
+        if any(it.sharding is not None for it in self.stages):
+            self._check_divided()
 
     def _check_stages(self) -> None:
         if not self.stages:
@@ -213,6 +245,50 @@ class Plan:
         if self.offload_gbps is not None and not 0 < self.offload_gbps < inf:
             raise PlanError(f"plan: offload_gbps must be finite and positive, got {self.offload_gbps}")
 
+    def _check_divided(self) -> None:
+        """Whether stages whose operators are divided can be carried out so."""
+        for index, stage in enumerate(self.stages):
+            if stage.sharding is None or stage.sharding.mesh.ranks != stage.ranks:
+                got = "none" if stage.sharding is None else f"ranks {list(stage.sharding.mesh.ranks)}"
+                raise PlanError(
+                    f"plan: stage {index} must have a mesh of its ranks {list(stage.ranks)}, as operators of "
+                    f"some stage are divided, got {got}"
+                )
+            if len(self.segments(index)) > 1:
+                raise PlanError(
+                    f"plan: stage {index} must treat the results of all its layers alike, as its operators "
+                    f"are divided, got {described(stage.segments)}"
+                )
+        if len(self.workers) < len(self.stages):
+            raise PlanError(
+                f"plan: must have every stage on ranks of its own where operators are divided, got "
+                f"{len(self.stages)} stages on {len(self.workers)} groups of ranks in order {self.order}"
+            )
+        if self.topology is None or self.batch is None:
+            what = "topology" if self.topology is None else "batch"
+            raise PlanError(f"plan: {what} must be given where operators are divided, got none")
+        if self.batch % self.microbatches:
+            raise PlanError(
+                f"plan: batch of {self.batch} samples must split into {self.microbatches} equal microbatches"
+            )
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether operators are divided over meshes, in place of samples over replicas."""
+        return self.stages[0].sharding is not None
+
+    def undivided(self, depth: int) -> Plan:
+        """Which layers lie on which ranks, of a model with so many layers; one stage holds all of them.
+
+        A divided stage that is alone says of the whole model that it is one layer, where it was made so.
+        """
+        ends = [depth] if len(self.stages) == 1 else [it.end for it in self.stages]
+        stages = []
+        for it, end in zip(self.stages, ends, strict=True):
+            segments = tuple(replace(own, end=end) for own in it.segments)  # one at most
+            stages.append(Stage(it.start, end, it.ranks, segments))
+        return replace(self, stages=tuple(stages), model="")
+
     @property
     def depth(self) -> int:
         """Number of layers."""
@@ -249,6 +325,10 @@ class Plan:
             held.setdefault(stage.ranks, []).append(index)
         return tuple(StageWorker(tuple(stages), ranks) for ranks, stages in held.items())
 
+    def layers_of(self, worker: StageWorker) -> list[tuple[int, int]]:
+        """The layers [start, end) of each stage of a worker."""
+        return [(self.stages[it].start, self.stages[it].end) for it in worker.stages]
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """All ranks with work, worker by worker."""
@@ -280,6 +360,28 @@ class Plan:
                 f"{self.microbatches} microbatches on each of {most} replicas"
             )
         return divided(batch, self.microbatches)
+
+
+def check_topology(plan: Plan, topology: Topology) -> None:
+    """Whether a plan is for these ranks and links (which may be of other bandwidths).
+
+    Raises:
+        PlanError: it is not.
+    """
+    if max(plan.ranks) >= topology.ranks:
+        raise PlanError(
+            f"plan: rank must be in 0..{topology.ranks - 1} of topology {topology.name}, "
+            f"got {max(plan.ranks)}"
+        )
+    if plan.topology is None or plan.topology is topology:
+        return
+    theirs, ours = (
+        (it.ranks, [(link.src, link.dst) for link in it.links]) for it in (plan.topology, topology)
+    )
+    if theirs != ours:
+        raise PlanError(
+            f"plan: is for topology {plan.topology.name}, got {topology.name}, which has other links"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ from arborcast.pipeline.run.stage_groups import Groups, fabric_of
 from arborcast.pipeline.run.stage_messages import Messages, Messenger
 from arborcast.pipeline.run.training_options import OptimizerOf, TrainingOptions, check_job, words_of_plan
 from arborcast.pipeline.sharding.evaluation import CollectiveCall
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
@@ -59,11 +58,11 @@ class Trainer:
             the inputs of the first batch. Every rank holds it all when it makes its trainer; afterwards only
             the layers of its own stage are used. The weights are those of each stage's first rank. Parameters
             may be frozen and unfrozen between updates, in the whole model and on every rank alike.
-        plan: which layers on which ranks; a rank of the job that it does not name only hears of losses. Of
-            both levels (`ShardedPlan`), every operator is divided over the mesh of its stage and every tensor
-            moved by the collectives that the plan priced (`calls`): for a model that was traced with its
-            loss, of which a batch's must be the mean of its microbatches'; every rank with work is given
-            whole batches, parameters in `module` are `DTensor`s, divided as their updates are.
+        plan: which layers on which ranks; a rank of the job that it does not name only hears of losses. One
+            that divides operators does so over the mesh of each stage, and moves every tensor by the
+            collectives that it priced (`calls`): for a model that was traced with its loss, of which a
+            batch's must be the mean of its microbatches'; every rank with work is given whole batches,
+            parameters in `module` are `DTensor`s, divided as their updates are.
         loss_fn: of the output and the targets of some samples; returns one number, their mean, or a pair:
             the sum of their losses, and the weight that is to divide the sum over all samples of an update
             (of all its batches, where it accumulates), such as the number of tokens that count. None for a
@@ -130,7 +129,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module | Layered,
-        plan: Plan | ShardedPlan,
+        plan: Plan,
         loss_fn: LossFunction | None,
         optimizer: OptimizerOf,
         *,
@@ -173,7 +172,6 @@ class Trainer:
         rank, size = dist.get_rank(), dist.get_world_size()
         self._agreement = ConfigBarrier(f"arborcast trainer {next(_numbers)}", rank, size, timeout_s)
         self.plan, self._by_schedule = plan, by_schedule
-        self._sharded = plan if isinstance(plan, ShardedPlan) else None
         try:
             options.check_alone(min(timeout_s, start_timeout_s), device, precision)
             fabric, words = self._placed(model, optimizer, topology, groups)
@@ -182,7 +180,7 @@ class Trainer:
             raise
         words += f", {options.words(collectives, precision)}"
         self._agreement.agree("start", words, what="trainer", timeout_s=start_timeout_s)
-        replicated = None if self._sharded is not None else self._place.plan
+        replicated = None if plan.is_divided else self._place.plan
         shared = None if prepare is None else tensor_ranks
         self._groups = Groups(
             replicated, collectives, fabric, timeout_s, start_timeout_s, shared, schedules=groups
@@ -232,11 +230,11 @@ class Trainer:
             InputError: an option does not fit the plan or the model.
         """
         options, rank, words = self._options, dist.get_rank(), ""
-        if isinstance(self.plan, ShardedPlan):
+        if self.plan.is_divided:
             key = repr((self.plan, self._by_schedule, groups))
             words = f"plan {hashlib.sha256(key.encode()).hexdigest()[:12]} of {self.plan.model}, "
             options.check_divided(model, optimizer)
-            plan = self.plan.pipeline(getattr(model, "depth", 1))
+            plan = self.plan.undivided(getattr(model, "depth", 1))
             self._place = RankAssignment.in_mesh(plan, rank)
         else:
             plan = self.plan
@@ -515,14 +513,14 @@ class Trainer:
             self._precision,
             self._recorder,
         )
-        if self._sharded is None:
+        if not self.plan.is_divided:
             self._local = LocalModel.of(model, optimizer, context)
         else:
             from arborcast.pipeline.run.intra.divided_model import DividedModel
 
             assert isinstance(model, Traced), "it was checked"
             self._local = divided = DividedModel.divided(
-                model, self._sharded, self._by_schedule, optimizer, context
+                model, self.plan, self._by_schedule, optimizer, context
             )
             self.calls, self.crossing_bytes = divided.calls, divided.crossing_bytes
             self._lines = divided.lines

@@ -81,7 +81,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.simulation.events": SIMULATION,
     "synth.simulation.hops": SIMULATION,
     "synth.simulation.implicit_simulator": ("implicit/test_implicit_simulator.py",),
-    "synth.simulation.pieces": ("simulation/test_message_costs.py", "group/test_pieces.py"),
+    "synth.simulation.pieces": ("simulation/test_piece_rules.py", "group/test_pieces.py"),
     "synth.simulation.service": SIMULATION,
     "synth.simulation.simulator": (*SIMULATION, "simulation/test_message_costs.py"),
     "synth.simulation.timing": BARS,

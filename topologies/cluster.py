@@ -8,6 +8,7 @@ from those.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Permutation, Switch, Topology, Vertex
 from arborcast.topologies.builders import assuming, cable, check_size, with_obvious_symmetries
 from arborcast.topologies.fabrics import SWITCH_HOP_US, Fabric, Wiring
@@ -36,22 +38,36 @@ class Cluster:
     owners: tuple[int | None, ...]
 
 
-def with_nics(machine: Machine, rate: Fraction | None = None, *, option: str = "nic") -> Machine:
+def with_nics(
+    machine: Machine, rate: Fraction | None = None, *, chosen: str | None = None, option: str = "nic"
+) -> Machine:
     """The machine with the NICs that a fabric joins: the fastest of each host, as others serve storage etc.
+
+    Where `rate` is given, that is those nearest to the GPUs, as a file without rates does not tell apart what
+    serves storage. NICs that are made up for a host whose GPUs PCIe joins hang beyond the GPUs' slots.
 
     Args:
         machine: as read from a file or the catalog.
         rate: GB/s each way of every NIC, whatever the file says; one per rank where it shows none.
+        chosen: which NICs: "all", "near" (of each rank those nearest to it), so many of each host, nearest
+            first, or names, as "mlx5_0,mlx5_3".
         option: what errors call `rate`.
 
     Raises:
-        TopologyError: the machine shows no NICs, or not how fast they are, and no rate is given.
+        TopologyError: the machine shows no NICs, or not how fast they are, and no rate is given; it has not
+            those that are chosen.
     """
     name = machine.topology.name
     if not machine.nics:
         if rate is None:
             raise TopologyError(f"{name}: shows no NICs; {option} GB/s gives each of its ranks one")
-        return replace(machine, nics=own_nics(machine.topology.ranks, rate))
+        return replace(machine, nics=_beyond_slots(machine.topology, rate))
+    everything = machine
+    machine = chosen_nics(machine, chosen or ("all" if rate is None else "near"))
+    if chosen is None and len(machine.nics) < len(everything.nics):
+        far = [nic.name for nic in everything.nics if nic not in machine.nics]
+        note = f"{name}: NICs not nearest to a GPU are left out: {', '.join(far)}; --nics says which"
+        machine = replace(machine, notes=(*machine.notes, note))
     if rate is not None:
         shown = sorted({nic.rate for nic in machine.nics if nic.rate is not None})
         note = (
@@ -87,6 +103,65 @@ def with_nics(machine: Machine, rate: Fraction | None = None, *, option: str = "
             )
     nics = tuple(nic for index, nic in enumerate(machine.nics) if index in kept)
     return replace(machine, nics=nics, notes=tuple(notes))
+
+
+def _beyond_slots(topology: Topology, rate: Fraction) -> tuple[Nic, ...]:
+    """One NIC for each rank, on the PCIe switch or CPU that its slot leads to where there are such."""
+    over = dict(enumerate(range(topology.ranks)))
+    for link in topology.links:
+        if link.src < topology.ranks <= link.dst and _PCIE.fullmatch(str(topology.label(link.dst))):
+            over[link.src] = link.dst
+    return tuple(Nic(f"nic{rank}", rate, (vertex,)) for rank, vertex in over.items())
+
+
+_PCIE = re.compile(r"(?:host[0-9]+\.)?(?:pcie|bridges|cpu)[0-9]+")
+"""Vertices of PCIe, as readers and catalog name them."""
+
+
+def chosen_nics(machine: Machine, which: str) -> Machine:
+    """The machine with some of its NICs; for `which` see `with_nics`.
+
+    Raises:
+        TopologyError: it has not so many, or none of a name.
+    """
+    name, nics = machine.topology.name, machine.nics
+    if which == "all":
+        return machine
+    if which != "near" and not which.isdecimal():
+        wanted = [word.strip() for word in which.split(",")]
+        missing = [word for word in wanted if word not in {nic.name for nic in nics}]
+        if missing:
+            known = ", ".join(dict.fromkeys(nic.name for nic in nics))
+            raise TopologyError(f"{name}: has no NIC {shorten(missing[0])}, only {known}")
+        return replace(machine, nics=tuple(nic for nic in nics if nic.name in wanted))
+    reached = [_nearest_ranks(machine.topology, nic) for nic in nics]
+    best: dict[Vertex, tuple[int, int]] = {}
+    for distance, ranks in reached:
+        for rank in ranks:
+            best[rank] = min(best.get(rank, (distance, len(ranks))), (distance, len(ranks)))
+    order = [(distance, len(ranks)) for distance, ranks in reached]
+    if which == "near":
+        is_near = [any(best[rank] == order[at] for rank in ranks) for at, (_, ranks) in enumerate(reached)]
+        return replace(machine, nics=tuple(nic for nic, near in zip(nics, is_near, strict=True) if near))
+    kept: set[int] = set()
+    for own in nics_by_host(machine):
+        if not 1 <= int(which) <= len(own):
+            raise TopologyError(f"{name}: has {len(own)} NICs on a host, must be asked for 1..{len(own)}")
+        kept |= set(sorted(own, key=order.__getitem__)[: int(which)])
+    return replace(machine, nics=tuple(nic for at, nic in enumerate(nics) if at in kept))
+
+
+def _nearest_ranks(topology: Topology, nic: Nic) -> tuple[int, tuple[Vertex, ...]]:
+    """How many links a NIC is away from the ranks nearest to it, and which these are."""
+    here = set(nic.near)
+    seen = set(here)
+    for distance in range(topology.size + 1):
+        ranks = tuple(sorted(vertex for vertex in here if vertex < topology.ranks))
+        if ranks:
+            return distance, ranks
+        here = {link.dst for link in topology.links if link.src in here} - seen
+        seen |= here
+    return topology.size, ()
 
 
 def own_nics(ranks: int, rate: Fraction, *, each: int = 1) -> tuple[Nic, ...]:

@@ -116,15 +116,55 @@ class FatTree:
         )
 
 
-FORMS = "rail, rail:N, full, fat-tree:RATIO or fat-tree:RATIO:HOSTS, +sharp after any of them"
+@dataclass(frozen=True, slots=True)
+class RailTree:
+    """Rail-optimised leaves under one core: NIC i of the hosts of a pod goes to leaf i of this pod.
+
+    A leaf's way to the core carries what its NICs carry, divided by `oversubscription`.
+
+    Attributes:
+        oversubscription: at least 1.
+        hosts: in each pod; None for all in one.
+        in_network: what leaves and core can do, a word of `IN_NETWORK`.
+    """
+
+    oversubscription: Fraction
+    hosts: int | None = None
+    in_network: str = "none"
+
+    def wire(self, name: str, nics: Sequence[Sequence[Fraction]]) -> Wiring:
+        """See `Fabric`."""
+        rails, under = max(map(len, nics)), self.hosts or len(nics)
+        if rails * -(-len(nics) // under) < 2:
+            raise TopologyError(f"{name}: a tree of rails must have at least 2 leaves, got 1 NIC a host")
+        sums: dict[int, Fraction] = {}
+        for host, rates in enumerate(nics):
+            for rail, rate in enumerate(rates):
+                leaf = host // under * rails + rail
+                sums[leaf] = sums.get(leaf, Fraction(0)) + rate
+        leaves = rails * -(-len(nics) // under)
+        names = [*(f"pod{leaf // rails}.rail{leaf % rails}" for leaf in range(leaves)), "core"]
+        return Wiring(
+            tuple(switch_that(own, self.in_network) for own in names),
+            lambda host, nic: host // under * rails + nic,
+            tuple((leaf, leaves, rate / self.oversubscription) for leaf, rate in sums.items() if rate),
+            (under,),
+        )
+
+
+FORMS = (
+    "rail, rail:N, full, fat-tree:RATIO, fat-tree:RATIO:HOSTS, rail-tree:RATIO or rail-tree:RATIO:HOSTS, "
+    "+sharp after any of them"
+)
 
 
 def fabric_named(text: str) -> Fabric:
     """The fabric that a text names.
 
     `rail` has a switch for every NIC of a host, `rail:N` N of them, `full` one; `fat-tree:RATIO:HOSTS` so
-    many hosts under each leaf. With `+sharp` after it, its switches reduce, multicast and turn, as those of
-    InfiniBand with SHARP do (Graham et al., COMHPC 2016).
+    many hosts under each leaf; `rail-tree:RATIO:HOSTS` a leaf for every NIC of so many hosts. With `+sharp`
+    after it, its switches reduce, multicast and turn, as those of InfiniBand with SHARP do (Graham et al.,
+    COMHPC 2016).
 
     Raises:
         TopologyError: none has this name, or its numbers break a rule.
@@ -144,6 +184,8 @@ def fabric_named(text: str) -> Fabric:
                 return Rails(_whole(count), in_network)
             case "fat-tree", [ratio, *hosts] if len(hosts) <= 1:
                 return FatTree(_ratio(ratio), _whole(hosts[0]) if hosts else None, in_network)
+            case "rail-tree", [ratio, *hosts] if len(hosts) <= 1:
+                return RailTree(_ratio(ratio), _whole(hosts[0]) if hosts else None, in_network)
     except ValueError as error:
         raise TopologyError(f"fabric {shorten(text)}: {error}") from error
     raise TopologyError(f"fabric {shorten(text)}: must be {FORMS}")

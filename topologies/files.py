@@ -32,8 +32,9 @@ def load_file(
     path: Path | str,
     *,
     gpu: str | None = None,
-    pcie: bool = False,
+    pcie: bool | None = None,
     between_sockets: Fraction | None = None,
+    numa_per_socket: int | None = None,
     rates: Rates = Rates.DATASHEET,
     max_bytes: int = MAX_TOPOLOGY_BYTES,
 ) -> Machine:
@@ -51,7 +52,7 @@ def load_file(
     kind = kind_of(Path(path).suffix.lower(), text)
     try:
         if kind in {"YAML", "JSON"}:
-            option = _option_of_readers(gpu, pcie, between_sockets)
+            option = _option_of_readers(gpu, pcie, between_sockets, numa_per_socket)
             if option is not None or rates is not Rates.DATASHEET:
                 wrong = option or f"rates {rates.value} (--rates)"
                 instead = "" if option else f"; take rates {Rates.DATASHEET.value}"
@@ -62,7 +63,15 @@ def load_file(
 
             return parse_document(text, place, kind)
         reader = _reader(kind)
-        return reader(text, place, gpu=gpu, pcie=pcie, between_sockets=between_sockets, rates=rates)
+        return reader(
+            text,
+            place,
+            gpu=gpu,
+            pcie=pcie,
+            between_sockets=between_sockets,
+            numa_per_socket=numa_per_socket,
+            rates=rates,
+        )
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
     except InputError as error:
@@ -86,8 +95,9 @@ class _Reader(Protocol):
         place: str,
         *,
         gpu: str | None,
-        pcie: bool,
+        pcie: bool | None,
         between_sockets: Fraction | None,
+        numa_per_socket: int | None,
         rates: Rates,
     ) -> Machine: ...
 
@@ -106,12 +116,15 @@ def _reader(kind: str) -> _Reader:
     return parse_nvidia_smi
 
 
-def _option_of_readers(gpu: str | None, pcie: bool, between_sockets: Fraction | None) -> str | None:
+def _option_of_readers(
+    gpu: str | None, pcie: bool | None, between_sockets: Fraction | None, numa_per_socket: int | None
+) -> str | None:
     """One of these that was given: what says more of a machine than the text of a tool does."""
     given = {
         "gpu= (--gpu)": gpu is not None,
-        "pcie=True (--pcie)": pcie,
+        f"pcie={pcie} (--{'' if pcie else 'no-'}pcie)": pcie is not None,
         "between_sockets= (--between-sockets)": between_sockets is not None,
+        "numa_per_socket= (--numa-per-socket)": numa_per_socket is not None,
     }
     return next((option for option, is_given in given.items() if is_given), None)
 
@@ -126,13 +139,21 @@ def load(
     ranks: Sequence[int] | None = None,
     relays: bool = False,
     gpu: str | None = None,
-    pcie: bool = False,
+    pcie: bool | None = None,
     between_sockets: Fraction | int | None = None,
+    numa_per_socket: int | None = None,
     rates: str = "datasheet",
 ) -> Topology:
     """The topology that a spec names: the graph of `load_machine`, which takes and raises the same."""
     return load_machine(
-        spec, ranks=ranks, relays=relays, gpu=gpu, pcie=pcie, between_sockets=between_sockets, rates=rates
+        spec,
+        ranks=ranks,
+        relays=relays,
+        gpu=gpu,
+        pcie=pcie,
+        between_sockets=between_sockets,
+        numa_per_socket=numa_per_socket,
+        rates=rates,
     ).topology
 
 
@@ -142,8 +163,9 @@ def load_machine(
     ranks: Sequence[int] | None = None,
     relays: bool = False,
     gpu: str | None = None,
-    pcie: bool = False,
+    pcie: bool | None = None,
     between_sockets: Fraction | int | None = None,
+    numa_per_socket: int | None = None,
     rates: str = "datasheet",
 ) -> Machine:
     """The machine that a spec names.
@@ -160,8 +182,10 @@ def load_machine(
         ranks: the ranks that take part; they are renumbered 0, 1, 2... in this order.
         relays: keep the other ranks, behind those that take part, instead of leaving them out.
         gpu: what the GPUs are where a tool's text does not say it, or says otherwise (see `GPUS`).
-        pcie: take the PCIe paths of a tool's text or NCCL XML as links too, where it shows other links.
+        pcie: take the PCIe paths of a tool's text or NCCL XML as links too (True), or only where there are no
+            others (False); by default, where others do not join all GPUs.
         between_sockets: GB/s each way between two CPU sockets; see `topologies.processors` for the default.
+        numa_per_socket: NUMA nodes of one CPU socket; see `topologies.readers.sockets` for the default.
         rates: "datasheet", or "nccl" for NCCL's planning constants.
 
     Raises:
@@ -172,10 +196,12 @@ def load_machine(
     crossing = None if between_sockets is None else Fraction(between_sockets)
     if crossing is not None and crossing <= 0:
         raise TopologyError(f"between_sockets: must be above 0 GB/s, got {crossing}")
+    if numa_per_socket is not None and numa_per_socket < 1:
+        raise TopologyError(f"numa_per_socket: must be at least 1, got {numa_per_socket}")
     name, _, arguments = spec.partition(":")
     entry = entry_named(name)
     if entry is not None:
-        option = _option_of_readers(gpu, pcie, crossing)
+        option = _option_of_readers(gpu, pcie, crossing, numa_per_socket)
         if option is not None:
             rule = f"{option} is for files of tools"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
@@ -188,7 +214,14 @@ def load_machine(
             "several hosts"
         )
     elif _is_path(spec):
-        machine = load_file(spec, gpu=gpu, pcie=pcie, between_sockets=crossing, rates=chosen)
+        machine = load_file(
+            spec,
+            gpu=gpu,
+            pcie=pcie,
+            between_sockets=crossing,
+            numa_per_socket=numa_per_socket,
+            rates=chosen,
+        )
         for note in machine.notes:
             _log.warning("%s: %s", shorten_path(spec), note)
     else:

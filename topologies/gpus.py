@@ -37,7 +37,7 @@ class Gpu:
         links: how many NVLinks or xGMI links one GPU has; 0 where it has none.
         link: one-way GB/s per link by the data sheet.
         link_nccl: the same in NCCL's or RCCL's planning model.
-        pcie_generation: of its slot, 16 lanes wide.
+        pcie_generation: of its slot.
         capability: compute capability, 80 for 8.0; None for AMD's.
         architecture: LLVM's name of the target, such as gfx90a; "" for NVIDIA's.
         source: where its figures stand.
@@ -45,6 +45,7 @@ class Gpu:
             other GPU), "wired" where that differs from box to box, or "" where nothing or a bridge does.
         devices: PCI device ids.
         assumed: why the number or rate of its links is assumed; empty where its maker published it.
+        pcie_lanes: of its slot.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Gpu:
     board: str = ""
     devices: frozenset[int] = frozenset()
     assumed: str = ""
+    pcie_lanes: int = 16
 
     @property
     def in_network(self) -> str:
@@ -75,7 +77,9 @@ class Gpu:
         return self.link if rates is Rates.DATASHEET else self.link_nccl
 
 
-def _gpu(name: str, kind: str, links: str, pcie: int, board: str, devices: str, source: str) -> Gpu:
+def _gpu(
+    name: str, kind: str, links: str, pcie: int, board: str, devices: str, source: str, lanes: int = 16
+) -> Gpu:
     """A row of the table.
 
     `kind` is a compute capability or an architecture, `links` their number x GB/s, with a question mark
@@ -96,6 +100,7 @@ def _gpu(name: str, kind: str, links: str, pcie: int, board: str, devices: str, 
         board=board,
         devices=frozenset(int(device, 16) for device in devices.split()),
         assumed=f"{name}: {source}" if links.endswith("?") else "",
+        pcie_lanes=lanes,
     )
 
 
@@ -123,6 +128,7 @@ _KNOWN = (
         "v100", "7.0", "6 x 25", 3, BOX, "1db1 1db2 1db5 1db7 1db8 1df5", "V100 data sheet: NVLink 300 GB/s"
     ),
     _gpu("v100-pcie", "7.0", "", 3, "", "1db3 1db4 1db6 1df6", "V100 data sheet (PCIe): no NVLink"),
+    _gpu("gv100", "7.0", "4 x 25", 3, "", "1dba", "Quadro GV100 data sheet: NVLink 200 GB/s"),
     _gpu("t4", "7.5", "", 3, "", "1eb8", "T4 data sheet: PCIe Gen3 x16"),
     _gpu("rtx2080ti", "7.5", "2 x 25", 3, "", "1e04 1e07 1e30 1e78", "Turing white paper: NVLink 100 GB/s"),
     _gpu("a100", "8.0", "12 x 25", 4, SXM, "20b0 20b2 20b3", "A100 data sheet: NVLink 600 GB/s"),
@@ -136,10 +142,17 @@ _KNOWN = (
     _gpu("a40", "8.6", "4 x 14.0625", 4, "", "2235", "GA102 white paper: NVLink 112.5 GB/s"),
     _gpu("rtx3090", "8.6", "4 x 14.0625", 4, "", "2203 2204", "GA102 white paper: NVLink 112.5 GB/s"),
     _gpu("a10", "8.6", "", 4, "", "2236 2237", "A10 data sheet: PCIe Gen4 x16; A10G alike"),
+    _gpu("rtx3080", "8.6", "", 4, "", "2206 2208 220a 2216", "GA102 white paper: PCIe 4.0, no NVLink"),
+    _gpu("a4000", "8.6", "", 4, "", "24b0", "RTX A4000 data sheet: PCIe Gen4 x16, no NVLink"),
+    _gpu("a2", "8.6", "", 4, "", "25b6", "A2 data sheet: PCIe Gen4 x8", 8),
     _gpu("l40s", "8.9", "", 4, "", "26b5 26b9 26b1", "L40S data sheet; L40, RTX 6000 Ada alike"),
     _gpu("l4", "8.9", "", 4, "", "27b8", "L4 data sheet: PCIe Gen4 x16"),
     _gpu("l20", "8.9", "", 4, "", "26b7 26ba", "L20 data sheet: PCIe Gen4 x16"),
     _gpu("rtx4090", "8.9", "", 4, "", "2684 2685", "Ada GPU white paper: PCIe 4.0, no NVLink"),
+    _gpu("rtx4080", "8.9", "", 4, "", "2702 2704", "Ada GPU white paper: PCIe 4.0, no NVLink"),
+    _gpu(
+        "rtx4000ada", "8.9", "", 4, "", "27b2 26b2", "RTX 4000 Ada data sheet: PCIe Gen4 x16; 5000 Ada alike"
+    ),
     _gpu("h100", "9.0", "18 x 25", 5, SXM, "2330 2337 2338 2339", "H100 data sheet (SXM): NVLink 900 GB/s"),
     _gpu("h200", "9.0", "18 x 25", 5, SXM, "2335", "H200 data sheet (SXM): NVLink 900 GB/s"),
     _gpu("h20", "9.0", "18 x 25?", 5, SXM, "2328 2329 232c", "press of 2024: NVLink 900 GB/s"),
@@ -164,6 +177,10 @@ _KNOWN = (
     ),
     _gpu("pro6000", "12.0", "", 5, "", "2bb1 2bb4 2bb5", "RTX PRO 6000 Blackwell data sheet: PCIe Gen5 x16"),
     _gpu("rtx5090", "12.0", "", 5, "", "2b85 2b87", "RTX Blackwell white paper: PCIe Gen5"),
+    _gpu("pro5000", "12.0", "", 5, "", "2bb3", "RTX PRO 5000 Blackwell data sheet: PCIe Gen5 x16"),
+    _gpu("pro4500", "12.0", "", 5, "", "2c31 2c34", "RTX PRO 4500 Blackwell data sheet; PRO 4000 alike"),
+    _gpu("rtx5080", "12.0", "", 5, "", "2c02 2c05 2f04", "RTX Blackwell white paper: PCIe Gen5; 5070 alike"),
+    _gpu("rtx5060ti", "12.0", "", 5, "", "2d04 2d05", "GeForce RTX 5060 family: PCIe Gen5 x8", 8),
     _gpu("gb10", "12.1", "", 5, "", "2e12", "DGX Spark data sheet: one GPU a box"),
     _gpu("mi50", "gfx906", "2 x 46?", 4, "", "66a0 66a1", "AMD (2018): 2 links; rate assumed as MI100's"),
     _gpu("mi100", "gfx908", "3 x 46", 4, "", "738c 738e", "ROCm documentation: 3 links of 23 GT/s"),
@@ -265,5 +282,5 @@ GIGATRANSFERS = {
 
 
 def slot_rate(gpu: Gpu, rates: Rates) -> Fraction:
-    """One-way GB/s of the PCIe slot, 16 lanes wide, of a GPU."""
-    return pcie_rate(GIGATRANSFERS[gpu.pcie_generation], 16, rates)
+    """One-way GB/s of the PCIe slot of a GPU."""
+    return pcie_rate(GIGATRANSFERS[gpu.pcie_generation], gpu.pcie_lanes, rates)

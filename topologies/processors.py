@@ -7,6 +7,7 @@ nothing passes more. Where the processor is unknown, the largest of its kind cou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -85,6 +86,61 @@ _PROCESSORS = (
     _Processor(ARM, "", -1, (), Crossing(Fraction(450), "NVLink-C2C (Grace)")),
     _Processor(POWER, "", -1, (), Crossing(Fraction(64), "an X bus (POWER9)")),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedProcessor:
+    """A processor by what it is called.
+
+    Attributes:
+        called: the words that name it.
+        pcie_generation: of its slots.
+        crossing: the way between two of them; None where they stand alone or it is not known.
+    """
+
+    called: str
+    pcie_generation: int
+    crossing: Crossing | None
+
+
+# Generations of PCIe by Intel ARK and AMD's product pages; numbers of Xeon Scalable have theirs as the second
+# digit, those of EPYC as the last. Which of `_PROCESSORS` each is, where it can have a neighbour.
+_NAMES = tuple(
+    (re.compile(pattern, re.IGNORECASE), generation, family)
+    for pattern, generation, family in (
+        (r"EPYC\S* 7[0-9A-Z]{2}1", 3, "Zen 1"),
+        (r"EPYC\S* 7[0-9A-Z]{2}2", 4, "Zen 2"),
+        (r"EPYC\S* 7[0-9A-Z]{2}3", 4, "Zen 3"),
+        (r"EPYC\S* [89][0-9A-Z]{2}4", 5, "Zen 4"),
+        (r"EPYC\S* 9[0-9A-Z]{2}5", 5, "Zen 5"),
+        (r"Threadripper(?: PRO)? [12]9[0-9]{2}|\b[12]9[0-9]{2}W?X TR\b", 3, ""),
+        (r"Threadripper(?: PRO)? [35]9[0-9]{2}|\b[35]9[0-9]{2}W?X TR\b", 4, ""),
+        (r"Threadripper(?: PRO)? [79]9[0-9]{2}|\b[79]9[0-9]{2}W?X TR\b", 5, ""),
+        (r"Ryzen [3579] [12][0-9]{3}", 3, ""),
+        (r"Ryzen [3579] [35][0-9]{3}", 4, ""),
+        (r"Ryzen [3579] [79][0-9]{3}", 5, ""),
+        (r"Xeon\S* (?:CPU )?E[57]-[0-9]{4}", 3, "Broadwell and before"),
+        (r"Xeon\S* (?:Gold|Silver|Platinum|Bronze) [3-9][12][0-9]{2}", 3, "Skylake to Cooper Lake"),
+        (r"Xeon\S* (?:Gold|Silver|Platinum|Bronze) [3-9]3[0-9]{2}", 4, "Ice Lake"),
+        (r"Xeon\S* (?:Gold|Silver|Platinum|Bronze) [3-9]4[0-9]{2}", 5, "Sapphire Rapids"),
+        (r"Xeon\S* (?:Gold|Silver|Platinum|Bronze) [3-9]5[0-9]{2}", 5, "Emerald Rapids"),
+        (r"Xeon\S* 6[5-9][0-9]{2}[PE]", 5, "Xeon 6"),
+        (r"Core\S* i[3579]-(?:[6-9][0-9]{3}|10[0-9]{3})[A-Z]{0,2}\b", 3, ""),
+        (r"Core\S* i[3579]-11[0-9]{3}", 4, ""),
+        (r"Core\S* (?:i[3579]-1[2-4][0-9]{3}|Ultra)", 5, ""),
+    )
+)
+_BY_NAME = {known.crossing.what.rpartition("(")[2].rstrip(")"): known.crossing for known in _PROCESSORS}
+
+
+def processor_named(line: str) -> NamedProcessor | None:
+    """The processor that a line names; None where it names none that is known."""
+    for pattern, generation, family in _NAMES:
+        match = pattern.search(line)
+        if match is not None:
+            return NamedProcessor(match[0], generation, _BY_NAME.get(family))
+    return None
+
 
 _FAMILIES = {0x8F: 23, 0xAF: 25, 0xBF: 26}
 """AMD's families as NCCL's files had them until 2.30, which took the extended family for upper digits."""

@@ -34,6 +34,7 @@ def as_schedule(program: GlobalProgram, topology: Topology) -> Schedule:
     verdict = check_program(program, max_errors=1)
     if not verdict.correct:
         raise ProgramError(f"the program is not correct: {verdict.errors[0]}")
+    program = program.unrolled()
     collective = collective_of(program, topology)
     ways = routes(topology, verdict.messages)
     replayed = _Replay(program, topology)

@@ -4,8 +4,8 @@ Every thread is a task that stops wherever another might come in between: while 
 a message or room in a FIFO, and between reading memory and writing it. Which task goes on is drawn anew at
 every stop, or by priorities that are drawn now and then, so that some are very slow. A block of two-sided
 steps acts as one thread. One of puts and signals has a few, each with elements of its own; its proxies do
-what they are told at any time later, and ranks begin their next call once they have ended one. Shares no code
-with the checker, whose verdicts it can show to be wrong.
+what they are told at any time later, and ranks begin their next call once they have ended one. Loops go
+through two pieces of a chunk. Shares no code with the checker, whose verdicts it can show to be wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +101,8 @@ def interpret(
     """
     differ = checked or (lambda found, expected: int(np.count_nonzero(found != expected)))
     together = 1 if loops > 1 else together
+    if program.loops:
+        program = program.unrolled(2, Fraction(min(loop.piece_bytes for loop in program.loops)))
     return _Machine(program, in_place, seed, elements, calls, loops, together, differ).run()
 
 

@@ -10,6 +10,7 @@ cuts it, and adding and copying take ranks no time.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from dataclasses import replace
@@ -36,8 +37,8 @@ from arborcast.backends.programs.traffic import Traffic, routes, switch_of, traf
 from arborcast.synth.certificate import Bound
 from arborcast.synth.topology import Hop, Topology
 
-Until: TypeAlias = Fraction | tuple[Hashable, int]
-"""What is waited for: a time, or that something has happened so many times."""
+Until: TypeAlias = int | tuple[Hashable, int]
+"""What is waited for: a time in the ticks of a run, or that something has happened so many times."""
 
 Task: TypeAlias = Generator[Until, None, None]
 
@@ -46,6 +47,9 @@ Way: TypeAlias = list[list[Hop]]
 
 PACKETS = 2
 """Packets are as many times the bytes of their data: flags stand beside them."""
+
+
+USUAL_BYTES = 64 << 20
 
 
 def time_us(program: GlobalProgram, topology: Topology, size_bytes: int) -> Fraction:
@@ -59,14 +63,34 @@ def time_us(program: GlobalProgram, topology: Topology, size_bytes: int) -> Frac
     Raises:
         ProgramError: a put has no way, or blocks wait for ever.
     """
+    program = _in_pieces(program, size_bytes)
     byte_us = Fraction(size_bytes, 1000 * program.chunks)
     return _TimedRun(
         program, topology, {hop: byte_us / rate for hop, rate in topology.bandwidth.items()}
     ).run()
 
 
+def timed_bytes(program: GlobalProgram) -> int:
+    """The largest size that a program is for, or a usual one, at which its pieces are counted."""
+    return program.most_bytes or USUAL_BYTES
+
+
+def _in_pieces(program: GlobalProgram, size_bytes: int) -> GlobalProgram:
+    """Its loops gone through as they are for a whole buffer of this size."""
+    if not program.loops:
+        return program
+    chunk_bytes = Fraction(size_bytes, program.chunks)
+    pieces = [loop.piece_bytes * chunk_bytes.denominator for loop in program.loops]
+    part_bytes = Fraction(math.gcd(chunk_bytes.numerator, *pieces), chunk_bytes.denominator)
+    return program.unrolled(int(chunk_bytes / part_bytes), part_bytes)
+
+
 def rate_of(program: GlobalProgram, topology: Topology) -> Fraction:
-    """Algbw in GB/s of large messages, of which latencies are no part; 0 where nothing moves."""
+    """Algbw in GB/s of large messages, of which latencies are no part; 0 where nothing moves.
+
+    A program with loops is timed at `timed_bytes`.
+    """
+    program = _in_pieces(program, timed_bytes(program))
     paces = {hop: 1 / (program.chunks * rate) for hop, rate in topology.bandwidth.items()}
     took = _TimedRun(program, topology, paces, latencies=False).run()
     return 1 / took if took else Fraction(0)
@@ -95,13 +119,17 @@ class _TimedRun:
         *,
         latencies: bool = True,
     ) -> None:
-        self._program, self._topology, self._paces = program, topology, paces
-        self._latency = topology.latency_us if latencies else dict.fromkeys(paces, Fraction(0))
+        self._program, self._topology = program, topology
+        latency = topology.latency_us if latencies else dict.fromkeys(paces, Fraction(0))
+        # Whole ticks: sums of fractions would take most of the time.
+        self._ticks = math.lcm(*(each.denominator for each in (*paces.values(), *latency.values())))
+        self._paces = {hop: int(pace * self._ticks) for hop, pace in paces.items()}
+        self._latency = {hop: int(each * self._ticks) for hop, each in latency.items()}
         self._ways: dict[Hop, Way] = {}
-        self._free: dict[Hop, Fraction] = defaultdict(Fraction)
-        self._events: list[tuple[Fraction, int, Callable[[], None]]] = []
+        self._free: dict[Hop, int] = defaultdict(int)
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._asked = self._open = 0
-        self._now = Fraction(0)
+        self._now = 0
         self._counts: dict[Hashable, int] = defaultdict(int)
         self._taken: dict[Hashable, int] = defaultdict(int)
         self._waiting: dict[Hashable, list[tuple[int, Task]]] = defaultdict(list)
@@ -119,15 +147,15 @@ class _TimedRun:
             act()
         if self._open:
             raise ProgramError(f"{self._program.name}: {self._open} thread blocks wait for ever")
-        return self._now
+        return Fraction(self._now, self._ticks)
 
-    def _at(self, time: Fraction, act: Callable[[], None]) -> None:
+    def _at(self, time: int, act: Callable[[], None]) -> None:
         self._asked += 1
         heapq.heappush(self._events, (time, self._asked, act))
 
     def _go_on(self, task: Task) -> None:
         until = next(task, None)
-        if isinstance(until, Fraction):
+        if isinstance(until, int):
             self._at(until, partial(self._go_on, task))
         elif until is not None:
             key, goal = until
@@ -225,7 +253,7 @@ class _TimedRun:
         self._go_on(self._landing(rank, move, stream, (arrived, len(parts))))
         yield left
 
-    def _pass(self, way: Way, chunks: int) -> Generator[Fraction, None, None]:
+    def _pass(self, way: Way, chunks: int) -> Generator[int, None, None]:
         """When the last bytes have passed the first link, when the first reach the next, ..., the end."""
         end = self._now
         for place, hops in enumerate(way):
@@ -239,7 +267,7 @@ class _TimedRun:
                 yield end - latency
             yield begin + latency if place < len(way) - 1 else end
 
-    def _arrival(self, part: Generator[Fraction, None, None], arrived: Hashable) -> Task:
+    def _arrival(self, part: Generator[int, None, None], arrived: Hashable) -> Task:
         yield from part
         self._tell(arrived)
 
@@ -270,8 +298,8 @@ class _TimedRun:
             self._ways[src, dst] = [[hop] for hop in pairwise(route)]
         return self._ways[src, dst]
 
-    def _latency_of(self, way: Way) -> Fraction:
-        return sum((max(self._latency[hop] for hop in hops) for hops in way), Fraction(0))
+    def _latency_of(self, way: Way) -> int:
+        return sum(max(self._latency[hop] for hop in hops) for hops in way)
 
 
 def _cells(rank: int, span: Span) -> Iterator[Hashable]:

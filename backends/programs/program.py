@@ -11,9 +11,10 @@ signals tell when. Nothing here says whether a program is right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fractions import Fraction
 from functools import cached_property
 from typing import TypeAlias
 
@@ -119,6 +120,7 @@ class Step:
         after: what must be done before, besides the step before it. Where the step named posts nothing, the
             next one of its block that does is meant, as MSCCL's flags have it.
         posts: whether others may wait for it.
+        chunk: of the schedule that it was made of, if it was.
     """
 
     code: Code
@@ -126,6 +128,7 @@ class Step:
     target: Span | None = None
     after: tuple[After, ...] = ()
     posts: bool = False
+    chunk: int | None = field(default=None, compare=False)
 
     @property
     def count(self) -> int:
@@ -232,7 +235,29 @@ class Synchronize:
     """The threads of the block wait for each other; without it one-sided operations do not order memory."""
 
 
-Operation: TypeAlias = Step | Move | Signal | Wait | Flush | Acquire | Release | Barrier | Synchronize
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Operations that a block goes through again and again, each time for the next piece of their chunks.
+
+    Moves of packets know nothing of pieces: each time they handle all.
+
+    Attributes:
+        operations: one-sided ones, none of them a loop.
+        chunks: that each of its moves handles in all.
+        piece_bytes: of a piece; the last one may be smaller.
+    """
+
+    operations: tuple[OneTime, ...]
+    chunks: int
+    piece_bytes: int
+
+    def parts_of_piece(self, finer: int, part_bytes: Fraction | None) -> int:
+        """How many parts of so many bytes a piece has, of which a chunk has `finer`; all where None."""
+        return self.chunks * finer if part_bytes is None else max(1, int(self.piece_bytes / part_bytes))
+
+
+OneTime: TypeAlias = Step | Move | Signal | Wait | Flush | Acquire | Release | Barrier | Synchronize
+Operation: TypeAlias = OneTime | Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,5 +359,71 @@ class GlobalProgram:
 
     @cached_property
     def operation_count(self) -> int:
-        """Operations of all blocks of all ranks."""
-        return sum(len(block.operations) for *_, block in self.blocks)
+        """Operations of all blocks of all ranks, those within loops included."""
+        return sum(
+            1 + (len(each.operations) if isinstance(each, Loop) else 0) for *_, each in self.operations
+        )
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """All of them."""
+        return tuple(each for *_, each in self.operations if isinstance(each, Loop))
+
+    def unrolled(self, finer: int = 1, part_bytes: Fraction | None = None) -> GlobalProgram:
+        """The same without loops.
+
+        Args:
+            finer: into how many parts each chunk is cut.
+            part_bytes: of such a part, of which a piece has as many whole ones as fit; None where all loops
+                are gone through once.
+        """
+        if not self.loops and finer == 1:
+            return self
+        parts = []
+        for part in self.parts:
+            blocks = [
+                replace(block, operations=tuple(_unrolled(block.operations, finer, part_bytes)))
+                for block in part.blocks
+            ]
+            parts.append(
+                RankPart(
+                    tuple(blocks),
+                    finer * part.input_chunks,
+                    finer * part.output_chunks,
+                    finer * part.scratch_chunks,
+                    part.semaphores,
+                )
+            )
+        return replace(self, chunks=self.chunks * finer, parts=tuple(parts))
+
+
+def _unrolled(
+    operations: Iterable[Operation], finer: int, part_bytes: Fraction | None
+) -> Iterator[Operation]:
+    for each in operations:
+        if isinstance(each, Loop):
+            whole = each.chunks * finer
+            size = each.parts_of_piece(finer, part_bytes)
+            for first in range(0, whole, size):
+                count = min(size, whole - first)
+                yield from (_cut(inner, finer, first, count) for inner in each.operations)
+        else:
+            yield _cut(each, finer, 0, None)
+
+
+def _cut(operation: OneTime, finer: int, first: int, count: int | None) -> OneTime:
+    """The same for so many of the finer chunks; None for all."""
+    if not isinstance(operation, Move):
+        return operation
+
+    whole = count is None or operation.packets
+
+    def cut(span: Span) -> Span:
+        at = span.start * finer + (0 if whole else first)
+        return Span(span.memory, at, span.count * finer if whole else count or 0, span.rank, span.packets)
+
+    return replace(
+        operation,
+        sources=tuple(map(cut, operation.sources)),
+        targets=tuple(map(cut, operation.targets)),
+    )

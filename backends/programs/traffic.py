@@ -89,7 +89,7 @@ def switch_of(topology: Topology, ranks: Iterable[int]) -> Vertex:
 
 def _by_switches(program: GlobalProgram, topology: Topology) -> Iterator[tuple[Hop, Fraction]]:
     """What passes links as switches add it for a rank, or multicast it."""
-    for rank, _, _, move in program.operations:
+    for rank, _, _, move in program.unrolled().operations:
         if not isinstance(move, Move) or not move.switch:
             continue
         for spans, towards in ((move.sources, rank), (move.targets, None)):

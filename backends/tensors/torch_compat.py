@@ -187,6 +187,15 @@ def forget_meshes() -> None:
         cast(Any, torch._C)._clear_DTensor_sharding_propagator_cache()
 
 
+def hooks_of_saved_tensors() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """What packs and unpacks what autograd saves here, so that hooks inside can pass on what is not theirs.
+
+    Torch calls the innermost pair of `saved_tensors_hooks` alone.
+    """
+    pair: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return (lambda it: it, lambda it: it) if pair is None else pair
+
+
 def future_of(work: Any) -> Any:
     """The future of a work of gloo; None where it has none, as those of its reduce-scatters."""
     try:

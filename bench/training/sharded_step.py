@@ -30,12 +30,12 @@ from arborcast.bench.training.testbed_step import in_turns
 from arborcast.pipeline.costs.devices import DeviceRates
 
 if TYPE_CHECKING:
+    from arborcast.pipeline.meshes import Mesh
     from arborcast.pipeline.model.traced.model import Traced
-    from arborcast.pipeline.sharding.fabric_prices import Mesh
     from arborcast.pipeline.sharding.graph import Graph
     from arborcast.pipeline.sharding.setting import Setting
-    from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
     from arborcast.pipeline.sharding.sharding_program import Sharding
+    from arborcast.pipeline.stages import Plan
     from arborcast.synth.groups import GroupSchedules
     from arborcast.synth.topology import Topology
 
@@ -130,7 +130,7 @@ def _made(case: Case) -> tuple[Traced, Any, Any, Any, Callable[..., Any]]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayoutPlan:
     """A layout of a model on the meshes where it is fastest.
 
     Attributes:
@@ -141,14 +141,14 @@ class Plan:
     """
 
     layout: str
-    sharding: ShardedPlan
+    sharding: Plan
     total_us: float
     groups: tuple[GroupSchedules, ...]
 
     @property
     def mesh(self) -> str:
         """Those of the stages."""
-        return " + ".join(str(it.sharding.mesh) for it in self.sharding.stages)
+        return " + ".join(str(it.mesh) for it in self.sharding.stages)
 
 
 def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dict[str, Any]]:
@@ -230,12 +230,12 @@ def graph_of(case: Case) -> Graph:
     return merged(operator_trace(_made(case)[0], samples, by_layer=case.microbatches > 1))
 
 
-def plans(case: Case, topology: Topology) -> list[Plan]:
+def plans(case: Case, topology: Topology) -> list[LayoutPlan]:
     """The best of each layout over all meshes."""
     return _in_stages(case, topology) if case.microbatches > 1 else _of_one_stage(case, topology)
 
 
-def _in_stages(case: Case, topology: Topology) -> list[Plan]:
+def _in_stages(case: Case, topology: Topology) -> list[LayoutPlan]:
     from arborcast.pipeline.planning.sharded_planning import choose_both
 
     choice = choose_both(graph_of(case), topology, _CORE, microbatches=case.microbatches)
@@ -246,19 +246,20 @@ def _in_stages(case: Case, topology: Topology) -> list[Plan]:
         groups: tuple[GroupSchedules, ...] = ()
         if len(plan.stages) == 1:
             stage, sharding = plan.stages[0], priced.stages[0].priced.sharding
-            groups = _groups(sharding, topology, stage.sharding.mesh)
-        found.append(Plan(layout, plan, priced.step_ps() / 1e6, groups))
+            groups = _groups(sharding, topology, stage.mesh)
+        found.append(LayoutPlan(layout, plan, priced.step_ps() / 1e6, groups))
     return found
 
 
-def _of_one_stage(case: Case, topology: Topology) -> list[Plan]:
+def _of_one_stage(case: Case, topology: Topology) -> list[LayoutPlan]:
     from arborcast.pipeline.errors import PlanError
-    from arborcast.pipeline.sharding.fabric_prices import FabricPrices, meshes
+    from arborcast.pipeline.meshes import meshes
+    from arborcast.pipeline.sharding.fabric_prices import FabricPrices
     from arborcast.pipeline.sharding.layouts import LAYOUTS as FIXED
+    from arborcast.pipeline.sharding.plan_strategies import stage_sharding
     from arborcast.pipeline.sharding.setting import Setting
-    from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage
     from arborcast.pipeline.sharding.sharding_program import shard
-    from arborcast.pipeline.sharding.stage_sharding import stage_sharding
+    from arborcast.pipeline.stages import Plan, Stage
 
     graph = graph_of(case)
     tried = [FabricPrices(topology, mesh, by_schedule=True) for mesh in meshes(range(topology.ranks))]
@@ -275,9 +276,9 @@ def _of_one_stage(case: Case, topology: Topology) -> list[Plan]:
                 best = sharding, prices.mesh
         assert best is not None, "every layout has the mesh of one axis"
         sharding, mesh = best
-        stage = ShardedStage(0, 1, stage_sharding(graph, sharding.chosen, mesh))
-        value = ShardedPlan(graph.name, case.batch, 1, (stage,), topology)
-        found.append(Plan(layout, value, sharding.total_ps / 1e6, _groups(sharding, topology, mesh)))
+        stage = Stage.divided(0, 1, stage_sharding(graph, sharding.chosen, mesh))
+        value = Plan([stage], 1, topology=topology, model=graph.name, batch=case.batch)
+        found.append(LayoutPlan(layout, value, sharding.total_ps / 1e6, _groups(sharding, topology, mesh)))
     return found
 
 
@@ -293,7 +294,7 @@ def _groups(sharding: Sharding, topology: Topology, mesh: Mesh) -> tuple[GroupSc
 
 
 def predicted(
-    plan: ShardedPlan, graph: Graph, fabric: Topology, serial_us: float, besides_us: Sequence[float]
+    plan: Plan, graph: Graph, fabric: Topology, serial_us: float, besides_us: Sequence[float]
 ) -> tuple[float, float, float]:
     """What a step takes on links of other rates, and of that computing and collectives of the longest stage.
 
@@ -304,8 +305,9 @@ def predicted(
         serial_us: of a step of the undivided model.
         besides_us: by rank, what its collectives cost besides.
     """
+    from arborcast.pipeline.meshes import Mesh
     from arborcast.pipeline.planning.sharded_planning import priced_plan
-    from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
+    from arborcast.pipeline.sharding.fabric_prices import FabricPrices
     from arborcast.pipeline.sharding.setting import Setting
     from arborcast.pipeline.sharding.sharding_program import shard
 
@@ -355,7 +357,7 @@ def measure(
     store_path: str,
     case: Case,
     topology: Topology,
-    found: Sequence[Plan],
+    found: Sequence[LayoutPlan],
     steps: int,
 ) -> dict[str, Any]:
     """What one rank saw of the steps of each layout; the first of each is not counted."""
@@ -386,7 +388,7 @@ def measure(
     serial = _serial_s(case)  # on all ranks at once, which share the processors
     small = []
     alone = next(it for it in found if len(it.sharding.stages) == 1)  # on all ranks
-    line = trainers[alone.layout].line(alone.sharding.stages[0].sharding.mesh.ways[-1])
+    line = trainers[alone.layout].line(alone.sharding.stages[0].mesh.ways[-1])
     for _ in range(20):
         dist.barrier()
         begin = time.perf_counter()

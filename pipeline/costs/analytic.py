@@ -8,6 +8,7 @@ than any machine: build it on the "meta" device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ def analyse(
         example: the model's inputs, of which only shapes and types matter; with `loss_fn`, (inputs, targets).
         device: its rates.
         loss_fn: called with the model's output and the targets; its cost goes to the last layer.
-        optimizer: makes the optimizer of a list of parameters, for the bytes of its state; None for 0 bytes.
+        optimizer: makes the optimizer of a list of parameters, for the bytes of its state and what
+            its step takes; None for neither.
         name: of the profile; by default the class of the model.
 
     Raises:
@@ -134,6 +136,10 @@ def _analysed(
     result = passes[walk.samples]
     fewer = passes[walk.fewer].working_bytes if walk.fewer else 0
     cost = walk.cost(index, layer, result, forward, backward, optimizer, fewer_working_bytes=fewer)
+    if optimizer is not None and cost.gradient_bytes:
+        sizes = [layer_pass.size_bytes([it]) for it in layer.parameters() if it.requires_grad]
+        ratio = cost.optimizer_bytes / cost.gradient_bytes
+        cost = replace(cost, update_us=sum(device.update_us(size, size * ratio) for size in sizes))
     return cost, result
 
 

@@ -86,6 +86,10 @@ class DeviceRates:
             raise ProfileError(f"device {self.name}: has rates for {', '.join(self.flops)}, got {dtype}")
         return max(flops / (self.flops[dtype] * self.efficiency) * 1e6, memory_us) + self.launch_us
 
+    def update_us(self, weight_bytes: float, state_bytes: float) -> float:
+        """Time of a parameter's update: weights and state are read and written, gradients read."""
+        return self.operator_us(0, 3 * weight_bytes + 2 * state_bytes, "")
+
 
 def _device(name: str, teraflops: str, memory_gbps: float, gib: int, source: str) -> DeviceRates:
     """A row of the table: `teraflops` of float64, float32, float16 and bfloat16, - for none."""

@@ -88,6 +88,7 @@ class Walk:
         optimizer: OptimizerFactory | None,
         weights_share: float | None = None,
         fewer_working_bytes: int = 0,
+        update: Meter | None = None,
     ) -> Layer:
         """The costs of a layer.
 
@@ -100,6 +101,7 @@ class Walk:
             optimizer: of its parameters.
             weights_share: of a backward pass, the part that gradients of parameters take; None for the rule.
             fewer_working_bytes: of a pass with fewer samples.
+            update: measures a step of the optimizer; None for none.
 
         Raises:
             ProfileError: the optimizer fails.
@@ -107,7 +109,7 @@ class Walk:
         state_bytes = update_bytes = 0
         if optimizer is not None:
             try:
-                state_bytes, update_bytes = optimizer_bytes(optimizer, layer.parameters())
+                state_bytes, update_bytes = optimizer_bytes(optimizer, layer.parameters(), update)
             except Exception as error:  # an optimizer may raise anything
                 raise ProfileError(
                     f"{self.where(index)}: its optimizer must take a step with gradients of zero, got "
@@ -134,6 +136,7 @@ class Walk:
             passing_bytes=result.passing_bytes,
             working_fixed_bytes=int(_fixed_part(self.samples, working, self.fewer, fewer_working_bytes)),
             update_bytes=update_bytes,
+            update_us=0.0 if update is None else update.us,
         )
 
 
@@ -372,10 +375,12 @@ def size_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(it.numel() * it.element_size() for it in tensors)
 
 
-def optimizer_bytes(factory: OptimizerFactory, parameters: Iterable[Tensor]) -> tuple[int, int]:
+def optimizer_bytes(
+    factory: OptimizerFactory, parameters: Iterable[Tensor], meter: Meter | None = None
+) -> tuple[int, int]:
     """What the optimizer keeps for parameters of these shapes, and what it needs besides while it steps.
 
-    Found by two steps with gradients of zero.
+    Found by two steps with gradients of zero; `meter` is told of one more.
     """
     stand_ins = [nn.Parameter(torch.zeros_like(it)) for it in parameters if it.requires_grad]
     if not stand_ins:
@@ -386,6 +391,9 @@ def optimizer_bytes(factory: OptimizerFactory, parameters: Iterable[Tensor]) -> 
     optimizer.step()
     with LiveBytes(stand_ins[0].untyped_storage().device.type) as live:
         optimizer.step()
+    if meter is not None:
+        with meter:
+            optimizer.step()
     states = (it for state in optimizer.state.values() for it in state.values() if isinstance(it, Tensor))
     kept = sum({storage_key(it): it.untyped_storage().nbytes() for it in states}.values())
     return kept, live.peak

@@ -57,7 +57,8 @@ def profile(
         loss_fn: called with the model's output and the targets; its time and memory go to the last layer.
         repeats: timed runs of each layer.
         warmups: runs before them that do not count.
-        optimizer: makes the optimizer of a list of parameters, for the bytes of its state; None for 0 bytes.
+        optimizer: makes the optimizer of a list of parameters, for the bytes of its state and its
+            time; None for neither.
         name: of the profile; by default the class of the model.
         device: where layers are copied to; by default where the first input is.
         at: measure with the first so many samples of the example; by default with all.
@@ -189,5 +190,6 @@ def _measured(
     forward = {size: median(it.forward_us for it in taken) for size, taken in runs.items()}
     backward = {size: median(it.backward_us for it in taken) for size, taken in runs.items()}
     share = median(shares) if shares else None
-    cost = walk.cost(bench.index, layer, first, forward, backward, optimizer, share, fewer)
+    clock = _Clock(bench.values[0].device)
+    cost = walk.cost(bench.index, layer, first, forward, backward, optimizer, share, fewer, clock)
     return cost, first

@@ -22,14 +22,14 @@ one, which then belongs to the first half.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-Second: TypeAlias = list[tuple[list[GradientEdge], list[Tensor], list[nn.Parameter]]]
+Second: TypeAlias = list[tuple[list[GradientEdge], list[Tensor], list[Tensor]]]
 """What the second half begins with: joints, what came to them, and the parameters below."""
 
 
@@ -38,13 +38,12 @@ class SplitBackward:
 
     Args:
         parameters: of the stage.
+        others: what stands for parameters in passes, once a pass has run forward.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, parameters: Iterable[Tensor], others: Callable[[], Iterable[Tensor]] = tuple) -> None:
         """Keep the nodes at which gradients add up: torch lets go of those that nobody holds."""
-        self._leaves: dict[Node, nn.Parameter] = {
-            get_gradient_edge(it).node: it for it in parameters if it.requires_grad
-        }
+        self._leaves, self._others = _nodes(parameters), others
 
     @property
     def is_needed(self) -> bool:
@@ -92,13 +91,13 @@ class SplitBackward:
 
     def _joints(
         self, ends: Sequence[Tensor]
-    ) -> tuple[list[tuple[list[GradientEdge], list[nn.Parameter]]], list[nn.Parameter]]:
+    ) -> tuple[list[tuple[list[GradientEdge], list[Tensor]]], list[Tensor]]:
         """Joints by their outputs, each with the parameters below, and the parameters without one."""
         roots = [get_gradient_edge(end) for end in ends]
         above, outputs = _users([(edge.node, edge.output_nr) for edge in roots])
-        below: dict[Node, list[nn.Parameter]] = {}
-        direct: list[nn.Parameter] = []
-        for leaf, parameter in self._leaves.items():
+        below: dict[Node, list[Tensor]] = {}
+        direct: list[Tensor] = []
+        for leaf, parameter in (self._leaves | _nodes(self._others())).items():
             if leaf not in above:
                 continue
             joint = _joint(leaf, above)
@@ -113,12 +112,17 @@ class SplitBackward:
         return joints, direct
 
 
-def _is_last(joint: Sequence[GradientEdge], below: Sequence[nn.Parameter]) -> bool:
+def _nodes(leaves: Iterable[Tensor]) -> dict[Node, Tensor]:
+    """Where the gradient of each adds up."""
+    return {get_gradient_edge(it).node: it for it in leaves if it.requires_grad}
+
+
+def _is_last(joint: Sequence[GradientEdge], below: Sequence[Tensor]) -> bool:
     """Whether a joint has nothing to differentiate by but the parameters below."""
     return sum(one is not None for one, _ in joint[0].node.next_functions) == len(below)
 
 
-def _add_up(parameter: nn.Parameter, gradient: Tensor) -> None:
+def _add_up(parameter: Tensor, gradient: Tensor) -> None:
     """Add a gradient that the parameter's hooks have seen, and call those that follow its addition."""
     hooks = parameter._backward_hooks or {}
     seen = dict(hooks)

@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arborcast.pipeline.meshes import shown
 from arborcast.pipeline.pictures.timeline_picture import axis_of
 from arborcast.pipeline.planning.interop_search import JointStage
 from arborcast.pipeline.planning.memory_need import readable
 from arborcast.pipeline.planning.sharded_planning import ShardedChoice
 from arborcast.pipeline.sharding.graph import Graph
-from arborcast.pipeline.sharding.specs import shown
 from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, check_path, headline, picture
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.memory_need import peak_in_flight
 from arborcast.pipeline.planning.stage_dp import PlacedStages
 from arborcast.pipeline.planning.tables import BoundaryCosts, Floats, Integers, LayerTables
+from arborcast.pipeline.stages import BUCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class StepCosts:
         backward: likewise, with what recomputation adds.
         forth: messages, where a replica counts for the time until its own are there.
         back: likewise of gradients.
-        allreduce: of each stage, once.
+        allreduce: what is left of each stage's at least, once its last backward pass is through.
         possible: for each number of microbatches, whether every replica has a sample.
     """
 
@@ -115,13 +116,22 @@ def step_costs(
         )
     if partition.segments:
         forward, backward = _with_extra(layers, partition, offload_gbps, (forward, backward), number, sizes)
+    gradients = layers.gradient_bytes[start, end]
+    allreduce = devices.allreduce_us(places, gradients)
+    # Buckets may begin within the last backward pass, the last one once it comes to layers without gradients.
+    most_samples = -(-(smallest + (larger > 0)) // replicas)
+    last_pass, without = (
+        layers.backward[0][start, to] + most_samples * layers.backward[1][start, to]
+        for to in (end, np.minimum(layers.first_gradients[start], end))
+    )
+    last_bucket = ((gradients - 1) % BUCKET_BYTES + 1) / np.maximum(gradients, 1)
     return StepCosts(
         number=number,
         forward=forward,
         backward=backward,
         forth=messages(devices.forward),
         back=messages(devices.backward),
-        allreduce=devices.allreduce_us(places, layers.gradient_bytes[start, end]),
+        allreduce=np.maximum(np.maximum(allreduce - last_pass, allreduce * last_bucket - without), 0.0),
         possible=batch >= number[:, 0] * replicas.max(),
     )
 
@@ -205,9 +215,9 @@ def _behind(values: Floats) -> Floats:
 
 def _way_home(costs: StepCosts) -> Floats:
     """From a stage's last backward pass until the end of the last allreduce that has to wait for it."""
-    home: Floats = np.zeros_like(costs.allreduce + costs.backward.one)
-    home[:, 0] = costs.allreduce[0]
-    for stage in range(1, len(costs.allreduce)):
+    home: Floats = np.zeros_like(costs.allreduce)
+    home[:, 0] = costs.allreduce[:, 0]
+    for stage in range(1, home.shape[1]):
         back = costs.back.one[:, stage - 1] + costs.backward.one[:, stage - 1]
-        home[:, stage] = np.maximum(home[:, stage - 1] + back, costs.allreduce[stage])
+        home[:, stage] = np.maximum(home[:, stage - 1] + back, costs.allreduce[:, stage])
     return home

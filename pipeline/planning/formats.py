@@ -1,8 +1,8 @@
-"""Profiles and plans to files and back: `arborcast.profile/1`, `arborcast.plan/3`, both JSON.
+"""Profiles and plans to files and back: `arborcast.profile/1`, `arborcast.plan/4`, both JSON.
 
 Version 2 of plans may put several stages on the same ranks, version 3 may say by layer what becomes of the
-results of forward passes; the older ones are read as well. Plans whose stages are divided over meshes have a
-format of their own, `arborcast.sharded-plan/1`.
+results of forward passes, version 4 how the operators of stages are divided over meshes. The older ones are
+read as well, and `arborcast.sharded-plan/1`, which divided plans had as a format of their own.
 
 A plan file holds its topology, so that a trainer on another machine knows the links it was made for.
 Whatever is wrong with a file becomes one line that names the file, the place, the value and the rule.
@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage
-from arborcast.pipeline.sharding.stage_sharding import sharding_from_document, sharding_to_document
+from arborcast.pipeline.stage_sharding import sharding_from_document, sharding_to_document
 from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from arborcast.pipeline.planning.plan_documents import StageShape
 
 PROFILE_FORMAT = "arborcast.profile/1"
-PLAN_FORMAT = "arborcast.plan/3"
-OLD_PLAN_FORMATS = ("arborcast.plan/1", "arborcast.plan/2")
-SHARDED_FORMAT = "arborcast.sharded-plan/1"
+PLAN_FORMAT = "arborcast.plan/4"
+DIVIDED_PLAN_FORMAT = "arborcast.sharded-plan/1"
+OLD_PLAN_FORMATS = ("arborcast.plan/1", "arborcast.plan/2", "arborcast.plan/3", DIVIDED_PLAN_FORMAT)
 MAX_BYTES = 1 << 28
 
 Document: TypeAlias = dict[str, Any]
@@ -109,6 +108,7 @@ def plan_to_document(plan: Plan, predicted: Mapping[str, Any] | None = None) -> 
                 "end": stage.end,
                 "ranks": list(stage.ranks),
                 **({"segments": segments_to_document(stage.segments)} if stage.segments else {}),
+                **({} if stage.sharding is None else {"sharding": sharding_to_document(stage.sharding)}),
             }
             for stage in plan.stages
         ],
@@ -117,6 +117,8 @@ def plan_to_document(plan: Plan, predicted: Mapping[str, Any] | None = None) -> 
         "recompute": plan.recompute,
         "max_in_flight": plan.max_in_flight,
         **({} if plan.offload_gbps is None else {"offload_gbps": plan.offload_gbps}),
+        **({} if plan.batch is None else {"batch": plan.batch}),
+        **({"whole": list(plan.whole)} if plan.whole else {}),
         "topology": None if plan.topology is None else topology_to_document(plan.topology),
         **({} if predicted is None else {"predicted": dict(predicted)}),
     }
@@ -133,13 +135,15 @@ def plan_from_document(document: object, place: str) -> Plan:
 
     with raising(PlanError):
         _check_format(document, PLAN_FORMAT, "a plan", place, *OLD_PLAN_FORMATS)
-        shape = check_shape(PlanDocument, document, place)
+        assert isinstance(document, dict), "its format was read"
+        before = {"order": "1f1b"} if document["format"] == DIVIDED_PLAN_FORMAT else {}
+        shape = check_shape(PlanDocument, before | document, place)
         topology = shape.get("topology")
         links = None if topology is None else topology_from_document(topology, f"{place}: topology")
         gbps = shape.get("offload_gbps")
         with prefixed(place):
             return Plan(
-                stages=[_stage(it) for it in shape["stages"]],
+                stages=[_stage(it, number) for number, it in enumerate(shape["stages"])],
                 microbatches=shape["microbatches"],
                 order=shape["order"],
                 recompute=shape.get("recompute", False),
@@ -148,6 +152,8 @@ def plan_from_document(document: object, place: str) -> Plan:
                 model=shape.get("model", ""),
                 method=shape.get("method", f"from {place}"),
                 offload_gbps=None if gbps is None else float(gbps),
+                batch=shape.get("batch"),
+                whole=tuple(shape.get("whole", ())),
             )
 
 
@@ -170,69 +176,8 @@ def write_plan(plan: Plan, path: Path | str, predicted: Mapping[str, Any] | None
     write_atomically(path, _lines(plan_to_document(plan, predicted), ("stages",)))
 
 
-def sharded_plan_to_document(plan: ShardedPlan, predicted: Mapping[str, Any] | None = None) -> Document:
-    """The keys of a file of a plan of both levels; `predicted` says what its maker expects of it."""
-    return {
-        "format": SHARDED_FORMAT,
-        "model": plan.model,
-        "batch": plan.batch,
-        "microbatches": plan.microbatches,
-        "stages": [
-            {"start": it.start, "end": it.end, "sharding": sharding_to_document(it.sharding)}
-            for it in plan.stages
-        ],
-        "whole": list(plan.whole),
-        "topology": topology_to_document(plan.topology),
-        **({} if predicted is None else {"predicted": dict(predicted)}),
-    }
-
-
-def sharded_plan_from_document(document: object, place: str) -> ShardedPlan:
-    """The plan of both levels that a document describes; `place` (a file name) begins every error.
-
-    Raises:
-        PlanError: another format, another shape, or a rule of plans is broken.
-    """
-    from arborcast.pipeline.planning.plan_documents import ShardedPlanShape
-    from arborcast.synth.formats.shapes import check_shape
-
-    with raising(PlanError):
-        _check_format(document, SHARDED_FORMAT, "a plan of both levels", place)
-        shape = check_shape(ShardedPlanShape, document, place)
-        links = topology_from_document(shape["topology"], f"{place}: topology")
-        with prefixed(place):
-            return ShardedPlan(
-                model=shape["model"],
-                batch=shape["batch"],
-                microbatches=shape["microbatches"],
-                stages=tuple(
-                    ShardedStage(it["start"], it["end"], sharding_from_document(it["sharding"]))
-                    for it in shape["stages"]
-                ),
-                topology=links,
-                whole=tuple(shape["whole"]),
-            )
-
-
-def read_sharded_plan(path: Path | str, *, max_bytes: int = MAX_BYTES) -> ShardedPlan:
-    """The plan of both levels in a file.
-
-    Raises:
-        InputError: the file cannot be read, is larger than `max_bytes`, or is no such plan.
-    """
-    place = shorten_path(path)
-    return sharded_plan_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
-
-
-def write_sharded_plan(
-    plan: ShardedPlan, path: Path | str, predicted: Mapping[str, Any] | None = None
-) -> None:
-    """Write a file of a plan of both levels, whole or not at all, one stage a line.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    write_atomically(path, _lines(sharded_plan_to_document(plan, predicted), ("stages",)))
+read_sharded_plan, write_sharded_plan = read_plan, write_plan
+"""Their names from the time when plans that divide operators had a format of their own."""
 
 
 def segments_to_document(segments: Segments) -> list[Document]:
@@ -240,12 +185,16 @@ def segments_to_document(segments: Segments) -> list[Document]:
     return [{"treatment": it.treatment.value, "layers": it.end - it.start} for it in segments]
 
 
-def _stage(shape: StageShape) -> Stage:
+def _stage(shape: StageShape, number: int) -> Stage:
+    sharding = sharding_from_document(shape["sharding"]) if "sharding" in shape else None
+    ranks = shape.get("ranks", None if sharding is None else sharding.mesh.ranks)
+    if ranks is None:
+        raise PlanError(f"stages[{number}].ranks: is missing")
     segments, start = [], shape["start"]
     for it in shape.get("segments", ()):
         segments.append(Segment(start, start + it["layers"], Treatment(it["treatment"])))
         start += it["layers"]
-    return Stage(shape["start"], shape["end"], tuple(shape["ranks"]), tuple(segments))
+    return Stage(shape["start"], shape["end"], tuple(ranks), tuple(segments), sharding)
 
 
 def _check_format(document: object, wanted: str, what: str, place: str, *old: str) -> None:

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
+from arborcast.pipeline.meshes import Mesh, row_of
 from arborcast.pipeline.planning.memory_need import peak_in_flight
-from arborcast.pipeline.sharding.fabric_prices import Mesh, row_of
 from arborcast.pipeline.sharding.slices import Sliced, messages, parted_dim
 from arborcast.pipeline.sharding.stage_prices import PricedStage, StagePrices
 from arborcast.pipeline.simulation.synchronisation import sum_us

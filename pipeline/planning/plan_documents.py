@@ -43,6 +43,7 @@ class LayerShape(TypedDict):
     working_fixed_bytes: NotRequired[Bytes]
     update_bytes: NotRequired[Bytes]
     passing_bytes: NotRequired[Bytes]
+    update_us: NotRequired[Time]
 
 
 @MAPPING
@@ -72,33 +73,6 @@ class SegmentShape(TypedDict):
 
     treatment: Literal["keep", "recompute", "offload"]
     layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-
-
-@MAPPING
-class StageShape(TypedDict):
-    """The layers [start, end) on some ranks."""
-
-    start: Annotated[int, Field(ge=0, le=MAX_LAYERS)]
-    end: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-    ranks: Annotated[list[int], Field(min_length=1, max_length=MAX_RANKS)]
-    segments: NotRequired[Annotated[list[SegmentShape], Field(max_length=MAX_LAYERS)]]
-
-
-@MAPPING
-class PlanDocument(TypedDict):
-    """A plan file; `predicted` is for people and other programs, and not read back."""
-
-    format: str
-    model: NotRequired[str]
-    method: NotRequired[str]
-    stages: Annotated[list[StageShape], Field(min_length=1, max_length=MAX_LAYERS)]
-    microbatches: Count
-    order: str
-    recompute: NotRequired[bool]
-    max_in_flight: NotRequired[Count | None]
-    offload_gbps: NotRequired[Bandwidth]
-    topology: NotRequired[dict[str, Any] | None]
-    predicted: NotRequired[dict[str, Any] | None]
 
 
 Placement = Annotated[str, Field(max_length=64)]
@@ -145,23 +119,30 @@ class ShardingShape(TypedDict):
 
 
 @MAPPING
-class ShardedStageShape(TypedDict):
-    """The layers [start, end) on a mesh."""
+class StageShape(TypedDict):
+    """The layers [start, end) on some ranks, which are those of the mesh where a sharding names one."""
 
     start: Annotated[int, Field(ge=0, le=MAX_LAYERS)]
     end: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-    sharding: ShardingShape
+    ranks: NotRequired[Annotated[list[int], Field(min_length=1, max_length=MAX_RANKS)]]
+    segments: NotRequired[Annotated[list[SegmentShape], Field(max_length=MAX_LAYERS)]]
+    sharding: NotRequired[ShardingShape]
 
 
 @MAPPING
-class ShardedPlanShape(TypedDict):
-    """A plan file of both levels; `predicted` is for people and other programs, and not read back."""
+class PlanDocument(TypedDict):
+    """A plan file; `predicted` is for people and other programs, and not read back."""
 
     format: str
-    model: str
-    batch: Count
+    model: NotRequired[str]
+    method: NotRequired[str]
+    stages: Annotated[list[StageShape], Field(min_length=1, max_length=MAX_LAYERS)]
     microbatches: Count
-    stages: Annotated[list[ShardedStageShape], Field(min_length=1, max_length=MAX_LAYERS)]
-    whole: list[str]
-    topology: dict[str, Any]
+    order: str
+    recompute: NotRequired[bool]
+    max_in_flight: NotRequired[Count | None]
+    offload_gbps: NotRequired[Bandwidth]
+    batch: NotRequired[Count]
+    whole: NotRequired[list[str]]
+    topology: NotRequired[dict[str, Any] | None]
     predicted: NotRequired[dict[str, Any] | None]

@@ -53,7 +53,6 @@ def predict(
     network: LinkCosts | None = None,
     *,
     batch: int | None = None,
-    update_us: float = 0.0,
 ) -> Prediction:
     """Simulate a step of a plan, its allreduces by the schedules for exactly their ranks.
 
@@ -62,7 +61,6 @@ def predict(
         profile: of the plan's model.
         network: None for the plan's topology with messages that cost nothing beyond their links.
         batch: samples of a step; None for those of the profile.
-        update_us: of the optimizer, on every rank.
 
     Raises:
         PlanError: there is no topology, or the plan does not fit the model or the topology.
@@ -76,11 +74,11 @@ def predict(
         network = LinkCosts(plan.topology)
     network = replace(network, by_schedule=True)
     samples = profile.samples if batch is None else batch
-    timeline = simulate(plan, profile, network, batch=samples, update_us=update_us)
+    timeline = simulate(plan, profile, network, batch=samples)
     time_us, passes = timeline.time_us, plan.passes
     return Prediction(
         time_us=time_us,
-        bound_us=bound_us(plan, profile, network, batch=samples, update_us=update_us),
+        bound_us=bound_us(plan, profile, network, batch=samples),
         least_us=least_us(plan, profile, batch=samples),
         bound_condition=bound_condition(plan),
         bubble=_bubble(timeline, len(plan.ranks)),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from arborcast.pipeline.costs.devices import DeviceRates, device_named
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
+from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.interop_search import (
     ORDER,
@@ -28,15 +29,14 @@ from arborcast.pipeline.planning.interop_search import (
 )
 from arborcast.pipeline.planning.memory_need import peak_in_flight
 from arborcast.pipeline.sharding.evaluation import cost_of
-from arborcast.pipeline.sharding.fabric_prices import Mesh
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.mesh_choice import graph_of_microbatch
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage, check_topology, strategies_of
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding, strategies_of
 from arborcast.pipeline.sharding.sharding_program import Sharding
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.sharding.stage_prices import PricedStage, StagePrices
-from arborcast.pipeline.sharding.stage_sharding import stage_sharding
+from arborcast.pipeline.stages import Plan, Stage, check_topology
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ class ShardedChoice:
         return found
 
     @property
-    def plan(self) -> ShardedPlan:
+    def plan(self) -> Plan:
         """As a file holds it."""
         return self.plan_by(self.best)
 
-    def plan_by(self, name: str) -> ShardedPlan:
+    def plan_by(self, name: str) -> Plan:
         """That of one of the ways.
 
         Raises:
@@ -115,10 +115,15 @@ class ShardedChoice:
             mesh = Mesh(stage.priced.setting.sizes, stage.ranks)
             own = self.sliced.stage(stage.start, stage.end)
             sharding = stage_sharding(own, stage.priced.sharding.chosen, mesh)
-            stages.append(ShardedStage(stage.start, stage.end, sharding))
-        batch = graph.samples * self.microbatches
-        return ShardedPlan(
-            graph.name, batch, self.microbatches, tuple(stages), self.topology, tuple(graph.unknown)
+            stages.append(Stage.divided(stage.start, stage.end, sharding))
+        return Plan(
+            stages,
+            self.microbatches,
+            topology=self.topology,
+            model=graph.name,
+            method=name,
+            batch=graph.samples * self.microbatches,
+            whole=tuple(graph.unknown),
         )
 
 
@@ -222,7 +227,7 @@ def shard_in_stages(
     )
 
 
-def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: DeviceRates) -> JointPlan:
+def priced_plan(plan: Plan, graph: Graph, topology: Topology, device: DeviceRates) -> JointPlan:
     """A plan of a file on a model and a fabric, its collectives by their schedules.
 
     Raises:
@@ -240,15 +245,15 @@ def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Dev
     for number, it in reversed(list(enumerate(plan.stages))):
         in_flight = peak_in_flight(ORDER, len(plan.stages) - 1 - number, plan.microbatches)
         own = sliced.stage(it.start, it.end)
-        setting = prices.setting(it.ranks, it.sharding.mesh.shape, in_flight)
+        setting = prices.setting(it.ranks, it.mesh.shape, in_flight)
         chosen = strategies_of(it, own, setting)
         cost = cost_of(own, chosen, setting)
         total = cost.total_ps(plan.microbatches)
         sharding = Sharding(own, chosen, cost, 0, total, "as given")
         crossing = 0
         if stages:
-            behind = plan.stages[number + 1].sharding.mesh
-            crossing = crossing_ps(prices, network, it.end, it.sharding.mesh, behind)
+            behind = plan.stages[number + 1].mesh
+            crossing = crossing_ps(prices, network, it.end, it.mesh, behind)
         priced = PricedStage(sharding, setting, cost.memory_bytes)
         stages.insert(0, JointStage(it.start, it.end, it.ranks, priced, crossing))
     ranges = [(it.start, it.end, it.ranks) for it in stages]
@@ -256,7 +261,7 @@ def priced_plan(plan: ShardedPlan, graph: Graph, topology: Topology, device: Dev
 
 
 def given_choice(
-    plan: ShardedPlan,
+    plan: Plan,
     graph: Graph,
     topology: Topology,
     device: DeviceRates,

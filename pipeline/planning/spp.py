@@ -29,7 +29,6 @@ def spp(
     batch: int,
     microbatches: int,
     memory_bytes: Limit | None = None,
-    least_stages: int = 1,
 ) -> Plan:
     """The best partition into some number of stages, in SPP's list order.
 
@@ -49,9 +48,7 @@ def spp(
 
     def planned(question: PartitionProblem) -> Plan | None:
         found = partitions(layers, devices, question, min(profile.depth, len(ranks)), published=True)
-        plans = [
-            plan_of(question, it, network, profile) for count, it in found.items() if count >= least_stages
-        ]
+        plans = [plan_of(question, it, network, profile) for it in found.values()]
         best = min(plans, key=lambda it: simulate(it, profile, network, batch=batch).time_us, default=None)
         return best and replace(best, method="spp as published")
 

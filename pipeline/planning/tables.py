@@ -76,6 +76,13 @@ class LayerTables:
         return gradients
 
     @cached_property
+    def first_gradients(self) -> Integers:
+        """For each layer the first one from there on with gradients; the number of layers where none has."""
+        has = np.flatnonzero([it.gradient_bytes > 0 for it in self.profile.layers])
+        places = np.searchsorted(has, np.arange(self.profile.depth + 1))
+        return np.append(has, self.profile.depth)[places]
+
+    @cached_property
     def fixed_bytes(self) -> Integers:
         """Parameters, gradients and the optimizer's state."""
         parameters: Integers = self._sum("parameter_bytes") - self._shared

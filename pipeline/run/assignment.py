@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from arborcast.pipeline.run.prepared_layers import column
 from arborcast.pipeline.run.stage_messages import SampleSlice
-from arborcast.pipeline.stages import Plan, Stage, overlaps, shares
+from arborcast.pipeline.stages import Plan, overlaps, shares
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class RankAssignment:
         own = replace(
             plan,
             stages=tuple(
-                Stage(it.start, it.end, (rank if rank in it.ranks else it.ranks[0],)) for it in plan.stages
+                replace(it, ranks=(rank if rank in it.ranks else it.ranks[0],)) for it in plan.stages
             ),
         )
         shared = next((it.replicas for it in plan.stages if rank in it.ranks), 1)

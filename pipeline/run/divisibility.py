@@ -15,7 +15,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
 from arborcast.pipeline.stages import Plan
 
 _ATEN = torch.ops.aten
@@ -39,7 +38,7 @@ def check_divisible(model: Layered, plan: Plan) -> None:
             )
 
 
-def check_shared_statistics(model: Layered, plan: Plan | ShardedPlan) -> None:
+def check_shared_statistics(model: Layered, plan: Plan) -> None:
     """Every copy of a norm would count only what passes its own stage.
 
     Raises:

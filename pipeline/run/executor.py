@@ -95,6 +95,10 @@ class LocalStage(ABC):
     def begin(self, batch: Batch) -> None:
         """Before the passes of a batch."""
 
+    def split(self) -> SplitBackward:
+        """What halves its backward passes."""
+        return SplitBackward(self.module.parameters())
+
     @abstractmethod
     def loss_of(self, output: Any, labels: Any) -> Tensor:
         """The share's part of the loss that the model itself computes, on the last stage."""
@@ -272,7 +276,7 @@ class StepExecutor:
         )
         split: SplitBackward | None = None
         if training and ORDERS[self.plan.order].splits:
-            split = self._splits.setdefault(assignment.stage, SplitBackward(part.module.parameters()))
+            split = self._splits.setdefault(assignment.stage, part.split())
         return StagePasses(
             part.module,
             assignment,

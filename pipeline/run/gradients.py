@@ -26,9 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.run.prepared_layers import local, over
-
-BUCKET_BYTES = 25 << 20
-"""Of gradients: a parameter that would make a bucket larger begins the next one."""
+from arborcast.pipeline.stages import BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,8 @@ class GradientBuffer(Gradients):
 
     Args:
         parameters: as of `Gradients`.
-        bucket_bytes: as `BUCKET_BYTES`.
+        bucket_bytes: a parameter that would make a bucket larger begins the next one; None for
+            `BUCKET_BYTES`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int | None = None) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.fabric_prices import Axes, CollectivePrices
+from arborcast.pipeline.meshes import Axes, Spec
+from arborcast.pipeline.sharding.fabric_prices import CollectivePrices
 from arborcast.pipeline.sharding.graph import Graph, Tensor
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.specs import spec_of
 from arborcast.pipeline.sharding.strategies import (
     CollectiveRuns,
     ReadLayout,

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 
 from arborcast.pipeline.costs.devices import DeviceRates, device_named
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import Mesh, meshes
 from arborcast.pipeline.sharding.evaluation import Cost, repriced
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh, meshes
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.layouts import LAYOUTS
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage
 from arborcast.pipeline.sharding.sharding_program import Sharding, shard
-from arborcast.pipeline.sharding.stage_sharding import stage_sharding
+from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -79,13 +80,19 @@ class MeshChoice:
         return self.best.sharding
 
     @property
-    def plan(self) -> ShardedPlan:
+    def plan(self) -> Plan:
         """The same as a plan of one stage and one layer, which files hold and `Trainer` runs."""
         microbatches = self.best.setting.microbatches
         stage = stage_sharding(self.graph, self.sharding.chosen, self.best.mesh)
-        batch, stages = self.graph.samples * microbatches, (ShardedStage(0, 1, stage),)
-        whole = tuple(self.graph.unknown)
-        return ShardedPlan(self.graph.name, batch, microbatches, stages, self.topology, whole)
+        return Plan(
+            [Stage.divided(0, 1, stage)],
+            microbatches,
+            topology=self.topology,
+            model=self.graph.name,
+            method="one mesh",
+            batch=self.graph.samples * microbatches,
+            whole=tuple(self.graph.unknown),
+        )
 
 
 def graph_of_microbatch(model: Traced, batch: int, microbatches: int, *, by_layer: bool = False) -> Graph:

@@ -13,8 +13,9 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from arborcast.pipeline.sharding.fabric_prices import Axes, CollectivePrices
-from arborcast.pipeline.sharding.specs import SUM, Spec, divides, local_bytes
+from arborcast.pipeline.meshes import SUM, Axes, Spec
+from arborcast.pipeline.sharding.fabric_prices import CollectivePrices
+from arborcast.pipeline.sharding.specs import divides, local_bytes
 from arborcast.synth.collective import Kind
 
 

@@ -62,9 +62,8 @@ class Setting:
         return self._times[key]
 
     def update_ps(self, size_bytes: int) -> int:
-        """The update of weights of so many bytes: read and write them and the state, read gradients."""
-        moved = size_bytes * (3 + 2 * self.optimizer_ratio)
-        return round(self.device.operator_us(0, float(moved), "") * 10**6)
+        """The update of weights of so many bytes."""
+        return round(self.device.update_us(size_bytes, float(size_bytes * self.optimizer_ratio)) * 10**6)
 
     def _parts(self, labels: set[int] | tuple[int, ...], divided: Sequence[int | None]) -> int:
         return math.prod(size for size, label in zip(self.sizes, divided, strict=True) if label in labels)

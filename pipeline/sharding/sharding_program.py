@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 
 from arborcast.pipeline.errors import MemoryShortError, PlanError
+from arborcast.pipeline.meshes import Spec
 from arborcast.pipeline.sharding.evaluation import Cost, cost_of
 from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.specs import spec_of
 from arborcast.pipeline.sharding.strategies import ReadLayout, ReshardingCost, Strategy, crossing, strategies
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.operators import Given
-from arborcast.pipeline.sharding.fabric_prices import Mesh
 from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator, Tensor
 
 

@@ -1,22 +1,12 @@
-"""How a tensor lies on a mesh: for each axis, which of its dimensions is divided along it.
-
-(0, None)      rows divided along axis 0, the same along axis 1
-(0, 0)         rows divided along axis 0, and each part along axis 1
-(None, SUM)    along axis 1 every rank has a summand of the tensor
-"""
+"""How a tensor of an operator lies on a mesh, where labels of the operator are divided along its axes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
+from arborcast.pipeline.meshes import SUM, Spec
 from arborcast.pipeline.sharding.graph import Tensor
-
-SUM = -1
-"""The ranks along an axis hold summands."""
-
-Spec = tuple[int | None, ...]
-"""For each axis a dimension, None for replicas, or `SUM`."""
 
 Assignment = tuple[int | None, ...]
 """For each axis the label of an operator that is divided along it, or None."""
@@ -43,12 +33,6 @@ def local_bytes(size_bytes: int, spec: Spec, sizes: tuple[int, ...]) -> int:
     """Bytes of one rank, of a tensor of so many; rounded up where a scalar type is odd."""
     parts = math.prod(size for at, size in zip(spec, sizes, strict=True) if at is not None and at != SUM)
     return -(-size_bytes // parts)
-
-
-def shown(spec: Spec) -> str:
-    """As DTensor writes placements: R, S(0), P for each axis."""
-    words = ("R" if at is None else "P" if at == SUM else f"S({at})" for at in spec)
-    return " ".join(words) or "-"
 
 
 def refinements(spec: Spec, dims: Iterable[int]) -> list[Spec]:

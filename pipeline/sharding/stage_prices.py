@@ -14,7 +14,8 @@ from itertools import accumulate
 
 from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.errors import MemoryShortError, PlanError
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh, meshes
+from arborcast.pipeline.meshes import Mesh, meshes
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.sharding_program import Allowed, Sharding, least_memory, shard

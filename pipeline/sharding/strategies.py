@@ -13,19 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from arborcast.pipeline.sharding.fabric_prices import Axes
+from arborcast.pipeline.meshes import SUM, Axes, Spec
 from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 from arborcast.pipeline.sharding.resharding import ReshardingPath, ReshardingStep
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import (
-    SUM,
-    Assignment,
-    Spec,
-    divides,
-    local_bytes,
-    refinements,
-    spec_of,
-)
+from arborcast.pipeline.sharding.specs import Assignment, divides, local_bytes, refinements, spec_of
 from arborcast.synth.collective import Kind
 
 

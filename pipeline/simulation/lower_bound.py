@@ -21,7 +21,7 @@ from itertools import pairwise, product
 from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
+from arborcast.pipeline.simulation.synchronisation import bucket_runs, ties_us, updates_us
 from arborcast.pipeline.stages import Plan, overlaps, shares
 
 CONDITION = (
@@ -49,9 +49,7 @@ def proven_bound_us(busiest_us: float, stages: int, microbatches: int, allreduce
     return float(1 + Fraction(4 * stages - 4, microbatches)) * busiest_us + allreduce_us
 
 
-def bound_us(
-    plan: Plan, profile: Profile, network: LinkCosts, *, batch: int | None = None, update_us: float = 0.0
-) -> float | None:
+def bound_us(plan: Plan, profile: Profile, network: LinkCosts, *, batch: int | None = None) -> float | None:
     """The limit for a plan's stages in order pe without a cap, whatever order the plan names.
 
     None where ranks hold several stages, which that order does not.
@@ -66,21 +64,21 @@ def bound_us(
     if len(plan.workers) < len(plan.stages):
         return None
     samples = max(plan.microbatch_sizes(profile.samples if batch is None else batch))
-    exchange = max(replicas_us(plan, profile, network)) + sum(ties_us(plan, profile, network).values())
+    sums_us = [sum(it.time_us for it in bucket_runs(plan, profile, network, own)) for own in plan.workers]
+    exchange = max(sums_us) + sum(ties_us(plan, profile, network).values())
+    exchange += max(updates_us(plan, profile))
     busiest = max(
         [*_computations(plan, profile, network, samples), *_messages(plan, profile, network, samples)]
     )
-    return proven_bound_us(
-        plan.microbatches * busiest, len(plan.stages), plan.microbatches, exchange + update_us
-    )
+    return proven_bound_us(plan.microbatches * busiest, len(plan.stages), plan.microbatches, exchange)
 
 
 def least_us(plan: Plan, profile: Profile, *, batch: int | None = None) -> float:
     """What a step takes at least, in any order of the plan's passes and over any links.
 
-    Each rank does all its passes. Before its first one a microbatch goes through the stages before. Where
-    backward passes are whole, a gradient goes back through them behind its last one. Of these ways the share
-    of the replica with the least samples counts.
+    Each rank does all its passes and its update. Before its first pass a microbatch goes through the stages
+    before. Where backward passes are whole, a gradient goes back through them behind its last one. Of these
+    ways the share of the replica with the least samples counts.
     """
     sizes = plan.microbatch_sizes(profile.samples if batch is None else batch)
     stages, splits = plan.stages, ORDERS[plan.order].splits
@@ -89,9 +87,9 @@ def least_us(plan: Plan, profile: Profile, *, batch: int | None = None) -> float
         forward, backward = plan.pass_us(profile, number, min(sizes) // stage.replicas)
         least.append(forward + (0.0 if splits else backward))
     longest = 0.0
-    for worker in plan.workers:
+    for worker, update_us in zip(plan.workers, updates_us(plan, profile), strict=True):
         for replica in range(len(worker.ranks)):
-            busy = 0.0
+            busy = update_us
             for index, size in product(worker.stages, sizes):
                 start, stop = shares(size, len(worker.ranks))[replica]
                 busy += sum(plan.pass_us(profile, index, stop - start))

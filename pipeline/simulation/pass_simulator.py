@@ -16,9 +16,9 @@ from arborcast.pipeline.order.actions import Action, Passes, Phase
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
-from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
+from arborcast.pipeline.simulation.synchronisation import BucketRun, bucket_runs, ties_us, updates_us
 from arborcast.pipeline.simulation.timeline import Interval, Timeline, waiting
-from arborcast.pipeline.stages import Overlap, Plan, overlaps, shares
+from arborcast.pipeline.stages import Overlap, Plan, StageWorker, check_topology, overlaps, shares
 
 
 def simulate(
@@ -27,16 +27,15 @@ def simulate(
     network: LinkCosts,
     *,
     batch: int | None = None,
-    update_us: float = 0.0,
     order: Passes | None = None,
 ) -> Timeline:
     """What every rank of a plan does when in a step.
 
     Between two stages of one worker nothing is sent. Messages between two ranks keep their order: each
     occupies the pair for `network.message_us` and for its bytes at its max-min fair share of its links, and
-    is there after their latency. The replicas of a stage begin their allreduce together, after the last
-    backward pass of the last of them, then sum the gradients of parameters that they share with other
-    stages, then update; each allreduce takes `network.allreduce_us` whatever else is on the links. With
+    is there after their latency. The replicas of a stage sum gradients bucket by bucket, each once the last
+    backward passes of all of them have come to it, then sum the gradients of parameters that they share with
+    other stages, then update; each allreduce takes `network.allreduce_us` whatever else is on the links. With
     recomputation each backward pass takes longer by the forward time of what is recomputed, on the last stage
     too, as the trainer does it; `costs.activations` says what offload adds. Where the order splits backward
     passes, their second half takes `profile.weights_us`.
@@ -46,7 +45,6 @@ def simulate(
         profile: of the plan's model.
         network: the topology whose ranks the plan names.
         batch: samples of a step; None for those of the profile.
-        update_us: of the optimizer, on every rank.
         order: other passes than the plan's order gives.
 
     Raises:
@@ -59,9 +57,7 @@ def simulate(
         order = plan.passes
     else:
         _check_passes(plan, order)
-    return _Simulation(plan, profile, network, profile.samples if batch is None else batch, order).run(
-        update_us
-    )
+    return _Simulation(plan, profile, network, profile.samples if batch is None else batch, order).run()
 
 
 def check_fit(plan: Plan, profile: Profile, network: LinkCosts) -> None:
@@ -76,18 +72,7 @@ def check_fit(plan: Plan, profile: Profile, network: LinkCosts) -> None:
         )
     if plan.model and profile.model and plan.model != profile.model:
         raise PlanError(f"plan: is for model {plan.model}, got the profile of {profile.model}")
-    topology = network.topology
-    if max(plan.ranks) >= topology.ranks:
-        raise PlanError(
-            f"plan: rank must be in 0..{topology.ranks - 1} of topology {topology.name}, "
-            f"got {max(plan.ranks)}"
-        )
-    if plan.topology is not None and plan.topology is not topology:
-        ours = (plan.topology.ranks, [(link.src, link.dst) for link in plan.topology.links])
-        if ours != (topology.ranks, [(link.src, link.dst) for link in topology.links]):
-            raise PlanError(
-                f"plan: is for topology {plan.topology.name}, got {topology.name}, which has other links"
-            )
+    check_topology(plan, network.topology)
 
 
 KIND_OF = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.WEIGHTS: "weights"}
@@ -134,21 +119,24 @@ class _Simulation:
         self.clock = Clock()
         self.pairs: dict[tuple[int, int], Pair] = {}
         self.splits = any(action.phase is Phase.WEIGHTS for actions in order for action in actions)
-        self.ranks = self._ranks(plan.microbatch_sizes(batch), order)
+        self.sizes = plan.microbatch_sizes(batch)
+        self.ranks = self._ranks(self.sizes, order)
         # Where in its receiver's order the pass stands that a message is for.
         self.places = [{action: place for place, action in enumerate(actions)} for actions in order]
-        self.replicas_us = replicas_us(plan, profile, network)
+        self.last: dict[tuple[int, int], tuple[int, float]] = {}  # by rank and stage: microbatch, end of pass
+        self.bucket_runs = [bucket_runs(plan, profile, network, worker) for worker in plan.workers]
         self.ties_us = ties_us(plan, profile, network)
+        self.updates_us = updates_us(plan, profile)
         self.deliveries = Deliveries(network, self.clock, list(self.pairs.values()))
         self.intervals: list[Interval] = []
 
-    def run(self, update_us: float) -> Timeline:
+    def run(self) -> Timeline:
         """Play the passes, then the allreduces and the updates."""
         for rank in self.ranks.values():
             self._compute(rank, 0.0)
         self.clock.run()
         self._check_finished()
-        self._synchronise(update_us)
+        self._synchronise()
         made = self.intervals + self.deliveries.intervals
         end = max(interval.end_us for interval in made)
         for rank in self.ranks.values():
@@ -214,6 +202,8 @@ class _Simulation:
             Interval(rank.rank, KIND_OF[action.phase], action.microbatch, now, end, stage=action.stage)
         )
         rank.spans.append((now, end))
+        if action.phase is not Phase.FORWARD:
+            self.last[rank.rank, action.stage] = action.microbatch, end
         self.clock.at(end, self._finish, rank)
 
     def _finish(self, now: float, rank: _RankState) -> None:
@@ -257,20 +247,34 @@ class _Simulation:
             waits = ", ".join(f"stage {it.stage} before {it}" for _, it in sorted(stuck.items()))
             raise PlanError(f"order: passes must not wait for each other in a circle, got {waits}")
 
-    def _synchronise(self, update_us: float) -> None:
+    def _synchronise(self) -> None:
         """The allreduces of all stages, those of shared parameters behind them, and the updates."""
         workers = self.plan.workers
         ready = [max(self.ranks[rank].spans[-1][1] for rank in worker.ranks) for worker in workers]
-        exchanges: list[tuple[tuple[int, ...], float]] = [
-            ((index,), time) for index, time in enumerate(self.replicas_us)
-        ]
-        for users, time in (*exchanges, *self.ties_us.items()):
+        for index, (worker, runs) in enumerate(zip(workers, self.bucket_runs, strict=True)):
+            done = 0.0
+            for run in runs:
+                start = max(done, *(self._there_us(worker, rank, run) for rank in worker.ranks))
+                done = start + run.time_us
+                self._busy(worker.ranks, "allreduce", start, done)
+            ready[index] = max(ready[index], done)
+        for users, time in self.ties_us.items():
             start = max(ready[worker] for worker in users)
-            for worker in users:
-                self._busy(workers[worker].ranks, "allreduce", start, start + time)
-                ready[worker] = start + time
-        for it, start in zip(workers, ready, strict=True):
-            self._busy(it.ranks, "update", start, start + update_us)
+            for index in users:
+                self._busy(workers[index].ranks, "allreduce", start, start + time)
+                ready[index] = start + time
+        for it, start, time in zip(workers, ready, self.updates_us, strict=True):
+            self._busy(it.ranks, "update", start, start + time)
+
+    def _there_us(self, worker: StageWorker, rank: int, run: BucketRun) -> float:
+        """When a rank has all gradients of some buckets: only layers before them are still to be passed."""
+        us_of = self.profile.weights_us if self.splits else self.profile.backward_us
+        there = 0.0
+        for stage, first in run.firsts.items():
+            microbatch, end = self.last[rank, stage]
+            start, stop = shares(self.sizes[microbatch], len(worker.ranks))[worker.ranks.index(rank)]
+            there = max(there, end - us_of(self.plan.stages[stage].start, first, stop - start))
+        return there
 
     def _busy(self, ranks: tuple[int, ...], kind: str, start: float, end: float) -> None:
         if end > start:

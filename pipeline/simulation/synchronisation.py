@@ -1,37 +1,78 @@
-"""What gradients cost between the backward passes and the update: among replicas, and for shared parameters.
+"""What a step costs behind the backward passes: sums of gradients, and the update.
 
-Every worker's replicas do one allreduce; then the workers that use the same parameter do one more for it.
+Every worker's replicas sum their gradients bucket by bucket, from the last layer to the first, each as soon
+as the last passes have come to it (`pipeline.run.gradients`); then the workers that use the same parameter do
+one more allreduce for it; then the optimizer steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.stages import Plan
+from arborcast.pipeline.stages import BUCKET_BYTES, Plan, StageWorker
 
 
-def replicas_us(plan: Plan, profile: Profile, network: LinkCosts) -> tuple[float, ...]:
-    """Time of the allreduce of each worker.
+def updates_us(plan: Plan, profile: Profile) -> tuple[float, ...]:
+    """Time of the optimizer's step on each worker."""
+    return tuple(profile.update_us(plan.layers_of(worker)) for worker in plan.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRun:
+    """Buckets one behind the other that are there at the same time.
+
+    Attributes:
+        time_us: of all their allreduces.
+        firsts: for each stage with gradients in them, the first layer that gives some.
+    """
+
+    time_us: float
+    firsts: Mapping[int, int]
+
+
+def bucket_runs(plan: Plan, profile: Profile, network: LinkCosts, worker: StageWorker) -> list[BucketRun]:
+    """The gradients of a worker in the order in which its replicas sum them; none of a single rank.
+
+    A layer's gradients are taken to be there once its backward pass is through.
 
     Raises:
-        PlanError: links among the ranks of a worker do not connect them.
+        PlanError: links among the ranks of the worker do not connect them.
     """
-    times = []
-    for worker in plan.workers:
-        ranges = [(plan.stages[it].start, plan.stages[it].end) for it in worker.stages]
-        time = network.allreduce_us(worker.ranks, profile.gradient_bytes_of(ranges))
-        if math.isinf(time):
-            raise PlanError(
-                f"plan: stage {worker.stages[0]}: links between its ranks must connect them, for they share "
-                f"gradients, got ranks {', '.join(map(str, worker.ranks))} of topology "
-                f"{network.topology.name}"
-            )
-        times.append(time)
-    return tuple(times)
+    held = plan.layers_of(worker)
+    total = profile.gradient_bytes_of(held) if len(worker.ranks) > 1 else 0
+    if not total:
+        return []
+    whole_us = network.allreduce_us(worker.ranks, min(total, BUCKET_BYTES))
+    if math.isinf(whole_us):
+        raise PlanError(
+            f"plan: stage {worker.stages[0]}: links between its ranks must connect them, for they share "
+            f"gradients, got ranks {', '.join(map(str, worker.ranks))} of topology {network.topology.name}"
+        )
+    elsewhere: Counter[int] = Counter()  # by layer, what an earlier one of the worker completes
+    for tie in profile.ties:
+        users = [it for it in tie.layers if any(start <= it < end for start, end in held)]
+        elsewhere.update(dict.fromkeys(users[1:], tie.size_bytes))
+    found: list[BucketRun] = []
+    filled, firsts = 0, dict[int, int]()
+    for stage in reversed(worker.stages):
+        for layer in reversed(range(plan.stages[stage].start, plan.stages[stage].end)):
+            size = profile.layers[layer].gradient_bytes - elsewhere[layer]
+            if not size:
+                continue
+            firsts[stage] = layer
+            full, filled = divmod(filled + size, BUCKET_BYTES)
+            if full:
+                found.append(BucketRun(full * whole_us, firsts))
+                firsts = {stage: layer} if filled else {}
+    if filled:
+        found.append(BucketRun(network.allreduce_us(worker.ranks, filled), firsts))
+    return found
 
 
 def ties_us(plan: Plan, profile: Profile, network: LinkCosts) -> dict[tuple[int, ...], float]:

@@ -120,7 +120,15 @@ def topologies(as_json: AsJson = False) -> None:
 @app.command()
 @with_voice
 @about_a_fabric(
-    "ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates", "no_in_network"
+    "ranks",
+    "without_link",
+    "without_rank",
+    "gpu",
+    "pcie",
+    "between_sockets",
+    "numa_per_socket",
+    "rates",
+    "no_in_network",
 )
 def show(
     fabric: FabricOptions,

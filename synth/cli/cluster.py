@@ -15,7 +15,17 @@ import typer
 from arborcast.synth.cli.console import print_json, print_lines
 from arborcast.synth.cli.description import describe_topology
 from arborcast.synth.cli.inputs import above_zero
-from arborcast.synth.cli.options import AsJson, BetweenSockets, Gpu, Pcie, Rates, number, option, writable
+from arborcast.synth.cli.options import (
+    AsJson,
+    BetweenSockets,
+    Gpu,
+    NumaPerSocket,
+    Pcie,
+    Rates,
+    number,
+    option,
+    writable,
+)
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +48,8 @@ def cluster(
             "--fabric",
             "full: one switch that blocks nothing; rail: a switch for NIC i of all hosts (rail:N: NICs are "
             "dealt to N switches); fat-tree:RATIO: leaf switches whose way up is RATIO times thinner "
-            "(fat-tree:RATIO:HOSTS: so many hosts under each)",
+            "(fat-tree:RATIO:HOSTS: so many hosts under each); rail-tree:RATIO: a leaf for NIC i of hosts "
+            "(rail-tree:RATIO:HOSTS: of so many each) under one core",
             metavar="FABRIC",
         ),
     ] = "full",
@@ -50,10 +61,20 @@ def cluster(
             metavar="GB/S",
         ),
     ] = None,
+    nics: Annotated[
+        str | None,
+        option(
+            "--nics",
+            "which NICs: near (to each GPU), all, so many of a host, or names; by default the fastest, with "
+            "--nic those near",
+            metavar="NICS",
+        ),
+    ] = None,
     output: Annotated[Path | None, option("-o", "--output", "write the topology file here (YAML)")] = None,
     gpu: Gpu = None,
-    pcie: Pcie = False,
+    pcie: Pcie = None,
     between_sockets: BetweenSockets = None,
+    numa_per_socket: NumaPerSocket = None,
     rates: Rates = "datasheet",
     as_json: AsJson = False,
 ) -> None:
@@ -76,9 +97,16 @@ def cluster(
     crossing = above_zero("--between-sockets", between_sockets)
     machines: dict[str, Machine] = {}
     for spec in dict.fromkeys(hosts):
-        machine = load_machine(spec, gpu=gpu, pcie=pcie, between_sockets=crossing, rates=rates)
+        machine = load_machine(
+            spec,
+            gpu=gpu,
+            pcie=pcie,
+            between_sockets=crossing,
+            numa_per_socket=numa_per_socket,
+            rates=rates,
+        )
         named = replace(machine, topology=replace(machine.topology, name=_short(spec)))
-        machines[spec] = with_nics(named, speed, option="--nic")
+        machines[spec] = with_nics(named, speed, chosen=nics, option="--nic")
         for note in machines[spec].notes[len(machine.notes) :]:
             _logger.warning("%s", note)
     specs = hosts * count

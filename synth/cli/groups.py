@@ -45,7 +45,15 @@ MOST_LINES = 64
 
 
 @about_a_fabric(
-    "ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates", "no_in_network"
+    "ranks",
+    "without_link",
+    "without_rank",
+    "gpu",
+    "pcie",
+    "between_sockets",
+    "numa_per_socket",
+    "rates",
+    "no_in_network",
 )
 def groups(
     fabric: FabricOptions,

@@ -115,6 +115,7 @@ def load_fabric(options: FabricOptions) -> FabricRequest:
         gpu=options.gpu,
         pcie=options.pcie,
         between_sockets=above_zero("--between-sockets", options.between_sockets),
+        numa_per_socket=options.numa_per_socket,
         rates=options.rates,
     )
     if options.no_in_network:

@@ -97,7 +97,11 @@ Gpu = Annotated[
     str | None, option("--gpu", "what the GPUs of a tool's text or NCCL XML are: v100, h200, mi300x, ...")
 ]
 Pcie = Annotated[
-    bool, option("--pcie", "take PCIe paths of a tool's text or NCCL XML as links, NVLinks or not")
+    bool | None,
+    option(
+        "--pcie/--no-pcie",
+        "take PCIe paths of a tool's text or NCCL XML as links; by default where others join not all",
+    ),
 ]
 BetweenSockets = Annotated[
     str | None,
@@ -106,6 +110,10 @@ BetweenSockets = Annotated[
         "GB/s each way between two CPU sockets; by default of all links that they can have",
         metavar="GB/S",
     ),
+]
+NumaPerSocket = Annotated[
+    int | None,
+    number("--numa-per-socket", "NUMA nodes of a CPU socket (NPS, SNC), where a file leaves it open"),
 ]
 NoInNetwork = Annotated[bool, option("--no-in-network", "switches only forward, whatever else they can do")]
 RatesName = Literal["datasheet", "nccl"]
@@ -163,8 +171,9 @@ class FabricOptions:
     without_link: WithoutLink = None
     without_rank: WithoutRank = None
     gpu: Gpu = None
-    pcie: Pcie = False
+    pcie: Pcie = None
     between_sockets: BetweenSockets = None
+    numa_per_socket: NumaPerSocket = None
     rates: Rates = "datasheet"
     no_in_network: NoInNetwork = False
 

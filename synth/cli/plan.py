@@ -45,7 +45,7 @@ MethodName = Literal[
 ]
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")
+@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "numa_per_socket", "rates", "no_in_network")
 def plan(
     model: Model,
     fabric: FabricOptions,
@@ -204,7 +204,7 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
     from arborcast.pipeline import zoo
     from arborcast.pipeline.pictures.sharded_picture import draw_sharded
     from arborcast.pipeline.planning.costing import device_for
-    from arborcast.pipeline.planning.formats import write_sharded_plan
+    from arborcast.pipeline.planning.formats import write_plan
     from arborcast.synth.cli.plan_inside import (
         choice_document,
         choose_inside,
@@ -252,7 +252,7 @@ def _inside(model: str, fabric: FabricOptions, asked: _Inside, as_json: bool) ->
     document = choice_document(found, named, watch.seconds)
     if asked.output is not None:
         kept = ("device", "time_us", "time_at_rates_us", "bound_at_rates_us", "memory_bytes", "ways")
-        write_sharded_plan(found.plan, asked.output, {key: document[key] for key in kept})
+        write_plan(found.plan, asked.output, {key: document[key] for key in kept})
     if asked.picture is not None:
         draw_sharded(found, asked.picture)
     answer(as_json, document, lambda: describe_choice(document))

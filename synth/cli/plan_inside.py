@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from arborcast.pipeline.planning.interop_search import JointPlan, JointStage
     from arborcast.pipeline.planning.sharded_planning import ShardedChoice, TrainingCandidate
     from arborcast.pipeline.sharding.graph import Graph
-    from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
+    from arborcast.pipeline.stages import Plan
     from arborcast.topologies.machine import Machine
 
 US = 1e6
@@ -50,7 +50,7 @@ def traced_operators(
     return replace(merged(operator_trace(traced, samples // microbatches, by_layer=by_layer)), name=name)
 
 
-def given_plan(file: Path, batch: int | None, microbatches: int | None, stages: int | None) -> ShardedPlan:
+def given_plan(file: Path, batch: int | None, microbatches: int | None, stages: int | None) -> Plan:
     """The plan of a file, where the options that were given beside it ask for nothing else.
 
     Args:
@@ -62,9 +62,9 @@ def given_plan(file: Path, batch: int | None, microbatches: int | None, stages: 
     Raises:
         InputError: the file holds no plan, or an option differs from the plan: which one.
     """
-    from arborcast.pipeline.planning.formats import read_sharded_plan
+    from arborcast.pipeline.planning.formats import read_plan
 
-    plan = read_sharded_plan(file)
+    plan = read_plan(file)
     options = {"--batch": (batch, plan.batch), "--microbatches": (microbatches, plan.microbatches)}
     for name, (asked, held) in options.items():
         if asked not in (None, held):
@@ -82,7 +82,7 @@ def choose_inside(
     microbatches: int,
     memory_bytes: int | None,
     stages: int | None,
-    given: ShardedPlan | None,
+    given: Plan | None,
 ) -> ShardedChoice:
     """The best plan of both levels, or what a given one takes.
 
@@ -178,7 +178,7 @@ def _stage(found: ShardedChoice, plan: JointPlan, number: int) -> dict[str, Any]
 
 def _operators(graph: Graph, stage: JointStage) -> Iterator[dict[str, Any]]:
     """A row for every operator and parameter; those that repeat, once."""
-    from arborcast.pipeline.sharding.specs import shown
+    from arborcast.pipeline.meshes import shown
 
     count = Counter(graph.classes)
     chosen = stage.priced.sharding.chosen

@@ -143,7 +143,7 @@ def _export_schedule(source: Path, to: str, wishes: dict[str, Any], output: Path
         return
     rate = _rate_line(program, found, schedule.topology)
     print_lines([f"{output}: {_words(program)}", f"  {_served(program)}", rate])
-    if found.rate < schedule.rate:
+    if found.rate < schedule.rate * (Fraction(9, 10) if program.loops else 1):
         print_lines(
             [
                 f"  the schedule reaches {gigabytes(schedule.rate)}; the program's shares are rounded or "
@@ -425,8 +425,13 @@ def _served(program: GlobalProgram) -> str:
 
 
 def _rate_line(program: GlobalProgram, found: Traffic, topology: Topology) -> str:
+    from arborcast.backends.programs.pacing import timed_bytes
+    from arborcast.synth.formats.sizes import format_size
+
     part = of_bound(found.rate, found.bound.rate, topology)
     how = "as its puts follow each other" if program.one_sided else "by the fullest link"
+    if program.loops:
+        how += f" at {format_size(timed_bytes(program))}"
     return f"  rate  {gigabytes(found.rate)} {how}, {part}"
 
 

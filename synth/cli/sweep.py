@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from arborcast.synth.topology import Topology
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")
+@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "numa_per_socket", "rates", "no_in_network")
 def sweep(
     fabric: FabricOptions,
     output: Annotated[Path, option("-o", "--output", "output folder; a sweep resumes there")],

@@ -62,7 +62,7 @@ class PieceRule:
             return 1
         enough = 1 if schedule.steps == 1 else max(self.least, self.per_step * schedule.steps)
         coarse = pieces_that_fit(schedule, nbytes, piece_bytes=self.piece_bytes, most=enough)
-        if not self.work or not schedule.rate:
+        if not self.work:
             return coarse
         affordable = min(self._affordable(schedule, nbytes), STEPS_HIDDEN * schedule.steps)
         return max(coarse, pieces_that_fit(schedule, nbytes, piece_bytes=SHORTEST_BYTES, most=affordable))

@@ -11,13 +11,14 @@ import pytest
 from arborcast import topologies
 from arborcast.bench.emulation import network
 from arborcast.bench.training import sharded_step
-from arborcast.bench.training.sharded_step import Case, Plan, graph_of, predicted, step_rows
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
+from arborcast.bench.training.sharded_step import Case, LayoutPlan, graph_of, predicted, step_rows
+from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage
 from arborcast.pipeline.sharding.sharding_program import shard
 from arborcast.pipeline.sharding.slices import Sliced
-from arborcast.pipeline.sharding.stage_sharding import stage_sharding
+from arborcast.pipeline.stages import Plan, Stage
 
 SECONDS = {"chosen": 0.03, "data-parallel": 0.06}
 """Of a step; Megatron's layout is the choice here."""
@@ -29,7 +30,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     drawn = {"chosen": [1.0, 1.0], "data-parallel": [1.0 + 1e-7, 1.0 + 1e-7]}
 
     def ranks(
-        _: object, __: object, ___: Case, topology: Any, found: Sequence[Plan], *rest: int, **____: Any
+        _: object, __: object, ___: Case, topology: Any, found: Sequence[LayoutPlan], *rest: int, **____: Any
     ) -> Any:
         return [
             {"small": [0.001], "serial": 0.05}
@@ -73,8 +74,8 @@ def test_stages_add_up_as_planned() -> None:
     for rank, (start, end) in enumerate([(0, 2), (2, sliced.depth)]):
         own, mesh = sliced.stage(start, end), Mesh((), (rank,))
         chosen = shard(own, Setting(FabricPrices(fast, mesh), sharded_step._CORE)).chosen
-        stages.append(ShardedStage(start, end, stage_sharding(own, chosen, mesh)))
-    plan = ShardedPlan(graph.name, case.batch, 4, tuple(stages), case.topology())
+        stages.append(Stage.divided(start, end, stage_sharding(own, chosen, mesh)))
+    plan = Plan(stages, 4, topology=case.topology(), model=graph.name, batch=case.batch)
     step_us, longest_us, moved_us = predicted(plan, graph, fast, 1e6, [0.0, 0.0])
     assert moved_us < 100
     assert 0.5e6 < longest_us < 0.9e6

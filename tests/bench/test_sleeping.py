@@ -3,9 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from arborcast.bench.training import sleeping

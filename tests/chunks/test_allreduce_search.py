@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.backends import lower
+from arborcast.backends.measure import launch
+from arborcast.backends.measure.job import Reduction, Sweep, count_for
 from arborcast.synth import bounds
 from arborcast.synth.chunks.allreduce.allreduce_solver import THOROUGH, sum_optimum
 from arborcast.synth.chunks.allreduce.meeting_on_links import met_on_links
@@ -44,7 +46,6 @@ from arborcast.synth.symmetry.permutations import identity
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.support.allreduce_search import can_be_done
-from tests.support.commands import Command
 from tests.support.deadlock import check_deadlock
 from tests.support.interpreter import Freedom, interpret
 from tests.support.strategies import topologies
@@ -151,16 +152,18 @@ def runs_everywhere(schedule: Schedule, seeds: int = 3) -> None:
 
 
 @pytest.mark.parametrize("spec", ["star:4", pytest.param("dgx1", marks=pytest.mark.long)])
-def test_they_run_on_real_processes(command: Command, spec: str, tmp_path: Any) -> None:
+def test_they_run_on_real_processes(spec: str, tmp_path: Any) -> None:
     found = frontier(spec, max_steps=2)
     write_frontier(found, tmp_path / "out")
     full = json.loads((tmp_path / "out" / "frontier.json").read_text())
+    sweeps = []
     for point, entry in zip(found.points, full["frontier"], strict=True):
-        file = tmp_path / "out" / entry["file"]
-        assert synth.read_schedule(file) == point.schedule
+        read = synth.read_schedule(tmp_path / "out" / entry["file"])
+        assert isinstance(read, Schedule) and read == point.schedule
         assert entry["scope"] == EVERY_SCHEDULE and entry["limit"] is None and entry["proved"]
-        ran = command("run", str(file), "--size", "10007", "--json", "-n", "1")
-        assert ran.status == 0 and ran.document["correct"]
+        size = count_for(read, 10_007, "float32")
+        sweeps.append(Sweep(read, (10_007,), (size,), "float32", Reduction.SUM, iterations=1, warmup=0))
+    assert [row.wrong for (row,) in launch.run_sweeps(sweeps, timeout_s=200)] == [0] * len(found.points)
 
 
 INSTANCES = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(0, 2))
@@ -404,12 +407,14 @@ def test_a_limit_by_flows_is_not_rounded_up_to_a_number_of_messages() -> None:
     # Flows prove R/C 5/9, which is 15 5/9 links passed a chunk, and 10 messages a chunk are enough: nothing
     # proves 16. A reduction by 4 -> 0, 5 -> 1 and then to rank 2 or 3, and back, attains 5/9.
     fabric = load("dgx1").subset(range(6))
-    collective = Collective.on(fabric, "allreduce")
-    limits = pareto(fabric, collective, max_steps=4, cache=False).limits
-    problem = sum_problem(fabric, collective)
-    for steps, limit in limits.items():
-        assert certified_ratio(problem, steps, limit.certificate) == limit.ratio
-    assert limits[4].ratio == Fraction(5, 9)
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    only_limits = replace(THOROUGH, sizes=0, largest_guess=0, largest_orbit=0)
+    with SolverProcess() as child:
+        child.start()
+        searcher = SumSearcher(problem, 0, Deadline(), child, None)
+        found = sum_optimum(searcher, 4, None, Fraction(3, 4), lambda: None, only_limits)
+    assert found.limit is not None and found.least == Fraction(5, 9)
+    assert certified_ratio(problem, 4, found.limit.certificate) == Fraction(5, 9)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ def test_any_number_of_jobs_gives_the_same_frontier(jobs: int) -> None:
     assert [p.schedule for p in together.points] == [p.schedule for p in alone.points]
 
 
+@pytest.mark.long
 def test_a_dask_cluster_takes_the_jobs() -> None:
     distributed = pytest.importorskip("distributed", reason="an optional extra: arborcast[dask]")
     from arborcast.synth.chunks.solvers.jobs import running_on

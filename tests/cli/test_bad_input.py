@@ -205,7 +205,7 @@ def test_wrong_input_is_one_line_and_status_2(
         ("plan.MethodName", "arborcast.pipeline.planning.plan_comparison.EVERY"),
         ("options.RatesName", "arborcast.topologies.rates.Rates"),
         ("options.DataTypeName", "arborcast.backends.measure.job.ITEM_BYTES"),
-        ("files.ReductionName", "arborcast.backends.measure.job.Reduction"),
+        ("schedule_files.ReductionName", "arborcast.backends.measure.job.Reduction"),
     ],
 )
 def test_a_fixed_set_is_the_table_that_it_stands_for(option: str, table: str) -> None:

@@ -66,8 +66,6 @@ def test_pareto_writes_a_folder_whose_schedules_verify_and_simulate(command: Com
         assert command("verify", entry["file"], "--json").document["correct"]
     last = document["frontier"][-1]["file"]
     assert command("simulate", last, "--sizes", "1MiB", "--json").status == 0
-    ran = command("run", last, "--size", "64KiB", "--json", "-n", "1")
-    assert ran.status == 0 and ran.document["correct"]
 
 
 def test_without_o_pareto_writes_nothing(
@@ -92,11 +90,6 @@ def test_a_custom_collective_is_a_file(command: Command, tmp_path: Path) -> None
     file.write_text(EXCHANGE)
     found = command("pareto", "ring:4", str(file), "--json", "--max-steps", "3").document["frontier"]
     assert [(entry["chunks"], entry["steps"], entry["rounds"]) for entry in found] == [(1, 1, 1), (4, 3, 3)]
-    saved = tmp_path / "exchange.json"
-    assert command("solve", "ring:4", str(file), "-o", str(saved)).status == 0
-    assert command("verify", str(saved)).status == 0
-    ran = command("run", str(saved), "--size", "64KiB", "--json", "-n", "1")
-    assert ran.status == 0 and ran.document["correct"]
     file.write_text(EXCHANGE.replace("[1, 3]", "[1, 9]"))
     refused(command("bound", "ring:4", str(file)), "exchange.yaml", "9", "0..3")
 

@@ -9,7 +9,8 @@ what must be there first:
 
 `long` is left to `make test-all`. `status N` is what the block ends with. `file NAME` saves a program for
 commands further down. `with NAME` puts a program into `contexts/NAME.py` in place of its line `# snippet`;
-`ranks N` runs it under torchrun. `skip: WHY` is for what needs what no test has, such as another host.
+`ranks N` runs it under torchrun, for which `make test` has `forked_ranks.py`. `skip: WHY` is for what needs
+what no test has, such as another host.
 """
 
 from __future__ import annotations
@@ -29,11 +30,9 @@ PAGES = {
     "README.md": ROOT / "README.md",
     **{str(page.relative_to(ROOT)): page for page in sorted((ROOT / "docs").rglob("*.md"))},
 }
-TOOLS = {
-    "synth": "-m arborcast",
-    "torchrun": "-m torch.distributed.run",
-    "python": "",
-}
+TOOLS = {"synth": "-m arborcast", "python": ""}
+TORCHRUN = {True: "-m torch.distributed.run", False: "-m tests.docs.forked_ranks"}
+"""By whether it may take long."""
 COMMANDS = frozenset(["synth", "cat", "torchrun", "make", "pip", "python", "sudo", "drat-trim"])
 PATIENCE_S = 500
 
@@ -111,18 +110,20 @@ def words(line: str) -> list[str]:
     return shlex.split(line, comments=True)[1:]
 
 
-def run_shell(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Commands as a person types them, with `synth`, `torchrun` and `python` of these tests."""
+def lay_out(folder: Path, *, long: bool) -> None:
+    """Where commands are typed: `synth`, `torchrun` and `python` of these tests, and what a checkout has."""
     tools = folder / ".tools"
-    if not tools.exists():
-        tools.mkdir()
-        for name, module in TOOLS.items():
-            (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
-            (tools / name).chmod(0o755)
+    tools.mkdir()
+    for name, module in (TOOLS | {"torchrun": TORCHRUN[long]}).items():
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        (tools / name).chmod(0o755)
     for name in ("examples", "bench", "constraints.txt", "pyproject.toml"):
-        if not (folder / name).exists():
-            (folder / name).symlink_to(ROOT / name)
-    path = os.pathsep.join([str(tools), os.environ.get("PATH", "")])
+        (folder / name).symlink_to(ROOT / name)
+
+
+def run_shell(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Commands as a person types them."""
+    path = os.pathsep.join([str(folder / ".tools"), os.environ.get("PATH", "")])
     environ = os.environ | {
         "PATH": path,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),

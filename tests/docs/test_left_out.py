@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).resolve().parent.parent.parent
-NEED_TORCH = ("tests/transport/test_silence.py", "tests/training/test_clipping.py")  # imports it; asks for it
+NEED_TORCH = ("tests/transport/test_silence.py", "tests/docs/test_snippets.py")  # imports it; asks for it
 NEEDS_NONE = "tests/values/test_transfers.py"
 
 

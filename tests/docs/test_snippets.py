@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.snippets import PAGES, Snippet, parts, program, run_shell, snippets, words
+from tests.docs.snippets import PAGES, Snippet, lay_out, parts, program, run_shell, snippets, words
 from tests.support.commands import Command
 
 pytest.importorskip("torch")
@@ -38,6 +38,7 @@ def run_page(
 ) -> None:
     """The snippets of a page from top to bottom, in one folder."""
     monkeypatch.chdir(folder)
+    lay_out(folder, long=long)
     printed = ""
     left_out = False
     for one in snippets(page):

@@ -18,37 +18,35 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from arborcast import synth, topologies  # noqa: E402
-from arborcast.backends import Executor, Program, lower  # noqa: E402
-from arborcast.backends.dataflow.engine import Engine  # noqa: E402
-from arborcast.backends.dataflow.task_graph import compile_graph  # noqa: E402
-from arborcast.backends.lowering.layout import Buffer, lay_out  # noqa: E402
-from arborcast.backends.lowering.lower import lower_rank  # noqa: E402
-from arborcast.backends.measure.job import Array, Reduction  # noqa: E402
-from arborcast.backends.staging.emulated import EmulatedDevice  # noqa: E402
-from arborcast.backends.tensors.torch_reduction import operator_of  # noqa: E402
-from arborcast.backends.transport.fingerprint import CollectiveFingerprint  # noqa: E402
-from arborcast.backends.transport.network import Network  # noqa: E402
-from arborcast.synth.collective import NAMED_KINDS, Kind  # noqa: E402
-from arborcast.synth.implicit_schedule import AnySchedule  # noqa: E402
-from arborcast.synth.schedule import Chunk, Schedule, Transfer  # noqa: E402
-from tests.support.deadlock import check_deadlock  # noqa: E402
-from tests.support.definition import define, inputs_of  # noqa: E402
-from tests.support.drawn_implicit import KINDS as IMPLICIT_KINDS  # noqa: E402
-from tests.support.drawn_implicit import grid, implicit  # noqa: E402
-from tests.support.drawn_schedules import DRAWN, make, reductions_before_sends, schedules  # noqa: E402
-from tests.support.fake_channels import close, each, engines_of, fake_networks  # noqa: E402
-from tests.support.graph_simulation import Simulation, check_shape  # noqa: E402
-from tests.support.group_cases import OPS  # noqa: E402
-from tests.support.interpreter import Freedom, interpret  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast import synth, topologies
+from arborcast.backends import Executor, Program, lower
+from arborcast.backends.dataflow.engine import Engine
+from arborcast.backends.dataflow.task_graph import compile_graph
+from arborcast.backends.lowering.layout import Buffer, lay_out
+from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.measure.job import Array, Reduction
+from arborcast.backends.staging.emulated import EmulatedDevice
+from arborcast.backends.tensors.torch_reduction import operator_of
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
+from arborcast.backends.transport.network import Network
+from arborcast.synth.collective import NAMED_KINDS, Kind
+from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from tests.support.deadlock import check_deadlock
+from tests.support.definition import define, inputs_of
+from tests.support.drawn_implicit import KINDS as IMPLICIT_KINDS
+from tests.support.drawn_implicit import grid, implicit
+from tests.support.drawn_schedules import DRAWN, make, reductions_before_sends, schedules
+from tests.support.fake_channels import close, each, engines_of, fake_networks
+from tests.support.graph_simulation import Simulation, check_shape
+from tests.support.group_cases import OPS
+from tests.support.interpreter import Freedom, interpret
+from tests.support.ranks import run_ranks
 
 CASES = {
     **DRAWN,

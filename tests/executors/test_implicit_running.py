@@ -13,7 +13,7 @@ from tests.support.drawn_implicit import KINDS, circulant, grid, implicit
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
-FABRICS = (circulant(5, [1, 2]), grid(2, 4, hubs=True))
+FABRICS = (circulant(5, {1: 1, 2: 1}), grid(2, 4, hubs=True))
 
 
 def test_everything_equals_torch() -> None:

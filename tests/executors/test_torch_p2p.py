@@ -6,23 +6,20 @@ import os
 import re
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from arborcast import synth, topologies
+from arborcast.backends import ExecutionError, Executor
+from arborcast.backends.tensors.torch_reduction import operator_of
+from arborcast.synth.errors import InputError
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     ring_allreduce,
 )
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from arborcast import synth, topologies  # noqa: E402
-from arborcast.backends import ExecutionError, Executor  # noqa: E402
-from arborcast.backends.tensors.torch_reduction import operator_of  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.support.group_cases import OPS, values  # noqa: E402
-from tests.support.in_network import star, turning  # noqa: E402
-from tests.support.ranks import Failure, run_ranks  # noqa: E402
+from tests.support.group_cases import OPS, values
+from tests.support.in_network import star, turning
+from tests.support.ranks import Failure, run_ranks
 
 # Every operation and type --------------------------------------------------------------------------
 

@@ -17,9 +17,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import torch.distributed as dist
 

@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from arborcast.backends import ExecutionError  # noqa: E402
-from arborcast.backends.group import profiling  # noqa: E402
-from tests.support.group_cases import OPS, counted, values  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.backends import ExecutionError
+from arborcast.backends.group import profiling
+from tests.support.group_cases import OPS, counted, values
+from tests.support.ranks import run_ranks
 
 ENVIRON = {
     "ARBORCAST_TOPOLOGY": "ring:3",

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import torch.distributed as dist
 

@@ -13,9 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import torch.distributed as dist
 

@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from arborcast.backends.errors import DisagreementError  # noqa: E402
-from arborcast.backends.schedules.exchange import PAIRWISE, PLANNED, Exchanges, pairwise  # noqa: E402
-from arborcast.backends.schedules.group_fabric import without_links  # noqa: E402
-from arborcast.synth.simulation.pieces import ONE_HOST  # noqa: E402
-from arborcast.topologies import load  # noqa: E402
-from tests.support.group_cases import DTYPES, check_same, counted, values  # noqa: E402
-from tests.support.interpreter import Freedom, interpret  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.backends.errors import DisagreementError
+from arborcast.backends.schedules.exchange import PAIRWISE, PLANNED, Exchanges, pairwise
+from arborcast.backends.schedules.group_fabric import without_links
+from arborcast.synth.simulation.pieces import ONE_HOST
+from arborcast.topologies import load
+from tests.support.group_cases import DTYPES, check_same, counted, values
+from tests.support.interpreter import Freedom, interpret
+from tests.support.ranks import run_ranks
 
 SIZE = 4
 SLOW = "ring:4,bandwidth=0.0001"

@@ -14,9 +14,6 @@ import time
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol

@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from arborcast.backends import ExecutionError, Options  # noqa: E402
-from arborcast.backends.group.history import KEPT, History, calls_to_keep  # noqa: E402
-from arborcast.backends.transport.fingerprint import CollectiveFingerprint  # noqa: E402
-from arborcast.synth.collective import Kind  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from arborcast.synth.viewer import scene_of_traces  # noqa: E402
-from tests.support.chrome_trace import events_of  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
-from tests.support.waiting import until  # noqa: E402
+from arborcast.backends import ExecutionError, Options
+from arborcast.backends.group.history import KEPT, History, calls_to_keep
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.viewer import scene_of_traces
+from tests.support.chrome_trace import events_of
+from tests.support.ranks import run_ranks
+from tests.support.waiting import until
 
 ABSENT = 1
 COUNT = 3 << 13

@@ -9,9 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch.distributed as dist
 
 from arborcast.backends import ExecutionError

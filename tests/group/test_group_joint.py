@@ -7,23 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from arborcast import topologies  # noqa: E402
-from arborcast.backends.options import Options  # noqa: E402
-from arborcast.backends.schedules.combined import joint_part  # noqa: E402
-from arborcast.backends.schedules.group_fabric import fabric_for  # noqa: E402
-from arborcast.backends.schedules.schedule_table import describe  # noqa: E402
-from arborcast.backends.schedules.synthesis import verified_table  # noqa: E402
-from arborcast.synth import verify  # noqa: E402
-from arborcast.synth.collective import Kind  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from arborcast.synth.groups import GroupSchedules, along, solve_groups  # noqa: E402
-from arborcast.synth.groups.group_folder import write_groups  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast import topologies
+from arborcast.backends.options import Options
+from arborcast.backends.schedules.combined import joint_part
+from arborcast.backends.schedules.group_fabric import fabric_for
+from arborcast.backends.schedules.schedule_table import describe
+from arborcast.backends.schedules.synthesis import verified_table
+from arborcast.synth import verify
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.groups import GroupSchedules, along, solve_groups
+from arborcast.synth.groups.group_folder import write_groups
+from tests.support.ranks import run_ranks
 
 KINDS = ("allreduce", "allgather", "reduce-scatter", "broadcast")
 MESH = 2, 4

@@ -11,9 +11,6 @@ import signal
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import torch.distributed as dist
 

@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from arborcast import topologies  # noqa: E402
-from arborcast.backends.tensors.torch_reduction import operator_of  # noqa: E402
-from tests.support.group_cases import (  # noqa: E402
+from arborcast import topologies
+from arborcast.backends.tensors.torch_reduction import operator_of
+from tests.support.group_cases import (
     DTYPES,
     FACTOR,
     OPS,
@@ -27,7 +25,7 @@ from tests.support.group_cases import (  # noqa: E402
     outcome,
     values,
 )
-from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.ranks import run_ranks
 
 FABRICS = {2: "full:2", 3: "ring:3", 4: "full:4"}
 

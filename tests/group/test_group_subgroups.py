@@ -10,25 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from arborcast import topologies  # noqa: E402
-from arborcast.backends import Options  # noqa: E402
-from arborcast.backends.group.communicator import SERVED  # noqa: E402
-from arborcast.backends.schedules.group_fabric import fabric_for  # noqa: E402
-from arborcast.backends.schedules.schedule_table import ScheduleTable  # noqa: E402
-from arborcast.backends.schedules.spare import spare_table  # noqa: E402
-from arborcast.synth import solve  # noqa: E402
-from arborcast.synth.collective import Kind  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from arborcast.synth.faults.backup_documents import write_spares  # noqa: E402
-from arborcast.synth.faults.backup_schedules import Failure, make_spares, single_failures  # noqa: E402
-from tests.support.group_cases import OPS, check_same, counted, values  # noqa: E402
-from tests.support.ranks import run_ranks, store_path  # noqa: E402
+from arborcast import topologies
+from arborcast.backends import Options
+from arborcast.backends.group.communicator import SERVED
+from arborcast.backends.schedules.group_fabric import fabric_for
+from arborcast.backends.schedules.schedule_table import ScheduleTable
+from arborcast.backends.schedules.spare import spare_table
+from arborcast.synth import solve
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.faults.backup_documents import write_spares
+from arborcast.synth.faults.backup_schedules import Failure, make_spares, single_failures
+from tests.support.group_cases import OPS, check_same, counted, values
+from tests.support.ranks import run_ranks, store_path
 
 EVERYTHING = {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_METHOD": "trees", "ARBORCAST_DEADLINE": "100"}
 """Schedules serve all sizes; they are quick to find."""

@@ -6,27 +6,25 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from arborcast.backends import Options  # noqa: E402
-from arborcast.backends.group.communicator import Communicator  # noqa: E402
-from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry  # noqa: E402
-from arborcast.backends.schedules.synthesis import tables  # noqa: E402
-from arborcast.synth.bounds.dispatch import bound  # noqa: E402
-from arborcast.synth.collective import Collective, Kind  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from arborcast.synth.implicit_schedule import ImplicitSchedule  # noqa: E402
-from arborcast.synth.request import Request  # noqa: E402
-from arborcast.synth.selection import Choice  # noqa: E402
-from arborcast.synth.simulation.pieces import SEVERAL_HOSTS  # noqa: E402
-from arborcast.synth.symmetry.translations import Translations  # noqa: E402
-from arborcast.synth.topology import Topology  # noqa: E402
-from arborcast.topologies import load  # noqa: E402
-from tests.support.drawn_implicit import circulant, grid, implicit  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.backends import Options
+from arborcast.backends.group.communicator import Communicator
+from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
+from arborcast.backends.schedules.synthesis import tables
+from arborcast.synth.bounds.dispatch import bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.request import Request
+from arborcast.synth.selection import Choice
+from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
+from arborcast.topologies import load
+from tests.support.drawn_implicit import circulant, grid, implicit
+from tests.support.ranks import run_ranks
 
 SQUARE = grid(2, 2, hubs=True)
 
@@ -61,7 +59,7 @@ def test_forms_are_not_mixed_in_a_table() -> None:
 
 def test_pieces_are_those_of_the_whole_schedule() -> None:
     for kind in (Kind.ALLGATHER, Kind.ALLREDUCE):
-        schedule = implicit(circulant(9, [1, 2]), kind)
+        schedule = implicit(circulant(9, {1: 1, 2: 1}), kind)
         for nbytes in (1 << 10, 1 << 20, 1 << 30):
             assert SEVERAL_HOSTS.pieces(schedule, nbytes) == SEVERAL_HOSTS.pieces(schedule.expand(), nbytes)
 

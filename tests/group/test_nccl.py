@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from arborcast.backends.tensors.torch_compat import PeerCalls  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.backends.tensors.torch_compat import PeerCalls
+from tests.support.ranks import run_ranks
 
 
 class Notes:

@@ -9,13 +9,11 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, operator_of  # noqa: E402
-from tests.support.group_cases import DTYPES, FACTOR, OPS, values  # noqa: E402
+from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, operator_of
+from tests.support.group_cases import DTYPES, FACTOR, OPS, values
 
 # Which of them schedules serve: S, and which are gloo's to do or to refuse: the dots.
 SERVED = """

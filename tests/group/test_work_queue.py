@@ -10,9 +10,6 @@ import weakref
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from arborcast.backends.errors import ExecutionError

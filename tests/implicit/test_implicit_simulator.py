@@ -14,7 +14,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.simulation.simulator import simulate, sweep, timeline
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Link, Topology
-from tests.support.translated_trees import KINDS, circulant, circulants, hub, parts, translated
+from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, parts, translated
 
 SIZES = (1 << 10, 1 << 20, 1 << 27)
 

@@ -108,7 +108,7 @@ def test_one_chunk_of_several_is_enough() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_all_exchange_by_translations(ranks: int) -> None:
     """Two add one pair; of three, the images' programs order what they get by who they are."""
-    fabric = circulant(ranks, [1])
+    fabric = circulant(ranks, {1: 1})
     group = Translations.generated(fabric, fabric.symmetries)
     moves = [Transfer(0, src, dst, 0, True) for src, dst in permutations(range(ranks), 2)]
     collective = Collective.on(fabric, Kind.ALLREDUCE)

@@ -86,7 +86,7 @@ def test_images_in_the_one_block_of_an_allreduce_as_drawn() -> None:
     # Two chunks, of 2/9 and 1/9 of the buffer, and three images of each: 27 elements are cut
     # 0 . . . . . 6 . . . . . 12 . . . . . 18 . . 21 . . 24 . . 27
     # |  chunk 0  |  its image 1 |  image 2  |  3  |  4   |  5   |
-    schedule = implicit(circulant(3, [1]), Kind.ALLREDUCE)
+    schedule = implicit(circulant(3, {1: 1}), Kind.ALLREDUCE)
     places = lay_out(schedule, 27).places
     assert [(places[chunk].start, places[chunk].stop) for chunk in range(6)] == [
         (0, 6),
@@ -111,14 +111,14 @@ def test_tags_of_both_ends_of_a_message_are_one() -> None:
 
 
 def test_shares_that_do_not_add_up_are_refused() -> None:
-    schedule = implicit(circulant(4, [1]), Kind.ALLREDUCE)
+    schedule = implicit(circulant(4, {1: 1}), Kind.ALLREDUCE)
     short = dataclasses.replace(schedule, chunks=(schedule.chunks[0], Chunk(Fraction(1, 16), 0)))
     with pytest.raises(ScheduleError, match=r"block with owner any: shares must add up to 1, got 11/12"):
         lower_rank(short, 2, 16)
 
 
 def test_a_block_that_no_chunk_carries_is_refused() -> None:
-    schedule = implicit(circulant(4, [1]), Kind.ALLTOALL)
+    schedule = implicit(circulant(4, {1: 1}), Kind.ALLTOALL)
     chunks = tuple(dataclasses.replace(chunk, target=1) for chunk in schedule.chunks)
     with pytest.raises(ScheduleError, match=r"block with owner 0 and target 1: shares must add up to 1/4"):
         lower_rank(dataclasses.replace(schedule, chunks=chunks), 2, 16)
@@ -126,11 +126,11 @@ def test_a_block_that_no_chunk_carries_is_refused() -> None:
 
 def test_a_count_that_blocks_do_not_divide_is_refused() -> None:
     with pytest.raises(CollectiveError, match=r"allgather: .* a multiple of its 4 blocks, got 7"):
-        lower_rank(implicit(circulant(4, [1]), Kind.ALLGATHER), 0, 7)
+        lower_rank(implicit(circulant(4, {1: 1}), Kind.ALLGATHER), 0, 7)
 
 
 def test_without_translations_it_is_its_own_whole() -> None:
-    topology = circulant(5, [1, 2])
+    topology = circulant(5, {1: 1, 2: 1})
     schedule = implicit(topology, Kind.ALLTOALL, translations=Translations.trivial(topology))
     assert lower(schedule, 35, pieces=2) == lower(schedule.expand(), 35, pieces=2)
 

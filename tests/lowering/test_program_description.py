@@ -71,7 +71,7 @@ def test_as_json() -> None:
 
 
 def test_both_forms_give_one_program() -> None:
-    schedule = implicit(circulant(7, [1, 2]), Kind.ALLGATHER)
+    schedule = implicit(circulant(7, {1: 1, 2: 1}), Kind.ALLGATHER)
     # 703 bytes are 175 elements of 4 bytes, 25 for each of 7 ranks.
     assert (
         program_of(schedule, 3, 703) == program_of(schedule.expand(), 3, 703) == lower_rank(schedule, 3, 175)

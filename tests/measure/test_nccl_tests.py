@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +21,10 @@ from arborcast.backends.measure import nccl_tests
 from arborcast.backends.measure.job import ITEM_BYTES, Row, Sweep, count_as_nccl_tests, row_of
 from arborcast.backends.measure.launch import RunError, run_local
 from arborcast.backends.measure.nccl_tests import sizes_between, sweep_of
+from arborcast.backends.measure.sweep import run_sweep, run_under_torchrun
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from tests.support.commands import Command, Said, run_job
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
@@ -31,12 +34,7 @@ from tests.support.drawn_schedules import (
     ring_allreduce,
 )
 from tests.support.in_network import star, turning
-
-torch = pytest.importorskip("torch")
-
-from arborcast.backends.measure.sweep import run_sweep, run_under_torchrun  # noqa: E402
-from tests.support.commands import Command, Said, run_job  # noqa: E402
-from tests.support.ranks import rendezvous, run_ranks, store_path, threads_of_gloo  # noqa: E402
+from tests.support.ranks import rendezvous, run_ranks, store_path, threads_of_gloo
 
 SHORT = ("-n", "2", "-w", "1")
 

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from torch._C import _distributed_c10d as c10d
 
 from tests.support.torchrun_job import DIES_AT, STEPS, TORN_LINK, gradient, mesh, serial_result
@@ -143,6 +140,7 @@ def test_two_agents_restart_a_job_although_only_one_counts_the_restart(
     check_trained(tmp_path, 4)
 
 
+@pytest.mark.long
 def test_cpu_synth_by_the_environment_and_an_end_without_farewell(tmp_path: Path) -> None:
     job = torchrun(
         tmp_path,

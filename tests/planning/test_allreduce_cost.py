@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from arborcast import synth, topologies
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.profiles import Layer, Profile
-from arborcast.pipeline.stages import Plan
+from arborcast.pipeline.stages import BUCKET_BYTES, Plan
+from arborcast.synth import features
+from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Topology
 
 SIZES = (1 << 16, 1 << 20, 1 << 26, 1 << 30)
@@ -20,11 +24,15 @@ def test_the_prediction_has_the_schedules_own_time(spec, ranks, size_bytes):
     fabric = topologies.load(spec)
     profile = Profile("one", 4, (Layer("layer", 1.0, 1.0, 0, 0, size_bytes, size_bytes),))
     made = Plan([(0, 1, ranks)], 1, topology=fabric)
-    (time_us,) = {
-        it.end_us - it.start_us for it in predict(made, profile).timeline.intervals if it.kind == "allreduce"
-    }
+    time_us = sum(
+        it.end_us - it.start_us
+        for it in predict(made, profile).timeline.intervals
+        if it.kind == "allreduce" and it.rank == 0
+    )
     schedule = synth.solve(fabric.subset(ranks), "allreduce")
-    assert time_us == pytest.approx(synth.simulate(schedule, size_bytes).time_us, rel=0.01)
+    full, rest = divmod(size_bytes, BUCKET_BYTES)
+    buckets = [BUCKET_BYTES] * full + [rest] * bool(rest)
+    assert time_us == pytest.approx(sum(synth.simulate(schedule, it).time_us for it in buckets), rel=0.01)
 
 
 def test_by_its_rate_alone_a_large_allreduce_costs_the_same_and_a_small_one_less():
@@ -43,3 +51,33 @@ def test_of_paths_of_equal_length_the_narrowest_link_decides(order):
     network = LinkCosts(Topology.build("two ways", 4, links))
     assert network.path(0, 3) == ((0, even), (even, 3))
     assert network.transfer_us({(0, 3): 5000}) == pytest.approx(1)
+
+
+def test_messages_that_start_together_by_hand():
+    """Two share the first link: the fullest one counts, and the latencies of the longest way."""
+    links = [Link(0, 1, Fraction(2), Fraction(3)), Link(1, 2, Fraction(1), Fraction(4))]
+    network = LinkCosts(Topology.build("line", 3, links), message_us=5)
+    assert network.transfer_us({(0, 1): 4000, (0, 2): 2000}) == 5 + 7 + 3
+    assert network.transfer_us({(0, 1): 400, (0, 2): 2000}) == 5 + 7 + 2
+    assert network.transfer_us({(0, 1): 4000}) == 5 + 3 + 2
+    assert network.transfer_us({}) == 0
+
+
+def test_of_equal_paths_the_one_by_the_first_vertex_is_taken():
+    links = [Link(0, at, Fraction(1)) for at in (1, 2)] + [Link(at, 3, Fraction(1)) for at in (1, 2)]
+    assert LinkCosts(Topology.build("two ways", 4, links)).path(0, 3) == ((0, 1), (1, 3))
+
+
+def test_costs_are_equal_whatever_was_asked_and_kept():
+    asked, fresh = (LinkCosts(topologies.load("ring:4")) for _ in range(2))
+    asked.allreduce_us((0, 1), 1 << 10)
+    scheduled, other = (LinkCosts(topologies.load("ring:4"), by_schedule=True) for _ in range(2))
+    scheduled.allreduce_us((0, 1), 1 << 10)
+    assert (asked, scheduled) == (fresh, other)
+    assert repr(scheduled) == repr(other)
+
+
+def test_what_prices_overlook_is_refused(monkeypatch):
+    monkeypatch.delitem(features.UNDERSTOOD, "link latency_us")
+    with pytest.raises(TopologyError, match="latency_us"):
+        LinkCosts(Topology.build("pair", 2, [Link(0, 1, Fraction(1), Fraction(1)), Link(1, 0, Fraction(1))]))

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
+from arborcast.pipeline.meshes import meshes
 from arborcast.pipeline.planning.device_order import device_order
 from arborcast.pipeline.planning.interop_search import best_joint, one_stage
 from arborcast.pipeline.planning.sharded_planning import choose_both
 from arborcast.pipeline.profiles import Layer, Profile
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, meshes
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.setting import Setting

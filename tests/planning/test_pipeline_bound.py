@@ -125,7 +125,8 @@ def test_the_bound_of_a_plan_by_hand():
     costs = Profile("drawn", 2, (Layer("a", 1, 2, 8000, 0, 0, 0), Layer("b", 1, 2, 0, 0, 0, 0)))
     plan = Plan([(0, 1, [0]), (1, 2, [1])], 4, "pe")
     assert bound_us(plan, costs, LinkCosts(fabric), batch=8) == 64
-    assert bound_us(plan, costs, LinkCosts(fabric, message_us=2), batch=8, update_us=5) == 85
+    updated = replace(costs, layers=(replace(costs.layers[0], update_us=5), costs.layers[1]))
+    assert bound_us(plan, updated, LinkCosts(fabric, message_us=2), batch=8) == 85
     # The largest microbatch has 2 samples, so that 5 samples count like 8.
     assert bound_us(plan, costs, LinkCosts(fabric), batch=5) == 64
 
@@ -164,7 +165,7 @@ def plans(draw):
     stages = [(i, i + 1, [next(ranks) for _ in range(n)]) for i, n in enumerate(replicas)]
     number = st.integers(0, 9)
     layers = tuple(
-        Layer(f"layer{i}", draw(number), draw(number), 1000 * draw(number), 0, 0, 0)
+        Layer(f"layer{i}", draw(number), draw(number), 1000 * draw(number), 0, 0, 0, update_us=draw(number))
         for i in range(len(replicas))
     )
     plan = Plan(stages, microbatches, "pe", recompute=draw(st.booleans()))
@@ -177,8 +178,8 @@ def test_the_simulator_keeps_to_it_on_any_topology(drawn, message_us):
     """Also where messages share links: they count at the even share, below which fairness never goes."""
     plan, costs, fabric, batch = drawn
     network = LinkCosts(fabric, message_us=message_us, handling_us=message_us / 2)
-    time = simulate(plan, costs, network, batch=batch, update_us=4).time_us
-    assert time <= bound_us(plan, costs, network, batch=batch, update_us=4) * (1 + 1e-9)
+    time = simulate(plan, costs, network, batch=batch).time_us
+    assert time <= bound_us(plan, costs, network, batch=batch) * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.errors import PlanError, ProfileError
+from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.planning.formats import (
     plan_from_document,
     plan_to_document,
@@ -23,6 +25,7 @@ from arborcast.pipeline.planning.formats import (
     write_profile,
 )
 from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.stage_sharding import OperatorSharding, ParameterSharding, ReadSharding, StageSharding
 from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import parse_json
@@ -90,7 +93,7 @@ def test_plans_with_several_stages_on_a_rank_come_back(tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
     document = json.loads((tmp_path / "plan.json").read_text())
-    assert document["format"] == "arborcast.plan/3"
+    assert document["format"] == "arborcast.plan/4"
     assert plan_from_document(document | {"format": "arborcast.plan/2"}, "old.json") == plan
 
 
@@ -143,10 +146,36 @@ def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:
     assert sum("layer" in line for line in (tmp_path / "profile.json").read_text().splitlines()) == 3
 
 
+def test_plans_whose_operators_are_divided_come_back(tmp_path: Path) -> None:
+    weight = ParameterSharding("0.weight", (None,), (0,))
+    product = OperatorSharding(
+        "linear", "linear", ("linear",), (ReadSharding("x", (0,), None),), (0,), (0,), (("linear", (0,)),)
+    )
+    stages = [
+        Stage.divided(at, at + 1, StageSharding(Mesh((2,), ranks), (weight,), (product,)))
+        for at, ranks in enumerate([(0, 1), (3, 2)])
+    ]
+    plan = Plan(stages, 2, topology=PLAN.topology, model="two", batch=8, whole=("renorm",))
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+    document = json.loads((tmp_path / "plan.json").read_text())
+    for stage in document["stages"]:
+        del stage["ranks"]
+    del document["order"]
+    old = {key: document[key] for key in ("model", "batch", "microbatches", "stages", "whole", "topology")}
+    read = plan_from_document(old | {"format": "arborcast.sharded-plan/1"}, "old.json")
+    assert replace(read, method=plan.method) == plan
+    with pytest.raises(PlanError, match=r"^plan.json: order: is missing"):
+        plan_from_document(document, "plan.json")
+    del document["stages"][1]["sharding"]
+    with pytest.raises(PlanError, match=r"^plan.json: stages\[1\].ranks: is missing"):
+        plan_from_document(document | {"order": "1f1b"}, "plan.json")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "arborcast.plan/4"}, "format: must be a plan in the format arborcast.plan/3, got"),
+        ({"format": "arborcast.plan/5"}, "format: must be a plan in the format arborcast.plan/4, got"),
         ({"microbatches": 0}, r"microbatches: must be at least 1, got 0"),
         ({"order": "2f2b"}, "order must be one of 1f1b, pe, gpipe, interleaved, zb-h1, zb-v, got 2f2b"),
         ({"order": "interleaved"}, "order interleaved must have at least two stages on each group of ranks"),

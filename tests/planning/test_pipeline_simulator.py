@@ -1,6 +1,7 @@
 """The simulator of a step: drawn timelines, closed forms, longest paths, and links that messages share."""
 
 from collections import defaultdict
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.link_sharing import MessageInFlight, SharedLinks
 from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.simulation.synchronisation import ties_us
-from arborcast.pipeline.stages import Plan, divided
+from arborcast.pipeline.stages import BUCKET_BYTES, Plan, divided
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 
@@ -108,7 +109,8 @@ def test_replicas_then_allreduce_and_update():
     """Three samples: two on rank 0, one on rank 1, whose part of the message is shorter."""
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 1)
     costs = profile([(10, 20)] * 2, output_bytes=1000, gradient_bytes=4000)
-    timeline = simulate(plan, costs, LinkCosts(load("full:3")), batch=3, update_us=7)
+    costs = replace(costs, layers=tuple(replace(it, update_us=7) for it in costs.layers))
+    timeline = simulate(plan, costs, LinkCosts(load("full:3")), batch=3)
     assert picture(timeline) == {
         0: "F0 0-20, B0 114-154, allreduce 154-158, update 158-165",
         1: "F0 0-10, B0 113-133, allreduce 154-158, update 158-165",
@@ -116,6 +118,34 @@ def test_replicas_then_allreduce_and_update():
         "communication": "m0 1>2 10-11, m0 0>2 20-22, m0 2>0 112-114, m0 2>1 112-113",
         "waiting": "waiting 2 0-22, waiting 1 10-113, waiting 0 20-114, waiting 2 119-165, waiting 1 133-154",
     }
+
+
+@pytest.mark.parametrize(
+    ("buckets", "order", "wanted"),
+    [
+        ((1, 1, 1), "1f1b", [(50, 150), (150, 250), (250, 350)]),  # the last layer's while others go back
+        ((0.25, 0.5, 0.25), "1f1b", [(90, 190)]),  # one bucket: behind all passes
+        ((0.5, 0.75, 1.5), "1f1b", [(50, 150), (150, 250), (250, 325)]),
+        ((2.5, 0, 0), "1f1b", [(90, 290), (290, 340)]),
+        ((1, 1, 1), "zb-h1", [(70, 170), (170, 270), (270, 370)]),  # gradients come in the second half
+    ],
+)
+def test_buckets_of_gradients_are_summed_while_backward_passes_go_on(buckets, order, wanted):
+    """Two replicas, each 10 us forward and 20 us back, half of it for gradients, in each of three layers.
+
+    The last layer is through at 50 us, the first one at 90; a bucket takes 100 us.
+    """
+    layers = tuple(
+        Layer(f"{i}", 20, 40, 0, 0, 0, int(n * BUCKET_BYTES), weights_us=20) for i, n in enumerate(buckets)
+    )
+    links = [Link(a, b, Fraction(BUCKET_BYTES, 100_000)) for a, b in ((0, 1), (1, 0))]
+    network = LinkCosts(Topology.build("pair", 2, links))
+    timeline = simulate(Plan([(0, 3, [0, 1])], 1, order), Profile("three", 2, layers), network)
+    for rank in (0, 1):
+        own = [it for it in timeline.intervals if (it.kind, it.rank) == ("allreduce", rank)]
+        assert [it for one in own for it in (one.start_us, one.end_us)] == pytest.approx(sum(wanted, ()))
+    waited = [(it.start_us, it.end_us) for it in timeline.intervals if it.kind == "waiting"]
+    assert waited == []
 
 
 def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
@@ -188,8 +218,8 @@ def test_ties_between_ranks_that_no_links_join_go_around_a_ring_of_paths():
 
 
 def test_a_message_alone_is_as_fast_as_the_narrowest_link_on_its_way():
-    hops = [(0, 2, 1), (2, 1, Fraction(1, 2)), (1, 2, Fraction(1, 4)), (2, 0, 1)]
-    fabric = Topology.build("hub", 2, [Link(u, v, Fraction(rate)) for u, v, rate in hops], ["hub"])
+    hops = [(0, 2, Fraction(1)), (2, 1, Fraction(1, 2)), (1, 2, Fraction(1, 4)), (2, 0, Fraction(1))]
+    fabric = Topology.build("hub", 2, [Link(*hop) for hop in hops], ["hub"])
     costs = profile([(1, 1)] * 2, output_bytes=1000)
     timeline = simulate(one_layer_each(2, 1, "1f1b"), costs, LinkCosts(fabric), batch=1)
     assert picture(timeline)["communication"] == "m0 0>1 1-3, m0 1>0 5-9"
@@ -320,7 +350,8 @@ def test_without_shared_links_a_step_is_the_longest_path(drawn, message_us, late
 def test_every_rank_keeps_its_order_and_does_one_thing_at_a_time(drawn, kind, message_us):
     plan, costs, batch = drawn
     fabric = load(f"{kind}:{max(3, len(plan.ranks))}")
-    timeline = simulate(plan, costs, LinkCosts(fabric, message_us=message_us), batch=batch, update_us=5)
+    costs = replace(costs, layers=tuple(replace(it, update_us=5) for it in costs.layers))
+    timeline = simulate(plan, costs, LinkCosts(fabric, message_us=message_us), batch=batch)
     for actions, worker in zip(plan.passes, plan.workers, strict=True):
         for rank in worker.ranks:
             own = [it for it in timeline.intervals if it.rank == rank and it.kind != "communication"]

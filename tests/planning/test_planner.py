@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise, product
 
@@ -146,10 +147,22 @@ def test_the_plan_is_the_fastest_that_fits(topology, profile, batch, limit):
     profiles(),
     st.sampled_from(PLANNED),
     st.integers(1, 8),
+    st.sampled_from([1, 1000]),
     st.data(),
 )
 @settings(max_examples=60)
-def test_estimates_are_near_what_is_simulated(topology, profile, order, microbatches, data):
+def test_estimates_are_near_what_is_simulated(topology, profile, order, microbatches, scale, data):
+    """Also where gradients are of several buckets, which are summed beside passes."""
+    fields = [
+        "forward_us",
+        "forward_fixed_us",
+        "backward_us",
+        "backward_fixed_us",
+        "gradient_bytes",
+        "parameter_bytes",
+    ]
+    layers = [replace(it, **{name: scale * getattr(it, name) for name in fields}) for it in profile.layers]
+    profile = replace(profile, layers=tuple(layers), ties=profile.ties if scale == 1 else ())
     network = LinkCosts(topology)
     batch = 4 * microbatches
     layers, devices = LayerTables(profile), DeviceTables(network, tuple(range(topology.ranks)))

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from arborcast import synth, topologies
+from arborcast.backends.probe.measuring import Effort, measure
+from arborcast.backends.probe.traffic import Period, flood, ping_pong
+from arborcast.backends.transport.network import Network
 from tests.support.commands import Said, run_job
 from tests.support.ranks import run_ranks
 from tests.support.waiting import PATIENCE_S
-
-torch = pytest.importorskip("torch")
-
-from arborcast.backends.probe.measuring import Effort, measure  # noqa: E402
-from arborcast.backends.probe.traffic import Period, flood, ping_pong  # noqa: E402
-from arborcast.backends.transport.network import Network  # noqa: E402
 
 SHORT = ("--repeats", "2", "--load-repeats", "1", "--pings", "10", "--window", "0.01")
 GENEROUS = ("--tolerance", "1000")

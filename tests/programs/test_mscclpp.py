@@ -155,7 +155,13 @@ def test_groups_of_blocks_and_pipelines_become_whole_chunks() -> None:
     for rank in (0, 1):
         row = operations(rank, document)
         row[4] = {"name": "pipeline", "iter_context": {"unit_size": 1024, "num_chunks": 1}, "ops": [row[4]]}
-    assert check_program(read(json.dumps(document), iterations=3)).errors == ()
+    looped = read(json.dumps(document))
+    assert [(loop.chunks, loop.piece_bytes) for loop in looped.loops] == [(1, 1024), (1, 1024)]
+    assert check_program(looped).errors == ()
+    for thirds in (1, 3):
+        in_turns = looped.unrolled(thirds, Fraction(1024))
+        assert (in_turns.loops, in_turns.chunks) == ((), looped.chunks * thirds)
+        assert check_program(in_turns).errors == ()
 
 
 def test_a_put_by_proxy_becomes_three_operations() -> None:

@@ -142,6 +142,9 @@ def _mutated(count: int, orders: int) -> None:
             ("ring:4", "allgather", Protocol.SIMPLE, 2),
         )
     ]
+    trees = solve(load("ring:4"), "allreduce", method="trees", max_trees=2)
+    programs.append(export_one_sided(trees, most_bytes=1 << 22))
+    assert programs[-1].loops
     for program in programs:
         assert _rejected(program, count, orders) > count // 8
 

@@ -6,8 +6,9 @@ import math
 from fractions import Fraction
 
 from arborcast.pipeline.costs.devices import DeviceRates
+from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.synth.topology import Link, Topology

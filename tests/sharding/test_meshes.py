@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh, meshes
+from arborcast.pipeline.meshes import Mesh, meshes
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.synth.collective import Kind
 from arborcast.synth.topology import Link, Topology
 

@@ -7,28 +7,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from arborcast.pipeline.errors import PlanError  # noqa: E402
-from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.model.traced.means import why_no_mean  # noqa: E402
-from arborcast.pipeline.model.traced.operator_reader import kind_of, operator_trace  # noqa: E402
-from arborcast.pipeline.operators import Operand, Primitive  # noqa: E402
-from arborcast.pipeline.run.intra.divided_operators import AGREEING, Division, run  # noqa: E402
-from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided  # noqa: E402
-from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives  # noqa: E402
-from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor, SliceMessages  # noqa: E402
-from arborcast.pipeline.sharding import graph  # noqa: E402
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
-from arborcast.pipeline.sharding.graph import merged  # noqa: E402
-from arborcast.pipeline.sharding.layouts import data_parallel  # noqa: E402
-from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
-from arborcast.pipeline.sharding.sharding_program import shard  # noqa: E402
-from tests.sharding.examples import UNIT, ring  # noqa: E402
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.model.traced import Traced, trace
+from arborcast.pipeline.model.traced.means import why_no_mean
+from arborcast.pipeline.model.traced.operator_reader import kind_of, operator_trace
+from arborcast.pipeline.operators import Operand, Primitive
+from arborcast.pipeline.run.intra.divided_operators import AGREEING, Division, run
+from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided
+from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
+from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor, SliceMessages
+from arborcast.pipeline.sharding import graph
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.graph import merged
+from arborcast.pipeline.sharding.layouts import data_parallel
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.sharding_program import shard
+from tests.sharding.examples import UNIT, ring
 
 
 class Alone(MeshCollectives):

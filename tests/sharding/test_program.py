@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import Spec, shown
 from arborcast.pipeline.sharding.evaluation import CollectiveCall, calls, cost_of
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.layouts import LAYOUTS
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.sharding_program import Sharding, shard
-from arborcast.pipeline.sharding.specs import Spec, local_bytes, shown, spec_of
+from arborcast.pipeline.sharding.specs import local_bytes, spec_of
 from arborcast.pipeline.sharding.strategies import Strategy, strategies
 from arborcast.synth.collective import Kind
 from tests.sharding.examples import Writer, mlp, on_ring

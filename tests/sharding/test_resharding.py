@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh
+from arborcast.pipeline.meshes import SUM, Mesh, Spec, shown
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.resharding import Resharder, ReshardingStep
-from arborcast.pipeline.sharding.specs import SUM, Spec, divides, shown
+from arborcast.pipeline.sharding.specs import divides
 from arborcast.synth.collective import Kind
 from tests.sharding.examples import on_ring, ring
 

@@ -10,31 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from arborcast import pipeline, topologies  # noqa: E402
-from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.model.traced.operator_reader import operator_trace  # noqa: E402
-from arborcast.pipeline.run.failures import TrainingError  # noqa: E402
-from arborcast.pipeline.run.prepared_layers import local  # noqa: E402
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
-from arborcast.pipeline.sharding.graph import Graph, merged  # noqa: E402
-from arborcast.pipeline.sharding.layouts import LAYOUTS  # noqa: E402
-from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage  # noqa: E402
-from arborcast.pipeline.sharding.sharding_program import shard  # noqa: E402
-from arborcast.pipeline.sharding.stage_sharding import stage_sharding  # noqa: E402
-from arborcast.pipeline.sharding.strategies import Strategy, strategies  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.sharding.examples import UNIT  # noqa: E402
-from tests.sharding.test_operators import Block  # noqa: E402
-from tests.support.commands import Command  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast import pipeline, topologies
+from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.model.traced import Traced, trace
+from arborcast.pipeline.model.traced.operator_reader import operator_trace
+from arborcast.pipeline.run.failures import TrainingError
+from arborcast.pipeline.run.prepared_layers import local
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.graph import Graph, merged
+from arborcast.pipeline.sharding.layouts import LAYOUTS
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.sharding_program import shard
+from arborcast.pipeline.sharding.strategies import Strategy, strategies
+from arborcast.pipeline.stages import Plan, Stage
+from arborcast.synth.errors import InputError
+from tests.sharding.examples import UNIT
+from tests.sharding.test_operators import Block
+from tests.support.commands import Command
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor", "torch.export._trace")
 STEPS = 3
@@ -179,10 +178,10 @@ def divided(rank: int, size: int, name: str, layouts: list[str], collectives: st
     graph = merged(operator_trace(traced, BATCH // model.microbatches))
     results = []
     for layout in layouts:
-        stage = ShardedStage(0, 1, stage_sharding(graph, chosen_for(graph, setting, layout), mesh))
+        stage = Stage.divided(0, 1, stage_sharding(graph, chosen_for(graph, setting, layout), mesh))
         trainer = pipeline.Trainer(
             traced,
-            ShardedPlan(graph.name, BATCH, model.microbatches, (stage,), fabric),
+            Plan([stage], model.microbatches, topology=fabric, model=graph.name, batch=BATCH),
             None,
             adam if layout == "zero-3" else momentum,
             collectives=collectives,
@@ -320,16 +319,16 @@ def refused(rank: int, size: int) -> list[str]:
     traced = model.traced()
     plan = pipeline.shard_model(traced, fabric, UNIT, batch=BATCH).plan
 
-    def on(ranks: tuple[int, ...], topology: str) -> ShardedPlan:
+    def on(ranks: tuple[int, ...], topology: str) -> Plan:
         sharding = replace(plan.stages[0].sharding, mesh=Mesh((2,), ranks))
-        return replace(plan, stages=(ShardedStage(0, 1, sharding),), topology=topologies.load(topology))
+        return replace(plan, stages=(Stage.divided(0, 1, sharding),), topology=topologies.load(topology))
 
-    def trainer(plan: ShardedPlan = plan, model: Traced = traced) -> pipeline.Trainer:
+    def trainer(plan: Plan = plan, model: Traced = traced) -> pipeline.Trainer:
         return pipeline.Trainer(model, plan, None, momentum, collectives="gloo")
 
     made = trainer()
     (stage,) = plan.stages
-    two = tuple(ShardedStage(it, it + 1, replace(stage.sharding, mesh=Mesh((), (it,)))) for it in range(2))
+    two = tuple(Stage.divided(it, it + 1, replace(stage.sharding, mesh=Mesh((), (it,)))) for it in range(2))
     found = [
         said(lambda: trainer(on((2, 3), "full:4"))),
         said(lambda: trainer(replace(plan, stages=two))),
@@ -391,14 +390,13 @@ def whole_on(graph: Graph, setting: Setting) -> list[Strategy | None]:
     ]
 
 
-def plan_of(traced: Traced, *, size: int, is_whole: bool) -> ShardedPlan:
+def plan_of(traced: Traced, *, size: int, is_whole: bool) -> Plan:
     fabric, mesh = topologies.load(f"full:{size}"), Mesh((size,), tuple(range(size)))
     setting = Setting(FabricPrices(fabric, mesh), UNIT)
     graph = merged(operator_trace(traced, BATCH))
     chosen = whole_on(graph, setting) if is_whole else chosen_for(graph, setting, "data-parallel")
-    return ShardedPlan(
-        graph.name, BATCH, 1, (ShardedStage(0, 1, stage_sharding(graph, chosen, mesh)),), fabric
-    )
+    stage = Stage.divided(0, 1, stage_sharding(graph, chosen, mesh))
+    return Plan([stage], 1, topology=fabric, model=graph.name, batch=BATCH)
 
 
 def of_sums(made: Tensor, wanted: Tensor) -> Tensor:
@@ -413,7 +411,7 @@ def one_differs(rank: int, size: int) -> tuple[list[str], dict[str, Any], bool]:
     traced = trace(module, (model.inputs, model.targets), model.loss, evaluation=False)
     plan = plan_of(traced, size=size, is_whole=True)
 
-    def trainer(plan: ShardedPlan = plan, seed: int = 0) -> pipeline.Trainer:
+    def trainer(plan: Plan = plan, seed: int = 0) -> pipeline.Trainer:
         return pipeline.Trainer(traced, plan, None, momentum, collectives="gloo", seed=seed)
 
     divided, clipped = plan_of(traced, size=size, is_whole=False), -1.0 if rank else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from arborcast.pipeline.sharding.fabric_prices import Mesh
+from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.sharding_program import shard
 from arborcast.pipeline.sharding.slices import Sliced

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage, check_topology, strategies_of
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding, strategies_of
 from arborcast.pipeline.sharding.sharding_program import shard
-from arborcast.pipeline.sharding.stage_sharding import (
-    parse_spec,
-    sharding_from_document,
-    sharding_to_document,
-    stage_sharding,
-)
+from arborcast.pipeline.stage_sharding import parse_spec, sharding_from_document, sharding_to_document
+from arborcast.pipeline.stages import Plan, Stage, check_topology
 from tests.sharding.examples import Writer, mlp, on_ring, ring
 
 
@@ -55,7 +53,7 @@ def test_a_spec_of_another_mesh_is_refused(text):
 def test_a_plan_gives_back_its_strategies_and_is_refused_for_others():
     graph, setting = mlp(1, 64, 512), on_ring((2,))
     chosen = shard(graph, setting).chosen
-    stage = ShardedStage(0, 1, stage_sharding(graph, chosen, setting.prices.mesh))
+    stage = Stage.divided(0, 1, stage_sharding(graph, chosen, setting.prices.mesh))
     assert strategies_of(stage, graph, setting) == chosen
     it = Writer()
     it.linear("up", it.input("x", 1, 64), it.weight("w1", 512, 64))
@@ -65,12 +63,26 @@ def test_a_plan_gives_back_its_strategies_and_is_refused_for_others():
         strategies_of(stage, mlp(1, 64, 511), setting)
     with pytest.raises(PlanError, match="mesh must be 4, got 2"):
         strategies_of(stage, graph, on_ring((4,)))
-    plan = ShardedPlan("mlp", 2, 2, (stage,), ring(2))
+    whole = {"topology": ring(2), "batch": 2}
     with pytest.raises(PlanError, match="is for topology ring, got ring, which has other links"):
-        check_topology(plan, ring(3))
-    with pytest.raises(PlanError, match="rank 0 must be in one mesh"):
-        ShardedPlan("mlp", 2, 2, (stage, ShardedStage(1, 2, stage.sharding)), ring(2))
-    with pytest.raises(PlanError, match=r"stage 1 must begin at layer 1 and hold a layer, got \[2, 3\)"):
-        ShardedPlan("mlp", 2, 2, (stage, ShardedStage(2, 3, stage.sharding)), ring(2))
+        check_topology(Plan([stage], 2, **whole), ring(3))
+    with pytest.raises(PlanError, match="must have every stage on ranks of its own, got 2 stages"):
+        Plan([stage, replace(stage, start=1, end=2)], 2, **whole)
+    with pytest.raises(PlanError, match=r"stage 1 must start at layer 1, where .* ends, got 2"):
+        Plan([stage, replace(stage, start=2, end=3)], 2, **whole)
     with pytest.raises(PlanError, match="batch of 3 samples must split into 2"):
-        ShardedPlan("mlp", 3, 2, (stage,), ring(2))
+        Plan([stage], 2, **(whole | {"batch": 3}))
+    for missing in whole:
+        with pytest.raises(PlanError, match=f"{missing} must be given where operators are divided"):
+            Plan([stage], 2, **(whole | {missing: None}))
+    for order in ("gpipe", "pe", "zb-h1"):
+        assert Plan([stage], 2, order, **whole).is_divided
+    with pytest.raises(PlanError, match=r"every stage on ranks of its own .* 2 stages on 1 groups .* zb-v"):
+        Plan([stage, replace(stage, start=1, end=2)], 2, "zb-v", **whole)
+    parts = (Segment(0, 1, Treatment.RECOMPUTE), Segment(1, 2, Treatment.KEEP))
+    with pytest.raises(PlanError, match=r"results of all its layers alike, .* got recompute 1, keep 1"):
+        Plan([replace(stage, end=2, segments=parts)], 2, **whole)
+    with pytest.raises(PlanError, match=r"stage 1 must have a mesh of its ranks \[2\], .* got none"):
+        Plan([stage, (1, 2, [2])], 2, topology=ring(3), batch=2)
+    with pytest.raises(PlanError, match=r"stage 0 must have a mesh of its ranks \[1, 0\], .* ranks \[0, 1\]"):
+        Plan([replace(stage, ranks=(1, 0))], 2, **whole)

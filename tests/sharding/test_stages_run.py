@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast import pipeline, topologies  # noqa: E402
-from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.model.traced.operator_reader import operator_trace  # noqa: E402
-from arborcast.pipeline.sharding.fabric_prices import FabricPrices, Mesh  # noqa: E402
-from arborcast.pipeline.sharding.graph import merged  # noqa: E402
-from arborcast.pipeline.sharding.setting import Setting  # noqa: E402
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, ShardedStage  # noqa: E402
-from arborcast.pipeline.sharding.slices import Sliced  # noqa: E402
-from arborcast.pipeline.sharding.stage_sharding import stage_sharding  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.sharding.examples import UNIT  # noqa: E402
-from tests.sharding.test_operators import Block  # noqa: E402
-from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast import pipeline, topologies
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
+from arborcast.pipeline.meshes import Mesh
+from arborcast.pipeline.model.traced import Traced, trace
+from arborcast.pipeline.model.traced.operator_reader import operator_trace
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.graph import merged
+from arborcast.pipeline.sharding.plan_strategies import stage_sharding
+from arborcast.pipeline.sharding.setting import Setting
+from arborcast.pipeline.sharding.slices import Sliced
+from arborcast.pipeline.stages import Plan, Stage
+from arborcast.synth.errors import InputError
+from tests.sharding.examples import UNIT
+from tests.sharding.test_operators import Block
+from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor", "torch.export._trace")
 STEPS, BATCH, MICROBATCHES = 3, 24, 2
@@ -53,6 +55,9 @@ def made(name: str) -> nn.Module:
     if name == "gpt":
         blocks = (Block(12, 6) for _ in range(3))
         return nn.Sequential(nn.Embedding(24, 12), *blocks, nn.LayerNorm(12), nn.Linear(12, 24))
+    if name == "noisy":  # statistics of microbatches count once, random numbers come again
+        inner = nn.Dropout(0.3), nn.GELU(), nn.BatchNorm1d(24)
+        return nn.Sequential(nn.Linear(12, 24), *inner, nn.Linear(24, 12))
     if name == "chain":
         return nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 12))
     return Perceptrons(name == "tied")
@@ -75,21 +80,29 @@ def traced(name: str, layers: int, *, evaluation: bool = False) -> Traced:
     return trace(made(name), batch(name), loss_of(name), layers=layers, evaluation=evaluation)
 
 
-def plan_of(model: Traced, shapes: list[tuple[int, ...]], layout: str, spare: int = 0) -> ShardedPlan:
+def plan_of(
+    model: Traced,
+    shapes: list[tuple[int, ...]],
+    layout: str,
+    spare: int = 0,
+    *,
+    microbatches: int = MICROBATCHES,
+    **how: Any,
+) -> Plan:
     """One layer a stage, on meshes of these shapes, one after another, then ranks without work."""
     sizes = [torch.Size(it).numel() for it in shapes]
     ranks = range(sum(sizes))
     fabric = topologies.load(f"full:{len(ranks) + spare},bandwidth=10")
-    sliced = Sliced(merged(operator_trace(model, BATCH // MICROBATCHES, by_layer=True)), fabric.ranks)
+    sliced = Sliced(merged(operator_trace(model, BATCH // microbatches, by_layer=True)), fabric.ranks)
     stages, place = [], 0
     for number, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
         mesh = Mesh(shape, tuple(ranks[place : place + size]))
         graph = sliced.stage(number, number + 1)
-        setting = Setting(FabricPrices(fabric, mesh), UNIT, MICROBATCHES)
+        setting = Setting(FabricPrices(fabric, mesh), UNIT, microbatches)
         sharding = stage_sharding(graph, chosen_for(graph, setting, layout), mesh)
-        stages.append(ShardedStage(number, number + 1, sharding))
+        stages.append(Stage.divided(number, number + 1, sharding))
         place += size
-    return ShardedPlan(model.name, BATCH, MICROBATCHES, tuple(stages), fabric)
+    return Plan(stages, microbatches, topology=fabric, model=model.name, batch=BATCH, **how)
 
 
 def serial(name: str, layout: str) -> tuple[list[float], nn.Module]:
@@ -178,12 +191,78 @@ def test_unequal_meshes_three_stages_and_ties(
     check(name, shapes, layouts)
 
 
+HOW: dict[str, dict[str, Any]] = {
+    "1f1b": {},
+    "gpipe": {"order": "gpipe"},
+    "pe with a cap": {"order": "pe", "max_in_flight": 2},
+    "zb-h1": {"order": "zb-h1"},
+    "recompute": {"recompute": True},
+}
+
+
+def carried_out(rank: int, size: int, name: str, shapes: list[tuple[int, ...]], layout: str) -> Any:
+    model, found = traced(name, len(shapes)), {}
+    plans = {how: plan_of(model, shapes, layout, microbatches=4, **options) for how, options in HOW.items()}
+    *others, last = plans["1f1b"].stages  # which keep, and one that offloads
+    last = replace(last, segments=(Segment(last.start, last.end, Treatment.OFFLOAD),))
+    plans["offload"] = replace(plans["1f1b"], stages=(*others, last), offload_gbps=10.0)
+    for how, plan in plans.items():
+        with pipeline.Trainer(
+            model, plan, None, optimizer_of(layout), collectives="gloo", by_schedule=False
+        ) as trainer:
+            (mesh,) = (it.sharding.mesh for it in plan.stages if rank in it.ranks)
+            with Counting(trainer, mesh) as counting:
+                losses = [trainer.step(*batch(name, number)) for number in range(STEPS)]
+            (passes,) = trainer._local.executor._loop.stages.values()
+            found[how] = {
+                "losses": losses,
+                "weights": {key: it.numpy() for key, it in trainer.state_dict().items()},
+                "more": counting.found.total() - STEPS * planned(trainer, 4).total(),
+                "moved": passes._treated.host.moved_bytes,
+                "ranks": mesh.size(tuple(range(len(mesh.shape)))),
+            }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "layout"),
+    [
+        ("tied", [(), (2,)], "zero-3"),
+        pytest.param("noisy", [(), ()], "any 1", marks=pytest.mark.long),
+        pytest.param("gpt", [(2,), (2,)], "zero-3", marks=pytest.mark.long),
+        pytest.param("gpt", [(2,), (2,)], "any 4", marks=pytest.mark.long),
+        pytest.param("mlp", [(2,), (), (2,)], "free", marks=pytest.mark.long),
+    ],
+)
+def test_every_order_and_treatment_trains_as_one_process(
+    name: str, shapes: list[tuple[int, ...]], layout: str
+) -> None:
+    size = sum(torch.Size(it).numel() for it in shapes)
+    ranks = run_ranks(size, carried_out, name, shapes, layout, timeout_s=500, group_timeout_s=200)
+    if name == "noisy":  # serial training draws other numbers
+        losses, weights = ranks[0]["1f1b"]["losses"], ranks[0]["1f1b"]["weights"]
+    else:
+        losses, module = serial(name, layout)
+        weights = {key: it.numpy() for key, it in module.state_dict().items()}
+    for how in (*HOW, "offload"):
+        for mine in (found[how] for found in ranks):
+            # Forward passes that come twice gather weights twice.
+            again = how == "recompute" and layout == "zero-3" and mine["ranks"] > 1
+            assert mine["more"] > 0 if again else mine["more"] == 0 or how == "recompute", how
+            assert mine["losses"] == pytest.approx(losses, rel=1e-6), how
+            assert mine["weights"].keys() == weights.keys()
+            for key, tensor in weights.items():
+                np.testing.assert_allclose(mine["weights"][key], tensor, rtol=0, atol=1e-6, err_msg=how)
+        assert (ranks[-1][how]["moved"] > 0) == (how == "offload")
+        assert ranks[0][how]["moved"] == 0
+
+
 def resumed(rank: int, size: int, name: str, folder: str) -> Any:
     """Losses, norms and evaluations of four steps; of the last two again from a checkpoint by two plans."""
     model = traced(name, 2, evaluation=True)
     found: dict[str, Any] = {}
 
-    def train(plan: ShardedPlan, steps: range, load: bool, layout: str) -> None:
+    def train(plan: Plan, steps: range, load: bool, layout: str) -> None:
         trainer = pipeline.Trainer(
             model, plan, None, adam, collectives="gloo", clip_norm=0.2, by_schedule=False
         )

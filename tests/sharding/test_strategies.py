@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import SUM, Axes, Mesh, Spec
 from arborcast.pipeline.model.traced.rules import OperatorCall, form_of
 from arborcast.pipeline.operators import Dims, Given, Operand, OperatorTrace, Primitive, Statistic
 from arborcast.pipeline.run.intra.divided_operators import Division, called, run
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
-from arborcast.pipeline.sharding.fabric_prices import Axes, FabricPrices, Mesh
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import Graph, merged
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import SUM, Spec
 from arborcast.pipeline.sharding.strategies import Strategy, strategies
 from tests.sharding.examples import UNIT, ring
 

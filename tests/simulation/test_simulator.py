@@ -586,7 +586,10 @@ def test_the_engine_leaves_no_order_open_on_links_of_one_sender(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "worst", "worst:", "worst:0", "worst:-1", "worst:1000000000000", "fifo:1", "random:x", "engin"],
+    [
+        *("", "worst", "worst:", "worst:0", "worst:-1", "worst:100001", "worst:1000000000000"),
+        *("random:1000000000", "random:x", "fifo:1", "engin"),
+    ],
 )
 def test_services_that_there_are_not(text: str) -> None:
     with pytest.raises(InputError, match=f"service '{text}': must be"):
@@ -594,11 +597,19 @@ def test_services_that_there_are_not(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["priority", "fifo", "random:0", "random:7", "worst:1000", "engine", "engine-worst:2"]
+    "text",
+    [
+        *("priority", "fifo", "random:0", "random:7", "random:999999999", "worst:1000", "worst:100000"),
+        *("engine", "engine-worst:2"),
+    ],
 )
 def test_services_are_written_as_they_are_read(text: str) -> None:
     assert str(Service.of(text)) == text
     assert Service.of(Service.of(text)) == Service.of(text)
+
+
+def test_the_worst_of_one_order_is_a_random_one() -> None:
+    assert Service.of("worst:1") == Service.of("random") == Service.of("random:0")
 
 
 # The allreduce of DGX-1's ranks 0 to 5, three trees: up edges as (step, from, to), down edges the other way.

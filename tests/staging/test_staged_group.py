@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torch")
-
 import signal
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor

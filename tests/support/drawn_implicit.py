@@ -1,16 +1,18 @@
-"""Implicit schedules for the tests of lowering and running: trees and paths of breadth-first searches.
+"""Implicit schedules of every kind for tests: trees from each representative, moved by all translations.
 
-They are correct and not fast. Each representative has chunks of unequal shares, which take different ways.
+They are correct and not fast. Chunks of unequal shares take different ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 
 from hypothesis import strategies as st
 
-from arborcast.synth.certificate import Bound, Cut
+from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer
@@ -19,18 +21,33 @@ from arborcast.synth.topology import Link, Topology, Vertex
 
 KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
 
-Way = tuple[Vertex, ...]  # from rank to rank, through switches
+Edge = tuple[int, int, tuple[Vertex, ...], int]  # parent, child, switches between them, depth of the parent
 
 
-def circulant(ranks: int, strides: Sequence[int]) -> Topology:
-    """Rank r is linked with r + s both ways for every stride s; turning it is its symmetry."""
-    links = {(r, (r + s * sign) % ranks) for r in range(ranks) for s in strides for sign in (1, -1)}
-    return Topology.build(
-        f"circulant-{ranks}",
-        ranks,
-        [Link(a, b, Fraction(1)) for a, b in sorted(links)],
-        symmetries=[[(r + 1) % ranks for r in range(ranks)]],
-    )
+# ------------------------------------------------------------------------------------------------ fabrics
+
+
+def circulant(ranks: int, rates: Mapping[int, int], latency_us: str = "0") -> Topology:
+    """Ranks on a circle, each with links both ways to those so many places on, of so many GB/s."""
+    pairs = {
+        (rank, (rank + offset * way) % ranks): rate
+        for offset, rate in rates.items()
+        for rank in range(ranks)
+        for way in (1, -1)
+    }
+    links = [Link(*pair, Fraction(rate), Fraction(latency_us)) for pair, rate in pairs.items()]
+    turned = [(rank + 1) % ranks for rank in range(ranks)]
+    return Topology.build(f"circle of {ranks}", ranks, links, symmetries=[turned])
+
+
+def hub(ranks: int) -> Topology:
+    """Ranks around one switch, which every translation keeps."""
+    links = [
+        Link(*pair, Fraction(2), Fraction(1, 2))
+        for rank in range(ranks)
+        for pair in ((rank, ranks), (ranks, rank))
+    ]
+    return Topology.build("hub", ranks, links, ["hub"], [[*range(1, ranks), 0, ranks]])
 
 
 def grid(rows: int, columns: int, hubs: bool) -> Topology:
@@ -54,81 +71,116 @@ def grid(rows: int, columns: int, hubs: bool) -> Topology:
     )
 
 
+# ---------------------------------------------------------------------------------------------- schedules
+
+
 def implicit(
     topology: Topology,
     kind: Kind,
     *,
-    translations: Translations | None = None,
+    seed: int = 0,
     shares: Sequence[Fraction] = (Fraction(2, 3), Fraction(1, 3)),
+    translations: Translations | None = None,
 ) -> ImplicitSchedule:
-    """One chunk per share for each block of a representative: a tree, a pair of trees, or a path.
+    """A schedule of one tree (to each target its path) per representative and part of its block.
 
     `shares` are parts of a block (for allreduce of a representative's part of the buffer).
     """
-    group = Translations.generated(topology, topology.symmetries) if translations is None else translations
+    group = translations or Translations.generated(topology, topology.symmetries)
     collective = Collective.on(topology, kind)
+    dice = random.Random(seed)
     chunks: list[Chunk] = []
     transfers: list[Transfer] = []
     for root in group.representatives:
-        targets = [r for r in range(topology.ranks) if r != root] if kind is Kind.ALLTOALL else [None]
-        for target in targets:
-            for turn, share in enumerate(shares):
-                transfers += _moved(_tree(topology, root, turn), kind, root, target, len(chunks))
-                chunks.append(Chunk(share / topology.ranks, root, target))
-    bound = Bound(Fraction(topology.ranks), Cut(frozenset({0}), Fraction(topology.ranks)))
-    return ImplicitSchedule.build(topology, collective, Method("drawn"), bound, group, chunks, transfers)
+        for share in shares:
+            edges = _tree(topology, root, dice)
+            whole = share / topology.ranks
+            if kind is Kind.ALLTOALL:
+                for target in range(topology.ranks):
+                    if target != root:
+                        transfers += _path(len(chunks), edges, target)
+                        chunks.append(Chunk(whole, root, target))
+            else:
+                transfers += _along(len(chunks), edges, kind)
+                chunks.append(Chunk(whole, root))
+    return ImplicitSchedule.build(
+        topology, collective, Method("drawn"), bound(topology, collective), group, chunks, transfers
+    )
 
 
-def _tree(topology: Topology, root: int, turn: int) -> dict[int, tuple[int, Way]]:
-    """The depth of each rank, and its way from the rank before it; another turn, another tree."""
-    out: dict[Vertex, list[Vertex]] = {vertex: [] for vertex in range(topology.size)}
-    for link in topology.links:
-        out[link.src].append(link.dst)
-    tree: dict[int, tuple[int, Way]] = {root: (0, ())}
-    ranks, seen = [root], set[Vertex]()
+translated = partial(implicit, shares=(Fraction(1),))
+"""One chunk for each block of a representative."""
+
+
+def _reached_from(topology: Topology, rank: int) -> Iterator[tuple[int, tuple[Vertex, ...]]]:
+    """The ranks to which a way leads from a rank over switches only, with the switches."""
+    waiting: list[tuple[Vertex, tuple[Vertex, ...]]] = [(rank, ())]
+    seen = {rank}
+    for here, via in waiting:
+        for link in topology.links:
+            if link.src == here and link.dst not in seen:
+                seen.add(link.dst)
+                if topology.is_switch(link.dst):
+                    waiting.append((link.dst, (*via, link.dst)))
+                else:
+                    yield link.dst, via
+
+
+def _tree(topology: Topology, root: int, dice: random.Random) -> list[Edge]:
+    """A tree of fewest edges from a rank to all others; dice decide which."""
+    depth = {root: 0}
+    edges: list[Edge] = []
+    ranks = [root]
     for rank in ranks:
-        ways: list[Way] = [(rank,)]
-        for way in ways:
-            heads = out[way[-1]]
-            for head in heads[turn % len(heads) :] + heads[: turn % len(heads)]:
-                if topology.is_switch(head) and (rank, head) not in seen:
-                    seen.add((rank, head))
-                    ways.append((*way, head))
-                elif not topology.is_switch(head) and head not in tree:
-                    tree[head] = (tree[rank][0] + 1, (*way, head))
-                    ranks.append(head)
-    assert len(tree) == topology.ranks, "the test's fabric is connected"
-    return tree
+        reached = list(_reached_from(topology, rank))
+        dice.shuffle(reached)
+        for child, via in reached:
+            if child not in depth:
+                depth[child] = depth[rank] + 1
+                edges.append((rank, child, via, depth[rank]))
+                ranks.append(child)
+    return edges
 
 
-def _moved(
-    tree: dict[int, tuple[int, Way]], kind: Kind, root: int, target: int | None, chunk: int
-) -> list[Transfer]:
-    """The transfers of one chunk down the tree, up the tree, both, or along the path to its target."""
-    height = max(depth for depth, _ in tree.values())
-    if target is not None:
-        kept = {target}
-        while (before := tree[min(kept, key=lambda rank: tree[rank][0])][1][0]) != root:
-            kept.add(before)
-        return [_down(tree[rank], chunk, 0) for rank in kept]
-    edges = [edge for edge in tree.values() if edge[0]]
+def _along(chunk: int, edges: list[Edge], kind: Kind) -> list[Transfer]:
+    """A chunk up the tree, down the tree, or both."""
+    height = 1 + max(depth for *_, depth in edges)
     up = [
-        Transfer(chunk, way[-1], way[0], height - depth, True, tuple(reversed(way[1:-1])))
-        for depth, way in edges
+        Transfer(chunk, child, parent, height - 1 - depth, True, via[::-1])
+        for parent, child, via, depth in edges
     ]
-    down = [_down(edge, chunk, height if kind is Kind.ALLREDUCE else 0) for edge in edges]
-    match kind:
-        case Kind.ALLGATHER:
-            return down
-        case Kind.REDUCE_SCATTER:
-            return up
-        case _:
-            return up + down
+    down = 0 if kind is Kind.ALLGATHER else height
+    spread = [Transfer(chunk, parent, child, down + depth, False, via) for parent, child, via, depth in edges]
+    return (up if kind.reduces else []) + (spread if kind is not Kind.REDUCE_SCATTER else [])
 
 
-def _down(edge: tuple[int, Way], chunk: int, first: int) -> Transfer:
-    depth, way = edge
-    return Transfer(chunk, way[0], way[-1], first + depth - 1, via=way[1:-1])
+def _path(chunk: int, edges: list[Edge], target: int) -> list[Transfer]:
+    """A chunk down the tree to one rank."""
+    into = {child: (parent, via, depth) for parent, child, via, depth in edges}
+    found = []
+    while target in into:
+        parent, via, depth = into[target]
+        found.append(Transfer(chunk, parent, target, depth, False, via))
+        target = parent
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- drawn
+
+
+@st.composite
+def circulants(draw: Callable, latency_us: str = "0") -> Topology:
+    """Circles on which only the identity keeps a link."""
+    ranks = draw(st.integers(3, 9))
+    offsets = draw(st.sets(st.integers(1, (ranks - 1) // 2), max_size=2))
+    return circulant(ranks, {1: draw(st.integers(1, 3)), **dict.fromkeys(offsets - {1}, 2)}, latency_us)
+
+
+@st.composite
+def parts(draw: Callable) -> list[Fraction]:
+    """The whole of a block in up to three parts."""
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    return [Fraction(size, sum(sizes)) for size in sizes]
 
 
 @st.composite
@@ -137,16 +189,16 @@ def implicit_schedules(draw: Callable, max_ranks: int = 12) -> ImplicitSchedule:
     if draw(st.booleans()):
         ranks = draw(st.integers(3, max_ranks))
         strides = draw(st.sets(st.integers(2, max(2, ranks // 2)), max_size=2))
-        topology = circulant(ranks, [1, *sorted(strides - {ranks})])
+        topology = circulant(ranks, dict.fromkeys([1, *sorted(strides)], 1))
     else:
         columns = draw(st.integers(2, 4))
         topology = grid(draw(st.integers(2, max_ranks // columns)), columns, draw(st.booleans()))
     kept = [draw(st.booleans()) for _ in topology.symmetries]
     some = [one for one, keep in zip(topology.symmetries, kept, strict=True) if keep]
-    parts = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     return implicit(
         topology,
         draw(st.sampled_from(KINDS)),
+        seed=draw(st.integers(0, 9)),
         translations=Translations.generated(topology, some),
-        shares=[Fraction(part, sum(parts)) for part in parts],
+        shares=draw(parts()),
     )

@@ -2,7 +2,7 @@
 
 An operation dropped, doubled or moved; a signal or a wait on another channel, or relaxed; a move from or to
 another place, memory or rank, of another count; one end of a sum left out; another semaphore, or another
-initial value.
+initial value; a loop in other pieces, or for another length.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from arborcast.backends.programs.checking.check import check_program
 from arborcast.backends.programs.interpreter import interpret
@@ -18,6 +19,7 @@ from arborcast.backends.programs.program import (
     Connection,
     Flush,
     GlobalProgram,
+    Loop,
     Memory,
     Move,
     Operation,
@@ -43,7 +45,10 @@ def mutants(program: GlobalProgram, seed: int) -> Iterator[tuple[str, GlobalProg
         if name == "double scratch":
             changed = replace(program, double_scratch=not program.double_scratch)
         else:
-            rows = list(block.operations)
+            loops = [at for at, each in enumerate(block.operations) if isinstance(each, Loop)]
+            inside = chance.choice(loops) if loops and chance.random() < 0.8 else None
+            loop = None if inside is None else block.operations[inside]
+            rows: list[Any] = list(loop.operations if isinstance(loop, Loop) else block.operations)
             at = chance.randrange(len(rows))
             if name == "drop":
                 del rows[at]
@@ -54,6 +59,9 @@ def mutants(program: GlobalProgram, seed: int) -> Iterator[tuple[str, GlobalProg
                 rows[at], rows[other] = rows[other], rows[at]
             else:
                 name, rows[at] = _changed(rows[at], block.connections, program, chance)
+            if inside is not None and isinstance(loop, Loop):
+                turned = replace(loop, operations=tuple(rows))
+                rows = [*block.operations[:inside], turned, *block.operations[inside + 1 :]]
             blocks = (
                 *part.blocks[:number],
                 replace(block, operations=tuple(rows)),
@@ -94,6 +102,9 @@ def _changed(
             return "semaphore", replace(operation, semaphores=(chance.randrange(most), *semaphores[1:]))
         case Move():
             return _moved(operation, program, chance)
+        case Loop(chunks=chunks, piece_bytes=piece_bytes):
+            longer = max(1, chunks + chance.choice((-1, 0, 1)))
+            return "turns", replace(operation, chunks=longer, piece_bytes=max(1, piece_bytes // 2))
         case _:
             return "same", operation
 

@@ -246,7 +246,7 @@ def test_only_the_fastest_nics_join() -> None:
     machine = with_nics(replace(pair(), nics=nics))
     assert [nic.name for nic in machine.nics] == ["nic0", "nic1"]
     assert machine.notes == ("pair: NICs of less than 50 GB/s are left out: eth0 (1.25)",)
-    stated = with_nics(replace(pair(), nics=nics), Fraction(10), option="--nic")
+    stated = with_nics(replace(pair(), nics=nics), Fraction(10), chosen="all", option="--nic")
     assert [nic.rate for nic in stated.nics] == [10, 10, 10]
     assert stated.notes == ("pair: all 3 NICs count with the 10 GB/s of --nic, where it shows 1.25, 50",)
     assert with_nics(replace(pair(), nics=nics[:2]), Fraction(10)).notes == ()
@@ -311,7 +311,7 @@ def test_fabrics_by_name(text: str, fabric: object) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "fabric '': must be rail, rail:N, full, fat-tree:RATIO or fat-tree:RATIO:HOSTS"),
+        ("", "fabric '': must be rail, rail:N, full, fat-tree:RATIO, fat-tree:RATIO:HOSTS, rail-tree"),
         ("torus", "must be rail, rail:N, full"),
         ("full:2", "must be rail, rail:N, full"),
         ("fat-tree", "must be rail, rail:N, full"),
@@ -428,3 +428,73 @@ def test_random_clusters_come_back_from_their_files(
 
     file.write_text(topology_to_yaml(found.machine.topology, head=["made up", ""], foot=["end"], group=group))
     assert load(str(file)) == found.machine.topology
+
+
+def beside_storage() -> Machine:
+    """Two GPUs with a NIC each, and two NICs that are as near to both."""
+    near = (("mlx5_0", (0,)), ("mlx5_1", (1,)), ("mlx5_2", (0, 1)), ("mlx5_3", (0, 1)))
+    return replace(pair(), nics=tuple(Nic(name, None, ranks) for name, ranks in near))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        (None, ["mlx5_0", "mlx5_1"]),
+        ("near", ["mlx5_0", "mlx5_1"]),
+        ("all", ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]),
+        ("1", ["mlx5_0"]),
+        ("3", ["mlx5_0", "mlx5_1", "mlx5_2"]),
+        ("mlx5_3, mlx5_0", ["mlx5_0", "mlx5_3"]),
+    ],
+)
+def test_nics_are_chosen(chosen: str | None, names: list[str]) -> None:
+    machine = with_nics(beside_storage(), Fraction(50), chosen=chosen, option="--nic")
+    assert [nic.name for nic in machine.nics] == names
+    left = "pair: NICs not nearest to a GPU are left out: mlx5_2, mlx5_3; --nics says which"
+    assert machine.notes == ((left,) if chosen is None else ())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ("5", r"has 4 NICs on a host, must be asked for 1\.\.4"),
+        ("0", "1..4"),
+        ("ib0", "has no NIC 'ib0', only"),
+    ],
+)
+def test_nics_that_are_not_there(chosen: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        with_nics(beside_storage(), Fraction(50), chosen=chosen)
+
+
+def test_nics_on_switches_are_near_to_what_is_under_them() -> None:
+    box = load_machine("l40s:gpus=4,switch=2")
+    cpus = [vertex for vertex in range(4, box.topology.size) if "cpu" in str(box.topology.label(vertex))]
+    far = (*box.nics, Nic("storage", None, (cpus[0],)))
+    machine = with_nics(replace(box, nics=far), Fraction(25))
+    assert [nic.name for nic in machine.nics] == ["nic0", "nic1"]
+
+
+def test_nics_added_to_a_pcie_box_are_beyond_its_slots() -> None:
+    box = replace(load_machine("l4:gpus=2,sockets=1"), nics=())
+    assert [str(box.topology.label(nic.near[0])) for nic in with_nics(box, Fraction(50)).nics] == ["cpu0"] * 2
+    # what a GPU sends to the fabric passes its slot, which others' traffic to it passes as well
+    found = cables(join("two", [with_nics(box, Fraction(50))] * 2, Rails(1)).machine.topology)
+    assert found["host0.cpu0", "fabric"] == 100
+    assert not any(ends[0].isdecimal() and "fabric" in ends[1] for ends in found)
+    linked = with_nics(pair(), Fraction(50))
+    assert [nic.near for nic in linked.nics] == [(0,), (1,)]
+
+
+def test_rails_under_a_core_drawn() -> None:
+    host = replace(pair(), nics=own_nics(2, Fraction(40)))
+    found = cables(join("four", [host] * 4, fabric_named("rail-tree:4:2")).machine.topology)
+    outside = {ends: rate for ends, rate in found.items() if ends[0].isdecimal() and not ends[1].isdecimal()}
+    assert outside == {
+        (str(2 * each + rail), f"pod{each // 2}.rail{rail}"): 40 for each in range(4) for rail in range(2)
+    }
+    assert {ends: rate for ends, rate in found.items() if "core" in ends} == {
+        (f"pod{pod}.rail{rail}", "core"): 20 for pod in range(2) for rail in range(2)
+    }
+    with pytest.raises(TopologyError, match="at least 2 leaves, got 1 NIC a host"):
+        join("two", [replace(pair(), nics=own_nics(1, Fraction(1)))] * 2, fabric_named("rail-tree:2"))

@@ -166,7 +166,7 @@ def test_a_switch_with_fewer_links_to_one_gpu_is_said() -> None:
     fewer = "shows fewer NVLinks to a switch than others at gpu"
     assert machine.notes == (f"{fewer} 0 ({busid(0)}) (17, others 18)",)
     none = [gpu(dev, [(FABRIC, 18, NVSWITCH)] * (dev != 1), device="10de:31c2") for dev in range(4)]
-    machine = parsed(system(none))
+    machine = parsed(system(none), pcie=False)
     assert machine.notes == (f"{fewer} 1 ({busid(1)}) (0, others 18)",)
     assert allreduce(machine) == 0
 
@@ -500,7 +500,7 @@ def test_nics_hang_where_the_tree_says() -> None:
         "storage": ("25/2", (2, 3)),
         "far": ("25/8", (0, 1, 2, 3)),  # on a CPU without GPUs
     }
-    machine = parsed(text, pcie=True)
+    machine = parsed(text, pcie=True, numa_per_socket=1)
     label = machine.topology.label
     assert {port.name: tuple(map(label, port.near)) for port in machine.nics} == {
         "mlx5_0": ("pcie0",),
@@ -582,7 +582,10 @@ def test_nics_of_a_host_without_gpus_are_left_out() -> None:
             system([slot("a", gpu(0).replace("</pci>", gpu(1) + "</pci>"))]),
             "must hold a gpu or further devices",
         ),
-        (system(*([gpu(dev)] for dev in range(65))), "must have at most 64 cpus with gpus on a host, got 65"),
+        (
+            system(*([gpu(dev)] for dev in range(65)), cpu=GRACE),
+            "must have at most 64 cpus with gpus on a host, got 65",
+        ),
         ("<!DOCTYPE system [<!ENTITY a 'b'>]><system>&a;</system>", "must not hold a DTD or entities"),
         ("<!DOCTYPE system SYSTEM 'file:///etc/passwd'><system/>", "must not hold a DTD or entities"),
         (
@@ -727,3 +730,50 @@ def test_every_tree_joins_its_gpus(drawn_tree: tuple[str, int]) -> None:
     assert len(topology.links) == 2 * (topology.size - 1)
     assert allreduce(machine) > 0
     assert all(len(port.near) == 1 or text.count("<cpu") == 2 for port in machine.nics)
+
+
+# --- counts and sockets -------------------------------------------------------------------------------
+
+
+def test_counts_of_one_give_way_to_those_of_a_known_board() -> None:
+    ones = linked(dict.fromkeys(combinations(range(4), 2), 1), 4, 'gcn="942"', device="1002:74a0", tag="xgmi")
+    machine = parsed(system(ones))
+    assert set(cables(machine.topology).values()) == {"128"}
+    assert (
+        "counts 1 xGMI link for every pair, where boards of mi300a have 2 links: the latter count"
+        in machine.notes
+    )
+    pairs = [(0, 1), (2, 3), (4, 5), (6, 7), (0, 6), (2, 4), (0, 2), (4, 6), (1, 3), (1, 5), (3, 7), (5, 7)]
+    dies = linked(dict.fromkeys(pairs, 1), 8, 'gcn="910"', device="1002:7408", tag="xgmi")
+    machine = parsed(system(dies))
+    assert sorted(cables(machine.topology).values()) == ["100"] * 2 + ["200"] * 4 + ["50"] * 6
+    assert any("boards of mi250x have up to 4 links" in note for note in machine.notes)
+    # any other wiring is as counted
+    ring = linked(
+        dict.fromkeys([(0, 1), (1, 2), (2, 3), (0, 3)], 1), 4, 'gcn="910"', device="1002:7408", tag="xgmi"
+    )
+    assert set(cables(parsed(system(ring)).topology).values()) == {"50"}
+
+
+@pytest.mark.parametrize(
+    ("options", "cpus"),
+    [({}, [0, 0, 1, 1]), ({"numa_per_socket": 1}, [0, 1, 2, 3]), ({"numa_per_socket": 4}, [0] * 4)],
+)
+def test_cpus_of_the_file_are_numa_nodes(options: dict[str, int], cpus: list[int]) -> None:
+    text = system(*([gpu(dev)] for dev in range(4)))
+    machine = parsed(text, between_sockets=Fraction(7), **options)
+    assert {ends[1] for ends in cables(machine.topology) if ends[0] == 0} == {"cpu0"}
+    near = [ends[1] for ends in sorted(cables(machine.topology), key=str) if isinstance(ends[0], int)]
+    names = sorted(set(near))
+    assert [names.index(name) for name in near] == (cpus if len(set(cpus)) > 1 else [0] * len(near))
+    assert any("--numa-per-socket" in note for note in machine.notes) == (not options)
+
+
+def test_parts_of_a_file_are_joined_by_pcie() -> None:
+    pairs = linked(dict.fromkeys([(0, 1), (2, 3)], 4), 4, 'sm="86"', device="10de:2230")
+    joined = parsed(system(pairs[:2], pairs[2:]), between_sockets=Fraction(9))
+    assert joined.topology.bandwidth[0, 1] == Fraction(225, 4)
+    assert cables(joined.topology)["cpu0", "cpu1"] == "9"
+    assert any("do not join all GPUs" in note for note in joined.notes)
+    apart = parsed(system(pairs[:2], pairs[2:]), pcie=False)
+    assert cables(apart.topology) == {(0, 1): "225/4", (2, 3): "225/4"}

@@ -230,9 +230,10 @@ def test_a_gpu_with_broken_links_on_an_nvswitch() -> None:
 
 def test_pairs_with_bridges_and_two_nvswitch_domains() -> None:
     bridges = matrix(lambda a, b: "NV12" if a // 2 == b // 2 else "SYS", 4)
-    assert cables(parse_nvidia_smi(bridges, "f").topology) == {(0, 1): "300", (2, 3): "300"}
+    apart = parse_nvidia_smi(bridges, "f", pcie=False)
+    assert cables(apart.topology) == {(0, 1): "300", (2, 3): "300"}
     halves = matrix(lambda a, b: "NV12" if a // 4 == b // 4 else "SYS", 8)
-    topology = parse_nvidia_smi(halves, "f", gpu="a100").topology
+    topology = parse_nvidia_smi(halves, "f", gpu="a100", pcie=False).topology
     assert [switch.name for switch in topology.switches] == ["nvswitch0", "nvswitch1"]
     assert topology.bandwidth[5, 9] == 300
 
@@ -328,7 +329,7 @@ NIC Legend:
     ]
     linked = text.replace("NODE    SYS     SYS     PIX ", "NV4     SYS     SYS     PIX ", 1)
     linked = linked.replace("GPU1    NODE", "GPU1    NV4 ", 1)
-    nics = parse_nvidia_smi(linked, "f", gpu="a40").nics
+    nics = parse_nvidia_smi(linked, "f", gpu="a40", pcie=False).nics
     assert [nic.near for nic in nics] == [(0,), (0, 1), (0, 1, 2, 3)]
 
 
@@ -369,7 +370,7 @@ def test_counts_that_no_gpu_has() -> None:
     text = matrix(lambda _a, _b: "NV12", 8)
     with pytest.raises(TopologyError, match="shows NV12, must be at most NV6 for v100"):
         parse_nvidia_smi(text, "f", gpu="v100")
-    with pytest.raises(TopologyError, match="gpu 'gtx': must be one of a10, a100, a100-pcie, a30"):
+    with pytest.raises(TopologyError, match="gpu 'gtx': must be one of a10, a100, a100-pcie, a2, a30"):
         parse_nvidia_smi(text, "f", gpu="gtx")
     with pytest.raises(
         TopologyError, match="f: gpu mi300x: must be NVIDIA's, whose tool printed this, got AMD's"
@@ -486,7 +487,7 @@ def test_damaged_text_is_read_where_the_gpus_cells_are_whole(
         with pytest.raises(TopologyError, match="GPU1 to GPU1: must be X"):
             parse_nvidia_smi(hurt, "f", gpu="v100")
         return
-    machine = parse_nvidia_smi(hurt, "f", gpu="v100")
+    machine = parse_nvidia_smi(hurt, "f", gpu="v100", pcie=False)
     assert cables(machine.topology) == {(0, 1): "50"}
     assert bool(machine.notes) == bool(note)
     assert note in "".join(machine.notes)
@@ -522,3 +523,108 @@ def test_damage_changes_nothing_or_is_refused(
         assert len(str(error).splitlines()) == 1
     else:
         assert read.links == whole.links
+
+
+# --- sockets, words, parts ----------------------------------------------------------------------------
+
+
+def placed(count: int, cells: Callable[[int, int], str], nodes: list[tuple[str, str]]) -> str:
+    """The text for GPUs with these cells, and cores and NUMA node of each."""
+    lines = ["\t".join(["", *(f"GPU{i}" for i in range(count)), "CPU Affinity\tNUMA Affinity\tGPU NUMA ID"])]
+    for row, (cores, node) in enumerate(nodes):
+        entries = ["X" if row == column else cells(row, column) for column in range(count)]
+        lines.append("\t".join([f"GPU{row}", *entries, cores, node, "", "N/A"]))
+    return "\n".join(lines) + "\n"
+
+
+FOUR_NODES = placed(
+    4,
+    lambda _a, _b: "SYS",
+    [("8-15,72-79", "1"), ("24-31,88-95", "3"), ("40-47,104-111", "5"), ("56-63,120-127", "7")],
+)
+"""Two processors of 32 cores with four NUMA nodes each, a GPU at every second."""
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "cpus", "said"),
+    [
+        ("", {}, [0, 0, 1, 1], "its NUMA nodes count as 2 sockets with 4 nodes each"),
+        ("", {"numa_per_socket": 2}, [0, 1, 2, 3], ""),
+        ("", {"numa_per_socket": 8}, [0, 0, 0, 0], ""),
+        ("Socket(s):  2\nNUMA node(s):  8\n", {}, [0, 0, 1, 1], ""),
+        ("Socket(s):  1\nNUMA node(s):  8\n", {}, [0, 0, 0, 0], ""),
+    ],
+)
+def test_numa_nodes_are_no_sockets(before: str, options: dict[str, int], cpus: list[int], said: str) -> None:
+    machine = parse_nvidia_smi(before + FOUR_NODES, "f", gpu="l4", **options)
+    expected = {(gpu, f"cpu{cpu}"): "2048/65" for gpu, cpu in enumerate(cpus)}
+    own = {ends: rate for ends, rate in cables(machine.topology).items() if isinstance(ends[0], int)}
+    assert own == expected
+    assert len(cables(machine.topology)) - 4 == len(set(cpus)) * (len(set(cpus)) - 1) // 2
+    assert said in " ".join(machine.notes)
+    assert bool(said) == ("--numa-per-socket" in " ".join(machine.notes))
+
+
+def test_a_virtual_machine_shows_sys_everywhere_and_affinities_tell() -> None:
+    text = placed(4, lambda _a, _b: "SYS", [("0-9", "0"), ("0-9", "0"), ("10-19", "1"), ("10-19", "1")])
+    machine = parse_nvidia_smi(text, "f", gpu="t4", between_sockets=Fraction(9))
+    slots = {(gpu, f"cpu{gpu // 2}"): "1024/65" for gpu in range(4)}
+    assert cables(machine.topology) == {**slots, ("cpu0", "cpu1"): "9"}
+    assert any("shows SYS between all GPUs" in note for note in machine.notes)
+    # where some pairs are nearer, SYS means what it says
+    mixed = placed(4, lambda a, b: "PHB" if a // 2 == b // 2 else "SYS", [("0-9", "0")] * 4)
+    assert ("cpu0", "cpu1") in cables(parse_nvidia_smi(mixed, "f", gpu="t4").topology)
+
+
+PAIR = placed(2, lambda _a, _b: "PHB", [("0-15", "0")] * 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "rate", "note"),
+    [
+        ("2x5090 on PCIe 5 x8", "2048/65", "slots count as PCIe 5.0 x8, as line 1 says"),
+        ("two RTX 5090, PCIe Gen 4", "2048/65", "slots count as PCIe 4.0, as line 1 says"),
+        ("RTX 5090\n| PCIe | Gen **4** / **8x** |", "1024/65", "PCIe 4.0 x8, as line 2"),
+        ("RTX 5090\nLnkSta: Speed 16GT/s (ok), Width x16 (ok)", "2048/65", "PCIe 4.0 x16, as line 2"),
+        ("RTX 5090: Gen5 x16, Host Max Gen3", "1024/65", "as line 1 says"),
+        (
+            "RTX 5090 in a Core i9-7900X",
+            "1024/65",
+            "PCIe 3.0, which is what its processor has (Core i9-7900X)",
+        ),
+        ("RTX 5090 with an EPYC 7543", "2048/65", "which is what its processor has (EPYC 7543)"),
+        ("RTX 5090, EPYC 9354", "4096/65", ""),
+        ("RTX 5090\nPCIe 4.0 x4 NVMe SSD", "4096/65", ""),
+        ("RTX 5090, PCIe 4.0 or PCIe 5.0", "4096/65", "names several generations of PCIe"),
+        ("RTX 5060 Ti", "2048/65", ""),
+        ("A100 PCIe 80GB", "2048/65", ""),
+        ("g6e.12xlarge", "2048/65", ""),
+        ("a box of 2x4090", "2048/65", ""),
+        ("GPU 0: NVIDIA RTX 7090 (UUID: x)", "1024/65", "names NVIDIA RTX 7090, of which nothing is known"),
+    ],
+)
+def test_words_about_slots_count(words: str, rate: str, note: str) -> None:
+    machine = parse_nvidia_smi(f"{words}\n{PAIR}", "f")
+    assert cables(machine.topology) == {(0, "cpu0"): rate, (1, "cpu0"): rate}
+    assert note in " ".join(machine.notes)
+
+
+def test_parts_that_share_no_link_are_joined_unless_that_is_unwanted() -> None:
+    bridges = placed(
+        4, lambda a, b: "NV4" if a // 2 == b // 2 else "SYS", [("0-9", "0")] * 2 + [("10-19", "1")] * 2
+    )
+    joined = parse_nvidia_smi(bridges, "f", gpu="a6000", between_sockets=Fraction(20))
+    nvlinks = {(0, 1): "225/4", (2, 3): "225/4"}
+    slots = {(gpu, f"cpu{gpu // 2}"): "2048/65" for gpu in range(4)}
+    assert cables(joined.topology) == {**nvlinks, **slots, ("cpu0", "cpu1"): "20"}
+    assert [note for note in joined.notes if "do not join all GPUs" in note and "--no-pcie" in note]
+    apart = parse_nvidia_smi(bridges, "f", gpu="a6000", pcie=False)
+    assert (cables(apart.topology), apart.notes) == (nvlinks, ())
+
+
+def test_a_bridge_of_workstation_cards_may_lack_a_link() -> None:
+    pair = placed(2, lambda _a, _b: "NV3", [("0-15", "0")] * 2)
+    assert parse_nvidia_smi(pair, "f").gpus == ("v100", "v100")
+    machine = parse_nvidia_smi("with an NVLink bridge\n" + pair, "f")
+    assert machine.gpus == ("a6000", "a6000")
+    assert cables(machine.topology) == {(0, 1): "675/16"}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.topologies import Rates, load_machine
+from arborcast.topologies.readers.kinds import kind_of
 from arborcast.topologies.readers.rocm_smi import parse_rocm_smi
 from tests.support.tool_texts import cables, damaged
 
@@ -116,7 +117,7 @@ def test_a_mesh_of_mi300x() -> None:
     ],
 )
 def test_what_the_gpus_are(text: str, place: str, gpu: str, why: str | None) -> None:
-    machine = parse_rocm_smi(text, place)
+    machine = parse_rocm_smi(text, place, pcie=False)
     assert machine.gpu == gpu
     assert len(machine.notes) == (why is not None)
     if why is not None:
@@ -145,8 +146,8 @@ def test_bandwidths_say_how_many_links_join_a_pair() -> None:
 def test_links_that_nothing_counts_are_refused() -> None:
     with pytest.raises(TopologyError, match=r"^f: GPU0 to GPU3 goes over other .* only the bandwidth table"):
         parse_rocm_smi(mi250x(), "f")
-    with pytest.raises(TopologyError, match=r"^f: GPU0 to GPU1: mi250x has 8 links, and how many"):
-        parse_rocm_smi(mi250x(), "f", gpu="mi250x")
+    with pytest.raises(TopologyError, match=r"^f: GPU0 to GPU1: mi250 has 8 links, and how many"):
+        parse_rocm_smi(mi250x(), "f", gpu="mi250")
     # a table that the driver did not fill in
     with pytest.raises(TopologyError, match="GPU0 to GPU1: mi300a has 8 links"):
         parse_rocm_smi(
@@ -326,3 +327,38 @@ def test_damage_changes_nothing_or_is_refused(data: st.DataObject, drawn: tuple[
         assert len(str(error).splitlines()) == 1
     else:
         assert read.links == whole.links
+
+
+def test_counts_of_a_known_board_stand_in_for_those_that_are_not_shown() -> None:
+    machine = parse_rocm_smi(mi250x(), "f", gpu="mi250x")
+    assert cables(machine.topology) == {pair: str(50 * count) for pair, count in sorted(DIES.items())}
+    machine = parse_rocm_smi("AMD Instinct MI300A\n" + mesh(4), "f")
+    assert cables(machine.topology) == dict.fromkeys(combinations(range(4), 2), "128")
+
+
+def test_a_bandwidth_table_against_the_data_sheet_is_said_with_both_numbers() -> None:
+    text = rocm_smi(8, kind=lambda _a, _b: "XGMI", bandwidth=lambda _a, _b: "50000-50000")
+    unnamed = parse_rocm_smi(text, "f")
+    assert set(cables(unnamed.topology).values()) == {"50"}
+    machine = parse_rocm_smi("AMD Instinct MI325X\n" + text, "f")
+    assert set(cables(machine.topology).values()) == {"64"}
+    assert any("says 50 GB/s a link, where mi325x has 64: the latter counts" in n for n in machine.notes)
+
+
+def test_tables_of_markdown_are_read() -> None:
+    def table(title: str, cell: str) -> str:
+        names = [f"GPU{gpu}" for gpu in range(3)]
+        rows = [
+            f"| **{one}** | " + " | ".join("0" if one == x else cell for x in names) + " |" for one in names
+        ]
+        return "\n".join(
+            [f"**{title}**", "", "| | " + " | ".join(names) + " |", "|:--|:-:|:-:|:-:|", *rows, ""]
+        )
+
+    text = (
+        "Two or three MI300X\n"
+        + table("Weight Between Two GPUs", "15")
+        + table("Link Type Between Two GPUs", "XGMI")
+    )
+    assert kind_of("", text) == "rocm-smi"
+    assert set(cables(parse_rocm_smi(text, "f").topology).values()) == {"64"}

@@ -7,23 +7,21 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.costs.saved_bytes import Segment, Treatment  # noqa: E402
-from arborcast.pipeline.errors import PartitionError, first_line  # noqa: E402
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.run import boundary  # noqa: E402
-from arborcast.pipeline.run.activation_treatment import TreatedPasses, divided  # noqa: E402
-from arborcast.pipeline.run.assignment import Assignment  # noqa: E402
-from arborcast.pipeline.run.boundary import Boundaries, FakeStage, TensorSpec  # noqa: E402
-from arborcast.pipeline.run.stage_messages import ReceiveTarget, SampleSlice, packed, sharing  # noqa: E402
-from arborcast.pipeline.stages import Plan, shares  # noqa: E402
-from tests.support.training_cases import FEATURES, branching, frozen, network, normalised  # noqa: E402
+from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
+from arborcast.pipeline.errors import PartitionError, first_line
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.run import boundary
+from arborcast.pipeline.run.activation_treatment import TreatedPasses, divided
+from arborcast.pipeline.run.assignment import Assignment
+from arborcast.pipeline.run.boundary import Boundaries, FakeStage, TensorSpec
+from arborcast.pipeline.run.stage_messages import ReceiveTarget, SampleSlice, packed, sharing
+from arborcast.pipeline.stages import Plan, shares
+from tests.support.training_cases import FEATURES, branching, frozen, network, normalised
 
 
 def found(

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.run.clipping import clip_gradients  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.support.packed import pack, unpack  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.pipeline.run.clipping import clip_gradients
+from arborcast.synth.errors import InputError
+from tests.support.packed import pack, unpack
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo",)
 

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from arborcast.pipeline.planning.formats import read_plan, write_plan  # noqa: E402
-from arborcast.pipeline.planning.plan_comparison import compare  # noqa: E402
-from arborcast.pipeline.profiles import Layer, Profile  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
-from tests.support.training_cases import (  # noqa: E402
+from arborcast.pipeline.planning.formats import read_plan, write_plan
+from arborcast.pipeline.planning.plan_comparison import compare
+from arborcast.pipeline.profiles import Layer, Profile
+from arborcast.pipeline.trainer import Trainer
+from tests.support.ranks import run_ranks
+from tests.support.training_cases import (
     LAYERS,
     batches,
     cross_entropy,

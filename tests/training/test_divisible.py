@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.errors import PartitionError  # noqa: E402
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.model.layered import Layered  # noqa: E402
-from tests.support.training_cases import FEATURES, branching, network, tied  # noqa: E402
+from arborcast.pipeline.errors import PartitionError
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.model.layered import Layered
+from tests.support.training_cases import FEATURES, branching, network, tied
 
 
 def test_parts_share_names_and_parameters_with_the_whole() -> None:

@@ -6,19 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
-
-from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.run.batches import said_differently, said_of, told, words_of  # noqa: E402
-from arborcast.pipeline.stages import Plan  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from tests.support.ranks import run_ranks, store_path  # noqa: E402
-from tests.support.training_cases import (  # noqa: E402
+from arborcast.pipeline.model.traced import trace
+from arborcast.pipeline.run.batches import said_differently, said_of, told, words_of
+from arborcast.pipeline.stages import Plan
+from arborcast.pipeline.trainer import Trainer
+from tests.support.ranks import run_ranks, store_path
+from tests.support.training_cases import (
     CLASSES,
     FEATURES,
     Curve,
@@ -33,7 +31,7 @@ from tests.support.training_cases import (  # noqa: E402
     plan_of,
     serial,
 )
-from tests.training.test_trainer_disagreements import said  # noqa: E402
+from tests.training.test_trainer_disagreements import said
 
 RANKS_IMPORT = ("torch._dynamo",)
 SIZES = (13, 7, 13, 13, 9, 7)

@@ -6,16 +6,14 @@ import copy
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.run.gradients import GradientBuffer, Gradients  # noqa: E402
-from arborcast.pipeline.stages import shares  # noqa: E402
-from tests.support.packed import pack, unpack  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.pipeline.run.gradients import GradientBuffer, Gradients
+from arborcast.pipeline.stages import shares
+from tests.support.packed import pack, unpack
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo",)
 

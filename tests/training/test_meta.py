@@ -10,26 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.errors import CheckpointError, PartitionError  # noqa: E402
-from arborcast.pipeline.model.deferred_init import (  # noqa: E402
+from arborcast.pipeline.errors import CheckpointError, PartitionError
+from arborcast.pipeline.model.deferred_init import (
     allocate,
     fill,
     initialise,
     on_meta,
     tensors_on_meta,
 )
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.run.initial_weights import give_values  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.model.traced import trace
+from arborcast.pipeline.run.initial_weights import give_values
+from arborcast.synth.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage")
 

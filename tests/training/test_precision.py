@@ -6,18 +6,16 @@ import math
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.run.precision import Precision  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.support.packed import pack, unpack  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.pipeline.run.precision import Precision
+from arborcast.synth.errors import InputError
+from tests.support.packed import pack, unpack
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo",)
 

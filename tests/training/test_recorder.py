@@ -3,9 +3,6 @@ from __future__ import annotations
 import time
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st

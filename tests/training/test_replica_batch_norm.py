@@ -8,26 +8,24 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import Tensor, fx, nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from arborcast.pipeline.errors import BatchError, PartitionError  # noqa: E402
-from arborcast.pipeline.run.batch_norm import (  # noqa: E402
+from arborcast.pipeline.errors import BatchError, PartitionError
+from arborcast.pipeline.run.batch_norm import (
     _merge,
     find_batch_norm,
     restore_batch_norm,
     statistics_once,
     synchronise_batch_norm,
 )
-from arborcast.pipeline.stages import shares  # noqa: E402
-from tests.support.packed import pack, unpack  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.pipeline.stages import shares
+from tests.support.packed import pack, unpack
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo",)
 

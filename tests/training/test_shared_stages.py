@@ -6,22 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast import topologies  # noqa: E402
-from arborcast.pipeline.errors import PlanError  # noqa: E402
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.run.prepared_layers import column  # noqa: E402
-from arborcast.pipeline.stages import Plan  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from arborcast.synth.groups import along, solve_groups  # noqa: E402
-from arborcast.synth.groups.group_folder import write_groups  # noqa: E402
-from tests.support.ranks import run_ranks, store_path  # noqa: E402
-from tests.support.training_cases import (  # noqa: E402
+from arborcast import topologies
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.model.traced import trace
+from arborcast.pipeline.run.prepared_layers import column
+from arborcast.pipeline.stages import Plan
+from arborcast.pipeline.trainer import Trainer
+from arborcast.synth.groups import along, solve_groups
+from arborcast.synth.groups.group_folder import write_groups
+from tests.support.ranks import run_ranks, store_path
+from tests.support.training_cases import (
     CLASSES,
     FEATURES,
     Curve,
@@ -34,7 +32,7 @@ from tests.support.training_cases import (  # noqa: E402
     serial,
     tied,
 )
-from tests.training.test_trainer_disagreements import said  # noqa: E402
+from tests.training.test_trainer_disagreements import said
 
 RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor.parallel", "torch.distributed.fsdp")
 GIVEN = batches(4, (13, 17, 13, 12))

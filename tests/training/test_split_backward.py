@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.model.split import SplitBackward  # noqa: E402
+from arborcast.pipeline.model.split import SplitBackward
 
 
 class Many(nn.Module):

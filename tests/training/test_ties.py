@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from arborcast.pipeline.errors import PlanError  # noqa: E402
-from arborcast.pipeline.run.gradients import GradientBuffer  # noqa: E402
-from arborcast.pipeline.run.ties import TieGroups  # noqa: E402
-from arborcast.pipeline.stages import Plan  # noqa: E402
-from tests.support.packed import pack, unpack  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.run.gradients import GradientBuffer
+from arborcast.pipeline.run.ties import TieGroups
+from arborcast.pipeline.stages import Plan
+from tests.support.packed import pack, unpack
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo",)
 

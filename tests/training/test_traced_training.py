@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.stages import divided  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
-from tests.support.traced_models import Language, Residual  # noqa: E402
-from tests.support.training_cases import momentum, plan_of  # noqa: E402
+from arborcast.pipeline.model.traced import trace
+from arborcast.pipeline.stages import divided
+from arborcast.pipeline.trainer import Trainer
+from tests.support.ranks import run_ranks
+from tests.support.traced_models import Language, Residual
+from tests.support.training_cases import momentum, plan_of
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 

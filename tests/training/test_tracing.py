@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from arborcast.pipeline.errors import PartitionError  # noqa: E402
-from arborcast.pipeline.model.layered import Layered  # noqa: E402
-from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from tests.support.traced_models import Choosing, Language, Recurrent, Regularised, Residual  # noqa: E402
+from arborcast.pipeline.errors import PartitionError
+from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.traced import Traced, trace
+from tests.support.traced_models import Choosing, Language, Recurrent, Regularised, Residual
 
 
 def words(samples: int) -> tuple[Tensor, ...]:

@@ -11,21 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast import topologies  # noqa: E402
-from arborcast.pipeline.errors import BatchError  # noqa: E402
-from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.run import boundary, executor, gradients  # noqa: E402
-from arborcast.pipeline.stages import Plan, overlaps, shares  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.support.ranks import run_ranks, store_path  # noqa: E402
-from tests.support.training_cases import (  # noqa: E402
+from arborcast import topologies
+from arborcast.pipeline.errors import BatchError
+from arborcast.pipeline.model.traced import trace
+from arborcast.pipeline.run import boundary, executor, gradients
+from arborcast.pipeline.stages import Plan, overlaps, shares
+from arborcast.pipeline.trainer import Trainer
+from arborcast.synth.errors import InputError
+from tests.support.ranks import run_ranks, store_path
+from tests.support.training_cases import (
     LAYERS,
     Curve,
     Unmodified,

@@ -11,18 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.run.losses import Losses, check_reduction  # noqa: E402
-from arborcast.pipeline.run.precision import Precision  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.support.ranks import run_ranks, store_path  # noqa: E402
-from tests.support.training_cases import (  # noqa: E402
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.run.losses import Losses, check_reduction
+from arborcast.pipeline.run.precision import Precision
+from arborcast.pipeline.trainer import Trainer
+from arborcast.synth.errors import InputError
+from tests.support.ranks import run_ranks, store_path
+from tests.support.training_cases import (
     CLASSES,
     FEATURES,
     Curve,
@@ -34,7 +32,7 @@ from tests.support.training_cases import (  # noqa: E402
     plan_of,
     serial,
 )
-from tests.training.test_trainer import merged, trained  # noqa: E402
+from tests.training.test_trainer import merged, trained
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 

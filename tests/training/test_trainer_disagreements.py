@@ -7,19 +7,17 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.errors import BatchError  # noqa: E402
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.run.batches import Batch  # noqa: E402
-from arborcast.pipeline.run.losses import Losses  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from tests.support.ranks import run_ranks, store_path  # noqa: E402
-from tests.support.training_cases import (  # noqa: E402
+from arborcast.pipeline.errors import BatchError
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.run.batches import Batch
+from arborcast.pipeline.run.losses import Losses
+from arborcast.pipeline.trainer import Trainer
+from tests.support.ranks import run_ranks, store_path
+from tests.support.training_cases import (
     Curve,
     Unmodified,
     batches,
@@ -30,7 +28,7 @@ from tests.support.training_cases import (  # noqa: E402
     plan_of,
     serial,
 )
-from tests.training.test_trainer import trained  # noqa: E402
+from tests.training.test_trainer import trained
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 

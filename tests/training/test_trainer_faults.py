@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from tests.support.faults import LIMIT_S, PATIENCE_S, Ended, check_failed, ended  # noqa: E402
-from tests.support.ranks import Failure, run_ranks  # noqa: E402
-from tests.support.training_cases import batches, cross_entropy, momentum, network, plan_of  # noqa: E402
-from tests.support.waiting import until  # noqa: E402
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.trainer import Trainer
+from tests.support.faults import LIMIT_S, PATIENCE_S, Ended, check_failed, ended
+from tests.support.ranks import Failure, run_ranks
+from tests.support.training_cases import batches, cross_entropy, momentum, network, plan_of
+from tests.support.waiting import until
 
 RANKS_IMPORT = ("torch._dynamo",)
 

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from arborcast.pipeline.model.deferred_init import initialise, on_meta, tensors_on_meta  # noqa: E402
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from tests.support.faults import LIMIT_S, PATIENCE_S, Ended, check_failed, ended  # noqa: E402
-from tests.support.ranks import Failure, run_ranks, store_path  # noqa: E402
-from tests.support.training_cases import (  # noqa: E402
+from arborcast.pipeline.model.deferred_init import initialise, on_meta, tensors_on_meta
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.trainer import Trainer
+from tests.support.faults import LIMIT_S, PATIENCE_S, Ended, check_failed, ended
+from tests.support.ranks import Failure, run_ranks, store_path
+from tests.support.training_cases import (
     Curve,
     Unmodified,
     batches,

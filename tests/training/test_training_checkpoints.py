@@ -9,24 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_state_dict,
 )
 
-from arborcast.pipeline.errors import CheckpointError  # noqa: E402
-from arborcast.pipeline.run import checkpoints  # noqa: E402
-from arborcast.pipeline.run.checkpoint_reader import CheckpointFolder  # noqa: E402
-from arborcast.pipeline.stages import Plan  # noqa: E402
-from tests.support.packed import pack, unpack  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
+from arborcast.pipeline.errors import CheckpointError
+from arborcast.pipeline.run import checkpoints
+from arborcast.pipeline.run.checkpoint_reader import CheckpointFolder
+from arborcast.pipeline.stages import Plan
+from tests.support.packed import pack, unpack
+from tests.support.ranks import run_ranks
 
 RANKS_IMPORT = ("torch._dynamo",)
 

@@ -8,24 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from arborcast.bench.training.in_stages import deterministic, examine  # noqa: E402
-from arborcast.bench.training.own_models import SeveralLosses  # noqa: E402
-from arborcast.bench.training.user_models import catalog  # noqa: E402
-from arborcast.pipeline.costs.measured import profile  # noqa: E402
-from arborcast.pipeline.errors import BatchError, PartitionError, ProfileError  # noqa: E402
-from arborcast.pipeline.model.module_structure import flatten  # noqa: E402
-from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.run.losses import SHARE, check_reduction  # noqa: E402
-from arborcast.pipeline.trainer import Trainer  # noqa: E402
-from arborcast.synth.errors import InputError  # noqa: E402
-from tests.support.ranks import run_ranks  # noqa: E402
-from tests.support.training_cases import momentum, plan_of  # noqa: E402
+from arborcast.bench.training.in_stages import deterministic, examine
+from arborcast.bench.training.own_models import SeveralLosses
+from arborcast.bench.training.user_models import catalog
+from arborcast.pipeline.costs.measured import profile
+from arborcast.pipeline.errors import BatchError, PartitionError, ProfileError
+from arborcast.pipeline.model.module_structure import flatten
+from arborcast.pipeline.model.traced import Traced, trace
+from arborcast.pipeline.run.losses import SHARE, check_reduction
+from arborcast.pipeline.trainer import Trainer
+from arborcast.synth.errors import InputError
+from tests.support.ranks import run_ranks
+from tests.support.training_cases import momentum, plan_of
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 

@@ -12,9 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 import torch.distributed as dist
 

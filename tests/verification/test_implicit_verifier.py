@@ -21,7 +21,7 @@ from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
-from tests.support.translated_trees import KINDS, circulant, circulants, hub, parts, translated
+from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, parts, translated
 
 RING = circulant(4, {1: 1})
 

@@ -17,8 +17,8 @@ from arborcast.synth.schedule import Chunk, Method, Schedule
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification import replay
 from arborcast.synth.verification.verifier import verify
+from tests.support.drawn_implicit import circulant, translated
 from tests.support.drawn_in_network import drawn_transfers
-from tests.support.translated_trees import circulant, translated
 
 
 def both_ways(

@@ -14,23 +14,17 @@ from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import BOXES, box_entry, several
 from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, Rates
+from arborcast.topologies.wirings import MI250_BOX
 
-# Infinity Fabric links per pair of dies of an MI250 box (16 dies in 8 packages).
-MI250_LINKS = (
-    *((0, 1, 4), (0, 4, 2), (0, 8, 1), (1, 5, 1), (1, 9, 1), (1, 10, 1), (2, 3, 4), (2, 6, 1), (2, 9, 1)),
-    *((2, 10, 1), (3, 7, 2), (3, 11, 1), (4, 5, 4), (4, 6, 1), (5, 6, 1), (5, 7, 1), (6, 7, 4), (8, 9, 4)),
-    *((8, 12, 2), (9, 13, 1), (10, 11, 4), (10, 14, 1), (11, 15, 2), (12, 13, 4), (12, 14, 1), (13, 14, 1)),
-    *((13, 15, 1), (14, 15, 4)),
-)
 MI250_MIRROR = (3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 15, 14, 13, 12)
 
 
 def _mi250(*, name: str, boxes: int, rates: Rates) -> Machine:
     """Boxes of 16 dies, each with 16 GB/s to the fabric, its share of the box's NICs."""
     rate = GPUS["mi250"].rate(rates)
-    check_size(name, 16 * boxes + 1, 4 * len(MI250_LINKS) * boxes)
+    check_size(name, 16 * boxes + 1, 4 * len(MI250_BOX) * boxes)
     links: list[Link] = []
-    for first, second, count in MI250_LINKS:
+    for first, second, count in MI250_BOX:
         links += cable(first, second, rate * count, NVLINK_LATENCY_US)
     links = assuming(links, latency=NOT_NVLINK)
     topology = Topology.build(name, 16, links, symmetries=(rotation(16, 8), MI250_MIRROR))

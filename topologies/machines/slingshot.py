@@ -22,17 +22,12 @@ from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.machines.boxes import meshed, several
 from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, Rates
+from arborcast.topologies.wirings import FRONTIER_NODE
 
 _CHASSIS, _NICS, _GROUP = 16, 4, 128
 _PORT = Fraction(25)  # GB/s each way of every link: 200 Gb/s
 
 _AS_FRONTIER = "between switches of Slingshot: as on Frontier"
-
-# Infinity Fabric links per pair of dies of a Frontier node; dies 2i and 2i + 1 are one MI250X.
-_FRONTIER_LINKS = (
-    *((0, 1, 4), (2, 3, 4), (4, 5, 4), (6, 7, 4), (0, 6, 2), (2, 4, 2), (0, 2, 1), (4, 6, 1)),
-    *((1, 3, 1), (1, 5, 1), (3, 7, 1), (5, 7, 1)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,7 @@ def _frontier(name: str, rates: Rates) -> Machine:
     rate = GPUS["mi250x"].rate(rates)
     links = [
         link
-        for first, second, number in _FRONTIER_LINKS
+        for first, second, number in FRONTIER_NODE
         for link in assuming(cable(first, second, number * rate, NVLINK_LATENCY_US), latency=NOT_NVLINK)
     ]
     turns = [tuple(die ^ bits for die in range(8)) for bits in (2, 6)]

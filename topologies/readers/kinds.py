@@ -13,7 +13,7 @@ _MATRIX = re.compile(
     r"GPU[0-9]{1,3}(?:[^A-Za-z0-9\n]{0,40}GPU[0-9]|[^A-Za-z0-9\n]{1,40}(?:X|CPU Affinity)\b)"
 )
 _ROCM = re.compile(
-    r"(?:Weight|Hops|Link Type|bandwidth) between two GPUs|^[ \t]*=+ *Bandwidth *=+[ \t]*$"
+    r"(?:[Ww]eight|[Hh]ops|[Ll]ink [Tt]ype|bandwidth) [Bb]etween [Tt]wo GPUs|^[ \t]*=+ *Bandwidth *=+[ \t]*$"
     r"|(?:WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE|\(Topology\) (?:Link type|Hops|Weight) between DRM devices"
     r"|^gpu,(?:bdf,)?.*_gpu_0\b",
     re.MULTILINE,

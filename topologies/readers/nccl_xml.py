@@ -21,6 +21,7 @@ from arborcast.topologies.readers.nccl.xml_links import find_wiring, links_of, l
 from arborcast.topologies.readers.nccl.xml_nics import find_nics
 from arborcast.topologies.readers.nccl.xml_pcie import PcieTree, pcie_links
 from arborcast.topologies.readers.nccl.xml_tree import Tree
+from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -31,16 +32,17 @@ def parse_nccl_xml(
     place: str,
     *,
     gpu: str | None = None,
-    pcie: bool = False,
+    pcie: bool | None = None,
     between_sockets: Fraction | None = None,
+    numa_per_socket: int | None = None,
     rates: Rates = Rates.DATASHEET,
 ) -> Machine:
     """The machine that the XML describes; the hosts of a multi-node NVLink domain are one machine.
 
     Ranks are the GPUs by host, then by `dev`. GPUs are told by PCI device, else AMD's by `gcn`, NVIDIA's by
     compute capability and number of NVLinks. The NVSwitches of a host are one switch, as in NCCL, and those
-    behind the fabric's address (fffffff:ff:ff.0) one of all hosts. Where no GPU has a link to another, PCIe
-    paths are the links. A file with the slots of GPUs alone leaves NVLinks to be detected: then those of the
+    behind the fabric's address (fffffff:ff:ff.0) one of all hosts. Where these do not join all GPUs, PCIe
+    paths do. A file with the slots of GPUs alone leaves NVLinks to be detected: then those of the
     board that the GPU is sold on are assumed (SXM, OAM), as they are where `gpu` names such a GPU and the
     file shows no links.
 
@@ -49,8 +51,10 @@ def parse_nccl_xml(
         place: what errors begin with.
         gpu: what all GPUs are, whatever the file says of it.
         pcie: whether PCIe paths become links beside NVLinks: a tree of switches with the speed and width of
-            each slot, GPUs joined to their CPU by C2C where they are, the CPUs of a host joined pairwise.
+            each slot, GPUs joined to their CPU by C2C where they are, the CPUs of a host joined pairwise;
+            False leaves GPUs apart that links do not join.
         between_sockets: GB/s each way between two CPUs; by default NCCL's figure for their model.
+        numa_per_socket: NUMA nodes (`cpu` elements) of a CPU (see `readers.sockets`).
         rates: those of data sheets, or NCCL's and RCCL's constants.
 
     Raises:
@@ -62,12 +66,12 @@ def parse_nccl_xml(
         notes: list[str] = []
         known = None if gpu is None else gpu_named(gpu)
         devices = find_devices(tree, known, notes)
-        wiring = find_wiring(devices, known, pcie=pcie, notes=notes)
+        wiring = find_wiring(devices, known, pcie=bool(pcie), notes=notes)
         links, switches = links_of(devices, wiring, rates)
         paths = PcieTree([], [], {})
-        if pcie or not links:
-            if not pcie:
-                notes.append(_why_pcie(devices))
+        if wants_pcie(pcie, len(devices), links):
+            if pcie is None:
+                notes.append(SEPARATE if links else _why_pcie(devices))
             first = len(devices) + len(switches)
             coherent = links_to_cpus(devices, wiring, rates)
             paths = pcie_links(
@@ -76,6 +80,7 @@ def parse_nccl_xml(
                 rates,
                 first=first,
                 between_sockets=between_sockets,
+                numa_per_socket=numa_per_socket,
                 coherent=coherent,
                 notes=notes,
             )

@@ -9,6 +9,7 @@ by rules that the docstrings give, and what was assumed is noted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,25 +21,25 @@ from arborcast.topologies.builders import assuming, cable, switch_that, with_obv
 from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, nvswitch_for
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import NO_SOCKETS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
+from arborcast.topologies.readers.sockets import Sockets, sockets_of
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
     crossing_of,
     lines_of,
     named_gpus,
+    nothing_known,
     nvlink_status,
+    sockets_counted,
     stated_gpu,
     taken_for,
     unnamed,
 )
-from arborcast.topologies.readers.text.pcie_paths import (
-    HIDDEN_SLOT,
-    LEVELS,
-    assumed_slot,
-    pcie_tree,
-    slot_of,
-)
+from arborcast.topologies.readers.text.pcie_paths import HIDDEN_SLOT, LEVELS, assumed_slot, pcie_tree
+from arborcast.topologies.readers.text.said import said_slot
 from arborcast.topologies.readers.text.topo_matrix import Matrix, read_matrix
 
+GRACE_CORES = 72
 MOST_LINKS = 18
 """NVLinks of the GPUs that have most."""
 
@@ -48,8 +49,9 @@ def parse_nvidia_smi(
     place: str,
     *,
     gpu: str | None = None,
-    pcie: bool = False,
+    pcie: bool | None = None,
     between_sockets: Fraction | None = None,
+    numa_per_socket: int | None = None,
     rates: Rates = Rates.DATASHEET,
 ) -> Machine:
     """The machine that the text shows; GPU i is rank i, NICs are no vertices.
@@ -66,21 +68,28 @@ def parse_nvidia_smi(
         place: what errors begin with.
         gpu: the generation (see `topologies.GPUS`).
         pcie: whether PCIe paths become links too, as a tree of switches and CPUs (see
-            `readers.text.pcie_paths`). They do anyway, with a note, where the text shows no NVLinks.
+            `readers.text.pcie_paths`). By default they do, with a note, where NVLinks do not join all GPUs.
         between_sockets: GB/s each way between two CPUs of that tree.
+        numa_per_socket: NUMA nodes of a CPU; see `readers.sockets` for what is taken where nothing says it.
         rates: the data sheet's GB/s per NVLink (`nvidia-smi nvlink -s` goes before), or NCCL's constant.
 
     Raises:
         TopologyError: no matrix, a broken matrix, counts that no GPU has.
     """
     try:
-        return _machine(text, place, gpu, pcie, between_sockets, rates)
+        return _machine(text, place, gpu, pcie, between_sockets, numa_per_socket, rates)
     except InputError as error:
         raise TopologyError(f"{place}: {error}") from error
 
 
 def _machine(
-    text: str, place: str, gpu: str | None, pcie: bool, between: Fraction | None, rates: Rates
+    text: str,
+    place: str,
+    gpu: str | None,
+    pcie: bool | None,
+    between: Fraction | None,
+    per_socket: int | None,
+    rates: Rates,
 ) -> Machine:
     stated = None if gpu is None else stated_gpu(gpu, NVIDIA)
     matrix = read_matrix(text)
@@ -102,23 +111,36 @@ def _machine(
     links = assuming(links, rate=cards.links_assumed)
     if len(switches) == 1:
         switches = [replace(switches[0], name="nvswitch")]
-    if pcie or not links:
-        if not pcie:
+    if wants_pcie(pcie, count, links):
+        if pcie is None:
             never = ", as topo -mp never does" if "topo -mp" in text else ""
-            notes.append(f"shows no NVLinks{never}: its PCIe paths are the links; --pcie says so")
+            notes.append(
+                SEPARATE
+                if links
+                else f"shows no NVLinks{never}: its PCIe paths are the links; --pcie says so"
+            )
+        lines = lines_of(text)
+        said = said_slot(lines)
+        nodes, total = matrix.nodes()
+        sockets = sockets_of(nodes.values(), stated=per_socket, counted=sockets_counted(lines), total=total)
+        if per_socket is None and matrix.has_whole_processors(GRACE_CORES):
+            sockets = Sockets()
+        are_known = None not in cards.kinds or said.generation is not None
         tree = pcie_tree(
             matrix.gpus,
             matrix.nics,
             matrix.cells,
-            [slot_of(kind, rates) for kind in cards.kinds],
+            [said.rate(kind, rates) for kind in cards.kinds],
             between=between,
-            across=crossing_of(lines_of(text), rates),
-            hidden=HIDDEN_SLOT if None in cards.kinds else cards.assumed,
+            across=crossing_of(lines, rates),
+            hidden=cards.assumed if are_known else HIDDEN_SLOT,
             together=matrix.together,
             first=count + len(switches),
+            nodes=nodes,
+            sockets=sockets,
         )
-        if None in cards.kinds:
-            notes.append(assumed_slot(rates))
+        notes += [said.note] if said.note else [assumed_slot(rates)] if not are_known else []
+        notes += dict.fromkeys(filter(None, map(said.holds_back, cards.kinds)))
         links += tree.links
         switches += map(Switch, tree.names)
         notes += tree.notes
@@ -185,12 +207,15 @@ def _identified(
     else:
         told_by_name = assumed_from_names(named, place, NVIDIA, lambda kind: _fits(kind, matrix, domains))
         guessed = told_by_name is None
-        kind, why = told_by_name or _assumed(matrix, domains, max(shown, key=_or_0))
+        is_bridge = re.search(r"nvlink[ -]?bridge", text, re.IGNORECASE) is not None
+        kind, why = told_by_name or _assumed(matrix, domains, max(shown, key=_or_0), is_bridge)
         kinds = (kind,) * len(numbers)
         if kind is not None:
             rate = "" if not domains else f" ({float(kind.rate(rates)):g} GB/s each way per NVLink)"
-            notes = (unnamed(f"{kind.name}{rate}", why),)
+            notes = (unnamed(f"{kind.name}{rate}", why, named.unknown),)
             assumed = taken_for(kind, why)
+        elif named.unknown:
+            notes = (f"{nothing_known(named.unknown)}: --gpu says what is alike",)
     published = next((kind.assumed for kind in kinds if kind is not None and kind.assumed), "")
     known = [GPUS["v100"] if kind is None else kind for kind in kinds]
     speeds = [kind.rate(rates) if seen is None else seen for kind, seen in zip(known, shown, strict=True)]
@@ -215,12 +240,17 @@ def _or_0(rate: Fraction | None) -> Fraction:
 
 
 def _assumed(
-    matrix: Matrix, domains: Sequence[Sequence[int]], rate: Fraction | None
+    matrix: Matrix, domains: Sequence[Sequence[int]], rate: Fraction | None, is_bridge: bool
 ) -> tuple[Gpu | None, str]:
-    """What the GPUs are taken for where none is named, and why."""
+    """What the GPUs are taken for where none is named, and why.
+
+    A bridge of up to four links joins workstation cards, where the text calls it one; a link of it may fail.
+    """
     if not domains:
         return None, ""
     kind = _guess(matrix, domains)
+    if is_bridge and max(_most_direct(matrix, domain) for domain in domains) in {3, 4}:
+        return GPUS["a6000"], "the NVLink bridge that the text speaks of"
     if rate is not None:
         near = [gpu for gpu in GPUS.values() if gpu.link and abs(gpu.link - rate) * 10 <= gpu.link]
         alike = [gpu for gpu in near if gpu.vendor == NVIDIA and _fits(gpu, matrix, domains)]
@@ -248,9 +278,9 @@ def _fits(gpu: Gpu, matrix: Matrix, domains: Sequence[Sequence[int]]) -> bool:
 
 def _grace(matrix: Matrix) -> Gpu | None:
     """The superchip whose CPUs these are: 72 cores each, one GPU (GH200) or two (GB200) at a CPU."""
-    cores = [matrix.cores.get(name, ()) for name in matrix.gpus]
-    if any(len(spans) != 1 or spans[0][0] % 72 or spans[0][1] - spans[0][0] != 71 for spans in cores):
+    if not matrix.has_whole_processors(GRACE_CORES):
         return None
+    cores = [matrix.cores[name] for name in matrix.gpus]
     return GPUS["gh200" if len(set(cores)) == len(cores) else "gb200"]
 
 

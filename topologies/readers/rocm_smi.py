@@ -22,17 +22,22 @@ from arborcast.topologies.builders import assuming, cable, with_obvious_symmetri
 from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_of_architecture
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import NO_SOCKETS, NOT_NVLINK, NVLINK_LATENCY_US, Rates
+from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
+from arborcast.topologies.readers.sockets import sockets_of
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
     crossing_of,
     lines_of,
     named_gpus,
+    sockets_counted,
     stated_gpu,
     taken_for,
     unnamed,
 )
-from arborcast.topologies.readers.text.pcie_paths import HIDDEN_SLOT, assumed_slot, pcie_tree, slot_of
+from arborcast.topologies.readers.text.pcie_paths import HIDDEN_SLOT, assumed_slot, pcie_tree
 from arborcast.topologies.readers.text.rocm_tables import MAX_GPUS, Table, Tables, read_tables
+from arborcast.topologies.readers.text.said import said_slot
+from arborcast.topologies.wirings import links_of_board
 
 
 def parse_rocm_smi(
@@ -40,8 +45,9 @@ def parse_rocm_smi(
     place: str,
     *,
     gpu: str | None = None,
-    pcie: bool = False,
+    pcie: bool | None = None,
     between_sockets: Fraction | None = None,
+    numa_per_socket: int | None = None,
     rates: Rates = Rates.DATASHEET,
 ) -> Machine:
     """The machine that the tables show; GPU i of the tables is rank i.
@@ -54,15 +60,17 @@ def parse_rocm_smi(
         text: the saved output, possibly with other text around it.
         place: what errors begin with.
         gpu: what the GPUs are (see `topologies.GPUS`); its rate per link then goes before the table's.
-        pcie: whether PCIe paths become links too; they do anyway, with a note, where there is no xGMI.
+        pcie: whether PCIe paths become links too; by default they do, with a note, where xGMI does not join
+            all GPUs.
         between_sockets: GB/s each way between two CPUs.
+        numa_per_socket: NUMA nodes of a CPU (see `readers.sockets`).
         rates: the data sheet's GB/s per xGMI link, or RCCL's constant.
 
     Raises:
         TopologyError: tables missing or broken, or what they leave open.
     """
     try:
-        return _machine(read_tables(text), text, place, gpu, pcie, between_sockets, rates)
+        return _machine(read_tables(text), text, place, gpu, pcie, between_sockets, numa_per_socket, rates)
     except InputError as error:
         raise TopologyError(f"{place}: {error}") from error
 
@@ -71,7 +79,14 @@ def parse_rocm_smi(
 
 
 def _machine(
-    tables: Tables, text: str, place: str, gpu: str | None, pcie: bool, between: Fraction | None, rates: Rates
+    tables: Tables,
+    text: str,
+    place: str,
+    gpu: str | None,
+    pcie: bool | None,
+    between: Fraction | None,
+    per_socket: int | None,
+    rates: Rates,
 ) -> Machine:
     stated = None if gpu is None else stated_gpu(gpu, AMD)
     count = len(tables.names)
@@ -84,7 +99,8 @@ def _machine(
     if known is None:
         known, note, assumed = _assumed(tables, own, kinds, text, place, bool(megabytes), rates)
         notes += [note] if note else []
-    if megabytes and stated is None and rates is Rates.DATASHEET:
+    contradiction = _contradiction(known, own, megabytes)
+    if megabytes and stated is None and rates is Rates.DATASHEET and not contradiction:
         rates_assumed = ""
         speed = {pair: Fraction(most, 1000) for pair, (_, most) in megabytes.items() if pair in own}
         each = ", ".join(sorted({f"{least / 1000:g}" for least, most in megabytes.values() if most}))
@@ -92,7 +108,8 @@ def _machine(
     elif own:
         if known is None:
             raise TopologyError("does not say which GPUs these are; --gpu must")
-        counts = _links_of_pairs(tables, own, megabytes, known)
+        counts = _links_of_pairs(tables, own, {} if contradiction else megabytes, known)
+        notes += [contradiction] if contradiction and stated is None else []
         rates_assumed = assumed or known.assumed
         speed = {pair: links * known.rate(rates) for pair, links in counts.items()}
     links: list[Link] = []
@@ -100,21 +117,29 @@ def _machine(
         links += cable(*pair, speed[pair], NVLINK_LATENCY_US)
     links = assuming(links, rate=rates_assumed, latency=NOT_NVLINK)
     switches: list[str] = []
-    if pcie or not links:
-        if not pcie:
-            notes.append("shows no xGMI links: its PCIe paths are the links; --pcie says so")
-        if known is None:
-            notes.append(assumed_slot(rates))
+    if wants_pcie(pcie, count, links):
+        if pcie is None:
+            notes.append(
+                SEPARATE if links else "shows no xGMI links: its PCIe paths are the links; --pcie says so"
+            )
+        lines = lines_of(text)
+        said = said_slot(lines)
+        is_known = known is not None or said.generation is not None
+        notes += [said.note] if said.note else [] if is_known else [assumed_slot(rates)]
+        notes += [held] if (held := said.holds_back(known)) else []
+        nodes = {tables.names[place]: node for place, node in tables.numa.items()}
         tree = pcie_tree(
             tables.names,
             (),
             _ways(tables, kinds),
-            [slot_of(known, rates)] * count,
+            [said.rate(known, rates)] * count,
             between=between,
-            across=crossing_of(lines_of(text), rates),
-            hidden=HIDDEN_SLOT if known is None else assumed,
+            across=crossing_of(lines, rates),
+            hidden=assumed if is_known else HIDDEN_SLOT,
             together=lambda one, other: _together(tables, one, other),
             first=count,
+            nodes=nodes,
+            sockets=sockets_of(nodes.values(), stated=per_socket, counted=sockets_counted(lines)),
         )
         links += tree.links
         switches += tree.names
@@ -127,6 +152,29 @@ def _machine(
         devices=tables.names,
         hosts=(0,) * count,
         notes=tuple(notes),
+    )
+
+
+def _contradiction(
+    known: Gpu | None,
+    own: Sequence[tuple[int, int]],
+    megabytes: Mapping[tuple[int, int], tuple[int, int]],
+) -> str:
+    """The note on a table whose GB/s per link are not those of GPUs that are a mesh; empty where they agree.
+
+    Drivers print the same figure for all generations; where it differs from the data sheet, that counts.
+    """
+    if known is None or known.board != "mesh" or not megabytes:
+        return ""
+    if any(least != most for least, most in (megabytes[pair] for pair in own)):
+        return ""
+    shown = {Fraction(megabytes[pair][0], 1000) for pair in own}
+    if not shown or all(50 * abs(each - known.link) <= known.link for each in shown):
+        return ""
+    told = ", ".join(f"{float(each):g}" for each in sorted(shown))
+    return (
+        f"its bandwidth table says {told} GB/s a link, where {known.name} has {float(known.link):g}: the "
+        "latter counts; --gpu says otherwise"
     )
 
 
@@ -251,6 +299,7 @@ def _links_of_pairs(
     """How many xGMI links join each pair."""
     neighbours = _neighbours(tables, own)
     counts: dict[tuple[int, int], int] = {}
+    of_board = None if megabytes else links_of_board(known, own)
     for one, other in own:
         if megabytes:
             least, most = megabytes[one, other]
@@ -259,8 +308,12 @@ def _links_of_pairs(
                 raise TopologyError(f"{tables.pair(one, other)}: {rule}, got {least}-{most}")
             counts[one, other] = most // least
         else:
-            counts[one, other] = 1
-            if known.board != "mesh" and not neighbours[one] == neighbours[other] == known.links:
+            counts[one, other] = 1 if of_board is None else of_board[one, other]
+            if (
+                of_board is None
+                and known.board != "mesh"
+                and not neighbours[one] == neighbours[other] == known.links
+            ):
                 raise TopologyError(
                     f"{tables.pair(one, other)}: {known.name} has {known.links} links, and {_MISSING}"
                 )

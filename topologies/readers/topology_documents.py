@@ -47,10 +47,69 @@ def parse_document(text: str, place: str, kind: str) -> Machine:
         raise TopologyError(
             f"{place}: must be a topology, got a file of format {shorten(document['format'])}"
         )
+    document, notes = _plain(document, place)
     known = _GRAPH | _MACHINE if document.keys() >= _SHOWN else document.keys()
     graph = {key: value for key, value in document.items() if key in known - _MACHINE}
     topology = topology_from_document(graph, place)
-    return _machine(topology, {key: document[key] for key in document.keys() & _MACHINE}, place)
+    machine = _machine(topology, {key: document[key] for key in document.keys() & _MACHINE}, place)
+    return replace(machine, notes=(*machine.notes, *notes))
+
+
+VERSIONS = (1, 2)
+"""Of topology files; 1 where a file says none."""
+
+
+def _plain(document: Mapping[str, Any], place: str) -> tuple[dict[str, Any], list[str]]:
+    """The document without `version`, and links without `parallel`; a note on links that stand twice.
+
+    In version 1 links of the same ends and latency count as one with the sum of their bandwidths, in version
+    2 a link of ends that another one has must say `parallel: true`.
+
+    Raises:
+        TopologyError: another version, or such a link that does not say so.
+    """
+    version = document.get("version", 1)
+    if version not in VERSIONS or isinstance(version, bool):
+        raise TopologyError(f"{place}: version must be 1 or 2, got {shorten(version)}")
+    links = document.get("links")
+    plain = {key: value for key, value in document.items() if key != "version"}
+    if not isinstance(links, list):
+        return plain, []
+    notes: list[str] = []
+    seen: dict[tuple[str, str], set[str]] = {}
+    for index, entry in enumerate(links):
+        if not isinstance(entry, dict):
+            continue
+        where = f"{place}: links[{index}]"
+        if entry.get("parallel", True) is not True:
+            raise TopologyError(f"{where}.parallel: must be true, got {shorten(entry['parallel'])}")
+        ends = (
+            entry["between"]
+            if isinstance(entry.get("between"), list)
+            else [entry.get("from"), entry.get("to")]
+        )
+        one, other = (str(end) for end in ends) if len(ends) == 2 else ("", "")
+        ways = [(one, other), (other, one)] if "between" in entry else [(one, other)]
+        latency = str(entry.get("latency_us", 0))
+        known = [seen[way] for way in ways if way in seen]
+        if known and "parallel" not in entry and version > 1:
+            raise TopologyError(
+                f"{where}: {one} and {other} have a link already; parallel: true allows another"
+            )
+        if any(latency in latencies for latencies in known) and "parallel" not in entry and not notes:
+            notes.append(
+                f"links[{index}] joins {one} and {other} a second time: their bandwidths are added; "
+                "parallel: true says that both are meant"
+            )
+        for way in ways:
+            seen.setdefault(way, set()).add(latency)
+    plain["links"] = [
+        {key: value for key, value in entry.items() if key != "parallel"}
+        if isinstance(entry, dict)
+        else entry
+        for entry in links
+    ]
+    return plain, notes
 
 
 def _machine(topology: Topology, given: Mapping[str, Any], place: str) -> Machine:

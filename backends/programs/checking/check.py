@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -12,7 +13,13 @@ from arborcast.backends.programs.checking.one_sided_run import OneSidedExecution
 from arborcast.backends.programs.checking.two_sided_run import TwoSidedExecution
 from arborcast.backends.programs.checking.verdict import ProgramVerdict, TraceLine
 from arborcast.backends.programs.limits import MSCCL, Limits
-from arborcast.backends.programs.program import GlobalProgram, Move, Step
+from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError, Step
+
+MOST_UNROLLED = 1 << 20
+"""Operations of all turns of loops."""
+
+CUTS = ((2, Fraction(1)), (3, Fraction(2)))
+"""Of programs with loops, besides each loop once: into how many parts a chunk is cut, and the least piece."""
 
 
 def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors: int = 20) -> ProgramVerdict:
@@ -33,8 +40,18 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
     Returns:
         The verdict; wrong programs are an answer, not an exception.
 
+    Loops are looked at as they are for large and for small pieces, several of them and uneven ones.
+
     Takes time that grows with operations times blocks of all ranks, and with chunks.
     """
+    if program.loops:
+        if beyond := tuple(one_sided.beyond_turns(program)):
+            return ProgramVerdict(beyond[:max_errors], frozenset({"buffer"}), program.notes)
+        piece_bytes = math.gcd(*(loop.piece_bytes for loop in program.loops))
+        cuts = (_unrolled(program, parts, piece_bytes / share) for parts, share in CUTS)
+        verdicts = (check_program(cut, max_errors=max_errors) for cut in cuts)
+        verdict = next((it for it in verdicts if not it.correct), None)
+        return verdict or check_program(program.unrolled(), max_errors=max_errors)
     found = [("fault", line) for line in program.faults]
     if not program.in_place and not program.out_of_place:
         found.append(("fault", "neither for calls in place nor for others: it is never chosen"))
@@ -59,10 +76,20 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
     return ProgramVerdict(errors, frozenset(kinds), program.notes, trace, circle, _messages(program))
 
 
+def _unrolled(program: GlobalProgram, finer: int, part_bytes: Fraction) -> GlobalProgram:
+    turns = [-(-loop.chunks * finer // loop.parts_of_piece(finer, part_bytes)) for loop in program.loops]
+    count = sum(turn * len(loop.operations) for turn, loop in zip(turns, program.loops, strict=True))
+    if count > MOST_UNROLLED:
+        raise ProgramError(
+            f"{program.name}: its loops do {count} operations, at most {MOST_UNROLLED} are checked"
+        )
+    return program.unrolled(finer, part_bytes)
+
+
 def execute(program: GlobalProgram, *, in_place: bool) -> Outcome:
     """What one execution of a program does, of which `Outcome` tells."""
     if program.one_sided:
-        return OneSidedExecution(program, in_place=in_place).run()
+        return OneSidedExecution(program.unrolled(), in_place=in_place).run()
     return TwoSidedExecution(program, structure.flatten(program), in_place=in_place).run()
 
 

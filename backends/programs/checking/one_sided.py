@@ -11,6 +11,7 @@ from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
     GlobalProgram,
+    Loop,
     Memory,
     Move,
     Release,
@@ -31,6 +32,17 @@ def objections(program: GlobalProgram) -> list[tuple[str, str]]:
         *(("message", line) for line in _uneven(program)),
         *(("shared", line) for line in _shared(program)),
     ]
+
+
+def beyond_turns(program: GlobalProgram) -> Iterator[str]:
+    """Moves in loops that are not as long as what the turns are counted by: the last one would go beyond."""
+    for rank, number, place, loop in program.operations:
+        if not isinstance(loop, Loop):
+            continue
+        for each in loop.operations:
+            if isinstance(each, Move) and not each.packets and each.count != loop.chunks:
+                where = f"rank {rank} block {number} operation {place} ({each})"
+                yield f"{where}: {each.count} chunks in a loop over {loop.chunks}"
 
 
 def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pass, one rule a branch)

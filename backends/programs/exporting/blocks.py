@@ -52,10 +52,21 @@ class _DraftBlock:
 
 
 def thread_blocks(
-    actions: Sequence[ChunkAction], channel_of: Callable[[ChunkAction], int], *, pair: bool
+    actions: Sequence[ChunkAction],
+    channel_of: Callable[[ChunkAction], int],
+    *,
+    pair: bool,
+    by_chunk: bool = False,
 ) -> tuple[tuple[ThreadBlock, ...], int]:
-    """The blocks of one rank and the chunks of scratch that they need; `pair`: whether to fuse."""
-    blocks = _blocks(actions, channel_of, pair)
+    """The blocks of one rank and the chunks of scratch that they need.
+
+    Args:
+        actions: of the rank.
+        channel_of: over which connection each goes.
+        pair: whether to fuse.
+        by_chunk: whether a block ends one chunk of the schedule before it begins the next.
+    """
+    blocks = _blocks(actions, channel_of, pair, by_chunk)
     place = {
         id(action): (number, at)
         for number, block in enumerate(blocks)
@@ -78,8 +89,11 @@ def thread_blocks(
 
 
 def _blocks(
-    actions: Sequence[ChunkAction], channel_of: Callable[[ChunkAction], int], pair: bool
+    actions: Sequence[ChunkAction], channel_of: Callable[[ChunkAction], int], pair: bool, by_chunk: bool
 ) -> list[_DraftBlock]:
+    def turn(action: ChunkAction) -> tuple[int, int]:
+        return action.piece.chunk if by_chunk else 0, action.step
+
     streams: dict[tuple[int, bool, int], list[ChunkAction]] = defaultdict(list)
     copies = [action for action in actions if action.peer is None]
     passed: Counter[tuple[int, int, int]] = Counter()
@@ -92,11 +106,11 @@ def _blocks(
         if action.sends and origin is not None and origin.peer is not None:
             passed[channel, origin.peer, action.peer] += 1
     for stream in streams.values():
-        stream.sort(key=lambda action: (action.step, action.piece.number))
+        stream.sort(key=lambda action: (turn(action), action.piece.number))
     blocks = []
     for channel, receive, send in sorted(passed, key=lambda key: (-passed[key], key)) if pair else ():
         if (channel, False, receive) in streams and (channel, True, send) in streams:
-            row = _merge(streams.pop((channel, False, receive)), streams.pop((channel, True, send)))
+            row = _merge(streams.pop((channel, False, receive)), streams.pop((channel, True, send)), turn)
             blocks.append(_DraftBlock(send, receive, channel, row))
     for (channel, sends, peer), stream in streams.items():
         row = [_Fused(None, action) if sends else _Fused(action, None) for action in stream]
@@ -107,7 +121,9 @@ def _blocks(
     return blocks
 
 
-def _merge(receives: list[ChunkAction], sends: list[ChunkAction]) -> list[_Fused]:
+def _merge(
+    receives: list[ChunkAction], sends: list[ChunkAction], turn: Callable[[ChunkAction], tuple[int, int]]
+) -> list[_Fused]:
     """Two streams as one row, each in its order; a send that only waits for the next receive joins it."""
     row: list[_Fused] = []
     at, to = 0, 0
@@ -117,7 +133,7 @@ def _merge(receives: list[ChunkAction], sends: list[ChunkAction]) -> list[_Fused
         if receive is not None and send is not None and send.origin is receive:
             row.append(_Fused(receive, send))
             at, to = at + 1, to + 1
-        elif receive is None or (send is not None and send.step <= receive.step):
+        elif receive is None or (send is not None and turn(send) <= turn(receive)):
             row.append(_Fused(None, send))
             to += 1
         else:
@@ -164,16 +180,18 @@ class _Scratch:
 
 def _step(fused: _Fused, after: tuple[After, ...], posts: bool, scratch: _Scratch) -> Step:
     receive, send = fused.receive, fused.send
+    chunk = fused.actions[0].piece.chunk
     if receive is None:
         assert send is not None, "a step does something"
-        return Step(Code.SEND, scratch.span(send.source), None, after, posts)
+        return Step(Code.SEND, scratch.span(send.source), None, after, posts, chunk)
     if receive.peer is None:
-        return Step(Code.COPY, scratch.span(receive.source), receive.target, after, posts)
+        return Step(Code.COPY, scratch.span(receive.source), receive.target, after, posts, chunk)
     source = scratch.span(receive.source)
     if fused.forwards_only:
-        return Step(Code.RECEIVE_REDUCE_SEND, source, None, after, posts)
+        return Step(Code.RECEIVE_REDUCE_SEND, source, None, after, posts, chunk)
     target = scratch.span(receive.target)
     if source is None:
-        return Step(Code.RECEIVE if send is None else Code.RECEIVE_COPY_SEND, None, target, after, posts)
-    code = Code.RECEIVE_REDUCE_COPY if send is None else Code.RECEIVE_REDUCE_COPY_SEND
-    return Step(code, source, target, after, posts)
+        code = Code.RECEIVE if send is None else Code.RECEIVE_COPY_SEND
+    else:
+        code = Code.RECEIVE_REDUCE_COPY if send is None else Code.RECEIVE_REDUCE_COPY_SEND
+    return Step(code, source, target, after, posts, chunk)

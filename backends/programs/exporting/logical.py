@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count, groupby
+from itertools import groupby
 
-from arborcast.backends.lowering.layout import Buffer, BufferSlice, Layout, lay_out
+from arborcast.backends.lowering.layout import Buffer, BufferSlice, lay_out
 from arborcast.backends.programs.program import Memory, Span
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Schedule
@@ -25,7 +25,10 @@ _OWN_PLACE = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a chunk that is one step's worth: its chunk, and the units of it."""
+    """A part of a chunk that is one step's worth: its chunk, and the units of it.
+
+    Its number counts the units of all pieces before it: no two pieces have a unit of scratch in common.
+    """
 
     number: int
     chunk: int
@@ -80,10 +83,12 @@ class Ranks:
         self.layout = lay_out(schedule, units)
         self._schedule = schedule
         self._in_place = in_place
-        numbers = count()
-        self.pieces = [
-            list(_pieces(self.layout, chunk, most, numbers)) for chunk in range(schedule.chunk_count)
-        ]
+        self.pieces: list[list[Piece]] = []
+        before = 0
+        for chunk in range(schedule.chunk_count):
+            place = self.layout.places[chunk]
+            self.pieces.append(list(_pieces(chunk, place.stop - place.start, most, before)))
+            before += place.stop - place.start
         self.actions: list[list[ChunkAction]] = [[] for _ in range(schedule.topology.ranks)]
         self._homes: dict[tuple[int, int], Span | None] = {}
         self._places: dict[tuple[int, Memory, int], _Place] = defaultdict(_Place)
@@ -218,12 +223,11 @@ class Ranks:
                 self._do(ChunkAction(rank, piece, -1, None, False, source, target), source, target)
 
 
-def _pieces(layout: Layout, chunk: int, most: int, numbers: Iterator[int]) -> Iterator[Piece]:
-    place = layout.places[chunk]
-    length = place.stop - place.start
+def _pieces(chunk: int, length: int, most: int, before: int) -> Iterator[Piece]:
     parts = -(-length // most)
     for part in range(parts):
-        yield Piece(next(numbers), chunk, length * part // parts, length * (part + 1) // parts)
+        start, stop = (length * end // parts for end in (part, part + 1))
+        yield Piece(before + start, chunk, start, stop)
 
 
 def _span(where: BufferSlice, piece: Piece) -> Span:

@@ -11,6 +11,10 @@ Nothing flows back within a call: every message has its own place. That its rece
 sender waits for once. Dependencies between blocks become semaphores. Blocks of too many operations go on in
 another block, over connections of its own.
 
+Large chunks go through a schedule of several steps in pieces: what a block does for a chunk becomes a loop,
+whose every turn waits, moves and signals for one piece. A block ends one chunk before it begins the next, and
+all blocks take chunks in the same order, so that loops never wait for each other in a circle.
+
 With packets (LL) data and flag are one: messages pass through scratch, and there are no signals. Proxies take
 packets out of scratch, where they are made first.
 """
@@ -20,7 +24,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from fractions import Fraction
+from itertools import groupby
+from operator import attrgetter
+from typing import TypeAlias, TypeVar
 
 from arborcast.backends.programs.exporting.blocks import thread_blocks
 from arborcast.backends.programs.exporting.export import (
@@ -35,14 +42,17 @@ from arborcast.backends.programs.exporting.logical import Ranks
 from arborcast.backends.programs.exporting.switches import BLOCKS, switch_program
 from arborcast.backends.programs.mscclpp import limits
 from arborcast.backends.programs.mscclpp.writer import KINDS
+from arborcast.backends.programs.pacing import rate_of, timed_bytes
 from arborcast.backends.programs.program import (
     Acquire,
     Code,
     Connection,
     Flush,
     GlobalProgram,
+    Loop,
     Memory,
     Move,
+    OneTime,
     Operation,
     ProgramError,
     RankPart,
@@ -63,11 +73,19 @@ MOST_CHUNKS = 1 << 20
 _MOST_CHANNELS = 32
 _AROUND = 7  # operations of a block besides those of its steps, at most
 
+PIECES, LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 128, 1 << 14, 1 << 20
+"""Into how many pieces chunks are cut: with fewer the first one is late, with more there are more signals."""
+
+NEAR = Fraction(19, 20)
+"""A plan that reaches so much of its schedule's rate without pieces, such as one of rings, has none."""
+
 Seat: TypeAlias = tuple[int, int]
 """A block of the two-sided program, and which of the blocks that it is cut into."""
 
 Place: TypeAlias = tuple[int, int, int]
 """Rank, block of the two-sided program, step."""
+
+_O = TypeVar("_O", OneTime, Operation)
 
 
 def export_one_sided(
@@ -137,29 +155,53 @@ def _drafts(
             yield program
         return
     ranks = Ranks(schedule, draft.chunks, draft.chunks, in_place=draft.in_place)
-    for ways in _ways(draft.protocol):
-        yield _within_limits(draft, ranks, schedule, channels, ranks_per_host, ways)
+
+    def made(ways: _Ways) -> GlobalProgram:
+        return _within_limits(draft, ranks, schedule, channels, ranks_per_host, ways)
+
+    forms = [_Ways(None, *form) for form in (_PLAIN if simple else _PACKETS)]
+    piece_bytes = _piece_bytes(draft) if simple and schedule.steps > 1 else None
+    if piece_bytes is not None and not _is_near(made(forms[0]), schedule):
+        forms = [*(replace(form, piece_bytes=piece_bytes) for form in forms), *forms]
+    yield from map(made, forms)
+
+
+def _is_near(program: GlobalProgram, schedule: Schedule) -> bool:
+    """Whether a program without loops has nearly the rate of its schedule."""
+    try:
+        return rate_of(program, schedule.topology) >= NEAR * schedule.rate
+    except ProgramError:  # it waits for ever, or has no way for a message
+        return False
 
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """What is tried in turn, the cheapest first.
+    """What is tried in turn, the fastest first.
 
     Attributes:
+        piece_bytes: of the pieces in which chunks go through loops, for each chunk of the program: so all
+            chunks of the schedule, of whatever shares, have as many; None where each goes as a whole.
         direct: messages that nobody adds to go to where they are wanted, not to scratch first.
         flush: blocks wait for their proxies after each message, not after the last one alone.
         greet: senders wait until their receivers have begun the call.
     """
 
+    piece_bytes: int | None
     direct: bool
     flush: bool
     greet: bool
 
 
-def _ways(protocol: Protocol) -> list[_Ways]:
-    if protocol is Protocol.SIMPLE:
-        return [_Ways(True, False, True), _Ways(False, False, True), _Ways(False, True, True)]
-    return [_Ways(False, False, False), _Ways(False, False, True)]
+_PLAIN = ((True, False, True), (False, False, True), (False, True, True))
+_PACKETS = ((False, False, False), (False, False, True))
+
+
+def _piece_bytes(draft: GlobalProgram) -> int | None:
+    """A power of two of which a chunk of the program has some `PIECES`; None where nothing can be hidden."""
+    chunk_bytes = timed_bytes(draft) // draft.chunks
+    piece = 1 << max(0, (chunk_bytes // PIECES).bit_length() - 1)
+    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, piece))
+    return piece if piece < chunk_bytes else None
 
 
 def _check(schedule: AnySchedule, protocol: Protocol, ranks_per_host: int | None) -> None:
@@ -194,7 +236,12 @@ def _within_limits(
 
     def over(number: int) -> GlobalProgram:
         two_sided = [
-            thread_blocks(actions, lambda action: action.piece.chunk % number, pair=True)
+            thread_blocks(
+                actions,
+                lambda action: action.piece.chunk % number,
+                pair=True,
+                by_chunk=ways.piece_bytes is not None,
+            )
             for actions in ranks.actions
         ]
         return _Translation(draft, two_sided, ranks, ranks_per_host, ways).program(number)
@@ -209,7 +256,9 @@ def _beyond(program: GlobalProgram) -> Iterator[str]:
         yield from excess(f"rank {rank} has", len(part.blocks), "thread blocks", limits.BLOCKS)
         held = f"rank {rank} has a block of"
         for block in part.blocks:
-            yield from excess(held, len(block.operations), "operations", limits.OPERATIONS)
+            loops = (each for each in block.operations if isinstance(each, Loop))
+            count = len(block.operations) + sum(len(loop.operations) for loop in loops)
+            yield from excess(held, count, "operations", limits.OPERATIONS)
             yield from excess(held, len(block.connections), "connections", limits.CHANNELS)
 
 
@@ -226,13 +275,32 @@ class _PlacedMessage:
 
 
 @dataclass(slots=True)
+class _Work:
+    """What one step becomes.
+
+    Attributes:
+        chunk: whose loop it belongs to; None for none.
+        count: chunks of the program that it moves.
+        before: for once, before the loop.
+        each: for each piece.
+        after: for once, after the loop.
+    """
+
+    chunk: int | None
+    count: int
+    before: list[OneTime] = field(default_factory=list)
+    each: list[OneTime] = field(default_factory=list)
+    after: list[OneTime] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Seat:
     """One block that comes out: operations, connections by their ends."""
 
     ends: dict[Connection, None] = field(default_factory=dict)
     arriving: dict[Connection, None] = field(default_factory=dict)
     leaving: dict[Connection, None] = field(default_factory=dict)
-    body: list[Operation] = field(default_factory=list)
+    body: list[_Work] = field(default_factory=list)
     acquires: list[int] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
 
@@ -292,16 +360,28 @@ class _Translation:
         """Of each block, which of the blocks that it is cut into each step goes to."""
         result = []
         for number in range(len(self._blocks[rank])):
-            seats, seat, used = [], 0, _AROUND
+            seats, seat, used, chunk = [], 0, _AROUND, -1
             for step in self._steps(rank, number):
                 sends = (3 if self._per_host is None or not self._packets else 6) * step.code.sends
                 cost = 2 * bool(step.after) + 2 + 4 * step.code.receives + sends + 2 * step.posts
+                if self._ways.piece_bytes is not None and step.chunk != chunk:
+                    cost, chunk = cost + 1, step.chunk or 0
                 if used + cost > limits.OPERATIONS:
                     seat, used = seat + 1, _AROUND
                 used += cost
                 seats.append(seat)
             result.append(seats)
         return result
+
+    def _loop(self, place: Place) -> int | None:
+        """The chunk in whose loop a step is; None for none. Copies before the first step are of no chunk."""
+        rank, block, at = place
+        chunk = self._steps(rank, block)[at].chunk
+        return chunk if self._ways.piece_bytes is not None and chunk is not None and chunk >= 0 else None
+
+    def _together(self, before: Place, after: Place) -> bool:
+        """Whether one waits for the other piece by piece, or as two steps that are not cut."""
+        return self._loop(before) == self._loop(after)
 
     def _seat(self, place: Place) -> Seat:
         rank, block, step = place
@@ -366,33 +446,42 @@ class _Translation:
             (0,) * self._semaphore_count,
         )
 
-    def _semaphores(self, rank: int, seats: dict[Seat, _Seat]) -> dict[tuple[Seat, Seat], int]:
-        """One for each two blocks of which one waits for the other; parts of a block follow each other."""
-        found: dict[tuple[Seat, Seat], int] = {}
-        self._releasing: dict[Place, list[int]] = defaultdict(list)
+    def _semaphores(self, rank: int, seats: dict[Seat, _Seat]) -> dict[tuple[Seat, Seat, bool], int]:
+        """One for each two blocks of which one waits for the other; parts of a block follow each other.
+
+        What is waited for once and what is waited for piece by piece are counted apart.
+        """
+        found: dict[tuple[Seat, Seat, bool], int] = {}
+        self._releasing: dict[Place, list[tuple[int, bool]]] = defaultdict(list)
         for place, step in self._places(rank):
             for after in step.after:
                 before = rank, after.block, after.step
-                semaphore = found.setdefault((self._seat(before), self._seat(place)), len(found))
-                self._releasing[before].append(semaphore)
+                together = self._together(before, place)
+                key = self._seat(before), self._seat(place), together
+                self._releasing[before].append((found.setdefault(key, len(found)), together))
         for (number, part), seat in seats.items():
             if part:
                 semaphore = len(found)
-                found[(number, part - 1), (number, part)] = semaphore
+                found[(number, part - 1), (number, part), False] = semaphore
                 seat.acquires.append(semaphore)
                 seats[number, part - 1].releases.append(semaphore)
         self._semaphore_count = len(found)
         return found
 
-    def _step(self, step: Step, place: Place, seat: _Seat, semaphores: dict[tuple[Seat, Seat], int]) -> None:
-        body = seat.body
-        if step.after:
-            here = self._seat(place)
-            waits = [
-                semaphores[self._seat((place[0], after.block, after.step)), here] for after in step.after
-            ]
-            body += [Acquire(tuple(waits[at : at + 16])) for at in range(0, len(waits), 16)]
-            body.append(Synchronize())
+    def _step(
+        self, step: Step, place: Place, seat: _Seat, semaphores: dict[tuple[Seat, Seat, bool], int]
+    ) -> None:
+        work = _Work(self._loop(place), step.count)
+        seat.body.append(work)
+        body = work.each
+        here = self._seat(place)
+        befores = [(place[0], after.block, after.step) for after in step.after]
+        for rows, together in ((work.before, False), (body, True)):
+            chosen = [before for before in befores if self._together(before, place) is together]
+            waits = [semaphores[self._seat(before), here, together] for before in chosen]
+            rows += [Acquire(tuple(waits[at : at + 16])) for at in range(0, len(waits), 16)]
+            if waits:
+                rows.append(Synchronize())
         come, go = self._taken.get(place), self._sent.get(place)
         if come is not None:
             end = Connection(come.sender[0], come.kind, come.number)
@@ -405,14 +494,14 @@ class _Translation:
             self._with_packets(step, place, seat, come, go)
         else:
             self._plain(step, seat, come, go)
-        release = self._releasing.get(place)
-        if release:
-            if not isinstance(body[-1], Signal):
-                body.append(Synchronize())
-            body += [Release(tuple(release[at : at + 16])) for at in range(0, len(release), 16)]
+        for rows, together in ((body, True), (work.after, False)):
+            release = [semaphore for semaphore, each in self._releasing.get(place, ()) if each is together]
+            if release and not (rows and isinstance(rows[-1], Signal)):
+                rows.append(Synchronize())
+            rows += [Release(tuple(release[at : at + 16])) for at in range(0, len(release), 16)]
 
     def _plain(self, step: Step, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None) -> None:
-        body = seat.body
+        body = seat.body[-1].each
         source, target = step.source, step.target
         landed = None if come is None else replace(come.lands, rank=None)
         read: tuple[Span, ...]
@@ -449,7 +538,7 @@ class _Translation:
     def _with_packets(
         self, step: Step, place: Place, seat: _Seat, come: _PlacedMessage | None, go: _PlacedMessage | None
     ) -> None:
-        body = seat.body
+        body = seat.body[-1].each
         source, target = step.source, step.target
         landed = None if come is None else replace(come.lands, rank=None)
         by_proxy = go is not None and go.kind == "port"
@@ -484,7 +573,7 @@ class _Translation:
         rank = place[0]
         room = Span(Memory.SCRATCH, self._slots[rank], data.count, packets=True)
         self._slots[rank] += data.count
-        seat.body.append(Move((data,), (room,)))
+        seat.body[-1].each.append(Move((data,), (room,)))
         return room
 
     def _block(self, seat: _Seat) -> ThreadBlock:
@@ -502,15 +591,36 @@ class _Translation:
         if head:
             head.append(Synchronize())
         tail: list[Operation] = [Synchronize(), Release(tuple(seat.releases))] if seat.releases else []
-        rows: list[Operation] = [*head, *seat.body, *tail]
-        kept = [
-            operation
-            for at, operation in enumerate(rows)
-            if not isinstance(operation, Synchronize) or (at and not isinstance(rows[at - 1], Synchronize))
-        ]
+        kept = _without_repeats([*head, *self._looped(seat.body), *tail])
         while kept and isinstance(kept[-1], Synchronize):
             kept.pop()
+        if kept and isinstance(kept[0], Synchronize):
+            kept.pop(0)
         return _in_order(ThreadBlock(tuple(kept), connections=tuple(seat.ends)))
+
+    def _looped(self, body: list[_Work]) -> Iterator[Operation]:
+        """What steps become, those of a chunk in one loop."""
+        for chunk, group in groupby(body, key=attrgetter("chunk")):
+            works = list(group)
+            if chunk is None or self._ways.piece_bytes is None:
+                for work in works:
+                    yield from (*work.before, *work.each, *work.after)
+                continue
+            for work in works:
+                yield from work.before
+            each = _without_repeats([operation for work in works for operation in work.each])
+            yield Loop(tuple(each), works[0].count, works[0].count * self._ways.piece_bytes)
+            for work in works:
+                yield from work.after
+
+
+def _without_repeats(rows: list[_O]) -> list[_O]:
+    """Of barriers of a block's threads that follow each other, one."""
+    return [
+        operation
+        for at, operation in enumerate(rows)
+        if not (at and isinstance(operation, Synchronize) and isinstance(rows[at - 1], Synchronize))
+    ]
 
 
 def _in_order(block: ThreadBlock) -> ThreadBlock:
@@ -518,7 +628,7 @@ def _in_order(block: ThreadBlock) -> ThreadBlock:
     order = sorted(range(len(block.connections)), key=lambda at: (block.connections[at].kind, at))
     number = {old: new for new, old in enumerate(order)}
 
-    def moved(operation: Operation) -> Operation:
+    def moved(operation: OneTime) -> OneTime:
         if isinstance(operation, (Signal, Wait, Flush)):
             return replace(operation, channels=tuple(number[channel] for channel in operation.channels))
         if isinstance(operation, Move) and operation.channel is not None:
@@ -527,6 +637,11 @@ def _in_order(block: ThreadBlock) -> ThreadBlock:
 
     return replace(
         block,
-        operations=tuple(map(moved, block.operations)),
+        operations=tuple(
+            replace(each, operations=tuple(map(moved, each.operations)))
+            if isinstance(each, Loop)
+            else moved(each)
+            for each in block.operations
+        ),
         connections=tuple(block.connections[at] for at in order),
     )

@@ -1,8 +1,8 @@
 """MSCCL++'s execution plan (JSON) to a program: what its device code does with it, not what it may mean.
 
 Where fields contradict each other, operations become what the runtime does with them, and a note says so;
-what it breaks on becomes a fault. Thread block groups and pipelines are resolved: chunks are cut so small
-that each part is whole chunks, and pipelines are gone through a fixed number of times.
+what it breaks on becomes a fault. Thread block groups are resolved: chunks are cut so small that each part is
+whole chunks. Pipelines are loops.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from arborcast.backends.programs.program import (
     Connection,
     Flush,
     GlobalProgram,
+    Loop,
     Memory,
     Move,
+    OneTime,
     Operation,
     ProgramError,
     RankPart,
@@ -56,7 +58,7 @@ _T = TypeVar("_T")
 
 
 def read(
-    text: str, place: str = "plan", *, kind: Kind | None = None, root: int | None = None, iterations: int = 2
+    text: str, place: str = "plan", *, kind: Kind | None = None, root: int | None = None
 ) -> GlobalProgram:
     """The program that a plan is.
 
@@ -65,7 +67,6 @@ def read(
         place: what errors begin with.
         kind: what the plan does, where its own name for it is none that we know.
         root: of a kind that has one, which plans do not say; 0 where None.
-        iterations: how often pipelines are gone through; at run time it depends on the size.
 
     Raises:
         ProgramError: not such a file, or operations that cannot be told; one line.
@@ -73,7 +74,7 @@ def read(
     try:
         plan = cast("PlanShape", check_shape(PlanShape, parse_json(text, place), place))
         try:
-            return _Plan(plan, kind, root, iterations).program()
+            return _Plan(plan, kind, root).program()
         except ProgramError as error:
             raise ProgramError(f"{place}: {error}") from error
     except InputError as error:
@@ -88,11 +89,10 @@ def _named(row: Sequence[_T], number: int, what: str) -> _T:
 
 
 class _Plan:
-    def __init__(self, plan: PlanShape, kind: Kind | None, root: int | None, iterations: int) -> None:
+    def __init__(self, plan: PlanShape, kind: Kind | None, root: int | None) -> None:
         self._plan = plan
         self._gpus = plan["gpus"]
         self.ranks = len(self._gpus)
-        self.iterations = iterations
         self.faults: dict[str, None] = {}
         self.notes: dict[str, None] = {}
         self._kind = self._kind_of(kind)
@@ -187,13 +187,11 @@ class _Plan:
         return found
 
     def _finer(self) -> int:
-        """In how many parts chunks are cut, so that groups of blocks and pipelines handle whole ones."""
+        """In how many parts chunks are cut, so that blocks of groups handle whole ones."""
         parts = {1}
         for gpu in self._gpus:
             for operation in (operation for block in gpu["threadblocks"] for operation in block["ops"]):
-                if operation["name"] == "pipeline":
-                    parts.add(self.iterations)
-                elif "tbg_info" in operation:
+                if operation["name"] != "pipeline" and "tbg_info" in operation:
                     parts.add(operation["tbg_info"]["tbg_size"])
         finer = math.lcm(*parts)
         if finer > _MAX_FINER:
@@ -323,10 +321,11 @@ class _BlockReader:
             count += 1
             if entry["name"] == "pipeline":
                 count += len(entry["ops"])
-                chunks = entry["iter_context"]["num_chunks"]
-                for iteration in range(self._plan.iterations):
-                    for at, each in enumerate(entry["ops"]):
-                        operations += self._operations(each, f"{where}.{at}", (iteration, chunks))
+                chunks, unit = entry["iter_context"]["num_chunks"], entry["iter_context"]["unit_size"]
+                inner: list[OneTime] = []
+                for at, each in enumerate(entry["ops"]):
+                    inner += self._operations(each, f"{where}.{at}", chunks)
+                operations.append(Loop(tuple(inner), chunks * self._plan.finer, unit))
             else:
                 operations += self._operations(entry, where, None)
             if len(operations) > MAX_OPERATIONS:
@@ -335,9 +334,8 @@ class _BlockReader:
             self._plan.fault(f"{self._where}: {count} operations, the executor takes {limits.OPERATIONS}")
         return ThreadBlock(tuple(operations), connections=(*self._ends["memory"], *self._ends["port"]))
 
-    def _operations(
-        self, entry: OperationShape, where: str, part: tuple[int, int] | None
-    ) -> Iterator[Operation]:
+    def _operations(self, entry: OperationShape, where: str, looped: int | None) -> Iterator[OneTime]:
+        """What the device code does for an entry; `looped`: the chunks of the pipeline that it is in."""
         name, kind = entry["name"], entry.get("channel_type", "none")
         where = f"{where} ({name})"
         self._plan.ignored(entry, OperationShape, where)
@@ -363,7 +361,7 @@ class _BlockReader:
                 channels = self._connections(kind, entry, where)
                 yield Signal(channels, relaxed) if name.endswith("signal") else Wait(channels, relaxed)
             case _:
-                yield from self._moves(entry, kind, where, part)
+                yield from self._moves(entry, kind, where, looped)
 
     def _check(self, entry: OperationShape, where: str) -> None:
         if entry.get("reduce_op", "sum") != "sum":
@@ -390,26 +388,26 @@ class _BlockReader:
     # ---- what moves data
 
     def _moves(  # noqa: PLR0912  (a table of cases)
-        self, entry: OperationShape, kind: str, where: str, part: tuple[int, int] | None
-    ) -> Iterator[Operation]:
+        self, entry: OperationShape, kind: str, where: str, looped: int | None
+    ) -> Iterator[OneTime]:
         name, sources, targets = entry["name"], entry.get("src_buff"), entry.get("dst_buff")
         if not sources or not targets:
             raise ProgramError(f"{where}: needs src_buff and dst_buff")
-        if name.endswith("pkt") and part is not None:
+        if name.endswith("pkt") and looped is not None:
             self._plan.note(f"{where}: packets know nothing of iterations; each handles all")
-            part = None
+            looped = None
         group = None
         if "tbg_info" in entry:
             info = entry["tbg_info"]
             if info["tb_id"] >= info["tbg_size"]:
                 raise ProgramError(f"{where}: tb_id must be below {info['tbg_size']}, got {info['tb_id']}")
             group = info["tb_id"], info["tbg_size"]
-            if part is not None:
+            if looped is not None:
                 self._plan.fault(
                     f"{where}: tbg_info in a pipeline; later iterations run beyond the block's part"
                 )
-                part = None
-        cut = _SpanReader(self._plan, self._buffers.get(kind, []), self._groups, where, group, part)
+                looped = None
+        cut = _SpanReader(self._plan, self._buffers.get(kind, []), self._groups, where, group, looped)
         first, aim = sources[0], targets[0]
         alone = len(sources) == 1 and len(targets) == 1
         if not alone and name in {"copy", "cpkt", "upkt", "get", "glres", "gstore", "gstorepkt"}:
@@ -446,7 +444,7 @@ class _BlockReader:
         entry: OperationShape,
         where: str,
         cut: _SpanReader,
-    ) -> Iterator[Operation]:
+    ) -> Iterator[OneTime]:
         if kind not in self._ends:
             self._plan.note(f"{where}: does nothing with channel_type {kind}")
             return
@@ -524,7 +522,7 @@ class _BlockReader:
 
 
 class _SpanReader:
-    """Entries of src_buff and dst_buff to spans, cut to the part of a block of a group or of an iteration."""
+    """Entries of src_buff and dst_buff to spans: a block's part of its group, or the chunks of a pipeline."""
 
     def __init__(
         self,
@@ -533,11 +531,11 @@ class _SpanReader:
         groups: Sequence[tuple[Memory, tuple[int, ...]]],
         where: str,
         group: tuple[int, int] | None,
-        part: tuple[int, int] | None,
+        looped: int | None,
     ) -> None:
         self._plan, self._where = plan, where
         self._buffers, self._groups = buffers, groups
-        self._group, self._part = group, part
+        self._group, self._looped = group, looped
         self._counts: set[int] = set()
 
     def count(self, entry: BufferShape) -> int:
@@ -545,7 +543,7 @@ class _SpanReader:
         size = entry["size"]
         if not size:
             raise ProgramError(f"{self._where}: size must be at least 1, got {size}")
-        chunks = size if self._part is None else self._part[1]
+        chunks = size if self._looped is None else self._looped
         if size < chunks:
             self._plan.fault(
                 f"{self._where}: {size} of the {chunks} chunks of its pipeline; later iterations "
@@ -594,8 +592,4 @@ class _SpanReader:
         if self._group is not None:
             number, of = self._group
             return whole * number // of, whole * (number + 1) // of - whole * number // of
-        if self._part is not None:
-            iteration, chunks = self._part
-            unit = chunks * self._plan.finer // self._plan.iterations
-            return iteration * unit, min(unit, whole - iteration * unit) if whole > iteration * unit else unit
-        return 0, whole
+        return 0, whole if self._looped is None else self._looped * self._plan.finer

@@ -16,6 +16,7 @@ from arborcast.backends.programs.program import (
     Barrier,
     Flush,
     GlobalProgram,
+    Loop,
     Memory,
     Move,
     Operation,
@@ -183,6 +184,9 @@ class _BlockWriter:
                     entry, used = self._by_proxy(operation, operations[at : at + 2])
                     at += used
                     yield entry
+                case Loop(operations=inner, chunks=chunks, piece_bytes=piece_bytes):
+                    context = {"num_chunks": chunks, "unit_size": piece_bytes}
+                    yield {"name": "pipeline", "iter_context": context, "ops": list(self._operations(inner))}
                 case Flush():
                     raise ProgramError("the executor's flush flushes nothing; only a put with its signal can")
                 case Step():

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from arborcast.backends.tensors.torch_compat import forget_meshes
 from arborcast.pipeline.costs.devices import device_named
+from arborcast.pipeline.meshes import Axes, Mesh
+from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.assignment import Assignment
@@ -33,9 +35,10 @@ from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.run.training_options import OptimizerOf
 from arborcast.pipeline.run.update import Update
 from arborcast.pipeline.sharding.evaluation import CollectiveCall, calls
-from arborcast.pipeline.sharding.fabric_prices import Axes, FabricPrices, Mesh
+from arborcast.pipeline.sharding.fabric_prices import FabricPrices
+from arborcast.pipeline.sharding.plan_strategies import strategies_of
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan, strategies_of
+from arborcast.pipeline.stages import Plan
 
 _ANY = device_named("h100")
 """What operators take does not count here: collectives alone do."""
@@ -139,6 +142,10 @@ class DividedOperators(LocalStage):
         """As `LocalStage.begin`."""
         self._stage.begin([batch.inputs_of(m, (0, size)) for m, size in enumerate(batch.sizes)])
 
+    def split(self) -> SplitBackward:
+        """As `LocalStage.split`: passes read parts of parameters, of which some are gathered."""
+        return SplitBackward((), self._stage.leaves)
+
     def loss_of(self, output: Any, labels: Any) -> Tensor:
         """As `LocalStage.loss_of`: the mean of those of equal microbatches is that of the batch."""
         loss: Tensor = output / self._microbatches
@@ -165,7 +172,7 @@ class DividedModel(LocalModel):
     def divided(
         cls,
         model: Traced,
-        plan: ShardedPlan,
+        plan: Plan,
         by_schedule: bool,
         optimizer: OptimizerOf,
         context: RankContext,
@@ -189,7 +196,7 @@ class DividedModel(LocalModel):
         gradients: Callable[[], Gradients] | None = None
         with faults.all_or_nothing(lambda: "dividing the model", forgives=True), groups.patient():
             contents = checkpoints.together(groups.job, lambda: StageContents.of(model, plan, place.rank))
-            meshes = [MeshCollectives(it.sharding.mesh) for it in plan.stages]
+            meshes = [MeshCollectives(it.mesh) for it in plan.stages]
             for mesh in meshes:
                 mesh.connect(groups.make)
             ties = TieGroups(place.plan, contents.ties(place.plan), groups.make)
@@ -198,11 +205,14 @@ class DividedModel(LocalModel):
             tied = {name: attrgetter(name)(model.model).detach().clone() for name in ties.mine}
             ties.equalise(tied)
 
+            assert plan.topology is not None, "the plan divides operators"
+            fabric = plan.topology
+
             def divide() -> tuple[DividedStage, tuple[CollectiveCall, ...]] | None:
                 if contents.mine is None:
                     return None
                 own, graph = plan.stages[contents.mine], contents.graphs[contents.mine]
-                prices = FabricPrices(plan.topology, own.sharding.mesh)
+                prices = FabricPrices(fabric, own.mesh)
                 chosen = strategies_of(own, graph, Setting(prices, _ANY))
                 setting = Setting(replace(prices, by_schedule=by_schedule), _ANY, plan.microbatches)
                 lines = meshes[contents.mine]
@@ -234,7 +244,7 @@ class DividedModel(LocalModel):
             )
         executor = StepExecutor(parts, module, update, context)
         first = model.holdings.names
-        ends = [(one.sharding.mesh, other.sharding.mesh) for one, other in pairwise(plan.stages)]
+        ends = [(one.mesh, other.mesh) for one, other in pairwise(plan.stages)]
         return cls(
             model,
             module,

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import Axes
 from arborcast.pipeline.operators import Primitive
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
-from arborcast.pipeline.sharding.fabric_prices import Axes
 from arborcast.pipeline.sharding.specs import Assignment
 
 _NONE, MEAN = 0, 1

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from arborcast.backends.tensors.torch_compat import hooks_of_saved_tensors
 from arborcast.pipeline.run.intra.mesh_collectives import moved
 from arborcast.pipeline.run.intra.routes import Reading, ValueRoute
 from arborcast.pipeline.sharding.graph import MergedOperator
@@ -92,8 +93,9 @@ class Pass:
         stored = held.values[reading[0]]
         if route.is_gathered:
             again = _Again(self._module, held, reading)
-            anchor = torch.zeros((), requires_grad=route.back is not None)
-            result: Tensor = _Gathered.apply(anchor, again)  # type: ignore[no-untyped-call]
+            if reading not in held.anchors:
+                held.anchors[reading] = torch.zeros((), requires_grad=route.back is not None)
+            result: Tensor = _Gathered.apply(held.anchors[reading], again)  # type: ignore[no-untyped-call]
             self._gathered[result.untyped_storage().data_ptr()] = again
             return result
         if reading not in held.leaves:
@@ -117,17 +119,20 @@ class Pass:
 
         casts = self._casts = dict[int, tuple[_Again, torch.dtype]]()
 
+        keep, find = hooks_of_saved_tensors()  # of what is recomputed or offloaded
+
         def pack(tensor: Tensor) -> Any:
             place = tensor.untyped_storage().data_ptr()
             again, dtype = casts.get(place, (self._gathered.get(place), tensor.dtype))
             if again is None:
-                return tensor
-            return again, dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+                return None, keep(tensor)
+            return again, (dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
 
-        def unpack(kept: Any) -> Tensor:
-            if isinstance(kept, Tensor):
-                return kept
-            again, dtype, *layout = kept
+        def unpack(kept: tuple[_Again | None, Any]) -> Tensor:
+            again, what = kept
+            if again is None:
+                return find(what)
+            dtype, *layout = what
             return torch.as_strided(again.tensor().to(dtype), *layout)
 
         return saved_tensors_hooks(pack, unpack)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import Spec
 from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.model.traced.operator_reader import arguments, kind_of
@@ -35,7 +36,7 @@ from arborcast.pipeline.run.intra.routes import Reading, ValueRoute, additions, 
 from arborcast.pipeline.run.prepared_layers import local, over
 from arborcast.pipeline.sharding.graph import Graph, Member, MergedOperator
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.specs import spec_of
 from arborcast.pipeline.sharding.strategies import Strategy, gathering
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class HeldParameter:
         parameter: as the optimizer has it.
         values: it and its views, by name, this rank's stored parts; until the next update.
         leaves: what passes read, where gradients add up.
+        anchors: numbers that stand in passes for what is gathered for each of them, whose gradients go home.
         gradient: of this rank's part of the update, what has come home so far.
     """
 
@@ -62,6 +64,7 @@ class HeldParameter:
     parameter: nn.Parameter
     values: dict[str, Tensor] = field(default_factory=dict)
     leaves: dict[Reading, Tensor] = field(default_factory=dict)
+    anchors: dict[Reading, Tensor] = field(default_factory=dict)
     gradient: Tensor | None = None
 
 
@@ -244,6 +247,12 @@ class DividedStage:
                 assert way is not None, "links allowed it"
                 part = self._collectives.follow(part, held.update, way.path)
             held.values = self._views(held.operator, held.stored, part)
+
+    def leaves(self) -> Iterator[Tensor]:
+        """What stands for parameters in the graphs of passes."""
+        for held in self._held.values():
+            yield from held.leaves.values()
+            yield from held.anchors.values()
 
     @property
     def parameters(self) -> dict[str, HeldParameter]:

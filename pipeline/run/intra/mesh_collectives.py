@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from arborcast.pipeline.sharding.fabric_prices import Axes, Mesh
+from arborcast.pipeline.meshes import SUM, Axes, Mesh, Spec
 from arborcast.pipeline.sharding.resharding import ReshardingPath, ReshardingStep
-from arborcast.pipeline.sharding.specs import SUM, Spec
 from arborcast.synth.collective import Kind
 
 MakeGroup = Callable[[Sequence[int]], dist.ProcessGroup | None]

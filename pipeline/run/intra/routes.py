@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.meshes import Spec
 from arborcast.pipeline.sharding.graph import Graph
 from arborcast.pipeline.sharding.resharding import ReshardingPath
 from arborcast.pipeline.sharding.setting import Setting
-from arborcast.pipeline.sharding.specs import Spec, spec_of
+from arborcast.pipeline.sharding.specs import spec_of
 from arborcast.pipeline.sharding.strategies import (
     ReadLayout,
     Strategy,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.run.stage_messages import (
     BoundaryMessages,
     Messenger,
@@ -27,7 +28,6 @@ from arborcast.pipeline.run.stage_messages import (
     wait,
 )
 from arborcast.pipeline.sharding import graph, slices
-from arborcast.pipeline.sharding.fabric_prices import Mesh
 from arborcast.pipeline.sharding.slices import SliceMessage, parted_dim
 
 TYPES = (

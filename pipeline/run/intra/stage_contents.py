@@ -17,7 +17,6 @@ from arborcast.pipeline.run.divisibility import check_shared_statistics
 from arborcast.pipeline.run.intra.divided_operators import AGREEING
 from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor
 from arborcast.pipeline.sharding.graph import Graph, merged
-from arborcast.pipeline.sharding.sharded_plan import ShardedPlan
 from arborcast.pipeline.sharding.slices import Sliced
 from arborcast.pipeline.stages import Plan
 
@@ -43,13 +42,14 @@ class StageContents:
     mine: int | None
 
     @classmethod
-    def of(cls, model: Traced, plan: ShardedPlan, rank: int) -> StageContents:
+    def of(cls, model: Traced, plan: Plan, rank: int) -> StageContents:
         """As all ranks see it.
 
         Raises:
             PlanError: the plan cuts what cannot be cut, or has microbatches of whose losses that of the batch
                 is not the mean.
         """
+        assert plan.batch is not None and plan.topology is not None, "the plan divides operators"
         if plan.microbatches > 1:
             why = why_no_mean(model.training.captured, lambda it: kind_of(it) in AGREEING)
             if why:

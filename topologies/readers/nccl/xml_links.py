@@ -20,6 +20,7 @@ from arborcast.topologies.gpus import AMD, Gpu, nvswitch_for, others_like
 from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 from arborcast.topologies.readers.nccl.xml_gpus import Device
 from arborcast.topologies.readers.nccl.xml_tree import bus_address, whole
+from arborcast.topologies.wirings import links_of_board
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -133,8 +134,33 @@ def _shown(devices: Sequence[Device], notes: list[str]) -> Wiring:
         notes.append(f"links of {_some(to_itself)} to itself are left out")
     if to_nothing:
         notes.append(f"links to what the file does not hold are left out: {_some(to_nothing)}")
+    notes += _counts_of_boards(devices, wiring)
     notes += _odd_counts(devices, wiring)
     return wiring
+
+
+def _counts_of_boards(devices: Sequence[Device], wiring: Wiring) -> Iterable[str]:
+    """Take the numbers of links of known boards where a host's pairs all count one; a line each."""
+    for host in dict.fromkeys(device.host for device in devices):
+        here = [device for device in devices if device.host == host]
+        kinds = {device.kind for device in here}
+        kind = here[0].kind
+        first = here[0].vertex
+        own = {
+            (one - first, other - first): count
+            for (one, other), count in wiring.pairs.items()
+            if one < other and devices[one].host == host
+        }
+        board = None if kind is None or len(kinds) > 1 else links_of_board(kind, own)
+        if kind is None or board is None or set(own.values()) != {1}:
+            continue
+        for (one, other), links in board.items():
+            wiring.pairs[first + one, first + other] = wiring.pairs[first + other, first + one] = links
+        most = max(board.values())
+        yield (
+            f"counts 1 xGMI link for every pair, where boards of {kind.name} have "
+            f"{'' if set(board.values()) == {most} else 'up to '}{most} links: the latter count"
+        )
 
 
 @dataclass(frozen=True, slots=True)

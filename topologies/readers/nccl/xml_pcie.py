@@ -19,6 +19,7 @@ from arborcast.topologies.processors import Crossing, crossing
 from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
 from arborcast.topologies.readers.nccl.xml_gpus import Device
 from arborcast.topologies.readers.nccl.xml_tree import Tree
+from arborcast.topologies.readers.sockets import sockets_of
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -48,6 +49,7 @@ def pcie_links(
     *,
     first: Vertex,
     between_sockets: Fraction | None,
+    numa_per_socket: int | None,
     coherent: Mapping[Vertex, Fraction],
     notes: list[str],
 ) -> PcieTree:
@@ -59,6 +61,7 @@ def pcie_links(
         rates: how much of a slot's bits counts.
         first: the number of the first switch.
         between_sockets: GB/s each way between two CPUs; None for what `processors` says of their model.
+        numa_per_socket: `cpu` elements, which are NUMA nodes, of one CPU.
         coherent: GB/s each way from GPUs to their CPU beside PCIe.
         notes: gets what had to be assumed.
 
@@ -98,8 +101,12 @@ def pcie_links(
             below.setdefault(id(parent), []).append((top, offered))
     speeds.tell()
     switches.reverse()
+    heads = _sockets(tree, switches, devices, numa_per_socket, notes)
+    cables = [(child, heads.get(id(over), over), rate) for child, over, rate in cables]
+    switches = [element for element in switches if heads.get(id(element), element) is element]
     vertices = {id(device.slot): device.vertex for device in devices}
     vertices |= {id(element): first + index for index, element in enumerate(switches)}
+    vertices |= {key: vertices[id(head)] for key, head in heads.items()}
     found = PcieTree([], _names(tree, switches, devices), {})
     found.over = {key: vertices[id(top)] for key, top in stands_for.items()}
     for one, other, rate in cables:
@@ -110,6 +117,41 @@ def pcie_links(
     found.links += _between(tree, sockets, vertices, between_sockets, rates, notes)
     found.links = assuming(found.links, latency=PCIE_HOP)
     return found
+
+
+def _sockets(
+    tree: Tree,
+    switches: Sequence[Element],
+    devices: Sequence[Device],
+    stated: int | None,
+    notes: list[str],
+) -> dict[int, Element]:
+    """For each `cpu` element above GPUs, by its identity, the first one of its socket.
+
+    Processors of Arm and MI300A are a NUMA node each. Nodes without a number are a socket each.
+    """
+    apart = any(device.kind is not None and device.kind.name == "mi300a" for device in devices)
+    by_host: dict[int, list[Element]] = {}
+    for element in tree.order:
+        if element.tag == "cpu":
+            by_host.setdefault(tree.host(element), []).append(element)
+    above = {id(element) for element in switches}
+    heads: dict[int, Element] = {}
+    for cpus in by_host.values():
+        numbers = {id(cpu): int(word) for cpu in cpus if (word := cpu.get("numaid", "")).isdecimal()}
+        mine = [cpu for cpu in cpus if id(cpu) in above]
+        is_own = apart or any(cpu.get("arch") == "arm64" for cpu in cpus)
+        if len(numbers) < len(cpus) or (is_own and stated is None):
+            continue
+        known = sockets_of(
+            [numbers[id(cpu)] for cpu in mine], stated=stated, total=max(numbers.values(), default=0) + 1
+        )
+        by_socket: dict[int, Element] = {}
+        for cpu in mine:
+            heads[id(cpu)] = by_socket.setdefault(known.of(numbers[id(cpu)]), cpu)
+        if known.note and len(by_socket) < len(mine) and known.note not in notes:
+            notes.append(known.note)
+    return heads
 
 
 def _coherent(

@@ -14,7 +14,7 @@ from itertools import islice
 
 from arborcast.synth.errors import TopologyError
 from arborcast.topologies.gpus import GPUS, Gpu, gpu_named
-from arborcast.topologies.processors import Crossing, crossing
+from arborcast.topologies.processors import Crossing, crossing, processor_named
 from arborcast.topologies.rates import Rates
 
 _INVISIBLE = re.compile(
@@ -38,10 +38,12 @@ class Named:
     Attributes:
         by_index: those of lines such as "GPU 3: NVIDIA H100 80GB HBM3 (UUID: ...)", by their numbers.
         anywhere: all others, with the first line (from 1) that names each.
+        unknown: products that such lines name and the table of GPUs does not have.
     """
 
     by_index: Mapping[int, Gpu] = field(default_factory=dict)
     anywhere: Mapping[str, int] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
 
 
 # Products whose marketing name holds no name of the table, as "alike" in the table's sources.
@@ -53,6 +55,29 @@ _ALIKE = {
     "a4500": "a6000",
     "quadro rtx 8000": "rtx2080ti",
     "quadro rtx 6000": "rtx2080ti",
+    "rtx 4000 ada": "rtx4000ada",
+    "rtx 5000 ada": "rtx4000ada",
+    "rtx 3080 ti": "rtx3080",
+    "rtx 5070": "rtx5080",
+    "rtx 5060": "rtx5060ti",
+    "rtx pro 4000": "pro4500",
+    "mi300": "mi300x",
+}
+
+# Instances of clouds: Amazon's documentation of accelerated instances, Google's of GPU machine types.
+_INSTANCES = {
+    **{
+        "p3": "v100",
+        "p3dn": "v100",
+        "p4d": "a100",
+        "p4de": "a100",
+        "p5": "h100",
+        "p5e": "h200",
+        "p5en": "h200",
+    },
+    **{"p6-b200": "b200", "p6-b300": "b300", "g4dn": "t4", "g5": "a10", "g6": "l4", "g6e": "l40s"},
+    **{"a2-highgpu": "a100", "a2-megagpu": "a100", "a2-ultragpu": "a100", "a3-highgpu": "h100"},
+    **{"a3-megagpu": "h100", "a3-ultragpu": "h200", "a4-highgpu": "b200", "g2-standard": "l4"},
 }
 
 
@@ -70,12 +95,28 @@ def _patterns() -> list[tuple[re.Pattern[str], str]]:
     found: dict[str, str] = dict(_ALIKE)
     for name in GPUS:
         found.setdefault(name.partition("-")[0], name.partition("-")[0])
-    return [
+    instances = [
+        (re.compile(rf"(?<![a-z0-9]){name}(?:\.(?:[0-9]{{0,2}}xlarge|metal)|-[0-9]+g?)(?P<form>)"), gpu)
+        for name, gpu in _INSTANCES.items()
+    ]
+    counted = [
+        # "4x4090": a number alone names a product where a count stands before it
+        (
+            re.compile(
+                rf"(?<![a-z0-9])[0-9]{{1,2}} ?(?:x|cards?) ?{name.removeprefix('rtx')}(?![0-9a-z])(?P<form>)"
+            ),
+            name,
+        )
+        for name in GPUS
+        if name.startswith("rtx") and name[3:].isdecimal()
+    ]
+    named = [
         # "8xRTX4090" and "h100x6" are several of them; a maker must stand before L4 and T4
         (re.compile(rf"(?<![a-z0-9])(?:[0-9]{{1,2}} ?x ?)?{_spelled(name)}{_END}"), gpu)
         for name, gpu in found.items()
         if gpu in GPUS
     ]
+    return [*instances, *counted, *named]
 
 
 _PATTERNS = _patterns()
@@ -98,6 +139,7 @@ def products(line: str) -> set[Gpu]:
     }
 
 
+_PRODUCT = re.compile(r"\W*GPU ?\[?[0-9]{1,3}\]?\s*:\s*((?:NVIDIA|AMD|Tesla|Quadro|GeForce)\b[^(|,]{2,50})")
 _INDEXED = re.compile(r"^\W*GPU ?\[?([0-9]{1,3}(?:,[0-9]{1,3}){0,99})\]?\s*:")
 
 
@@ -105,6 +147,7 @@ def named_gpus(lines: Iterable[str], vendor: str) -> Named:
     """The GPUs of this vendor that the lines name."""
     by_index: dict[int, Gpu] = {}
     anywhere: dict[str, int] = {}
+    unknown: dict[str, None] = {}
     for number, line in enumerate(islice(lines, MOST_LINES), 1):
         kinds = [kind for kind in products(line) if kind.vendor == vendor] if len(line) < 1000 else []
         indexed = _INDEXED.match(line)
@@ -113,7 +156,10 @@ def named_gpus(lines: Iterable[str], vendor: str) -> Named:
         else:
             for kind in kinds:
                 anywhere.setdefault(kind.name, number)
-    return Named(by_index, anywhere)
+            product = _PRODUCT.match(line) if indexed and not kinds else None
+            if product is not None:
+                unknown.setdefault(product[1].strip())
+    return Named(by_index, anywhere, tuple(unknown))
 
 
 def assumed_from_names(
@@ -135,19 +181,39 @@ def assumed_from_names(
 
 def crossing_of(lines: Iterable[str], rates: Rates) -> Crossing:
     """The way between two CPUs of the model that `lscpu` printed among the lines."""
+    texts = [line for line in islice(lines, MOST_LINES) if len(line) < 1000]
+    said = _lscpu(texts)
+    numbers = (said.get(key, "") for key in ("CPU family", "Model"))
+    family, model = (int(number) if re.fullmatch("[0-9]{1,6}", number) else 0 for number in numbers)
+    architecture = said.get("Architecture", "")
+    if not family:
+        named = {found.called: found for found in map(processor_named, texts) if found is not None}
+        ways = {found.crossing for found in named.values() if found.crossing is not None}
+        if len(ways) == 1 and rates is Rates.DATASHEET:
+            return ways.pop()
+    known = {"aarch64": "arm64", "ppc64le": "ppc64"}.get(architecture, architecture)
+    return crossing(known, said.get("Vendor ID", ""), family, model, rates)
+
+
+def sockets_counted(lines: Iterable[str]) -> tuple[int, int] | None:
+    """How many sockets and NUMA nodes `lscpu` printed among the lines; None where it did not."""
+    said = _lscpu(lines)
+    numbers = [said.get(key, "") for key in ("Socket(s)", "NUMA node(s)")]
+    if not all(re.fullmatch("[1-9][0-9]{0,3}", number) for number in numbers):
+        return None
+    return int(numbers[0]), int(numbers[1])
+
+
+def _lscpu(lines: Iterable[str]) -> dict[str, str]:
     said: dict[str, str] = {}
     for line in lines:
         key, colon, value = line.partition(":")
         if colon and key.strip() in _LSCPU:
             said.setdefault(key.strip(), value.strip())
-    numbers = (said.get(key, "") for key in ("CPU family", "Model"))
-    family, model = (int(number) if re.fullmatch("[0-9]{1,6}", number) else 0 for number in numbers)
-    architecture = said.get("Architecture", "")
-    known = {"aarch64": "arm64", "ppc64le": "ppc64"}.get(architecture, architecture)
-    return crossing(known, said.get("Vendor ID", ""), family, model, rates)
+    return said
 
 
-_LSCPU = {"Architecture", "Vendor ID", "CPU family", "Model"}
+_LSCPU = {"Architecture", "Vendor ID", "CPU family", "Model", "Socket(s)", "NUMA node(s)"}
 
 
 def stated_gpu(name: str, vendor: str) -> Gpu:
@@ -169,8 +235,15 @@ def taken_for(kind: Gpu, why: str) -> str:
     return f"those of {kind.name}, from {why}"
 
 
-def unnamed(assumed: str, why: str) -> str:
-    """The note on GPUs that a text does not name."""
+def nothing_known(products: tuple[str, ...]) -> str:
+    """The note on products that the table of GPUs does not have."""
+    return f"names {', '.join(products)}, of which nothing is known here"
+
+
+def unnamed(assumed: str, why: str, unknown: tuple[str, ...] = ()) -> str:
+    """The note on GPUs that a text does not name, or by names that are `unknown` here."""
+    if unknown:
+        return f"{nothing_known(unknown)}: {assumed} assumed, from {why}; --gpu says otherwise"
     return f"does not say which GPUs these are: {assumed} assumed, from {why}; --gpu says otherwise"
 
 

@@ -15,9 +15,10 @@ from itertools import combinations, product, starmap
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Vertex
 from arborcast.topologies.builders import assuming, cable
-from arborcast.topologies.gpus import Gpu, slot_rate
+from arborcast.topologies.gpus import GIGATRANSFERS
 from arborcast.topologies.processors import Crossing
 from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
+from arborcast.topologies.readers.sockets import Sockets
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """The ways over PCIe from near to far."""
@@ -25,18 +26,13 @@ LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 MAX_SOCKETS = 64
 
 
-def slot_of(gpu: Gpu | None, rates: Rates) -> Fraction:
-    """GB/s each way of a GPU's PCIe slot; generation 3 with 16 lanes where it is unknown, as in NCCL."""
-    return pcie_rate(Fraction(8), 16, rates) if gpu is None else slot_rate(gpu, rates)
-
-
 HIDDEN_SLOT = "PCIe 3.0 with 16 lanes, as the GPUs are unknown"
-"""Why the rates of slots are assumed where `slot_of` knows no better."""
+"""Why the rates of slots are assumed where neither GPUs nor words tell them."""
 
 
 def assumed_slot(rates: Rates) -> str:
-    """The note on what `slot_of` assumes of a GPU that is unknown."""
-    rate = float(slot_of(None, rates))
+    """The note on what is assumed of GPUs that are unknown."""
+    rate = float(pcie_rate(GIGATRANSFERS[3], 16, rates))
     return (
         f"does not say which GPUs these are: PCIe 3.0 with 16 lanes assumed ({rate:.4g} GB/s each way); "
         "--gpu says otherwise"
@@ -71,6 +67,8 @@ def pcie_tree(
     hidden: str,
     together: Callable[[str, str], bool | None],
     first: Vertex,
+    nodes: Mapping[str, int],
+    sockets: Sockets,
 ) -> Tree:
     """The tree that the words for pairs of devices describe.
 
@@ -89,6 +87,8 @@ def pcie_tree(
         hidden: why the rates of slots are assumed; empty where they are known.
         together: whether two GPUs are at one NUMA node; None where that is not known.
         first: the number of the first vertex of the tree.
+        nodes: NUMA nodes of GPUs, as far as they are known.
+        sockets: which of these nodes are on one.
 
     Raises:
         TopologyError: more CPUs than `MAX_SOCKETS`.
@@ -100,18 +100,19 @@ def pcie_tree(
         growing.place_nics()
     growing.merge_all(["PHB", "NODE"])
     growing.merge_hidden(together)
-    sockets = growing.distinct()
-    if len(sockets) > MAX_SOCKETS:
-        raise TopologyError(f"must have at most {MAX_SOCKETS} NUMA nodes with GPUs, got {len(sockets)}")
-    for group in sockets:
-        if len(sockets) > 1 or len(group.tops) > 1:
+    notes = growing.merge_sockets(nodes, sockets)
+    cpus = growing.distinct()
+    if len(cpus) > MAX_SOCKETS:
+        raise TopologyError(f"must have at most {MAX_SOCKETS} CPUs with GPUs, got {len(cpus)}")
+    for group in cpus:
+        if len(cpus) > 1 or len(group.tops) > 1:
             growing.add(group, "cpu")
     growing.place_nics()
-    tops = [group.tops[0] for group in sockets]
+    tops = [group.tops[0] for group in cpus]
     way = across if between is None else Crossing(between, "")
     joined = [link for pair in combinations(tops, 2) for link in cable(*pair, way.rate, PCIE_HOP_US)]
     near = {nic: growing.near.get(nic, tuple(tops)) for nic in nics}
-    notes = [way.note] if joined and between is None else []
+    notes += [way.note] if joined and between is None else []
     links = [*assuming(growing.links, rate=hidden), *assuming(joined, rate=way.assumed)]
     return Tree(assuming(links, latency=PCIE_HOP), growing.names, near, notes)
 
@@ -178,6 +179,27 @@ class _Growing:
         for pair, near in known.items():
             if near is None and not any(self._pairs_at(["SYS"], *pair)):
                 self.merge(*pair)
+
+    def merge_sockets(self, nodes: Mapping[str, int], sockets: Sockets) -> list[str]:
+        """Merge what is at NUMA nodes of one socket, and where all GPUs show SYS what is at one node.
+
+        Virtual machines show SYS for every pair; then affinities alone tell the sockets. Where some pairs are
+        nearer than SYS, the words count between GPUs at one node.
+        """
+        own = list(combinations(self.gpus, 2))
+        are_far = [pair for pair in own if self.cells.get(pair) == "SYS"]
+        notes: dict[str, None] = {}
+        for one, other in are_far:
+            if one not in nodes or other not in nodes or sockets.of(nodes[one]) != sockets.of(nodes[other]):
+                continue
+            if nodes[one] != nodes[other]:
+                notes[sockets.note] = None
+            elif len(are_far) == len(own):
+                notes["shows SYS between all GPUs: those with one affinity count as at one CPU"] = None
+            else:
+                continue
+            self.merge(one, other)
+        return [note for note in notes if note]
 
     def gpus_of(self, one: str, other: str) -> bool:
         return one in self.vertex and other in self.vertex

@@ -88,9 +88,9 @@ def read_tables(text: str) -> Tables:
 
 
 _TITLES = {
-    re.compile(r"=+ *Link Type between two GPUs *=*|LINK TYPE TABLE:?"): "kind",
-    re.compile(r"=+ *Hops between two GPUs *=*|HOPS TABLE:?"): "hops",
-    re.compile(r"=+ *Weight between two GPUs *=*|WEIGHT TABLE:?"): "weight",
+    re.compile(r"\W*Link Type between two GPUs\W*|LINK TYPE TABLE:?", re.IGNORECASE): "kind",
+    re.compile(r"\W*Hops between two GPUs\W*|HOPS TABLE:?", re.IGNORECASE): "hops",
+    re.compile(r"\W*Weight between two GPUs\W*|WEIGHT TABLE:?", re.IGNORECASE): "weight",
     re.compile(r"=+ *(?:Numa b|B)andwidth(?: between two GPUs)? *=*|NUMA BW TABLE:?"): "bandwidth",
 }
 _OTHER_TITLE = re.compile(r"={3,}.*|[A-Z][A-Z -]* TABLE:?|Legend:?")
@@ -134,7 +134,12 @@ def _from_text(lines: Sequence[str]) -> Tables:
 
 def _table(section: str, lines: Sequence[str], start: int, end: int) -> tuple[tuple[str, ...], Table] | None:
     """The GPUs and cells of the table under a title; None where there is no header."""
-    words = [(number, word) for number in range(start + 1, end) for word in lines[number].split()]
+    words = [
+        (number, word)
+        for number in range(start + 1, end)
+        for word in lines[number].split()
+        if not _RULE.fullmatch(word)
+    ]
     place = next((i for i, (_, word) in enumerate(words) if _NAME.fullmatch(word)), len(words))
     names: list[str] = []
     while place < len(words) and _NAME.fullmatch(words[place][1]) and words[place][1] not in names:
@@ -167,6 +172,9 @@ def _table(section: str, lines: Sequence[str], start: int, end: int) -> tuple[tu
         raise TopologyError(f"line {words[place][0] + 1}: row {shorten(words[place][1])} has no column")
     return tuple(names), table
 
+
+_RULE = re.compile(r":?-+:?")
+"""Under the header of a table of markdown."""
 
 _PAIR = re.compile(r"\(Topology\) (Link type|Hops|Weight) between DRM devices ([0-9]{1,3}) and ([0-9]{1,3})")
 

@@ -73,6 +73,33 @@ class Matrix:
             raise TopologyError(f"the affinity of {name}, which tells its PCIe path, cannot be read")
         return None
 
+    def nodes(self) -> tuple[dict[str, int], int]:
+        """The NUMA node of each GPU that is at one, and how many nodes the host shows at least.
+
+        Without NUMA affinities, those with the same cores are at one, counted in the order of cores. Cores in
+        two ranges are those of a processor with two threads a core, whose second ones follow all first ones.
+        """
+        if self.numa:
+            at = {gpu: spans[0][0] for gpu, spans in self.numa.items() if len(spans) == 1 == _length(spans)}
+        else:
+            order = sorted(set(self.cores.values()))
+            at = {gpu: order.index(spans) for gpu, spans in self.cores.items()}
+        pairs = [spans for spans in self.cores.values() if len(spans) == 2]
+        total = max(((two[0] - one[0]) // (one[1] - one[0] + 1) for one, two in pairs), default=0)
+        return at, total
+
+    def has_whole_processors(self, cores: int) -> bool:
+        """Whether each GPU has the affinity of one whole processor with so many cores."""
+        spans = [self.cores.get(name, ()) for name in self.gpus]
+        return all(
+            len(each) == 1 and each[0][0] % cores == 0 and each[0][1] - each[0][0] == cores - 1
+            for each in spans
+        )
+
+
+def _length(spans: Spans) -> int:
+    return sum(last - first + 1 for first, last in spans)
+
 
 def read_matrix(text: str) -> Matrix:
     """The first whole matrix of the text.

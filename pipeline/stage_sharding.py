@@ -13,15 +13,12 @@ they have in the traced graph, parameters the paths that they have in the model.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.sharding.fabric_prices import Mesh
-from arborcast.pipeline.sharding.graph import Graph, MergedOperator
-from arborcast.pipeline.sharding.specs import SUM, Spec, shown, spec_of
-from arborcast.pipeline.sharding.strategies import Strategy
+from arborcast.pipeline.meshes import SUM, Mesh, Spec, shown
 
 _WORD = re.compile(r"R|P|S\((\d{1,2})\)")
 
@@ -94,39 +91,6 @@ class StageSharding:
     operators: tuple[OperatorSharding, ...]
 
 
-def stage_sharding(graph: Graph, chosen: Sequence[Strategy | None], mesh: Mesh) -> StageSharding:
-    """What a choice of strategies says, one for each operator of a graph, None for its inputs."""
-    made = [operator_sharding(it, way) for it, way in zip(graph.operators, chosen, strict=True) if way]
-    return StageSharding(
-        mesh,
-        tuple(it for it in made if isinstance(it, ParameterSharding)),
-        tuple(it for it in made if isinstance(it, OperatorSharding)),
-    )
-
-
-def operator_sharding(operator: MergedOperator, way: Strategy) -> OperatorSharding | ParameterSharding:
-    """What one strategy says, of an operator or of a parameter."""
-    if operator.given is not None:
-        stored = spec_of(operator.result, way.before)
-        return ParameterSharding(operator.given.path, stored, way.update or stored)
-    made = tuple(
-        SUM if label in operator.summed else at
-        for label, at in zip(way.before, spec_of(operator.result, way.before), strict=True)
-    )
-    return OperatorSharding(
-        operator.name,
-        operator.kind,
-        operator.members,
-        tuple(
-            ReadSharding(tensor.value, demand.spec, demand.gradient)
-            for tensor, demand in zip(operator.reads, way.demands, strict=True)
-        ),
-        made,
-        spec_of(operator.result, way.after),
-        tuple((it.value, spec) for it, spec in zip(operator.outputs, way.outputs, strict=True)),
-    )
-
-
 def sharding_to_document(sharding: StageSharding) -> dict[str, Any]:
     """As JSON, drawn above."""
     return {
@@ -154,7 +118,7 @@ def sharding_to_document(sharding: StageSharding) -> dict[str, Any]:
 
 
 def sharding_from_document(document: Mapping[str, Any]) -> StageSharding:
-    """The value that a document of the right shape (`planning.shapes.ShardingShape`) describes.
+    """The value that a document of the right shape (`planning.plan_documents.ShardingShape`) describes.
 
     Raises:
         PlanError: the mesh does not hold its ranks, or a spec is none of this mesh.
