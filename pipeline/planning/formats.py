@@ -176,8 +176,11 @@ def write_plan(plan: Plan, path: Path | str, predicted: Mapping[str, Any] | None
     write_atomically(path, _lines(plan_to_document(plan, predicted), ("stages",)))
 
 
-read_sharded_plan, write_sharded_plan = read_plan, write_plan
-"""Their names from the time when plans that divide operators had a format of their own."""
+read_sharded_plan = read_plan
+"""`read_plan`, by the name that it had for plans of both levels."""
+
+write_sharded_plan = write_plan
+"""`write_plan`, by the name that it had for plans of both levels."""
 
 
 def segments_to_document(segments: Segments) -> list[Document]:

@@ -140,6 +140,14 @@ def test_messages_over_several_links_by_hand():
     assert bound_us(Plan([(0, 1, [0]), (1, 2, [1])], 1, "pe"), costs, network) == 5 * (2 + 11)
 
 
+def test_messages_that_share_a_link_by_hand():
+    """Two ranks send 1000 bytes each over the one link from the hub: 2 us at half of 1000 per us."""
+    links = [Link(*hop, Fraction(1)) for rank in range(3) for hop in ((rank, 3), (3, rank))]
+    costs = Profile("drawn", 1, (Layer("a", 0, 0, 1000, 0, 0, 0), Layer("b", 0, 0, 0, 0, 0, 0)))
+    plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 1, "pe")
+    assert bound_us(plan, costs, LinkCosts(Topology.build("star", 3, links, ["hub"])), batch=2) == 5 * 2
+
+
 @pytest.mark.parametrize(
     ("handling_us", "output_bytes", "busiest"), [(10, 0, 2 * 10 + 4 * 10), (0, 30_000, 60)]
 )
