@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.synth.bounds.routing_trees import orbit_numbers
 from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths
 from arborcast.synth.bounds.time_limits import time_limit
 from arborcast.synth.certificate import Bound, Dual, TollFlow, Tolls
@@ -201,15 +202,16 @@ class _Flows:
         colours = [(vertex in members) + 2 * (collective.root == vertex) for vertex in range(topology.size)]
         group = automorphisms_of(topology, colours=colours)
         place = {(link.src, link.dst): index for index, link in enumerate(topology.links)}
-        moved = [[place[image[a], image[b]] for a, b in place] for image in group.generators]
+        images = [np.array(image, dtype=np.int64) for image in group.generators]
+        moved = [np.array([place[image[a], image[b]] for a, b in place]) for image in group.generators]
         return cls(
             topology,
             collective,
             bound,
             step_us,
             group.generators,
-            _orbits(topology.size, group.generators),
-            _orbits(len(topology.links), moved),
+            orbit_numbers(topology.size, images).tolist(),
+            orbit_numbers(len(topology.links), moved).tolist(),
         )
 
     @cached_property
@@ -500,15 +502,3 @@ def _rules(kind: Kind) -> Iterator[tuple[bool, FlowRule]]:
     for outward, rules in ((False, INWARD), (True, OUTWARD)):
         if kind in rules:
             yield outward, rules[kind]
-
-
-def _orbits(count: int, images: Sequence[Sequence[int]]) -> list[int]:
-    """The number of the orbit of each thing, under permutations."""
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
-    ends = np.tile(np.arange(count), len(images))
-    moved = np.array(images, dtype=np.int64).reshape(-1)
-    joined = coo_matrix((np.ones(len(ends)), (ends, moved)), shape=(count, count))
-    numbers: list[int] = connected_components(joined, directed=False)[1].tolist()
-    return numbers

@@ -89,17 +89,18 @@ class OrbitPartition:
         ]
         ways = ShortestPaths(topology)
         moved = [ways.numbers(images[ways.tails], images[ways.heads]) for images in kept]
-        of_vertex = _orbits(topology.size, kept)
-        firsts, weights = np.unique(of_vertex[sorted(members)], return_counts=True)
+        ranks = sorted(members)
+        of_rank = orbit_numbers(topology.size, kept)[ranks]
+        _, firsts, weights = np.unique(of_rank, return_index=True, return_counts=True)
         return cls(
-            np.unique(_orbits(len(ways.tails), moved), return_inverse=True)[1].astype(np.int64),
-            tuple(firsts.tolist()),
+            orbit_numbers(len(ways.tails), moved),
+            tuple(ranks[at] for at in firsts.tolist()),
             tuple(weights.tolist()),
         )
 
 
-def _orbits(count: int, images: Sequence[Ints]) -> Ints:
-    """The least element of the orbit of each of 0..count-1 under some permutations."""
+def orbit_numbers(count: int, images: Sequence[Ints]) -> Ints:
+    """The number of the orbit of each of 0..count-1 under some permutations, by their first elements."""
     least = np.arange(count, dtype=np.int64)
     while True:
         before = least.copy()
@@ -108,7 +109,7 @@ def _orbits(count: int, images: Sequence[Ints]) -> Ints:
             least = both.copy()
             np.minimum.at(least, image, both)
         if np.array_equal(before, least):
-            return least
+            return np.unique(least, return_inverse=True)[1].astype(np.int64)
 
 
 class RoutingProgram:

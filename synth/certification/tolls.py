@@ -201,10 +201,8 @@ class _Layers:
         self.known_far: dict[Vertex, dict[Vertex, int]] = {}
         self.known_makers: dict[Vertex, list[tuple[Vertex, int]]] = {}
         self.into: list[list[int]] = [[] for _ in range(topology.size)]
-        self.out: list[list[int]] = [[] for _ in range(topology.size)]
-        for link, (tail, head) in enumerate(self.ends):
+        for link, (_, head) in enumerate(self.ends):
             self.into[head].append(link)
-            self.out[tail].append(link)
 
     def entered(self, link: int, interval: int) -> int:
         """The interval in which a link is entered, in the time of the flow."""
@@ -251,7 +249,7 @@ class _Layers:
     def _far(self, rank: Vertex) -> dict[Vertex, int]:
         """Waits from a rank to all vertices."""
         if rank not in self.known_far:
-            self.known_far[rank] = self._distances(rank, stops=False)
+            self.known_far[rank] = nearest(self.topology, self.wait, (rank,), turned=self.outward)
         return self.known_far[rank]
 
     def _makers(self, vertex: Vertex) -> list[tuple[Vertex, int]]:
@@ -259,7 +257,7 @@ class _Layers:
         if self._merges(vertex):
             return [(vertex, 0)]
         if vertex not in self.known_makers:
-            behind = self._distances(vertex, stops=True)
+            behind = self._behind(vertex)
             self.known_makers[vertex] = [(one, ago) for one, ago in behind.items() if self._merges(one)]
         return self.known_makers[vertex]
 
@@ -270,8 +268,8 @@ class _Layers:
         switch = self.topology.switches[vertex - self.topology.ranks]
         return switch.multicasts if self.outward else switch.reduces
 
-    def _distances(self, start: Vertex, *, stops: bool) -> dict[Vertex, int]:
-        """Waits from a vertex onward; with `stops` those to it, and not beyond vertices that merge."""
+    def _behind(self, start: Vertex) -> dict[Vertex, int]:
+        """Waits to a vertex, from none beyond vertices that merge."""
         found: dict[Vertex, int] = {}
         queue = [(0, start)]
         while queue:
@@ -279,10 +277,10 @@ class _Layers:
             if vertex in found:
                 continue
             found[vertex] = cost
-            if stops and self._merges(vertex):
+            if self._merges(vertex):
                 continue
-            for link in self.into[vertex] if stops else self.out[vertex]:
-                heappush(queue, (cost + self.wait[link], self.ends[link][0 if stops else 1]))
+            for link in self.into[vertex]:
+                heappush(queue, (cost + self.wait[link], self.ends[link][0]))
         return found
 
 

@@ -38,6 +38,7 @@ from arborcast.synth.cli.inputs import (
 )
 from arborcast.synth.cli.least_time import least_time_at
 from arborcast.synth.cli.options import (
+    OF_MACHINES,
     AsJson,
     CollectiveName,
     FabricOptions,
@@ -119,17 +120,7 @@ def topologies(as_json: AsJson = False) -> None:
 
 @app.command()
 @with_voice
-@about_a_fabric(
-    "ranks",
-    "without_link",
-    "without_rank",
-    "gpu",
-    "pcie",
-    "between_sockets",
-    "numa_per_socket",
-    "rates",
-    "no_in_network",
-)
+@about_a_fabric("ranks", "without_link", "without_rank", *OF_MACHINES)
 def show(
     fabric: FabricOptions,
     picture: Picture = None,

@@ -21,6 +21,7 @@ from arborcast.synth.cli.description import (
 )
 from arborcast.synth.cli.inputs import failing_as_json, load_fabric
 from arborcast.synth.cli.options import (
+    OF_MACHINES,
     AsJson,
     Deadline,
     FabricOptions,
@@ -44,17 +45,7 @@ MOST_LINES = 64
 """Groups that are listed on the screen; --json lists all."""
 
 
-@about_a_fabric(
-    "ranks",
-    "without_link",
-    "without_rank",
-    "gpu",
-    "pcie",
-    "between_sockets",
-    "numa_per_socket",
-    "rates",
-    "no_in_network",
-)
+@about_a_fabric("ranks", "without_link", "without_rank", *OF_MACHINES)
 def groups(
     fabric: FabricOptions,
     group: Annotated[

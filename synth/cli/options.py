@@ -178,6 +178,10 @@ class FabricOptions:
     no_in_network: NoInNetwork = False
 
 
+OF_MACHINES = ("gpu", "pcie", "between_sockets", "numa_per_socket", "rates", "no_in_network")
+"""The options that say what a machine is; the others say which part of it is meant, and what is gone."""
+
+
 def about_a_fabric(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the spec and the named `FabricOptions` (all, where none is named), as one value.
 

@@ -15,6 +15,7 @@ import typer
 from arborcast.synth.cli.console import Stopwatch, answer, progress
 from arborcast.synth.cli.inputs import load_fabric
 from arborcast.synth.cli.options import (
+    OF_MACHINES,
     AsJson,
     FabricOptions,
     about_a_fabric,
@@ -45,7 +46,7 @@ MethodName = Literal[
 ]
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "numa_per_socket", "rates", "no_in_network")
+@about_a_fabric("ranks", *OF_MACHINES)
 def plan(
     model: Model,
     fabric: FabricOptions,

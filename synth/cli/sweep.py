@@ -15,6 +15,7 @@ from arborcast.synth.cli.description import (
 )
 from arborcast.synth.cli.inputs import load_fabric
 from arborcast.synth.cli.options import (
+    OF_MACHINES,
     AsJson,
     Dask,
     FabricOptions,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from arborcast.synth.topology import Topology
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "numa_per_socket", "rates", "no_in_network")
+@about_a_fabric("ranks", *OF_MACHINES)
 def sweep(
     fabric: FabricOptions,
     output: Annotated[Path, option("-o", "--output", "output folder; a sweep resumes there")],

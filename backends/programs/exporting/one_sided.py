@@ -160,10 +160,12 @@ def _drafts(
         return _within_limits(draft, ranks, schedule, channels, ranks_per_host, ways)
 
     forms = [_Ways(None, *form) for form in (_PLAIN if simple else _PACKETS)]
+    whole = made(forms[0])
     piece_bytes = _piece_bytes(draft) if simple and schedule.steps > 1 else None
-    if piece_bytes is not None and not _is_near(made(forms[0]), schedule):
-        forms = [*(replace(form, piece_bytes=piece_bytes) for form in forms), *forms]
-    yield from map(made, forms)
+    if piece_bytes is not None and not _is_near(whole, schedule):
+        yield from (made(replace(form, piece_bytes=piece_bytes)) for form in forms)
+    yield whole
+    yield from map(made, forms[1:])
 
 
 def _is_near(program: GlobalProgram, schedule: Schedule) -> bool:
