@@ -77,7 +77,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.certification.windows": (TIMES,),
     "synth.certification.tolls": (TIMES,),
     "synth.chunks.bounds.step_check": STEPS,
-    "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_trees.py",),
+    "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_costs.py",),
     "synth.chunks.bounds.allreduce_check": STEPS,
     "synth.simulation.events": SIMULATION,
     "synth.simulation.hops": SIMULATION,
