@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.synth.chunks.bounds import spanning_check
 from arborcast.synth.chunks.bounds.spanning_check import MOST_MARKS, classes_of, spanning_costs
 from arborcast.synth.errors import InputError
 
@@ -65,11 +66,16 @@ def test_ranks_that_differ_in_one_send_of_one_step_are_not_alike() -> None:
     assert classes_of(between) == [[0], [1, 3], [2]]
 
 
-def test_marks_are_limited_and_counted_by_classes() -> None:
+def test_marks_are_limited_and_counted_by_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of one rank has one mark, a larger one two."""
     alone = np.array([[[abs(one - other) ** 2 for other in range(17)] for one in range(17)]])
     with pytest.raises(InputError, match=f"to 16 targets can .* at most {MOST_MARKS} marks .*, got 17"):
         spanning_costs(alone, NEVER)
+    monkeypatch.setattr(spanning_check, "MOST_MARKS", 5)
+    three = [[0, 1, 1, 2, 2], [1, 0, 1, 2, 2], [1, 1, 0, 2, 2], [4, 4, 4, 0, 3], [4, 4, 4, 3, 0]]
+    assert spanning_costs(np.array([three]), NEVER) == [6, 6, 6, 15, 15]
+    with pytest.raises(InputError, match=r"at most 5 marks .*, got 6"):
+        spanning_costs(np.array([[[10 * (a // 2) + b // 2 for b in range(6)] for a in range(6)]]), NEVER)
     assert spanning_costs(np.ones((1, 40, 40), dtype=np.int64), NEVER) == [39] * 40
     pairs = np.array([[[10 * (one // 2) + other // 2 for other in range(18)] for one in range(18)]])
     with pytest.raises(InputError, match="got 18"):

@@ -127,6 +127,18 @@ def test_an_adder_with_a_price_pays_while_it_is_of_use() -> None:
         assert tuple((line.latency_us, line.us_per_byte) for line in found) == lines
 
 
+def test_what_no_way_leads_through_is_of_no_use() -> None:
+    """0 to 1 over a link of 2 us. Nothing reaches 2 or the switch 4, and nothing leads on from 3 or 5."""
+    hubs = [Switch(name, reduces=True, adder=Fraction(3)) for name in ("before", "after")]
+    ends = [(0, 1), (2, 0), (1, 3), (4, 0), (1, 5)]
+    fabric = Topology.build("dead ends", 4, [Link(*each, Fraction(1), Fraction(2)) for each in ends], hubs)
+    collective = Collective.on(fabric, "broadcast", root=0, ranks=(0, 1))
+    lengths = (Fraction(1),) * 5
+    for adders in ((), (Fraction(1), Fraction(1))):
+        (line,) = window_lines(fabric, collective, Dual(lengths, Fraction(1), Fraction(1), adders))
+        assert (line.latency_us, line.us_per_byte) == (2, Fraction(1, 1000))
+
+
 def test_what_custom_blocks_come_from_and_go_to() -> None:
     fabric = Topology.build(
         "ring", 4, [Link(v, (v + step) % 4, Fraction(1), Fraction(1)) for v in range(4) for step in (1, 3)]
