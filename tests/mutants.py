@@ -515,7 +515,7 @@ def _commit() -> str:
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=HOME, check=True, capture_output=True, text=True).stdout
 
-    changed = git("status", "--porcelain", "--untracked-files=no").strip()
+    changed = git("status", "--porcelain", "--untracked-files=no", ":!docs").strip()  # but for the report
     return git("rev-parse", "--short=9", "HEAD").strip() + (" and changes" if changed else "")
 
 
