@@ -96,7 +96,8 @@ class Executor:
         backend = group._get_backend(self._device).name()
         if backend != wanted:
             raise InputError(
-                f"executor: needs {wanted} for tensors on {self._device.type}, the process group has {backend}"
+                f"executor: needs {wanted} for tensors on {self._device.type}, "
+                f"the process group has {backend}"
             )
         if grouped is False and backend != TAGGED:
             raise InputError(f"executor: {backend} has no tags, so that messages must be grouped")
