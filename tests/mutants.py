@@ -87,7 +87,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.simulation.simulator": (*SIMULATION, "simulation/test_message_costs.py"),
     "synth.simulation.timing": BARS,
     "synth.lp.choice": ("packing/test_weights.py",),
-    "synth.lp.branch_and_bound": ("verification/test_scaled_labels.py",),
+    "synth.lp.branch_and_bound": ("packing/test_branch_and_bound.py",),
     "synth.bounds.time_limits": ("bounds/test_time_limits.py",),
     "synth.selection": ("values/test_selection.py",),
     "backends.lowering.lower": ("executors/test_interpreter.py", "lowering/test_program.py"),
