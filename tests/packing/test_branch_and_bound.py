@@ -65,7 +65,7 @@ def choices(rows: TreeRows, trees: Sequence[Uses], most: int) -> Iterator[list[U
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[TreeRows, list[Uses]]:
-    """Up to 3 rows and 6 trees of one group, of two that carry the same, or of two with shares of their own."""
+    """Up to 3 rows and 6 trees: of one group, of two that carry the same, or of two with their own shares."""
     rows = draw(st.integers(1, 3))
     share_of = draw(st.sampled_from([(0,), (0, 0), (0, 1)]))
     capacities = tuple(Fraction(draw(st.integers(1, 4)), 3) for _ in range(rows))
