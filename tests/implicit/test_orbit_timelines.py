@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.schedule import Chunk, Method, Transfer
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.simulation.simulator import simulate, timeline
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.symmetry.translations import Translations
@@ -43,26 +45,70 @@ def adding_in_turn(adders: int) -> ImplicitSchedule:
     )
 
 
+def adding_apart() -> ImplicitSchedule:
+    """An allreduce of three ranks over six switches, of which the translations exchange three and three.
+
+    Each rank has a sixth of the buffer added by a switch of its own, and another by a slower one; it adds its
+    own share and has the sum copied, for which switches take time, too.
+    """
+    fast, slow = (
+        [
+            Switch(
+                f"{name}{at}",
+                reduces=True,
+                multicasts=True,
+                adder=Fraction(1, cost),
+                latency_us=Fraction(cost),
+            )
+            for at in range(3)
+        ]
+        for name, cost in (("a", 2), ("b", 3))
+    )
+    pairs = [(rank, switch) for rank in range(3) for switch in range(3, 9)]
+    links = [Link(*ends, Fraction(1), Fraction(1, 2)) for a, b in pairs for ends in ((a, b), (b, a))]
+    fabric = Topology.build("apart", 3, links, [*fast, *slow], [[1, 2, 0, 4, 5, 3, 7, 8, 6]])
+    collective = Collective.on(fabric, "allreduce")
+    transfers = []
+    for chunk, switch in ((0, 3), (1, 6)):
+        transfers += [Transfer(chunk, rank, switch, 0, True) for rank in (1, 2)]
+        transfers += [Transfer(chunk, switch, 0, 1, True), Transfer(chunk, 0, switch, 2)]
+        transfers += [Transfer(chunk, switch, rank, 3) for rank in (1, 2)]
+    return ImplicitSchedule.build(
+        fabric,
+        collective,
+        Method("drawn"),
+        bound(fabric, collective),
+        Translations.generated(fabric, fabric.symmetries),
+        [Chunk(Fraction(1, 6), 0)] * 2,
+        transfers,
+    )
+
+
 DRAWN = {
     **{f"circle {kind}": implicit(circulant(5, {1: 1, 2: 2}, "1/2"), kind, seed=1) for kind in KINDS},
     "two adders": adding_in_turn(2),
     "three adders": adding_in_turn(3),
+    "six adders": adding_apart(),
 }
 
 
 @pytest.mark.parametrize("schedule", DRAWN.values(), ids=DRAWN)
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize(("pieces", "frame_bytes"), [(1, None), (2, 100)])
 def test_links_that_no_translation_keeps_are_passed_as_in_the_whole_run(
-    schedule: ImplicitSchedule, pieces: int
+    schedule: ImplicitSchedule, pieces: int, frame_bytes: int | None
 ) -> None:
     whole, order = schedule.expand(), schedule.translations.order
-    assert simulate(schedule, 4000, pieces=pieces) == simulate(whole, 4000, pieces=pieces)
-    passing = timeline(whole, 4000, pieces=pieces)
-    of_orbits = timeline(schedule, 4000, pieces=pieces)
+
+    def run(what: Callable, form: ImplicitSchedule | Schedule, **options: bool) -> Any:
+        return what(form, 3600, pieces=pieces, frame_bytes=frame_bytes, **options)
+
+    assert run(simulate, schedule) == run(simulate, whole)
+    passing = run(timeline, whole)
+    of_orbits = run(timeline, schedule)
     assert any(of_orbits.values())
     for hop, bars in of_orbits.items():
         assert bars == passing[hop]
-    own = timeline(schedule, 4000, pieces=pieces, own_links=True)
+    own = run(timeline, schedule, own_links=True)
     assert own == {
         hop: tuple(Occupation(bar.start_us, bar.end_us, bar.chunk // order, bar.piece) for bar in bars)
         for hop, every in passing.items()
