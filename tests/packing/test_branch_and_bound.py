@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, combinations, product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
@@ -117,10 +118,16 @@ def test_parts_of_trees_carry_more_than_any_choice() -> None:
     assert not ruled_out(*PAIRS, 1, Fraction(1), strictly=True)
 
 
-def test_a_group_without_a_tree_carries_nothing() -> None:
-    rows = TreeRows((Fraction(1),), (0, 0))
-    assert ruled_out(rows, [Uses(0, {0: 1})], 1, Fraction(1, 100), strictly=True)
-    assert not ruled_out(rows, [Uses(0, {0: 1}), Uses(1, {0: 1})], 1, Fraction(1, 2), strictly=True)
+@pytest.mark.parametrize("strictly", [False, True])
+def test_a_share_without_trees_is_zero_and_others_are_not(strictly: bool) -> None:
+    """Two groups of one share carry the same: nothing where one has no trees. Other shares are their own."""
+    one, both = [Uses(0, {0: 1})], [Uses(0, {0: 1}), Uses(1, {0: 1})]
+    little, half, most_of_it = Fraction(1, 100), Fraction(49, 100), Fraction(99, 100)
+    together, apart = (TreeRows((Fraction(1),), shares) for shares in ((0, 0), (0, 1)))
+    assert ruled_out(together, one, 1, little, strictly=strictly)
+    assert not ruled_out(together, both, 1, half, strictly=strictly)
+    assert not ruled_out(apart, one, 1, most_of_it, strictly=strictly)
+    assert not ruled_out(apart, both, 1, most_of_it, strictly=strictly)
 
 
 def test_effort_counts_the_entries_of_every_program() -> None:
