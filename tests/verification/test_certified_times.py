@@ -362,6 +362,17 @@ def test_flows_of_two_ranks_on_one_link(kind: str, outward: bool, bytes_proved: 
     assert certified_bytes(fabric, collective, NO_LENGTHS, tolls) == bytes_proved
 
 
+@pytest.mark.parametrize(
+    ("kind", "bytes_proved"), [("broadcast", 1000), ("reduce", 1000), ("scatter", 4000), ("gather", 4000)]
+)
+def test_a_symmetry_that_keeps_the_root_leaves_its_flows_where_they_are(kind: str, bytes_proved: int) -> None:
+    """In 2 us a byte between 0 and 1 passes their link in the first: the link between 0 and 3 pays nothing."""
+    outward = Kind(kind) in OUTWARD
+    flow = TollFlow(0, outward, (1,), ((0 if outward else 2, 0, 1),))
+    tolls = Tolls(Fraction(1), 2, (flow,), Fraction(0), ((0, 3, 2, 1),), Fraction(bytes_proved))
+    assert certified_bytes(RING, Collective.on(RING, kind, root=0), NO_LENGTHS, tolls) == bytes_proved
+
+
 def test_lengths_of_links_that_lead_from_nowhere_or_to_nowhere_are_not_charged() -> None:
     """Of 0 to 1 in 2 us, 5 us leave three intervals of use; the other links have none."""
     ends = [(0, 1), (2, 0), (1, 3)]
