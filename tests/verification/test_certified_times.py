@@ -366,7 +366,7 @@ def test_flows_of_two_ranks_on_one_link(kind: str, outward: bool, bytes_proved: 
     ("kind", "bytes_proved"), [("broadcast", 1000), ("reduce", 1000), ("scatter", 4000), ("gather", 4000)]
 )
 def test_a_symmetry_that_keeps_the_root_leaves_its_flows_where_they_are(kind: str, bytes_proved: int) -> None:
-    """In 2 us a byte between 0 and 1 passes their link in the first: the link between 0 and 3 pays nothing."""
+    """In 2 us a byte between 0 and 1 passes their link in the first; that between 0 and 3 pays nothing."""
     outward = Kind(kind) in OUTWARD
     flow = TollFlow(0, outward, (1,), ((0 if outward else 2, 0, 1),))
     tolls = Tolls(Fraction(1), 2, (flow,), Fraction(0), ((0, 3, 2, 1),), Fraction(bytes_proved))
