@@ -68,8 +68,6 @@ def is_ruled_out(
         if effort <= 0 or deadline.has_passed:
             return False
         effort -= sum(len(trees[index].used) for index in allowed)
-        if {trees[index].group for index in allowed} != set(range(groups)):
-            continue  # some group carries nothing
         counted, capacities = [], [*rows.capacities]
         row_of: dict[int, int] = {}
         for group in range(groups):

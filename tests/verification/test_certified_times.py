@@ -337,6 +337,52 @@ def test_messages_of_able_switches_stand_for_many(
         check_tolls(fabric, collective, bound(fabric, collective), replace(tolls, bytes=Fraction(1)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "outward", "bytes_proved"),
+    [
+        # Two flows pay 1 on one link and in one interval. Of a whole buffer: 2 for each byte, 2 on the link.
+        ("allreduce", False, 1000),
+        ("allreduce", True, 1000),
+        # Of blocks of a third, on which both pay together...
+        ("allgather", False, 3000),
+        ("reduce-scatter", True, 3000),
+        # ... or, where each has blocks of its own, the dearer one alone.
+        ("alltoall", False, 1500),
+        ("allgather", True, 1500),
+        ("reduce-scatter", False, 1500),
+    ],
+)
+def test_flows_of_two_ranks_on_one_link(kind: str, outward: bool, bytes_proved: int) -> None:
+    """What goes from 2 to both, or from both to 2, passes its link up, or down, and there alone pays."""
+    fabric = able_star()
+    collective = Collective.on(fabric, kind)
+    place = (5, 1) if outward else (2, 0)
+    flows = tuple(TollFlow(terminal, outward, (2,), ((*place, 1),)) for terminal in (0, 1))
+    tolls = Tolls(Fraction(1), 3, flows, Fraction(0), (), Fraction(bytes_proved))
+    assert certified_bytes(fabric, collective, NO_LENGTHS, tolls) == bytes_proved
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_proved"), [("broadcast", 1000), ("reduce", 1000), ("scatter", 4000), ("gather", 4000)]
+)
+def test_a_symmetry_that_keeps_the_root_leaves_its_flows_where_they_are(kind: str, bytes_proved: int) -> None:
+    """In 2 us a byte between 0 and 1 passes their link in the first; that between 0 and 3 pays nothing."""
+    outward = Kind(kind) in OUTWARD
+    flow = TollFlow(0, outward, (1,), ((0 if outward else 2, 0, 1),))
+    tolls = Tolls(Fraction(1), 2, (flow,), Fraction(0), ((0, 3, 2, 1),), Fraction(bytes_proved))
+    assert certified_bytes(RING, Collective.on(RING, kind, root=0), NO_LENGTHS, tolls) == bytes_proved
+
+
+def test_lengths_of_links_that_lead_from_nowhere_or_to_nowhere_are_not_charged() -> None:
+    """Of 0 to 1 in 2 us, 5 us leave three intervals of use; the other links have none."""
+    ends = [(0, 1), (2, 0), (1, 3)]
+    fabric = Topology.build("dead ends", 4, [Link(*each, Fraction(1), Fraction(2)) for each in ends])
+    collective = Collective.on(fabric, "broadcast", root=0, ranks=(0, 1))
+    lengths = Dual((Fraction(1),) * 3, Fraction(1), Fraction(1))
+    alone = Tolls(Fraction(1), 5, (), Fraction(1), (), Fraction(1))
+    assert certified_bytes(fabric, collective, lengths, alone) == 3000
+
+
 def test_prices_of_adders_are_charged_for_the_whole_time() -> None:
     fabric = able_star(reduces=True, adder=Fraction(3))
     collective = Collective.on(fabric, "allreduce")
