@@ -153,7 +153,8 @@ def runs_everywhere(schedule: Schedule, seeds: int = 3) -> None:
                     assert (output == total).all()
 
 
-@pytest.mark.parametrize("spec", ["star:3", pytest.param("dgx1", marks=pytest.mark.long)])
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("spec", ["star:4", pytest.param("dgx1", marks=pytest.mark.long)])
 def test_they_run_on_real_processes(spec: str, tmp_path: Any) -> None:
     found = frontier(spec, max_steps=2)
     write_frontier(found, tmp_path / "out")

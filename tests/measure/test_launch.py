@@ -26,7 +26,10 @@ from tests.support.drawn_schedules import (
     uneven_allreduce,
 )
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 
 def test_everything_equals_torch() -> None:
