@@ -122,7 +122,7 @@ def test_the_frontier_of_dgx1_begins_in_two_steps() -> None:
     assert all(point.is_proved and point.scope == EVERY_SCHEDULE for point in found.points)
     for point in found.points:
         assert synth.verify(point.schedule).correct
-        runs_everywhere(point.schedule)
+        runs_everywhere(point.schedule, seeds=1)
 
 
 def test_what_one_partial_sum_cannot_do_stays_open_with_its_limit() -> None:

@@ -1,7 +1,7 @@
 """Workers of `measure.launch` that are forked from a process with torch, in place of programs that import it.
 
-A module says `pytestmark = pytest.mark.usefixtures("forked_workers")`. `tests/measure/test_nccl_tests.py` does
-not: there the worker is the program that users get.
+Tests say `@pytest.mark.usefixtures("forked_workers")`. One of `tests/measure/test_nccl_tests.py` does not, which
+interrupts the program that users get.
 """
 
 from __future__ import annotations
