@@ -96,7 +96,7 @@ def check_trained(folder: Path, ranks: int) -> None:
 def test_a_job_restarts_after_a_death_and_avoids_the_link_that_is_gone(
     tmp_path: Path, installed: Path
 ) -> None:
-    ranks = 3
+    ranks = 4
     topology = tmp_path / "topology.json"
     topology.write_text(json.dumps(mesh(ranks)))
     job = torchrun(

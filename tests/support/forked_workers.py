@@ -1,6 +1,6 @@
 """Workers of `measure.launch` that are forked from a process with torch, in place of programs that import it.
 
-Tests say `@pytest.mark.usefixtures("forked_workers")`. One of `tests/measure/test_nccl_tests.py` does not, which
+Tests say `@pytest.mark.usefixtures("forked_workers")`. One of `tests/measure/test_nccl_tests.py` does not: it
 interrupts the program that users get.
 """
 
