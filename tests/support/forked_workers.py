@@ -58,4 +58,6 @@ def _work(folder: str, mouth: Connection, log: str, env: dict[str, str]) -> None
     os.environ.clear()
     os.environ.update(env)
     os.setsid()
-    sys.exit(worker.main(Path(folder), mouth.fileno()))
+    pipe = os.dup(mouth.fileno())  # which the worker closes
+    mouth.close()
+    sys.exit(worker.main(Path(folder), pipe))
