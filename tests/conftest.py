@@ -6,9 +6,11 @@ Beside it the fixture that many folders share, and what is left out where torch 
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Generator
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,3 +82,12 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return Said(status, said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of schedules on local processes need not import torch anew, each for two seconds."""
+    from arborcast.backends.measure import launch
+    from tests.support.forked_workers import ForkedWorker
+
+    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedWorker}))

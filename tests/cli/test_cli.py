@@ -256,6 +256,7 @@ def test_a_file_is_a_spec_too(command: Command, tmp_path: Path) -> None:
     assert command("bound", str(file), "broadcast", "--json").document["rate"] == "50"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_custom_collective_in_a_file(command: Command, tmp_path: Path) -> None:
     exchange = str(Path(__file__).parents[2] / "examples" / "collectives" / "neighbour-exchange.yaml")
     file = str(tmp_path / "exchange.json")

@@ -391,7 +391,9 @@ def test_random_schedules_of_every_kind(runtime: str, ranks: int) -> None:
     assert any(run_ranks(ranks, run_all, runtime, random_jobs()[ranks]))
 
 
-@each_runtime
+@pytest.mark.parametrize(
+    "runtime", [pytest.param(it, marks=[pytest.mark.long] if it == "messages" else []) for it in RUNTIMES]
+)
 def test_synthesized_schedules_of_every_kind(runtime: str) -> None:
     assert all(run_ranks(8, run_all, runtime, synthesized_jobs("dgx1", 4099, 1, 7)))
 

@@ -11,7 +11,10 @@ from arborcast.backends.measure import launch
 from arborcast.backends.measure.job import ITEM_BYTES, Reduction, Sweep, count_for
 from tests.support.drawn_implicit import KINDS, circulant, grid, implicit
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 FABRICS = (circulant(5, {1: 1, 2: 1}), grid(2, 4, hubs=True))
 

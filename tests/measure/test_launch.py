@@ -26,7 +26,10 @@ from tests.support.drawn_schedules import (
     uneven_allreduce,
 )
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 
 def test_everything_equals_torch() -> None:
@@ -71,7 +74,7 @@ def test_everything_equals_torch() -> None:
             dtype,
             reduction,
             iterations=1,
-            warmup=1,
+            warmup=int(number == 0),
             pieces=pieces,
         )
         for number, (schedule, dtype, reduction) in enumerate(asked)

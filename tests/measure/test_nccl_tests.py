@@ -324,6 +324,7 @@ def test_rows_come_one_by_one_and_an_interruption_leaves_no_process(monkeypatch:
     assert workers(mark) == []
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_rank_that_fails_ends_all_with_its_reason() -> None:
     with pytest.raises(RunError, match="step 0: rank 1 sends chunk 0 before it holds it"):
         run_local(sweep_of(sends_what_it_lacks(), (8,), iterations=1), timeout_s=100)
@@ -347,6 +348,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_command_prints_what_users_of_nccl_tests_know(command: Command, file: Path) -> None:
     options = ("-b", "8", "-e", "128", "-f", "4", *SHORT, "--check", "-d", "double")
     ran = command("bench", "run", str(file), *options)
@@ -364,6 +366,7 @@ def test_the_command_prints_what_users_of_nccl_tests_know(command: Command, file
     ]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_json_has_one_row_for_each_tuple_of_independent_variables(command: Command, file: Path) -> None:
     options = ("-b", "8", "-e", "24", "-i", "8", "-c", "0", "-a", "3", "--via", "messages", "--json")
     ran = command("bench", "run", str(file), *options, *SHORT)

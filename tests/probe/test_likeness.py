@@ -65,7 +65,14 @@ def socket_box(slot: int = 32, between: int = 10) -> Topology:
 
 
 @pytest.mark.parametrize(
-    ("spec", "seed"), [("dgx1", 0), ("dgx1", 1), ("dgx1", 2), ("torus:3x3", 3), ("mi250", 4)]
+    ("spec", "seed"),
+    [
+        ("dgx1", 0),
+        pytest.param("dgx1", 1, marks=pytest.mark.long),
+        pytest.param("dgx1", 2, marks=pytest.mark.long),
+        ("torus:3x3", 3),
+        ("mi250", 4),
+    ],
 )
 def test_machines_of_the_catalog_are_recognised_under_any_numbering(spec: str, seed: int) -> None:
     machine = topologies.load(spec)

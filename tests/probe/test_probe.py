@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A measured file, and what was said."""
     file = tmp_path_factory.mktemp("probe") / "fabric.yaml"
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     ran = subprocess.run(
         [*words, "-m", "arborcast", "probe", "-o", str(file), *SHORT],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -48,29 +48,29 @@ def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[st
 def test_torchrun_measures_a_fabric_that_can_be_used(by_torchrun: tuple[Path, list[str]]) -> None:
     file, lines = by_torchrun
     assert lines[0].split() == ["pair", "latency", "us", "GB/s", "spread", "loaded", "GB/s"]
-    assert [line.split()[0] for line in lines[1:7]] == ["0->1", "0->2", "1->0", "1->2", "2->0", "2->1"]
+    assert [line.split()[0] for line in lines[1:3]] == ["0->1", "1->0"]
     assert lines[-1].split() == ["written", str(file)]
     assert any(line.startswith("resembles  ") for line in lines)
     fabric = topologies.load(str(file))
-    assert (fabric.name, fabric.ranks) == ("fabric", 3)
-    assert f"# host {socket.gethostname()}: ranks 0, 1, 2" in file.read_text()
+    assert (fabric.name, fabric.ranks) == ("fabric", 2)
+    assert f"# host {socket.gethostname()}: ranks 0, 1" in file.read_text()
     schedule = synth.solve(fabric, "allreduce")
     assert synth.verify(schedule).correct
 
 
 def test_a_measured_file_is_not_contradicted(by_torchrun: tuple[Path, list[str]]) -> None:
     options = ("--transport", "sockets", "--parallel-rounds", *SHORT, *GENEROUS)
-    ran = run_job(3, "probe", "--check", str(by_torchrun[0]), "--json", *options)
-    assert [rank.status for rank in ran] == [0, 0, 0], ran
-    assert [rank.err for rank in ran] == ["", "", ""]
+    ran = run_job(2, "probe", "--check", str(by_torchrun[0]), "--json", *options)
+    assert [rank.status for rank in ran] == [0, 0], ran
+    assert [rank.err for rank in ran] == ["", ""]
     document = json.loads(ran[0].out)
     assert document["check"]["contradictions"] == []
     assert document["file"] is None
     assert document["exact"] is False
     assert isinstance(document["resembles"]["found"], bool)  # what it is like depends on this machine's load
     assert {pair["transport"] for pair in document["pairs"]} == {"sockets"}
-    assert document["hosts"] == [socket.gethostname()] * 3
-    assert len(document["pairs"]) == 6
+    assert document["hosts"] == [socket.gethostname()] * 2
+    assert len(document["pairs"]) == 2
     for pair in document["pairs"]:
         low, middle, high = pair["bandwidth"]
         assert 0 < low <= middle <= high

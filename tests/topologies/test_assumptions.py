@@ -78,7 +78,9 @@ def test_sources_that_are_no_makers_say_that_they_are_assumed() -> None:
         keys = {parameter.key for parameter in entry.parameters}
         given = [f"{key}={value}" for key, value in SMALL.items() if key in keys]
         if "extents" in keys:
-            given = ["4x4x4" if entry.name in {"tpu-v4", "tpu-v5p"} else "4x4"]
+            given = ["4x4x4" if entry.name in {"tpu-v4", "tpu-v5p", "tpu-7x"} else "4x4"]
+        elif any(parameter.required for parameter in entry.parameters):
+            given = ["3"]
         assumed = whys(entry.build(",".join(given)), "rate")
         assert bool(doubt.search(entry.source)) == bool(assumed), (entry.name, assumed, entry.source)
 

@@ -296,8 +296,9 @@ def test_socket_that_ends_without_a_word(transport: str) -> None:
 
 
 @pytest.mark.parametrize("part", [12_000, 200_000])
-def test_abort_within_a_part_never_completes_it(part: int) -> None:
+def test_abort_within_a_part_never_completes_it(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the part is filled up, so that the reason can follow; its last byte is never counted."""
+    monkeypatch.setattr("arborcast.backends.transport.socket_channel.FAREWELL_S", PATIENCE_S)
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     a, b = StreamChannel(ours, 1, part), StreamChannel(theirs, 0, part)
