@@ -1,7 +1,7 @@
 """PyTorch's own parallel training on the group "synth", beside the same on gloo, step by step.
 
-Each family of checks is one launch of four processes, which make the default group on gloo, do all
-checks of the family, and start again on "synth" or "cpu:synth", by turns of the families: what torch calls is
+Each family of checks is one launch of four processes (its long ones another), which make the default group on
+gloo, do all checks, and start again on "synth" or "cpu:synth", by turns of the families: what torch calls is
 the same under both names. The tensors that the checks return must agree with gloo's.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
@@ -30,6 +31,13 @@ BACKENDS = {
     family: (REFERENCE, name)
     for family, name in zip(FAMILIES, itertools.cycle(("synth", "cpu:synth")), strict=False)
 }
+LONG = {
+    "ddp": {"bucket view", "static graph", "bf16 hook", "allreduce hook"},
+    "sharded": {"fsdp2", "tensor parallel"},
+    "clients": {"accumulation", "kept on two ranks"},
+    "groups": {"compiled eager"},
+}
+"""Checks of which `make test` has a relative that goes by the same calls."""
 ENVIRON = {"ARBORCAST_TOPOLOGY": f"full:{RANKS}", "ARBORCAST_GLOO_BELOW": "0"}
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -52,14 +60,15 @@ class Outcome:
 # ------------------------------------------------------------------------------------------------ harness
 
 
-def _run_family(rank: int, size: int, family: str) -> dict[str, dict[str, Outcome]]:
-    """On one rank: all checks of a family, on one backend after the other."""
+def _run_family(rank: int, size: int, family: str, checks: Sequence[str]) -> dict[str, dict[str, Outcome]]:
+    """On one rank: checks of a family, on one backend after the other."""
     warnings.simplefilter("ignore", FutureWarning)  # torch is renaming collectives; both names are in use
     outcomes: dict[str, dict[str, Outcome]] = {}
     for backend in BACKENDS[family]:
         _begin(backend, rank, size, backend.replace(":", "-"))
         outcomes[backend] = {}
-        for name, check in FAMILIES[family].items():
+        for name in checks:
+            check = FAMILIES[family][name]
             before = _calls_by_schedule()
             try:
                 values = _as_arrays(check(rank))
@@ -100,11 +109,13 @@ def _calls_by_schedule() -> int:
     return sum(calls_by_schedule(group) for group in dist.distributed_c10d._world.pg_map)
 
 
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.long)], ids=["few", "others"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_gives_what_gloo_gives(family: str) -> None:
-    outcomes = run_ranks(RANKS, _run_family, family, backend=None, environ=ENVIRON, timeout_s=200)
+def test_it_gives_what_gloo_gives(family: str, long: bool) -> None:
+    checks = [name for name in FAMILIES[family] if (name in LONG[family]) == long]
+    outcomes = run_ranks(RANKS, _run_family, family, checks, backend=None, environ=ENVIRON, timeout_s=200)
     wrong = []
-    for rank, backend, check in product(range(RANKS), BACKENDS[family][1:], FAMILIES[family]):
+    for rank, backend, check in product(range(RANKS), BACKENDS[family][1:], checks):
         got, expected = outcomes[rank][backend][check], outcomes[rank][REFERENCE][check]
         texts = _differences(got.values, expected.values, TOLERANCES.get(check, TOLERANCE))
         if not got.by_schedule and check not in WITHOUT_SCHEDULES:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
 
+RANKS_IMPORT = ("torch._dynamo",)
 ENVIRON = {"ARBORCAST_TOPOLOGY": "full:3"}
 
 

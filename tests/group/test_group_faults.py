@@ -41,6 +41,7 @@ from tests.support.faults import (
 )
 from tests.support.ranks import Failure
 
+RANKS_IMPORT = ("torch._dynamo",)
 ONE_WAY = [WAYS[0], *(pytest.param(way, marks=pytest.mark.long) for way in WAYS[1:])]
 """Both ways of transport are killed, stopped and timed out alone, too (tests/transport, tests/dataflow)."""
 

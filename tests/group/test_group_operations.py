@@ -204,7 +204,7 @@ def every_size(rank: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("fabric", "transport", "method", "path"),
     [
-        ("ring:3", "auto", "auto", "schedule"),
+        pytest.param("ring:3", "auto", "auto", "schedule", marks=pytest.mark.long),
         pytest.param("full:4", "auto", "trees", "schedule", marks=pytest.mark.long),
         ("star:3", "sockets", "trees", "schedule"),
         pytest.param("mesh:2x2", "sockets", "trees", "schedule", marks=pytest.mark.long),

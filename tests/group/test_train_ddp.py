@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,9 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from examples import train_ddp
-from tests.support.ranks import run_ranks
+from tests.support.ranks import rendezvous, run_ranks, threads_of_gloo
 
-RANKS_IMPORT = ("torch._dynamo",)
+RANKS_IMPORT = ("torch._dynamo", "sklearn.datasets")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_ddp.py"
@@ -57,31 +60,52 @@ if "RANK" in os.environ:
 GRADIENTS = r"^synth: gradients go as allreduce of .* on full:2(, until others are found)?$"
 
 
-def test_both_ways_give_equal_losses(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SAY_THREADS)
-    options = {"ARBORCAST_TOPOLOGY": "full:2", "PYTHONPATH": str(tmp_path)}
-    done = run(*TORCHRUN, "2", str(SCRIPT), "--epochs", "2", "--trace", f"{tmp_path}/rank", **options)
+def under_torchrun(folder: Path, *options: str) -> str:
+    (folder / "sitecustomize.py").write_text(SAY_THREADS)
+    environ = {"ARBORCAST_TOPOLOGY": "full:2", "PYTHONPATH": str(folder)}
+    done = run(*TORCHRUN, "2", str(SCRIPT), *options, **environ)
     assert done.returncode == 0, done.stderr
+    for rank in range(2):  # a thread of gloo that is left at the end can abort the process
+        assert "gloo" not in (folder / f"threads-{rank}").read_text()
+    return done.stdout
+
+
+def rank_of_example(rank: int, size: int, options: list[str]) -> str:
+    os.environ["RANK"] = str(rank)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert train_ddp.main(options) == 0
+    assert threads_of_gloo() == 0
+    return said.getvalue()
+
+
+def by_forks(folder: Path, *options: str) -> str:
+    with rendezvous(2) as environ:
+        told = environ | {"ARBORCAST_TOPOLOGY": "full:2"}
+        said, nothing = run_ranks(2, rank_of_example, list(options), backend=None, environ=told)
+    assert nothing == ""
+    return str(said)
+
+
+@pytest.mark.parametrize("start", [by_forks, pytest.param(under_torchrun, marks=pytest.mark.long)])
+def test_both_ways_give_equal_losses(start: Callable[..., str], tmp_path: Path) -> None:
+    said = start(tmp_path, "--epochs", "2", "--trace", f"{tmp_path}/rank")
     for rank in range(2):
         names = [event["name"] for event in json.loads((tmp_path / f"rank{rank}.json").read_text())]
         assert sum(name.startswith("allreduce ") for name in names) >= 11  # steps of the first epoch
-    for rank in range(2):  # a thread of gloo that is left at the end can abort the process
-        assert "gloo" not in (tmp_path / f"threads-{rank}").read_text()
-    lines = done.stdout.splitlines()
+    lines = said.splitlines()
     assert lines[0].split() == ["epoch", "loss,", "gloo", "loss,", "synth"]
     table = [[float(cell) for cell in line.split()] for line in lines[1:3]]
     assert [row[0] for row in table] == [1, 2]
     assert all(abs(gloo - synth) <= train_ddp.LIMIT for _, gloo, synth in table)
     assert table[1][1] < table[0][1]  # it learns
-    accuracies = re.findall(
-        r"^(gloo|synth): (\d+\.\d)% of 360 held-out images right$", done.stdout, re.MULTILINE
-    )
+    accuracies = re.findall(r"^(gloo|synth): (\d+\.\d)% of 360 held-out images right$", said, re.MULTILINE)
     assert [name for name, _ in accuracies] == ["gloo", "synth"]
-    assert re.search(GRADIENTS, done.stdout, re.MULTILINE)
-    calls = re.search(r"^synth: allreduce: (\d+) by schedule", done.stdout, re.MULTILINE)
+    assert re.search(GRADIENTS, said, re.MULTILINE)
+    calls = re.search(r"^synth: allreduce: (\d+) by schedule", said, re.MULTILINE)
     assert calls is not None
     assert int(calls[1]) >= 2 * 11  # a bucket or more in each of 11 steps per epoch
-    assert re.search(r"^largest difference .*: equal \(limit 1e-05\)$", done.stdout, re.MULTILINE)
+    assert re.search(r"^largest difference .*: equal \(limit 1e-05\)$", said, re.MULTILINE)
 
 
 class _Slow:

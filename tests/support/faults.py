@@ -23,7 +23,7 @@ from tests.support.ranks import run_ranks
 
 RANKS = 4
 MIB = 1 << 20
-LARGE = 32 * MIB // 4  # elements
+LARGE = 16 * MIB // 4  # elements
 SMALL = 1000
 TIMEOUT_S = 5.0  # of groups where a deadline has to pass
 LIMIT_S = 100.0  # of the ranks of a test: one that is still at work then has no answer

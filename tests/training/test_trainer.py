@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from arborcast import topologies
 from arborcast.pipeline.errors import BatchError
-from arborcast.pipeline.model.traced import trace
 from arborcast.pipeline.run import boundary, executor, gradients
 from arborcast.pipeline.stages import Plan, overlaps, shares
 from arborcast.pipeline.trainer import Trainer
 from arborcast.synth.errors import InputError
-from tests.support.ranks import run_ranks, store_path
+from tests.support.ranks import TRACING, run_ranks, store_path
 from tests.support.training_cases import (
     LAYERS,
+    MICROBATCHES,
     Curve,
     Unmodified,
     around,
@@ -45,7 +45,7 @@ from tests.support.training_cases import (
     tied,
 )
 
-RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
+RANKS_IMPORT = TRACING
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 """Gradients of a few bytes go by schedules too."""
@@ -162,120 +162,107 @@ def test_any_plan_trains_as_serially(names: Sequence[str]) -> None:
         check_close(curve, expected)
 
 
-# Models --------------------------------------------------------------------------------------------
+# Models and options ---------------------------------------------------------------------------------
+
+UNMODIFIED = 7  # layers that it is traced as
 
 
 def summed(output: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(output, target, reduction="sum")
 
 
-def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
-    given = batches(4)
-    depth = trace(Unmodified(), given[0][0]).depth
-    return {
-        "unmodified": trained(plan_of([1, 2, 1], depth=depth), Unmodified, given),
-        "branching": trained(plan_of([1, 2, 1], depth=4), branching, given),
-        "branching, recomputed": trained(plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching, given),
-        "frozen": trained(plan_of([1, 1, 2]), frozen, given),
-        "normalised": trained(plan_of([1, 2, 1], depth=5), normalised, given),
-        "normalised, recomputed": trained(
-            plan_of([1, 2, 1], "gpipe", depth=5, recompute=True), normalised, given, collectives="synth"
-        ),
-        "unmodified, by layer": trained(by_layer(plan_of([1, 2], depth=depth), "or+k"), Unmodified, given),
-        "normalised, by layer": trained(by_layer(plan_of([1, 2], depth=5), "r+ok"), normalised, given),
-        "branching, by layer": trained(by_layer(plan_of([2, 1], depth=4), "ok"), branching, given),
-        "tied, by layer": trained(by_layer(plan_of([1], depth=5), "rok"), tied, given),
-        "tied": trained(plan_of([1, 2, 1], depth=5), tied, given),
-        "unused": trained(plan_of([1, 2, 1], depth=3), aside, given, optimizer=decaying),
-        "stopped": trained(plan_of([2, 1, 1], depth=5), stopped, given, optimizer=decaying),
-        "summed": trained(plan_of([1, 2, 1]), network, given, loss_fn=summed, loss_reduction="sum"),
-        "accumulated": trained(plan_of([2, 2]), network, given, accumulate=2),
-        "clipped": trained(plan_of([1, 2, 1]), network, given, clip_norm=0.1),
-        "bfloat16": trained(plan_of([1, 1, 1, 1]), network, given, precision="bfloat16"),
-        "float16": trained(plan_of([1, 1, 1, 1]), network, given, precision="float16"),
-    }
+WAYS: dict[str, tuple[Plan, Callable[[], nn.Module], dict[str, Any]]] = {
+    "unmodified": (plan_of([1, 2, 1], depth=UNMODIFIED), Unmodified, {}),
+    "unmodified, by layer": (by_layer(plan_of([1, 2], depth=UNMODIFIED), "or+k"), Unmodified, {}),
+    "unmodified, split": (plan_of([1, 2, 1], "zb-h1", depth=UNMODIFIED), Unmodified, {}),
+    "unmodified, V": (around([2, 1], "zb-v", depth=UNMODIFIED), Unmodified, {}),
+    "branching": (plan_of([1, 2, 1], depth=4), branching, {}),
+    "branching, recomputed": (plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching, {}),
+    "branching, by layer": (by_layer(plan_of([2, 1], depth=4), "ok"), branching, {}),
+    "branching, V": (around([1, 2], "zb-v", depth=4), branching, {}),
+    "branching, in turn": (around([2, 1], "interleaved", depth=4), branching, {}),
+    "frozen": (plan_of([1, 1, 2]), frozen, {}),
+    "frozen, V": (around([1, 1], "zb-v", depth=LAYERS), frozen, {}),
+    "normalised": (plan_of([1, 2, 1], depth=5), normalised, {}),
+    "normalised, recomputed": (
+        plan_of([1, 2, 1], "gpipe", depth=5, recompute=True),
+        normalised,
+        {"collectives": "synth"},
+    ),
+    "normalised, by layer": (by_layer(plan_of([1, 2], depth=5), "r+ok"), normalised, {}),
+    "normalised, split": (plan_of([1, 2, 1], "zb-h1", depth=5), normalised, {"collectives": "synth"}),
+    "normalised, in turn": (around([2, 2], "interleaved", depth=5, recompute=True), normalised, {}),
+    "normalised, deferred": (around([2, 2], "zb-v", depth=5), normalised, {"batch_norm": "deferred"}),
+    "tied": (plan_of([1, 2, 1], depth=5), tied, {}),
+    "tied, by layer": (by_layer(plan_of([1], depth=5), "rok"), tied, {}),
+    "tied, split": (plan_of([1, 2, 1], "zb-h1", depth=5), tied, {}),
+    "tied on one rank": (around([2, 1], "zb-v", depth=5), tied, {"clip_norm": 0.1}),
+    "unused": (plan_of([1, 2, 1], depth=3), aside, {"optimizer": decaying}),
+    "unused, split": (plan_of([1, 2, 1], "zb-h1", depth=3), aside, {"optimizer": decaying}),
+    "stopped": (plan_of([2, 1, 1], depth=5), stopped, {"optimizer": decaying}),
+    "stopped, V": (around([2, 2], "zb-v", depth=5), stopped, {"optimizer": decaying}),
+    "summed": (plan_of([1, 2, 1]), network, {"loss_fn": summed, "loss_reduction": "sum"}),
+    "accumulated": (plan_of([2, 2]), network, {"accumulate": 2}),
+    "accumulated, V": (around([2, 2], "zb-v", depth=LAYERS), network, {"accumulate": 2}),
+    "clipped": (plan_of([1, 2, 1]), network, {"clip_norm": 0.1}),
+    "clipped, split": (plan_of([1, 2, 1], "zb-h1"), network, {"clip_norm": 0.1}),
+    "clipped, in turn": (around([2, 1], "interleaved", depth=LAYERS), network, {"clip_norm": 0.1}),
+    "bfloat16": (plan_of([1, 1, 1, 1]), network, {"precision": "bfloat16"}),
+    "bfloat16, in turn": (around([1, 1], "interleaved", depth=LAYERS), network, {"precision": "bfloat16"}),
+    "float16": (plan_of([1, 1, 1, 1]), network, {"precision": "float16"}),
+    "float16, V": (around([1, 1], "zb-v", depth=LAYERS), network, {"precision": "float16"}),
+}
+FEW_WAYS = (
+    "unmodified",
+    "unmodified, V",
+    "branching, recomputed",
+    "branching, in turn",
+    "frozen",
+    "normalised, by layer",
+    "normalised, split",
+    "normalised, deferred",
+    "tied",
+    "tied on one rank",
+    "unused, split",
+    "stopped, V",
+    "summed",
+    "accumulated",
+    "clipped, in turn",
+    "bfloat16",
+    "float16, V",
+)
+"""Each model, each option, each way to split, to repeat or to interleave passes."""
 
 
-def split_and_interleaved(rank: int, size: int) -> dict[str, Curve]:
-    """What else a training does, where backward passes are split or a rank has several stages."""
-    given = batches(2)
-    unmodified = trace(Unmodified(), given[0][0]).depth
-    return {
-        "unmodified": trained(plan_of([1, 2, 1], "zb-h1", depth=unmodified), Unmodified, given),
-        "unmodified, V": trained(around([2, 1], "zb-v", depth=unmodified), Unmodified, given),
-        "branching": trained(around([1, 2], "zb-v", depth=4), branching, given),
-        "branching, in turn": trained(around([2, 1], "interleaved", depth=4), branching, given),
-        "frozen": trained(around([1, 1], "zb-v", depth=LAYERS), frozen, given),
-        "normalised": trained(plan_of([1, 2, 1], "zb-h1", depth=5), normalised, given, collectives="synth"),
-        "normalised, in turn": trained(
-            around([2, 2], "interleaved", depth=5, recompute=True), normalised, given
-        ),
-        "normalised, deferred": trained(
-            around([2, 2], "zb-v", depth=5), normalised, given, batch_norm="deferred"
-        ),
-        "tied": trained(plan_of([1, 2, 1], "zb-h1", depth=5), tied, given),
-        "tied on one rank": trained(around([2, 1], "zb-v", depth=5), tied, given, clip_norm=0.1),
-        "unused": trained(plan_of([1, 2, 1], "zb-h1", depth=3), aside, given, optimizer=decaying),
-        "stopped": trained(around([2, 2], "zb-v", depth=5), stopped, given, optimizer=decaying),
-        "accumulated": trained(around([2, 2], "zb-v", depth=LAYERS), network, given, accumulate=2),
-        "clipped": trained(plan_of([1, 2, 1], "zb-h1"), network, given, clip_norm=0.1),
-        "clipped, in turn": trained(
-            around([2, 1], "interleaved", depth=LAYERS), network, given, clip_norm=0.1
-        ),
-        "bfloat16": trained(
-            around([1, 1], "interleaved", depth=LAYERS), network, given, precision="bfloat16"
-        ),
-        "float16": trained(around([1, 1], "zb-v", depth=LAYERS), network, given, precision="float16"),
-    }
+def in_ways(rank: int, size: int, names: Sequence[str]) -> dict[str, Curve]:
+    found = {}
+    for name in names:
+        plan, make, options = WAYS[name]
+        found[name] = trained(plan, make, batches(4), **options)
+    return found
 
 
-def test_split_and_interleaved_ways_of_training() -> None:
-    given = batches(2)
-    found = run_ranks(4, split_and_interleaved, environ=FABRIC)
-    curves = {name: merged([each[name] for each in found]) for name in found[0]}
-    expected = {
-        "unmodified": serial(Unmodified, given, microbatches=3),
-        "branching": serial(branching, given),
-        "frozen": serial(frozen, given),
-        "normalised": serial(normalised, given, microbatches=3),
-        "tied": serial(tied, given),
-        "tied on one rank": serial(tied, given, clip_norm=0.1),
-        "unused": serial(aside, given, optimizer=decaying),
-        "stopped": serial(stopped, given, optimizer=decaying),
-        "accumulated": serial(network, given, accumulate=2),
-        "clipped": serial(network, given, clip_norm=0.1),
-        "bfloat16": serial(network, given, microbatches=3, autocast=torch.bfloat16),
-        "float16": serial(network, given, microbatches=3, autocast=torch.float16),
-    }
-    deferred = curves.pop("normalised, deferred")
-    np.testing.assert_allclose(deferred.losses, expected["normalised"].losses, atol=1e-6, rtol=0)
-    for name, curve in curves.items():
-        check_close(curve, expected.get(name) or expected[name.partition(",")[0]])
-
-
-def test_models_and_ways_of_training() -> None:
-    given = batches(4)
-    found = run_ranks(4, of_many_kinds, environ=FABRIC)
-    curves = {name: merged([each[name] for each in found]) for name in found[0]}
-    for name in ("branching", "branching, recomputed", "branching, by layer"):
-        check_close(curves[name], serial(branching, given))
-    check_close(curves["frozen"], serial(frozen, given))
-    assert set(curves["frozen"].gradients) == {f"{i}.{it}" for i in (4, 7) for it in ("weight", "bias")}
-    for name in ("unmodified", "unmodified, by layer"):
-        check_close(curves[name], serial(Unmodified, given, microbatches=3))
-    for name in ("normalised", "normalised, recomputed", "normalised, by layer"):
-        check_close(curves[name], serial(normalised, given, microbatches=3))
-    for name in ("tied", "tied, by layer"):
-        check_close(curves[name], serial(tied, given))
-    check_close(curves["unused"], serial(aside, given, optimizer=decaying))
-    check_close(curves["stopped"], serial(stopped, given, optimizer=decaying))
-    check_close(curves["accumulated"], serial(network, given, accumulate=2))
-    check_close(curves["clipped"], serial(network, given, clip_norm=0.1))
-    of_sums = serial(network, given, loss_fn=summed)
-    check_close(curves["summed"], of_sums, tolerance=1e-5)  # losses of about 18
-
-    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
-        check_close(curves[name], serial(network, given, microbatches=3, autocast=dtype))
+@pytest.mark.parametrize(
+    "names", [FEW_WAYS, pytest.param(tuple(WAYS), marks=pytest.mark.long)], ids=["few", "all"]
+)
+def test_models_and_ways_of_training(names: Sequence[str]) -> None:
+    found = run_ranks(4, in_ways, names, environ=FABRIC)
+    for name in names:
+        curve = merged([each[name] for each in found])
+        _, make, options = WAYS[name]
+        alike = {
+            it: options[it] for it in ("loss_fn", "accumulate", "clip_norm", "optimizer") if it in options
+        }
+        autocast = getattr(torch, options.get("precision", ""), None)
+        in_parts = make in (Unmodified, normalised) or autocast is not None
+        microbatches = MICROBATCHES if in_parts else 1
+        expected = serial(make, batches(4), microbatches=microbatches, autocast=autocast, **alike)
+        if "batch_norm" in options:  # statistics are others, losses are not
+            np.testing.assert_allclose(curve.losses, expected.losses, atol=1e-6, rtol=0)
+            continue
+        check_close(curve, expected, tolerance=1e-5 if name == "summed" else 1e-6)  # losses of about 18
+        if make is frozen:
+            assert set(curve.gradients) == {f"{i}.{it}" for i in (4, 7) for it in ("weight", "bias")}
 
 
 # Messages ------------------------------------------------------------------------------------------
