@@ -58,6 +58,10 @@ class Prices(ABC):
         """What it takes at least, by what is easily known."""
         return 0.0
 
+    def _proven_us(self, at: int, size: Bytes) -> float:
+        """What it takes at least, by more work than `_carried_us` but without its time."""
+        return self._carried_us(at, size)
+
     def _pace(self, at: int, size: Bytes, time_us: float) -> float:
         """What a byte takes at least at this and all smaller sizes."""
         work_us = self._work_us(at, size)
@@ -71,13 +75,34 @@ class Prices(ABC):
     tolerated: float = 0.0
     """Part of the least time that `best` may take more, for other reasons than time."""
 
-    def best(self, size: Bytes, candidates: Iterable[int] | None = None) -> int:
-        """Which of these (by default of all) is to serve a size: the fastest, the first of equals."""
-        best, *others = range(self.count) if candidates is None else candidates
-        for at in others:
-            best_us = self.time_us(best, size)
-            if self.least_us(at, size) < best_us and self.time_us(at, size) < best_us:
-                best = at
+    def _effort(self, at: int) -> int:
+        """By what it is to work out its time, beside other candidates."""
+        return 0
+
+    def best(self, size: Bytes, candidates: Iterable[int] | None = None, *, near: float = 0.0) -> int:
+        """Which of these (by default of all) is to serve a size: the fastest, the first of equals.
+
+        Args:
+            size: of the buffer.
+            candidates: their numbers.
+            near: part of its time by which another one may be faster whose time is not worked out.
+        """
+        # What may be fastest is looked at first, so that much of the rest need not be run.
+        asked = range(self.count) if candidates is None else candidates
+        least = {at: self.least_us(at, size) for at in asked}
+        limit = (1 + near) * min(least.values())
+        first = [at for at in asked if least[at] <= limit]
+        rest = [at for at in asked if least[at] > limit]
+        first.sort(key=lambda at: (size not in self._known[at], self._effort(at)))
+        rest.sort(key=least.__getitem__)
+        best, best_us = first[0], self.time_us(first[0], size)
+        place = {at: place for place, at in enumerate(asked)}
+        for at in (*first[1:], *rest):
+            if least[at] > best_us or (near and (1 + near) * least[at] >= best_us):
+                continue
+            time_us = self.time_us(at, size)
+            if (time_us, place[at]) < (best_us, place[best]):
+                best, best_us = at, time_us
         return best
 
     def best_known(self, size: Bytes) -> int:
@@ -98,11 +123,19 @@ class Prices(ABC):
             known[size] = self._pieces(at, size)
         return known[size]
 
+    def proven_us(self, at: int, size: Bytes) -> float:
+        """What a candidate takes at least, by its own structure."""
+        known = self._proven[at]
+        if size not in known:
+            known[size] = self._proven_us(at, size)
+        return known[size]
+
     def least_us(self, at: int, size: Bytes) -> float:
         """What a candidate takes at least, by the sizes at which its time is known."""
         if size in (known := self._known[at]):
             return known[size]
-        least, pieces = max(self._carried_us(at, size), self._work_us(at, size)), self.pieces(at, size)
+        least = max(self.proven_us(at, size), self._carried_us(at, size), self._work_us(at, size))
+        pieces = self.pieces(at, size)
         for other, time_us in known.items():
             if other < size:
                 least = max(least, time_us * self.pieces(at, other) / pieces)
@@ -131,6 +164,8 @@ class Prices(ABC):
         if bounded():
             return True
         for size in (last, first):
+            if self.least_us(rival, size) > allowed * self.time_us(server, size):
+                return False  # within a part of the range bounds will do
             self.time_us(rival, size)
             if bounded():
                 return True
@@ -172,6 +207,10 @@ class Prices(ABC):
         return [{} for _ in range(self.count)]
 
     @cached_property
+    def _proven(self) -> list[dict[Bytes, float]]:
+        return [{} for _ in range(self.count)]
+
+    @cached_property
     def _cut(self) -> list[dict[Bytes, int]]:
         return [{} for _ in range(self.count)]
 
@@ -188,7 +227,8 @@ def crossings(prices: Prices, sizes: Sequence[Bytes]) -> list[tuple[Bytes, int]]
         prices: of the candidates.
         sizes: ascending; at each of them the best one serves, by `prices`.
     """
-    best = {size: prices.best(size) for size in reversed(sizes)}  # what is slow at a size is so below, too
+    # What is slow at a size is so below, too.
+    best = {size: prices.best(size, near=KEPT / 2) for size in reversed(sizes)}
     found = [(sizes[0], best[sizes[0]])]
     for first, last in pairwise(sizes):
         todo = [(first, last - 1, list(range(prices.count)))]
@@ -196,7 +236,7 @@ def crossings(prices: Prices, sizes: Sequence[Bytes]) -> list[tuple[Bytes, int]]
             start, end, rivals = todo.pop()
             server = found[-1][1]
             if start > first:
-                faster = prices.best(start, [server, *rivals])
+                faster = prices.best(start, [server, *rivals], near=KEPT / 2)
                 allowed = (1 + KEPT + prices.tolerated) * prices.time_us(faster, start)
                 if prices.time_us(server, start) > allowed:
                     rivals, server = [*rivals, server], faster

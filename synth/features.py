@@ -18,7 +18,7 @@ METHODS = frozenset(
     for name in (
         *("auto", "trees", "mwu", "routes", "sat", "smt", "ilp"),
         *("ring", "multiring", "binary-tree", "levels", "halving-doubling", "multiport", "swing"),
-        *("recursive-doubling", "bruck", "pat", "bine"),
+        *("recursive-doubling", "rotated-doubling", "bruck", "pat", "bine"),
     )
 )
 """The methods of `synth.methods` as consumers."""

@@ -190,7 +190,7 @@ class ImplicitSchedule(Playable):
         and which element it comes from.
         """
         elements = np.arange(self.translations.order, dtype=np.int64)
-        return Schedule(
+        written_out = Schedule(
             self.topology,
             self.collective,
             self.method,
@@ -199,6 +199,8 @@ class ImplicitSchedule(Playable):
             self._all_transfers(elements),
             self.rate,
         )
+        object.__setattr__(written_out, "expanded_from", self)  # nobody else has seen it yet
+        return written_out
 
     def _all_chunks(self, elements: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[Chunk]:
         for chunk in self.chunks:

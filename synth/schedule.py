@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
@@ -23,7 +23,7 @@ from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.synth.transfers import Transfer, Transfers, Way, in_order
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit_schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
     from arborcast.synth.transfers import Ints
     from arborcast.synth.viewer import View
 
@@ -94,6 +94,7 @@ class Schedule(Playable):
         rounds: rounds of each step where the schedule is step-synchronous; None where steps only order.
         unit: GB/s that one chunk per round stands for, of which links carry whole multiples; None for the
             greatest common divisor of all bandwidths, which leaves nothing of them over.
+        expanded_from: the implicit form of which it was written out, until anything of it is replaced.
 
     Raises:
         ScheduleError: when an index or number is out of its range.
@@ -108,6 +109,7 @@ class Schedule(Playable):
     rate: Fraction
     rounds: tuple[int, ...] | None = None
     unit: Fraction | None = None
+    expanded_from: ImplicitSchedule | None = field(default=None, init=False, compare=False, repr=False)
 
     @classmethod
     def build(

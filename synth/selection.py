@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import count, takewhile
+from typing import TYPE_CHECKING
 
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.certificate import Bound
@@ -27,10 +28,12 @@ from arborcast.synth.methods import (
     natural_method,
 )
 from arborcast.synth.request import Request
-from arborcast.synth.schedule import Schedule
-from arborcast.synth.simulation.pieces import most_messages
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
+
+if TYPE_CHECKING:
+    from arborcast.synth.simulation.simulator import Runs
 
 FEW_TREES = (1, 2)
 """Tree counts that are tried besides the full packing: few trees are shallow and start fast."""
@@ -131,22 +134,28 @@ class Simulated(Prices):
         return len(self.schedules)
 
     def _time_us(self, at: int, size: int) -> float:
-        from arborcast.synth.simulation.simulator import simulate
-
-        return simulate(self.schedules[at], size).time_us
+        return self._runs[at].choice(size)[1]
 
     def _pieces(self, at: int, size: int) -> int:
-        from arborcast.synth.simulation.simulator import pieces_allowed
-
-        return pieces_allowed(self.schedules[at], size)
+        return self._runs[at].most_pieces(size)
 
     def _work_us(self, at: int, size: int) -> float:
-        schedule = self.schedules[at]
-        each_us = schedule.topology.message_us
-        return float(most_messages(schedule) * each_us) * self.pieces(at, size) if each_us else 0.0
+        return self._runs[at].work_us * self.pieces(at, size)
 
     def _carried_us(self, at: int, size: int) -> float:
         return _carried_us(self.schedules[at], size)
+
+    def _proven_us(self, at: int, size: int) -> float:
+        return self._runs[at].least_us(size)
+
+    def _effort(self, at: int) -> int:
+        return self._runs[at].effort
+
+    @cached_property
+    def _runs(self) -> list[Runs]:
+        from arborcast.synth.simulation.simulator import Runs
+
+        return [Runs(schedule) for schedule in self.schedules]
 
 
 def _carried_us(schedule: AnySchedule, size_bytes: int) -> float:
@@ -260,11 +269,15 @@ def candidates(
         yield forwarding_answer(
             method_for(first, topology.forwarding, collective), topology, collective, left, limit
         )
+    made: set[tuple[tuple[Chunk, ...], tuple[Transfer, ...]]] = set()  # parts of one rank are the whole
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
             left = replace(its_request, deadline_s=deadline)
             found = method_for(name, topology, collective)(topology, collective, left)
+            if (same := (found.chunks, tuple(found.transfers))) in made:
+                continue
+            made.add(same)
             yield found
             if name == "multiring" and (joined := both_ways(found)) is not None:
                 yield joined

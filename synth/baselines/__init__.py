@@ -60,6 +60,7 @@ BASELINES: Mapping[str, Baseline] = {
     "multiport": Baseline(_BLOCKS, "butterflies.multiport", power_of_two=True),
     "swing": Baseline(_BLOCKS, "butterflies.butterfly", power_of_two=True),
     "recursive-doubling": Baseline((Kind.ALLREDUCE,), "butterflies.doubling"),
+    "rotated-doubling": Baseline((Kind.ALLREDUCE,), "butterflies.multiport"),
     "bruck": Baseline(_BLOCKS, "cyclic.around"),
     "pat": Baseline(_BLOCKS, "cyclic.around"),
     "bine": Baseline(_ROOTED, "cyclic.bine"),

@@ -2,10 +2,11 @@
 
     method              partner of r in step s     what they exchange
     halving-doubling    r XOR 2**s                 the blocks that belong on the other side, then sums back
-    multiport           the same, log2(n) times  a part for each bit, which begins with it: all links of a
-                                               hypercube, such as a torus of 4 x 4, are busy at once
+    multiport           the same, log2(n) times    a part for each bit, which begins with it: all links of a
+                                                   hypercube, such as a torus of 4 x 4, are busy at once
     swing               r + d(s), r - d(s) if odd  the same; d = 1, -1, 3, -5, ...: (1 - (-2)**(s+1)) / 3
     recursive-doubling  r XOR 2**s                 all they have: half of the steps, log2(n) times the bytes
+    rotated-doubling    the same, log2(n) times    a part for each bit, as of multiport
 
 Recursive halving and doubling: Rabenseifner 2004; Thakur, Rabenseifner and Gropp 2005. Swing: De Sensi et
 al., NSDI 2024, for rings and tori; the butterfly of Bine trees (De Sensi et al., SC 2025) has the same
@@ -52,11 +53,12 @@ def butterfly(kind: Kind, count: int, method: str) -> Pattern:
 
 
 def multiport(kind: Kind, count: int, method: str = "multiport") -> Pattern:
-    """The pattern of halving-doubling in parts, each with the bits of all positions rotated by one more.
+    """The pattern of halving-doubling, or of recursive doubling, in parts: the bits of all positions rotate.
 
     Where the number of positions is no power of two, they do not rotate and there is one part.
     """
-    once = butterfly(kind, count, "halving-doubling")
+    rotating = doubling if method == "rotated-doubling" else butterfly
+    once = rotating(kind, count, "halving-doubling")
     dimension = 1 if count & (count - 1) else max(1, count.bit_length() - 1)
 
     def rotated(position: int, bits: int) -> int:

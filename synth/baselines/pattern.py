@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import islice
 from operator import le
-from typing import Any
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
 from arborcast.synth.baselines.switch_paths import Pair, Path, Paths, switch_paths, widest
@@ -178,37 +178,48 @@ def embeddings(
         The ranks of the positions in order; None at the end where the search ran out of its budget, so that
         there may be more.
     """
-    import networkx
-    from networkx.algorithms.isomorphism import DiGraphMatcher
-
-    graph: networkx.DiGraph[int] = networkx.DiGraph()
-    pattern: networkx.DiGraph[int] = networkx.DiGraph()
-    for place in ranks:
-        graph.add_node(place, pinned=None)
-    graph.add_edges_from(sorted(joined))
-    for position in range(len(ranks)):
-        pattern.add_node(position, pinned=None)
-    pattern.add_edges_from(sorted(edges))
-    for position, rank in pinned.items():
-        pattern.nodes[position]["pinned"] = graph.nodes[rank]["pinned"] = position
+    place = {rank: at for at, rank in enumerate(ranks)}
+    after, before = ([0] * len(ranks) for _ in range(2))  # of each rank the bits of those joined to it
+    for src, dst in joined:
+        after[place[src]] |= 1 << place[dst]
+        before[place[dst]] |= 1 << place[src]
+    masks: list[dict[int, list[list[int]]]] = [{} for _ in ranks]  # of each position its neighbours' masks
+    for src, dst in edges:
+        masks[dst].setdefault(src, []).append(after)
+        masks[src].setdefault(dst, []).append(before)
+    sequence, placed = list(pinned), dict.fromkeys(pinned)
+    while len(sequence) < len(ranks):  # the position with the most neighbours before it
+        left = (position for position in range(len(ranks)) if position not in placed)
+        following = max(left, key=lambda one: (len(masks[one].keys() & placed.keys()), len(masks[one]), -one))
+        sequence.append(following)
+        placed[following] = None
     budget = Budget(EMBEDDING_STEPS, deadline)
+    at: dict[int, int] = {}
 
-    class Matcher(DiGraphMatcher):  # type: ignore[type-arg, unused-ignore]
-        """VF2 that gives up after a number of tries, not of seconds."""
+    def allowed(position: int, free: int) -> int:
+        for other, joins in masks[position].items():
+            if other in at:
+                for join in joins:
+                    free &= join[at[other]]
+        if position in pinned:
+            free &= 1 << place[pinned[position]]
+        return free
 
-        def syntactic_feasibility(self, place: int, position: int) -> bool:
+    def placements(depth: int, free: int) -> Iterator[tuple[int, ...]]:
+        if depth == len(sequence):
+            yield tuple(ranks[at[position]] for position in range(len(ranks)))
+            return
+        position = sequence[depth]
+        options = allowed(position, free)
+        while options:
             budget.spend()
-            return bool(super().syntactic_feasibility(place, position))  # type: ignore[no-untyped-call]
+            lowest = options & -options
+            options -= lowest
+            at[position] = lowest.bit_length() - 1
+            yield from placements(depth + 1, free - lowest)
+        at.pop(position, None)
 
-    def alike(place: Mapping[str, Any], position: Mapping[str, Any]) -> bool:
-        return bool(place["pinned"] == position["pinned"])
-
-    matches = Matcher(graph, pattern, node_match=alike).subgraph_monomorphisms_iter()
     try:
-        for count, match in enumerate(matches, start=1):
-            rank_of = {position: rank for rank, position in match.items()}
-            yield tuple(rank_of[position] for position in range(len(ranks)))
-            if count == most:
-                return
+        yield from islice(placements(0, (1 << len(ranks)) - 1), most)
     except BudgetError:
         yield None

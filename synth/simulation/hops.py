@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.simulation.critical_paths import least_ticks
 from arborcast.synth.simulation.events import EventArrays, Lanes, play
 from arborcast.synth.simulation.service import EARLIEST, Service
 from arborcast.synth.topology import Hop, Topology, Vertex
@@ -158,6 +160,17 @@ class Hops:
             streams=senders * topology.holders + receivers,
         )
 
+    @property
+    def run_like_their_images(self) -> bool:
+        """Whether these hops take as long as all for which they stand, each on its own link.
+
+        So it is where no two images of a hop share a link, no transfer passes two links of an orbit, and
+        switches only forward.
+        """
+        links, transfer = self.layout.link, self.layout.transfer
+        passed = np.unique(transfer * len(self.latencies_us) + links)
+        return not self.able and passed.size == links.size and bool((self.together[links] == 1).all())
+
     def passages(self, schedule: AnySchedule) -> Iterator[tuple[int, Hop]]:
         """The chunk of each hop, and where it passes: a link, or a switch as (switch, switch)."""
         for transfer in schedule.transfers:
@@ -177,18 +190,29 @@ class Hops:
             service: which piece a link serves next, and what ranks hold back; of several orders the first.
             frames: of every piece: switches pass on each of them, ranks wait for all.
         """
-        costs_us = [cost * size_bytes / (pieces * frames) for cost in self.costs_us]
-        ticks_per_us = self._ticks_per_us(costs_us, pieces * frames)
+        durations, latencies, ticks_per_us = self._ticks(size_bytes, pieces * frames)
         grain = np.array([1, frames, pieces * frames])[self.grain]
-        # Rounded up, so that no time falls below what the links allow.
-        durations = _array([-(-cost * ticks_per_us // 1) for cost in costs_us])[self.cost]
-        durations *= self.together[self.layout.link]
-        latencies = _array([round(latency * ticks_per_us) for latency in self.latencies_us])
         lanes = self._lanes(pieces, frames, service.ahead)
         start = play(
             self.layout, lanes, pieces, frames, grain, durations, latencies, int(service.rule), service.seed
         )
-        return FrameTimes(start, durations, latencies[self.layout.link], float(ticks_per_us), frames)
+        return FrameTimes(start, durations, latencies[self.layout.link], ticks_per_us, frames)
+
+    def least_us(self, size_bytes: int, pieces: int, *, frames: int = 1) -> float:
+        """What `play` takes at least, in whatever order of service, in time linear in the hops."""
+        durations, latencies, ticks_per_us = self._ticks(size_bytes, pieces * frames)
+        return least_ticks(self.layout, durations, latencies, pieces * frames) / ticks_per_us
+
+    def _ticks(self, size_bytes: int, frames: int) -> tuple[Ints, Ints, float]:
+        """What each hop takes for one of the frames of a chunk, each link's latency, and the clock."""
+        costs_us = [cost * size_bytes / frames for cost in self.costs_us]
+        ticks_per_us = self._ticks_per_us(size_bytes, frames)
+        # Rounded up, so that no time falls below what the links allow.
+        durations = _array([-(-cost * ticks_per_us // 1) for cost in costs_us])[self.cost]
+        durations *= self.together[self.layout.link]
+        different, latency = self._latencies
+        latencies = _array([round(each * ticks_per_us) for each in different])[latency]
+        return durations, latencies, float(ticks_per_us)
 
     def _lanes(self, pieces: int, frames: int, ahead: int | None) -> Lanes:
         """What is held back where ranks send in the planned order, `ahead` of what comes in."""
@@ -226,16 +250,29 @@ class Hops:
             ahead,
         )
 
-    def _ticks_per_us(self, costs_us: Sequence[Fraction], frames: int) -> Fraction:
+    def _ticks_per_us(self, size_bytes: int, frames: int) -> Fraction:
         """The finest clock whose 62 bits hold every hop of every frame one after the other."""
-        hops_per_cost = np.bincount(self.cost, minlength=len(costs_us)).tolist()
-        hops_per_link = np.bincount(self.layout.link, minlength=len(self.latencies_us)).tolist()
-        sending = sum(hops * cost for hops, cost in zip(hops_per_cost, costs_us, strict=True))
-        travelling = sum(hops * wait for hops, wait in zip(hops_per_link, self.latencies_us, strict=True))
+        sending, travelling = self._in_turn_us
         ticks = Fraction(FINEST_TICKS_PER_US)
-        while frames * self.images * (sending + travelling) * ticks >= 1 << 62:
+        while self.images * (sending * size_bytes + frames * travelling) * ticks >= 1 << 62:
             ticks /= 10
         return ticks
+
+    @cached_property
+    def _in_turn_us(self) -> tuple[Fraction, Fraction]:
+        """What all hops take one after the other: of links per byte of the whole buffer, of latencies."""
+        hops_per_cost = np.bincount(self.cost, minlength=len(self.costs_us)).tolist()
+        different, latency = self._latencies
+        hops_per_latency = np.bincount(latency[self.layout.link], minlength=len(different)).tolist()
+        return (
+            sum((hops * cost for hops, cost in zip(hops_per_cost, self.costs_us, strict=True)), Fraction(0)),
+            sum((hops * wait for hops, wait in zip(hops_per_latency, different, strict=True)), Fraction(0)),
+        )
+
+    @cached_property
+    def _latencies(self) -> tuple[list[Fraction], Ints]:
+        """The different ones, and which of them each link has."""
+        return _distinct(self.latencies_us)
 
 
 def occupied(topology: Topology) -> dict[Hop, Fraction]:

@@ -25,7 +25,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from arborcast.synth.collective import bandwidths
@@ -114,31 +116,120 @@ def sweep(
 ) -> tuple[Timing, ...]:
     """`simulate` for several sizes, in their order."""
     asked = _service_for(schedule, service)
-    hops = lay_out(schedule)
     check_positive("min_piece_bytes", min_piece_bytes)
     check_positive("max_pieces", max_pieces)
     if frame_bytes is not None:
         check_positive("frame_bytes", frame_bytes)
-    share = _mean_share(schedule)
-    message_us = schedule.topology.message_us
-    busiest_us = float(most_messages(schedule) * message_us) if message_us else 0.0
+    if pieces is not None:
+        check_positive("pieces", pieces)
+    runs = Runs(schedule, min_piece_bytes, max_pieces, frame_bytes)
     timings = []
     for size in sizes:
         check_size(size)
-        if pieces is None and message_us:
-            count = max(1, min(SEVERAL_HOSTS.pieces(schedule, size), _affordable(hops)))
-        elif pieces is None:
-            most = _most_pieces(hops, int(share * size / min_piece_bytes), max_pieces)
-            count, time_us = _descend(hops, size, most, frame_bytes)
-            if asked == EARLIEST:
-                timings.append(_timing(schedule, size, count, time_us, asked))
-                continue
-        else:
-            check_positive("pieces", pieces)
-            count = pieces
-        time_us, slowest = _slowest(hops, size, count, asked, frame_bytes)
-        timings.append(_timing(schedule, size, count, max(time_us, count * busiest_us), slowest))
+        count, time_us, slowest = pieces or 0, 0.0, asked
+        if pieces is None:
+            count, time_us = runs.choice(size)
+        if pieces is not None or asked != EARLIEST:
+            time_us, slowest = runs.slowest(size, count, asked)
+        timings.append(_timing(schedule, size, count, time_us, slowest))
     return tuple(timings)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A schedule that is laid out once and run at several sizes.
+
+    Attributes:
+        schedule: what to run.
+        min_piece_bytes, max_pieces, frame_bytes: as of `simulate`.
+    """
+
+    schedule: AnySchedule
+    min_piece_bytes: int = MIN_PIECE_BYTES
+    max_pieces: int = MAX_PIECES
+    frame_bytes: int | None = None
+
+    def most_pieces(self, size: int) -> int:
+        """The most pieces that chunks are cut into of its own accord; no fewer for larger buffers."""
+        if self.schedule.topology.message_us:
+            return max(1, min(SEVERAL_HOSTS.pieces(self.schedule, size), self._affordable))
+        fitting = int(self._share * size / self.min_piece_bytes)
+        return _power_of_two(min(self.max_pieces, fitting, self._affordable))
+
+    def choice(self, size: int) -> tuple[int, float]:
+        """The number of pieces, as `simulate` says, and the time in microseconds."""
+        best = self.most_pieces(size)
+        best_us = self._time_us(size, best)
+        while best > 1 and not self.schedule.topology.message_us:
+            if self._least_us(size, best // 2) >= best_us:
+                break
+            fewer_us = self._time_us(size, best // 2)
+            if fewer_us >= best_us:
+                break
+            best, best_us = best // 2, fewer_us
+        return best, best_us
+
+    def least_us(self, size: int) -> float:
+        """What the choice takes at least, without a run."""
+        pieces = self.most_pieces(size)
+        if self.schedule.topology.message_us:
+            return self._least_us(size, pieces)
+        return min(self._least_us(size, 1 << power) for power in range(pieces.bit_length()))
+
+    def slowest(self, size: int, pieces: int, service: Service) -> tuple[float, Service]:
+        """The longest time of all orders of a service, microseconds, with the first order that takes it."""
+        orders = [service.one(service.seed + number) for number in range(service.orders)]
+        times = [self._time_us(size, pieces, order) for order in orders]
+        slowest = max(range(len(orders)), key=times.__getitem__)
+        return times[slowest], orders[slowest]
+
+    def _time_us(self, size: int, pieces: int, service: Service = EARLIEST) -> float:
+        running().check("a simulation")
+        hops = self._hops if service == EARLIEST else self._every_hop
+        frames = frames_per_piece(hops, size, pieces, self.frame_bytes)
+        return max(hops.play(size, pieces, service, frames=frames).time_us, pieces * self.work_us)
+
+    def _least_us(self, size: int, pieces: int) -> float:
+        """A little less for what is rounded from ticks."""
+        frames = frames_per_piece(self._hops, size, pieces, self.frame_bytes)
+        least_us = self._hops.least_us(size, pieces, frames=frames)
+        return (1 - 1e-9) * max(least_us, pieces * self.work_us)
+
+    @cached_property
+    def _every_hop(self) -> Hops:
+        return lay_out(self.schedule)
+
+    @cached_property
+    def _hops(self) -> Hops:
+        """Of a schedule that was expanded its representatives' alone, where their run takes as long."""
+        origin = self.schedule.expanded_from if isinstance(self.schedule, Schedule) else None
+        if origin is not None and self.frame_bytes is None:
+            hops = lay_out(origin)
+            if hops.run_like_their_images:
+                return hops
+        return self._every_hop
+
+    @property
+    def effort(self) -> int:
+        """Passages that are played for a piece."""
+        return self._hops.layout.link.size
+
+    @cached_property
+    def _affordable(self) -> int:
+        """Pieces of which a run of the schedule in its form takes a second."""
+        hops = self._hops
+        images = hops.images if isinstance(self.schedule, Schedule) else 1
+        return MAX_PASSAGES // max(1, hops.layout.link.size * images)
+
+    @cached_property
+    def _share(self) -> Fraction:
+        return _mean_share(self.schedule)
+
+    @cached_property
+    def work_us(self) -> float:
+        """What messages of one piece of each chunk keep the end at work that has the most of them."""
+        each_us = self.schedule.topology.message_us
+        return float(most_messages(self.schedule) * each_us) if each_us else 0.0
 
 
 def timeline(
@@ -220,19 +311,11 @@ def frames_per_piece(hops: Hops, size: int, pieces: int, frame_bytes: int | None
     return max(1, min(int(wanted), MAX_FRAMES // pieces, MAX_PASSAGES // (pieces * hops.layout.link.size)))
 
 
-def pieces_allowed(schedule: AnySchedule, size_bytes: int) -> int:
-    """The most pieces that `simulate` cuts chunks into of its own accord; no fewer for larger buffers."""
-    if schedule.topology.message_us:
-        affordable = MAX_PASSAGES // max(1, _passages(schedule))
-        return max(1, min(SEVERAL_HOSTS.pieces(schedule, size_bytes), affordable))
-    return most_pieces(schedule, size_bytes)
-
-
 def most_pieces(schedule: AnySchedule, size_bytes: int) -> int:
     """The largest power of two of pieces within the limits of size and work, whatever messages cost."""
     fitting = int(_mean_share(schedule) * size_bytes / MIN_PIECE_BYTES)
     allowed = min(MAX_PIECES, fitting, MAX_PASSAGES // max(1, _passages(schedule)))
-    return 1 << max(0, allowed.bit_length() - 1)
+    return _power_of_two(allowed)
 
 
 def _passages(schedule: AnySchedule) -> int:
@@ -247,26 +330,9 @@ def _mean_share(schedule: AnySchedule) -> Fraction:
     return total / max(1, len(schedule.chunks))
 
 
-def _most_pieces(hops: Hops, pieces_of_least_size: int, max_pieces: int) -> int:
-    """The largest power of two that all limits allow, at least 1."""
-    allowed = min(max_pieces, pieces_of_least_size, _affordable(hops))
+def _power_of_two(allowed: int) -> int:
+    """The largest within what is allowed, at least 1."""
     return 1 << max(0, allowed.bit_length() - 1)
-
-
-def _affordable(hops: Hops) -> int:
-    """Pieces of which a run takes a second."""
-    return MAX_PASSAGES // max(1, hops.layout.link.size)
-
-
-def _descend(hops: Hops, size: int, most: int, frame_bytes: int | None) -> tuple[int, float]:
-    """The fastest piece count found by halving from `most`, with its time in microseconds."""
-    best, best_us = most, _time_us(hops, size, most, EARLIEST, frame_bytes)
-    while best > 1:
-        fewer_us = _time_us(hops, size, best // 2, EARLIEST, frame_bytes)
-        if fewer_us >= best_us:
-            break
-        best, best_us = best // 2, fewer_us
-    return best, best_us
 
 
 def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:
@@ -283,22 +349,6 @@ def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:
                 "which stores whole chunks; priority, fifo or random"
             )
     return service
-
-
-def _slowest(
-    hops: Hops, size: int, pieces: int, service: Service, frame_bytes: int | None
-) -> tuple[float, Service]:
-    """The longest time of all orders of a service, microseconds, with the first order that takes it."""
-    orders = [service.one(service.seed + number) for number in range(service.orders)]
-    times = [_time_us(hops, size, pieces, order, frame_bytes) for order in orders]
-    slowest = max(range(len(orders)), key=times.__getitem__)
-    return times[slowest], orders[slowest]
-
-
-def _time_us(hops: Hops, size: int, pieces: int, service: Service, frame_bytes: int | None) -> float:
-    running().check("a simulation")
-    frames = frames_per_piece(hops, size, pieces, frame_bytes)
-    return hops.play(size, pieces, service, frames=frames).time_us
 
 
 def _timing(schedule: AnySchedule, size: int, pieces: int, time_us: float, service: Service) -> Timing:

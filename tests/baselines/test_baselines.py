@@ -239,6 +239,20 @@ def test_many_ports_keep_all_links_of_a_hypercube_busy() -> None:
     assert schedule.steps == 8
 
 
+@pytest.mark.parametrize("spec", ["torus:4x4", "hypercube:3"])
+def test_rotated_doubling_keeps_all_links_of_a_hypercube_busy_in_every_step(spec: str) -> None:
+    fabric = topologies.load(spec)
+    schedule = solved(fabric, "allreduce", "rotated-doubling")
+    assert schedule.steps == fabric.ranks.bit_length() - 1
+    links = sorted(fabric.bandwidth)
+    for step in range(schedule.steps):
+        assert sorted((move.src, move.dst) for move in schedule.transfers if move.step == step) == links
+    whole = solved(fabric, "allreduce", "recursive-doubling")
+    for size in (1 << 10, 1 << 16, 1 << 20):
+        assert simulate(schedule, size, pieces=1).time_us < simulate(whole, size, pieces=1).time_us
+    assert schedule.rate == whole.rate
+
+
 @pytest.mark.parametrize("method", BASELINES)
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8])
 def test_every_kind_on_full_graphs(method: str, count: int) -> None:
