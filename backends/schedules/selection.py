@@ -157,19 +157,19 @@ class _OnHosts(Prices):
     def tolerated(self) -> float:  # type: ignore[override]
         return SHAKEN if self.schedules[0].topology.switches else 0.0
 
-    def best(self, size: int, candidates: Iterable[int] | None = None) -> int:
-        best = super().best(size, candidates)
+    def best(self, size: int, candidates: Iterable[int] | None = None, *, near: float = 0.0) -> int:
+        best = super().best(size, candidates, near=near)
         if not self.tolerated:
             return best
         most_us = (1 + SHAKEN) * self.time_us(best, size)
-        near = [
+        alike = [
             at
             for at in (range(self.count) if candidates is None else candidates)
             if self.least_us(at, size) <= most_us and self.time_us(at, size) <= most_us
         ]
-        if not all(isinstance(self.schedules[at], Schedule) for at in near):
+        if not all(isinstance(self.schedules[at], Schedule) for at in alike):
             return best
-        return min(near, key=lambda at: max(self._simulated_us(at, size, ORDERS), self.time_us(at, size)))
+        return min(alike, key=lambda at: max(self._simulated_us(at, size, ORDERS), self.time_us(at, size)))
 
     def _time_us(self, at: int, size: int) -> float:
         return max(self._simulated_us(at, size), self._work_us(at, size))
