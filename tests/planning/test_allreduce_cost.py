@@ -8,6 +8,7 @@ import pytest
 
 from arborcast import synth, topologies
 from arborcast.pipeline.costs.link_costs import LinkCosts
+from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import BUCKET_BYTES, Plan
@@ -66,6 +67,14 @@ def test_messages_that_start_together_by_hand():
 def test_of_equal_paths_the_one_by_the_first_vertex_is_taken():
     links = [Link(0, at, Fraction(1)) for at in (1, 2)] + [Link(at, 3, Fraction(1)) for at in (1, 2)]
     assert LinkCosts(Topology.build("two ways", 4, links)).path(0, 3) == ((0, 1), (1, 3))
+
+
+def test_a_direct_link_is_taken_however_wide_a_longer_way_is_and_no_way_is_refused():
+    links = [Link(0, 1, Fraction(1)), Link(0, 2, Fraction(5)), Link(2, 1, Fraction(5))]
+    network = LinkCosts(Topology.build("one way", 3, links))
+    assert network.path(0, 1) == ((0, 1),)
+    with pytest.raises(PlanError, match="topology one way: no path leads from rank 1 to rank 0"):
+        network.path(1, 0)
 
 
 def test_costs_are_equal_whatever_was_asked_and_kept():
