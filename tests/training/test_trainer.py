@@ -21,7 +21,7 @@ from arborcast.pipeline.run import boundary, executor, gradients
 from arborcast.pipeline.stages import Plan, overlaps, shares
 from arborcast.pipeline.trainer import Trainer
 from arborcast.synth.errors import InputError
-from tests.support.ranks import TRACING, run_ranks, store_path
+from tests.support.ranks import run_ranks, store_path
 from tests.support.training_cases import (
     LAYERS,
     MICROBATCHES,
@@ -45,7 +45,7 @@ from tests.support.training_cases import (
     tied,
 )
 
-RANKS_IMPORT = TRACING
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 """Gradients of a few bytes go by schedules too."""
