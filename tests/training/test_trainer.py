@@ -246,7 +246,7 @@ def in_ways(rank: int, size: int, names: Sequence[str]) -> dict[str, Curve]:
     "names", [FEW_WAYS, pytest.param(tuple(WAYS), marks=pytest.mark.long)], ids=["few", "all"]
 )
 def test_models_and_ways_of_training(names: Sequence[str]) -> None:
-    found = run_ranks(4, in_ways, names, environ=FABRIC)
+    found = run_ranks(4, in_ways, names, environ=FABRIC, timeout_s=280)
     for name in names:
         curve = merged([each[name] for each in found])
         _, make, options = WAYS[name]
