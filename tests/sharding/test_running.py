@@ -33,9 +33,9 @@ from arborcast.synth.errors import InputError
 from tests.sharding.examples import UNIT
 from tests.sharding.test_operators import Block
 from tests.support.commands import Command
-from tests.support.ranks import TRACING, run_ranks
+from tests.support.ranks import run_ranks
 
-RANKS_IMPORT = (*TRACING, "torch.distributed.tensor")
+RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor", "torch.export._trace")
 STEPS = 3
 BATCH = 8
 

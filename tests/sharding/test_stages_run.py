@@ -27,9 +27,9 @@ from arborcast.synth.errors import InputError
 from tests.sharding.examples import UNIT
 from tests.sharding.test_operators import Block
 from tests.sharding.test_running import Counting, adam, chosen_for, draw, momentum, of_tokens, planned
-from tests.support.ranks import TRACING, run_ranks
+from tests.support.ranks import run_ranks
 
-RANKS_IMPORT = (*TRACING, "torch.distributed.tensor")
+RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor", "torch.export._trace")
 STEPS, BATCH, MICROBATCHES = 3, 24, 2
 """Samples that meshes of 1, 2 and 3 ranks divide."""
 

@@ -8,8 +8,8 @@ def sum_of_ranks(rank, size, group):          # at module level, so that a proce
 assert run_ranks(4, sum_of_ranks) == [6, 6, 6, 6]
 
 A module whose functions make optimizers says `RANKS_IMPORT = ("torch._dynamo",)`: torch imports that with the
-first optimizer, for three seconds, which each rank would spend anew. Where ranks trace models, it says
-`RANKS_IMPORT = TRACING`.
+first optimizer, for three seconds, which each rank would spend anew; with "torch.export._trace", too, where
+they trace models.
 """
 
 from __future__ import annotations
@@ -42,18 +42,6 @@ PROCESSES.set_forkserver_preload(
         "arborcast.backends.group.process_group",
     ]
 )
-TRACING = (
-    "torch._dynamo",
-    "torch.export._trace",
-    "torch._export.passes._node_metadata_hook",
-    "torch._export.passes.replace_autocast_with_hop_pass",
-    "torch._export.passes.replace_set_grad_with_hop_pass",
-    "torch._inductor.fx_passes.dedupe_symint_uses",
-    "torch._inductor.sizevars",
-    "torch.fx.experimental.validator",
-    "sympy.tensor.tensor",
-)
-"""What torch imports when it traces a first model."""
 FORKS = multiprocessing.get_context("fork")
 END_S = 20.0
 

@@ -25,9 +25,9 @@ from arborcast import pipeline
 from arborcast.bench.training import user_models
 from arborcast.bench.training.in_stages import deterministic
 from arborcast.bench.training.user_models import BATCHES
-from tests.support.ranks import TRACING, run_ranks
+from tests.support.ranks import run_ranks
 
-RANKS_IMPORT = TRACING
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 SEED, STEPS, LIMIT = 34, 3, 1e-6
 MOST_PARAMETERS = 30_000_000
 TASKS = {

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from arborcast.pipeline.model.traced import trace
 from arborcast.pipeline.stages import divided
 from arborcast.pipeline.trainer import Trainer
-from tests.support.ranks import TRACING, run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.traced_models import Language, Residual
 from tests.support.training_cases import momentum, plan_of
 
-RANKS_IMPORT = TRACING
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 STEPS, MICROBATCHES = 5, 2
 REPLICAS = {"residual": [1, 2, 1], "language": [1, 1, 2]}

@@ -17,9 +17,9 @@ from arborcast import pipeline, topologies
 from arborcast.synth.errors import InputError
 from examples import train_pipeline
 from tests.group.test_train_ddp import ROOT, TORCHRUN, run
-from tests.support.ranks import TRACING, rendezvous, run_ranks, threads_of_gloo
+from tests.support.ranks import rendezvous, run_ranks, threads_of_gloo
 
-RANKS_IMPORT = (*TRACING, "sklearn.datasets")
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace", "sklearn.datasets")
 
 SCRIPT = ROOT / "examples" / "train_pipeline.py"
 

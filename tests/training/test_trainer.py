@@ -21,7 +21,7 @@ from arborcast.pipeline.run import boundary, executor, gradients
 from arborcast.pipeline.stages import Plan, overlaps, shares
 from arborcast.pipeline.trainer import Trainer
 from arborcast.synth.errors import InputError
-from tests.support.ranks import TRACING, run_ranks, store_path
+from tests.support.ranks import run_ranks, store_path
 from tests.support.training_cases import (
     LAYERS,
     MICROBATCHES,
@@ -45,7 +45,7 @@ from tests.support.training_cases import (
     tied,
 )
 
-RANKS_IMPORT = TRACING
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 """Gradients of a few bytes go by schedules too."""
@@ -246,7 +246,7 @@ def in_ways(rank: int, size: int, names: Sequence[str]) -> dict[str, Curve]:
     "names", [FEW_WAYS, pytest.param(tuple(WAYS), marks=pytest.mark.long)], ids=["few", "all"]
 )
 def test_models_and_ways_of_training(names: Sequence[str]) -> None:
-    found = run_ranks(4, in_ways, names, environ=FABRIC)
+    found = run_ranks(4, in_ways, names, environ=FABRIC, timeout_s=280)
     for name in names:
         curve = merged([each[name] for each in found])
         _, make, options = WAYS[name]

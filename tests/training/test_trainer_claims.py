@@ -19,7 +19,7 @@ from arborcast.pipeline.run.losses import Losses, check_reduction
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.trainer import Trainer
 from arborcast.synth.errors import InputError
-from tests.support.ranks import TRACING, run_ranks, store_path
+from tests.support.ranks import run_ranks, store_path
 from tests.support.training_cases import (
     CLASSES,
     FEATURES,
@@ -34,7 +34,7 @@ from tests.support.training_cases import (
 )
 from tests.training.test_trainer import merged, trained
 
-RANKS_IMPORT = TRACING
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 TOKENS, PADDING = 5, -100
 

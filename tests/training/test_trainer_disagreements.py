@@ -16,7 +16,7 @@ from arborcast.pipeline.model.divisible import Divisible
 from arborcast.pipeline.run.batches import Batch
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.trainer import Trainer
-from tests.support.ranks import TRACING, run_ranks, store_path
+from tests.support.ranks import run_ranks, store_path
 from tests.support.training_cases import (
     Curve,
     Unmodified,
@@ -30,7 +30,7 @@ from tests.support.training_cases import (
 )
 from tests.training.test_trainer import trained
 
-RANKS_IMPORT = TRACING
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 SOON_S = 3.0

@@ -22,10 +22,10 @@ from arborcast.pipeline.model.traced import Traced, trace
 from arborcast.pipeline.run.losses import SHARE, check_reduction
 from arborcast.pipeline.trainer import Trainer
 from arborcast.synth.errors import InputError
-from tests.support.ranks import TRACING, run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.training_cases import momentum, plan_of
 
-RANKS_IMPORT = TRACING
+RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 CATALOG = {model.name: model for model in catalog()}
 QUICK = (
