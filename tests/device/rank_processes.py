@@ -28,6 +28,7 @@ class Case:
     kind: str
     counts: tuple[int, ...] = (37, 37)
     solve: dict[str, Any] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
     dtype: str = "float32"
     op: str = "sum"
     groups: int = 2
@@ -105,7 +106,7 @@ def _run(case: Case) -> str:
     from arborcast.backends.device.plan import Plan
     from tests.device.definition import call
 
-    schedule = synth.solve(topologies.load(case.fabric), case.kind, **case.solve)
+    schedule = synth.solve(topologies.load(case.fabric, ranks=case.ranks or None), case.kind, **case.solve)
     itemsize = getattr(torch, case.dtype).itemsize
     options = {"groups": case.groups, "lanes": case.lanes, "piece": case.piece, "push": case.push}
     plan = Plan(schedule, itemsize=itemsize, **options)

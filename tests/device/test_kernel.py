@@ -38,6 +38,9 @@ def _all() -> Iterator[Case]:
                 yield Case(fabric, kind, (67, 13), {"root": 2}, push=push)
         for method in ("ring", "halving-doubling", "recursive-doubling", "swing", "binary-tree"):
             yield Case("full:8", "allreduce", (75, 13), {"method": method}, push=push)
+        for ranks in ((0, 1, 2, 3, 4, 5), (0, 1, 4)):
+            yield Case("dgx1", "allreduce", (75, 13), ranks=ranks, push=push)
+        yield Case("a100-pcie", "allreduce", (75, 13), push=push)
         yield Case("ring:3", "allreduce", (1, 7, 332, 0, 5), push=push)
         yield Case("ring:3", "allreduce", (100, 100), in_place=True, push=push)
         yield Case("ring:3", "allreduce", (100, 100, 100), late=1, push=push)
