@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from arborcast.topologies import grids
 from arborcast.topologies.entries import Entry
-from arborcast.topologies.machines import amd, aws, boxes, clouds, google, intel, nvidia, pcie, slingshot
+from arborcast.topologies.machines import (
+    amd,
+    aws,
+    boxes,
+    cabled,
+    clouds,
+    google,
+    intel,
+    nvidia,
+    pcie,
+    slingshot,
+)
 
 _ENTRIES = (
     *nvidia.ENTRIES,
@@ -19,6 +30,7 @@ _ENTRIES = (
     *clouds.ENTRIES,
     *slingshot.ENTRIES,
     *pcie.ENTRIES,
+    *cabled.ENTRIES,
     boxes.GENERIC,
     *grids.ENTRIES,
 )

@@ -541,6 +541,10 @@ def _images(
                 there = placed[target].fabric_switch(move.within.nics[nic], wiring)
             if switches.setdefault(here, there) != there:
                 return None
+    leaves = set(switches)
+    above = {one: other for one, other, _ in wiring.cables if other not in leaves}
+    for one, other in above.items():  # from the leaves up: spines follow their leaves
+        switches.setdefault(other, above[switches[one]])
     for here, there in switches.items():
         images[first + here] = first + there
     return tuple(images)

@@ -76,11 +76,11 @@ class Rails:
 
 @dataclass(frozen=True, slots=True)
 class FatTree:
-    """Leaf switches for some hosts each, and one core over the leaves.
+    """Leaf switches for some hosts each, and one core over the leaves, or over spines of some leaves each.
 
     All NICs of a leaf's hosts are on it; by rails, a pod of hosts has a leaf for NIC 0 of each, one for NIC
     1, and so on. A leaf's way to the core carries what its NICs carry, divided by `oversubscription`. The
-    switches that a folded Clos network has in place of the core are one vertex.
+    switches that a folded Clos network has in place of a spine or the core are one vertex.
 
     Attributes:
         oversubscription: at least 1.
@@ -88,12 +88,15 @@ class FatTree:
             its square root, and by rails for all of them.
         in_network: what leaves and core can do, a word of `IN_NETWORK`.
         by_rails: see above.
+        spines: of three tiers how much less a spine's way up carries than those of its leaves, and how many
+            leaves it has; None for two tiers.
     """
 
     oversubscription: Fraction
     hosts: int | None = None
     in_network: str = "none"
     by_rails: bool = False
+    spines: tuple[Fraction, int] | None = None
 
     def wire(self, name: str, nics: Sequence[Sequence[Fraction]]) -> Wiring:
         """See `Fabric`."""
@@ -108,25 +111,40 @@ class FatTree:
                 f"{name}: a fat tree must have at least 2 leaves, got {total} hosts with {under} under a leaf"
                 f"{each}"
             )
-        sums = [Fraction(0)] * leaves
+        carried = [Fraction(0)] * leaves
         for host, rates in enumerate(nics):
             for nic, rate in enumerate(rates):
-                sums[host // under * rails + nic % rails] += rate
+                carried[host // under * rails + nic % rails] += rate
         names = [
             f"pod{leaf // rails}.rail{leaf % rails}" if self.by_rails else f"leaf{leaf}"
             for leaf in range(leaves)
         ]
+        cables: list[tuple[int, int, Fraction]] = []
+        tiers = [(self.oversubscription, leaves)]
+        if self.spines is not None:
+            thinner, width = self.spines
+            if not 2 <= width < leaves:
+                raise TopologyError(
+                    f"{name}: a spine must have 2..{leaves - 1} of the {leaves} leaves, got {width}"
+                )
+            tiers = [(self.oversubscription, width), (thinner, -(-leaves // width))]
+        for ratio, width in tiers:
+            first, above = len(names) - len(carried), len(names)
+            ways = [rate / ratio for rate in carried]
+            cables += [(first + at, above + at // width, rate) for at, rate in enumerate(ways) if rate]
+            carried = [sum(ways[at : at + width], Fraction(0)) for at in range(0, len(ways), width)]
+            names += ["core"] if len(carried) == 1 else [f"spine{at}" for at in range(len(carried))]
         return Wiring(
-            tuple(switch_that(own, self.in_network) for own in (*names, "core")),
+            tuple(switch_that(own, self.in_network) for own in names),
             lambda host, nic: host // under * rails + nic % rails,
-            tuple((leaf, leaves, rate / self.oversubscription) for leaf, rate in enumerate(sums) if rate),
-            (under,),
+            tuple(cables),
+            tuple(dict.fromkeys((under, under * max(1, tiers[0][1] // rails)))),
         )
 
 
 FORMS = (
-    "rail, rail:N, full, fat-tree:RATIO, fat-tree:RATIO:HOSTS, rail-tree:RATIO or rail-tree:RATIO:HOSTS, "
-    "+sharp after any of them"
+    "rail, rail:N, full, fat-tree:RATIO, fat-tree:RATIO:HOSTS, fat-tree:RATIO:HOSTS:RATIO:LEAVES or "
+    "rail-tree: with the same numbers, +sharp after any of them"
 )
 
 
@@ -134,9 +152,10 @@ def fabric_named(text: str) -> Fabric:
     """The fabric that a text names.
 
     `rail` has a switch for every NIC of a host, `rail:N` N of them, `full` one; `fat-tree:RATIO:HOSTS` so
-    many hosts under each leaf; `rail-tree:RATIO:HOSTS` a leaf for every NIC of so many hosts. With `+sharp`
-    after it, its switches reduce, multicast and turn, as those of InfiniBand with SHARP do (Graham et al.,
-    COMHPC 2016).
+    many hosts under each leaf, `fat-tree:RATIO:HOSTS:RATIO:LEAVES` so many of these under each spine, whose
+    way up is RATIO times thinner; `rail-tree` the same with a leaf for every NIC of so many hosts. With
+    `+sharp` after it, its switches reduce, multicast and turn, as those of InfiniBand with SHARP do (Graham
+    et al., COMHPC 2016).
 
     Raises:
         TopologyError: none has this name, or its numbers break a rule.
@@ -154,9 +173,10 @@ def fabric_named(text: str) -> Fabric:
                 return Rails(None, in_network)
             case "rail" | "rails", [count]:
                 return Rails(_whole(count), in_network)
-            case "fat-tree" | "rail-tree", [ratio, *hosts] if len(hosts) <= 1:
-                under = _whole(hosts[0]) if hosts else None
-                return FatTree(_ratio(ratio), under, in_network, by_rails=kind == "rail-tree")
+            case "fat-tree" | "rail-tree", [ratio, *rest] if len(rest) in {0, 1, 3}:
+                under = _whole(rest[0]) if rest else None
+                spines = (_ratio(rest[1]), _whole(rest[2])) if len(rest) > 1 else None
+                return FatTree(_ratio(ratio), under, in_network, kind == "rail-tree", spines)
     except ValueError as error:
         raise TopologyError(f"fabric {shorten(text)}: {error}") from error
     raise TopologyError(f"fabric {shorten(text)}: must be {FORMS}")

@@ -1,8 +1,9 @@
-"""Runs schedules by torch's point-to-point calls over gloo: the readable reference of what a program means.
+"""Runs schedules by torch's point-to-point calls: the readable reference of what a program means.
 
-A program is followed in its order: a message starts as soon as what it needs is complete, sums and copies are
-made when something needs them. Its order is one in which even blocking sends cannot deadlock, and each of its
-messages has a tag of its own. `backends.dataflow` does the same with less waiting.
+Over gloo a program is followed in its order: a message starts as soon as what it needs is complete, sums and
+copies are made when something needs them. Its order is one in which even blocking sends cannot deadlock, and
+each of its messages has a tag of its own. `backends.dataflow` does the same with less waiting. NCCL and RCCL
+know groups and no tags: `backends.p2p`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.errors import DisagreementError, ExecutionError
-from arborcast.backends.lowering.layout import Buffer, BufferSlice
+from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
-from arborcast.backends.lowering.program import Operation, Program, Receive, Reduce, Send
+from arborcast.backends.lowering.program import Operation, Program, Receive, Send
 from arborcast.backends.lowering.rank_view import digest_of, refuse_switches
+from arborcast.backends.p2p.groups import MessageGroup, groups_of
+from arborcast.backends.p2p.run import GroupedRun, combine, view
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, served_operator
 from arborcast.synth.collective import Kind
@@ -34,10 +37,13 @@ from arborcast.synth.simulation.pieces import pieces_that_fit
 DEFAULT_PIECE_BYTES = 512 * 1024
 
 CPU = torch.device("cpu")
+TAGGED = "gloo"
+BACKENDS = {"cpu": TAGGED, "cuda": "nccl"}
+"""By the device of tensors; RCCL calls itself nccl."""
 
 
 class Executor:
-    """Runs one schedule on CPU tensors; making one is a collective call of all ranks of the group.
+    """Runs one schedule; making one is a collective call of all ranks of the group.
 
     The ranks compare their schedules first. All make their calls on the group in the same order; a call is
     complete when it returns.
@@ -45,16 +51,18 @@ class Executor:
     Args:
         schedule: what to run, in either form; correct ones only, `synth.verify` says which are. Equal on all
             ranks, like all knobs but `cache`.
-        group: whose rank i is rank i of the schedule's topology; gloo serves its CPU tensors, with no other
-            point-to-point messages in flight. The default group where None.
+        group: whose rank i is rank i of the schedule's topology; gloo serves its CPU tensors, NCCL those of
+            CUDA, with no other point-to-point messages in flight. The default group where None.
         pieces: into how many pieces each chunk is cut; chosen by size where None: see `pieces_for`.
         piece_bytes: the size that a piece of the largest chunk should not fall below.
         max_pieces: the number of pieces that is never exceeded.
         cache: number of lengths and types whose programs are kept.
+        device: of the tensors.
+        grouped: whether messages go in groups without tags; None for where the backend knows nothing else.
 
     Raises:
-        InputError: the group is not as large as the topology, or has another backend for CPU tensors; or a
-            switch adds or copies.
+        InputError: the group is not as large as the topology, or has another backend for such tensors, or one
+            that must have groups is told not to; or a switch adds or copies.
         DisagreementError: another rank has another schedule or other knobs.
     """
 
@@ -67,6 +75,8 @@ class Executor:
         piece_bytes: int = DEFAULT_PIECE_BYTES,
         max_pieces: int = DEFAULT_MAX_PIECES,
         cache: int = 64,
+        device: torch.device | str = CPU,
+        grouped: bool | None = None,
     ) -> None:
         group = group or dist.group.WORLD
         if group is None:
@@ -78,9 +88,20 @@ class Executor:
                 f"the process group has {group.size()}"
             )
         refuse_switches(schedule, "executor")
-        backend = group._get_backend(CPU).name()
-        if backend != "gloo":
-            raise InputError(f"executor: needs gloo for tensors on cpu, the process group has {backend}")
+        here = torch.cuda.current_device() if str(device) == "cuda" else None
+        self._device = torch.device(device) if here is None else torch.device("cuda", here)
+        wanted = BACKENDS.get(self._device.type)
+        if wanted is None:
+            raise InputError(f"executor: device must be one of {', '.join(BACKENDS)}, got {self._device}")
+        backend = group._get_backend(self._device).name()
+        if backend != wanted:
+            raise InputError(
+                f"executor: needs {wanted} for tensors on {self._device.type}, "
+                f"the process group has {backend}"
+            )
+        if grouped is False and backend != TAGGED:
+            raise InputError(f"executor: {backend} has no tags, so that messages must be grouped")
+        self._grouped = backend != TAGGED if grouped is None else grouped
         self.schedule = schedule
         self.rank = group.rank()
         self._group = group
@@ -140,9 +161,9 @@ class Executor:
             InputError: tensors or an operation that do not fit.
             ExecutionError: a peer died or a deadline passed; no further call will work.
         """
-        program = self._program(count, dtype)
+        program, groups = self._program(count, dtype)
         collective = self.schedule.collective
-        given, output = check_buffers(collective, program, given, output, dtype, CPU)
+        given, output = check_buffers(collective, program, given, output, dtype, self._device)
         operator = served_operator(op, dtype) if collective.kind.reduces else None
         if self._failure is not None:
             raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
@@ -150,12 +171,16 @@ class Executor:
             operator.before_in_place(output)
         elif operator is not None and given is not None:
             given = operator.before(given)
-        memory = {Buffer.SCRATCH: torch.empty(program.scratch_elements, dtype=dtype)}
+        memory = {Buffer.SCRATCH: torch.empty(program.scratch_elements, dtype=dtype, device=self._device)}
         if given is not None:
             memory[Buffer.INPUT] = given
         if output is not None:
             memory[Buffer.OUTPUT] = output
-        call = _ProgramRun(program, self._group, memory, operator)
+        call: _ProgramRun | GroupedRun
+        if self._grouped:
+            call = GroupedRun(program, groups, self._group, memory, operator)
+        else:
+            call = _ProgramRun(program, self._group, memory, operator)
         try:
             call.run()
         except BaseException as error:
@@ -177,10 +202,10 @@ class Executor:
 
     def _agree(self) -> None:
         """Refuse ranks that would exchange other messages."""
-        knobs = [self._pieces, self._piece_bytes, self._max_pieces]
+        knobs = [self._pieces, self._piece_bytes, self._max_pieces, self._grouped]
         said = digest_of(self.schedule) + json.dumps(knobs).encode()
         own = int.from_bytes(hashlib.sha256(said).digest()[:7])
-        mine = torch.tensor([own], dtype=torch.int64)
+        mine = torch.tensor([own], dtype=torch.int64, device=self._device)
         everybody = [torch.empty_like(mine) for _ in range(self._group.size())]
         dist.all_gather(everybody, mine, group=self._group)
         for rank, digest in enumerate(everybody):
@@ -198,8 +223,10 @@ class Executor:
         if self.rank not in collective.ranks:
             raise InputError(f"rank {self.rank}: takes no part in the {kind}; call run(count, dtype) on it")
 
-    def _lowered(self, count: int, dtype: torch.dtype) -> Program:
-        return lower_rank(self.schedule, self.rank, count, pieces=self.pieces_for(count, dtype))
+    def _lowered(self, count: int, dtype: torch.dtype) -> tuple[Program, tuple[MessageGroup, ...]]:
+        pieces = self.pieces_for(count, dtype)
+        program = lower_rank(self.schedule, self.rank, count, pieces=pieces, grouped=self._grouped)
+        return program, groups_of(program) if self._grouped else ()
 
 
 class _ProgramRun:
@@ -231,11 +258,11 @@ class _ProgramRun:
                 self._complete_all(operation.after)
                 self.reached = operation
                 if isinstance(operation, Send):
-                    view = self._view(operation.source)
-                    self._works[index] = self._group.send([view], operation.peer, operation.tag)
+                    part = view(self._memory, operation.source)
+                    self._works[index] = self._group.send([part], operation.peer, operation.tag)
                 else:
-                    view = self._view(operation.into)
-                    self._works[index] = self._group.recv([view], operation.peer, operation.tag)
+                    part = view(self._memory, operation.into)
+                    self._works[index] = self._group.recv([part], operation.peer, operation.tag)
         self._complete_all(range(len(self._operations)))
 
     def _complete_all(self, indices: Iterable[int]) -> None:
@@ -249,17 +276,5 @@ class _ProgramRun:
                 self._works.pop(index).wait()
             else:
                 self._complete_all(operation.after)
-                self._combine(operation)
+                combine(operation, self._memory, self._operator)
             self._complete.add(index)
-
-    def _combine(self, operation: Operation) -> None:
-        assert not isinstance(operation, Send | Receive), "messages are started in their turn"
-        into, source = self._view(operation.into), self._view(operation.source)
-        if isinstance(operation, Reduce):
-            assert self._operator is not None, "only reducing kinds have reductions"
-            self._operator.combine(into, source, into)
-        else:
-            into.copy_(source)
-
-    def _view(self, part: BufferSlice) -> Tensor:
-        return self._memory[part.buffer].narrow(0, part.start, part.length)

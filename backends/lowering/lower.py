@@ -14,6 +14,9 @@ lies in buffer p mod depth from its copy in, or its first arrival, until its cop
 piece may only begin when the one `depth` before it has ended, on every rank. Where a ring is shorter than
 that, with less buffers than steps and pieces, piece p of step s happens at s + floor(p * steps / depth): in
 this order of messages nothing waits for what comes later, and the argument above holds.
+
+NCCL starts messages in groups and knows no tags. There all messages of one time are a group (`grouped`), so
+that none may need another of its time: what a message of a time frees serves those of later times only.
 """
 
 from __future__ import annotations
@@ -43,30 +46,32 @@ class Scratch:
             is met beyond it.
         window: slots that each chunk may have before it uses the first again, so that as many receives
             can be posted ahead of time.
+        later: whether a slot is used again only at a later time than that at which it was given back.
     """
 
-    def __init__(self, limit: int, window: int) -> None:
+    def __init__(self, limit: int, window: int, *, later: bool = False) -> None:
         self.elements = 0
         self._limit = limit
         self._window = window
-        self._free: dict[int, deque[int]] = defaultdict(deque)
+        self._later = later
+        self._free: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
         self._slots: dict[int, int] = defaultdict(int)
 
-    def take(self, chunk: int, length: int, slot_length: int) -> BufferSlice:
+    def take(self, chunk: int, length: int, slot_length: int, time: int) -> BufferSlice:
         """A slice of `length` elements in a slot of `slot_length`, which is the same for all of a chunk."""
         free = self._free[chunk]
         full = self._slots[chunk] >= self._window or self.elements + slot_length > self._limit
-        if free and full:
-            start = free.popleft()
+        if free and full and not (self._later and free[0][1] >= time):
+            start, _ = free.popleft()
         else:
             start = self.elements
             self.elements += slot_length
             self._slots[chunk] += 1
         return BufferSlice(Buffer.SCRATCH, start, start + length)
 
-    def give_back(self, chunk: int, taken: BufferSlice) -> None:
-        """The slice will not be read again by operations that are yet to be written."""
-        self._free[chunk].append(taken.start)
+    def give_back(self, chunk: int, taken: BufferSlice, time: int) -> None:
+        """The slice will not be read again by operations that are yet to be written; those of `time` may."""
+        self._free[chunk].append((taken.start, time))
 
 
 DEFAULT_WINDOW = 8
@@ -74,7 +79,12 @@ DEFAULT_MAX_PIECES = 32
 
 
 def lower(
-    schedule: AnySchedule, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
+    schedule: AnySchedule,
+    count: int,
+    *,
+    pieces: int = 1,
+    window: int = DEFAULT_WINDOW,
+    grouped: bool = False,
 ) -> tuple[Program, ...]:
     """The programs of all that hold chunks: the ranks, relays included, and then the able switches.
 
@@ -85,20 +95,26 @@ def lower(
         count: elements of the whole buffer, as algbw counts it.
         pieces: into how many pieces each chunk is cut; empty ones are not sent.
         window: receives of one chunk that may be posted ahead (slots of scratch, see `Scratch`).
+        grouped: whether no message may need another one of its own time (`backends.p2p`).
 
     Raises:
         CollectiveError: the count does not divide into the collective's blocks.
         ScheduleError: a rank sends a chunk before it holds it, or receives one twice in a step.
     """
     if isinstance(schedule, ImplicitSchedule):
-        holders = range(schedule.topology.holders)
-        return tuple(lower_rank(schedule, rank, count, pieces=pieces, window=window) for rank in holders)
+        return tuple(
+            lower_rank(schedule, rank, count, pieces=pieces, window=window, grouped=grouped)
+            for rank in range(schedule.topology.holders)
+        )
     layout = lay_out(schedule, count)
     of_rank: list[list[tuple[int, Transfer]]] = [[] for _ in range(schedule.topology.holders)]
     for index, transfer in enumerate(schedule.transfers):
         of_rank[transfer.src].append((index, transfer))
         of_rank[transfer.dst].append((index, transfer))
-    return tuple(_lower(layout, rank, transfers, pieces, window) for rank, transfers in enumerate(of_rank))
+    return tuple(
+        _lower(layout, rank, transfers, pieces, window, grouped=grouped)
+        for rank, transfers in enumerate(of_rank)
+    )
 
 
 def lower_rank(
@@ -109,11 +125,12 @@ def lower_rank(
     pieces: int = 1,
     window: int = DEFAULT_WINDOW,
     depth: int | None = None,
+    grouped: bool = False,
 ) -> Program:
     """The program of one rank, or of an able switch by its vertex; arguments and errors as for `lower`.
 
     With a depth, for input and output on a device, through a ring of so many host buffers; it must be the
-    same on all ranks.
+    same on all ranks, and does not go with `grouped`.
 
     From an implicit schedule in time and memory that grow with what this rank sends and receives, and it is
     the program that the whole schedule gives: the order of messages and their tags are those of the whole,
@@ -123,9 +140,9 @@ def lower_rank(
     chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)
     layout = lay_out(schedule, count, chunks)
     if depth is None:
-        return _lower(layout, rank, transfers, pieces, window)
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}")
+        return _lower(layout, rank, transfers, pieces, window, grouped=grouped)
+    if depth < 1 or grouped:
+        raise ValueError(f"depth must be at least 1 and without groups, got {depth}")
     ring = _Ring(layout, rank, pieces, depth)
     pace = Fraction(max(schedule.steps, depth), depth) if depth < pieces else Fraction(1)
     return _lower(layout, rank, transfers, pieces, window, ring, pace)
@@ -139,6 +156,8 @@ def _lower(
     window: int,
     ring: _Ring | None = None,
     pace: Fraction = Fraction(1),
+    *,
+    grouped: bool = False,
 ) -> Program:
     """The program of a rank whose pieces enter every `pace` steps."""
     if pieces < 1 or window < 1:
@@ -147,7 +166,8 @@ def _lower(
     if rank not in layout.collective.members:  # all inputs of a piece take a slot, those of the next others
         window *= _most_inputs(rank, transfers)
     sent = {(it.chunk, it.step, it.dst) for _, it in transfers if it.src == rank and it.reduce}
-    writer = _OperationWriter(layout, rank, pieces, Scratch(layout.count, window), ring, sent)
+    scratch = Scratch(layout.count, window, later=grouped)
+    writer = _OperationWriter(layout, rank, pieces, scratch, ring, sent)
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
         writer.copy(0, *kept)
@@ -158,11 +178,12 @@ def _lower(
         if message.transfer.src == rank:
             last_send[*message.cell, message.time] = position
     for position, message in enumerate(messages):
-        more_sends = last_send.get((*message.cell, message.time), -1) > position
+        sent_last = last_send.get((*message.cell, message.time), -1)
+        more_sends = sent_last > position
         if message.transfer.src == rank:
             writer.send(message)
         else:
-            writer.receive(message, more_sends)
+            writer.receive(message, more_sends or (grouped and sent_last >= 0))
         # What a step brings counts from the next step on, so it waits for the sends of this one.
         if not more_sends:
             writer.settle(message)
@@ -317,7 +338,8 @@ class _OperationWriter:
             Send(message.time, message.transfer.dst, cell.home, message.tag, tuple(sorted(after)))
         )
 
-    def receive(self, message: _PieceMessage, more_sends: bool) -> None:
+    def receive(self, message: _PieceMessage, read_until_then: bool) -> None:
+        """With `read_until_then`, sends of this time may still read what the rank holds when it arrives."""
         cell = self._cell(message)
         transfer = message.transfer
         if (
@@ -336,7 +358,7 @@ class _OperationWriter:
             direct = claims
         else:
             claims = True
-            direct = cell.home != cell.final or not more_sends
+            direct = cell.home != cell.final or not read_until_then
         into = cell.final if direct and cell.final is not None else self._take(message)
         cell.arrivals.append(_PendingReceive(transfer.src, into, transfer.reduce, claims))
         after = self._writes(into)
@@ -375,7 +397,7 @@ class _OperationWriter:
                 self.add(message.time, other, total)
         for arrival in arrivals:
             if arrival.into != result:
-                self.scratch.give_back(chunk, arrival.into)
+                self.scratch.give_back(chunk, arrival.into, message.time)
         cell.home = result
 
     def close(self, message: _PieceMessage) -> None:
@@ -385,7 +407,7 @@ class _OperationWriter:
         if cell.target is not None and cell.latest is not None:
             self.copy(message.time, cell.home, cell.target)
         if cell.home.buffer is Buffer.SCRATCH:
-            self.scratch.give_back(message.transfer.chunk, cell.home)
+            self.scratch.give_back(message.transfer.chunk, cell.home, message.time)
 
     def copy(self, time: int, source: BufferSlice, into: BufferSlice) -> None:
         after = self._reads(source) | self._writes(into)
@@ -395,10 +417,10 @@ class _OperationWriter:
         chunk = message.transfer.chunk
         if cell.final is not None and into != cell.final:
             self.copy(message.time, into, cell.final)
-            self.scratch.give_back(chunk, into)
+            self.scratch.give_back(chunk, into, message.time)
             into = cell.final
         if cell.home is not None and cell.home.buffer is Buffer.SCRATCH:
-            self.scratch.give_back(chunk, cell.home)
+            self.scratch.give_back(chunk, cell.home, message.time)
         cell.home = into
 
     def add(self, time: int, source: BufferSlice, into: BufferSlice) -> None:
@@ -432,7 +454,7 @@ class _OperationWriter:
     def _take(self, message: _PieceMessage) -> BufferSlice:
         place = self._layout.places[message.transfer.chunk]
         longest = -(-(place.stop - place.start) // self._pieces)
-        return self.scratch.take(message.transfer.chunk, message.length, longest)
+        return self.scratch.take(message.transfer.chunk, message.length, longest, message.time)
 
     def _reads(self, source: BufferSlice) -> set[int]:
         """Note that the next operation reads the slice; what it must come after."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
 from arborcast.pipeline.costs.link_costs import LinkCosts
-from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.alternatives import METHODS, alternatives
 from arborcast.pipeline.planning.asynchronous import SteadyState, fastest_steady_state
 from arborcast.pipeline.planning.costing import Costed, costed
+from arborcast.pipeline.planning.least_collectives import of_divided, of_replicas
 from arborcast.pipeline.planning.memory_need import Limit
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
 from arborcast.pipeline.planning.planner import PlanWishes, plan
@@ -48,6 +49,8 @@ class Alternative:
         why_not: in words why there is no plan; "" where there is one.
         remark: how the plan differs from what was published; "" where it does not.
         steady_state: of training without a flush, for the method that is that.
+        collectives_us: that the collectives of a step take at least, by proof (`least_collectives`); None
+            where that was not asked for.
     """
 
     method: str
@@ -56,6 +59,7 @@ class Alternative:
     why_not: str = ""
     remark: str = ""
     steady_state: SteadyState | None = None
+    collectives_us: float | None = None
 
     @property
     def time_us(self) -> float | None:
@@ -90,6 +94,8 @@ class Comparison:
         batch: samples of a step.
         memory_bytes: the limit that all plans keep to; None for none.
         alternatives: what each method gives, ours first.
+        divided: where that was asked for, plans whose operators are divided as well: both levels, one stage,
+            and fixed layouts of one stage.
         best: the fastest plan that keeps to all that was asked for; of equally fast ones the first.
     """
 
@@ -99,6 +105,7 @@ class Comparison:
     memory_bytes: Limit | None
     alternatives: tuple[Alternative, ...]
     best: Alternative
+    divided: tuple[Alternative, ...] = ()
 
     @property
     def profile(self) -> Profile:
@@ -138,6 +145,7 @@ def compare(
     optimizer: OptimizerFactory | None = None,
     name: str | None = None,
     methods: Iterable[str] = EVERY,
+    divided: bool = False,
     **wishes: Unpack[PlanWishes],
 ) -> Comparison:
     """Plan a model on a fabric by every method, with the same costs, links and memory.
@@ -161,12 +169,14 @@ def compare(
         optimizer: makes the optimizer of a list of parameters, for the bytes of its state.
         name: of the profile of a module.
         methods: of `EVERY`.
+        divided: compare plans whose operators are divided, too (`shard_in_stages`), with as many microbatches
+            as the best plan, and say of all plans what their collectives take at least.
         **wishes: as in `plan`. Memory that is not given is the device's, where the model is costed for one.
 
     Raises:
         PlanError: as `plan`, where ours is asked for; no method has a plan (why the first has none), or
             there is no such method.
-        ProfileError: the model cannot be costed.
+        ProfileError: the model cannot be costed, or is a profile, which has no operators to divide.
         BatchError: the batch does not split.
     """
     names = tuple(dict.fromkeys(methods))
@@ -214,7 +224,66 @@ def compare(
     best = min(runnable or found[:1], key=lambda it: it.time_us or 0.0)
     if best.plan is None and best.steady_state is None:
         raise PlanError(f"method {best.method}: {best.why_not}")
-    return Comparison(costs, topology, batch, memory_bytes, found, best)
+    if not divided:
+        return Comparison(costs, topology, batch, memory_bytes, found, best)
+    microbatches = 1 if best.plan is None else best.plan.microbatches
+    inside = _divided(model, example, loss_fn, costs, network, batch, microbatches, wishes, optimizer)
+    timed = {it.method: _with_least_time(it, profile, network) for it in found}
+    everything = tuple(timed.values())
+    return Comparison(costs, topology, batch, memory_bytes, everything, timed[best.method], inside)
+
+
+def _with_least_time(it: Alternative, profile: Profile, network: LinkCosts) -> Alternative:
+    return it if it.plan is None else replace(it, collectives_us=of_replicas(it.plan, profile, network))
+
+
+def _divided(
+    model: Profile | str | nn.Module | Layered,
+    example: Example | None,
+    loss_fn: LossFunction | None,
+    costs: Costed,
+    network: LinkCosts,
+    batch: int,
+    microbatches: int,
+    wishes: PlanWishes,
+    optimizer: OptimizerFactory | None,
+) -> tuple[Alternative, ...]:
+    """What both levels, one stage and fixed layouts give; ways whose stages are replicas are left out."""
+    if costs.device is None:
+        what = "a profile" if costs.said_by == "profile" else "a model that is measured"
+        raise ProfileError(f"model: must be one whose operators are costed for a device, got {what}")
+    from arborcast.pipeline import zoo
+    from arborcast.pipeline.model.traced import trace
+    from arborcast.pipeline.planning.sharded_planning import shard_in_stages
+    from arborcast.pipeline.sharding.layouts import LAYOUTS
+
+    if isinstance(model, str):
+        from arborcast.pipeline.zoo.catalog import CATALOG
+
+        optimizer = optimizer or CATALOG[model].optimizer
+        model, example, loss_fn = zoo.build(model)
+    assert not isinstance(model, Profile), "it has no device"
+    memory_bytes = wishes.get("memory_bytes")
+    found = shard_in_stages(
+        trace(model, example, loss_fn, evaluation=False),  # type: ignore[arg-type]
+        network.topology,
+        costs.device,
+        batch=batch,
+        microbatches=microbatches,
+        memory_bytes=memory_bytes if isinstance(memory_bytes, int) else None,
+        stages=wishes.get("stages"),
+        optimizer=optimizer,
+        name=costs.profile.model,
+    )
+    ways = []
+    for name, way in found.ways.items():
+        if way.scheduled is None:
+            ways.append(Alternative(name, None, None, way.why_not))
+        elif way.is_divided:
+            least = of_divided(way.scheduled, found.sliced, network)
+            plan, remark = found.plan_by(name), "one stage of a fixed layout" if name in LAYOUTS else ""
+            ways.append(Alternative(name, plan, way.prediction, remark=remark, collectives_us=least))
+    return tuple(ways)
 
 
 def _asynchronous(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import groupby
 from typing import TypeVar
 
@@ -116,8 +116,7 @@ def nearest(
         src, dst = (link.dst, link.src) if turned else (link.src, link.dst)
         leaving.setdefault(src, []).append((dst, wait))
     found: dict[Vertex, Wait] = {}
-    queue = [(0 * waits[0], end) for end in ends]
-    heapify(queue)
+    queue = [(0 * waits[0], end) for end in ends]  # a heap, as all are as near
     while queue:
         far, vertex = heappop(queue)
         if vertex not in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from arborcast.synth.topology import Link
     from arborcast.topologies import Machine
     from arborcast.topologies.cluster import Cluster
+    from arborcast.topologies.readers.cluster_documents import Hosts
 
 _logger = logging.getLogger(__name__)
 
@@ -39,20 +41,24 @@ _logger = logging.getLogger(__name__)
 def cluster(
     hosts: Annotated[
         list[str],
-        typer.Argument(help="a file or a name of the catalog, once for each host", metavar="HOST"),
+        typer.Argument(
+            help="a file or a name of the catalog, once for each host; or a file that names hosts and fabric",
+            metavar="HOST",
+        ),
     ],
     count: Annotated[int, number("--hosts", "so many hosts like the one that is named")] = 1,
     fabric: Annotated[
-        str,
+        str | None,
         option(
             "--fabric",
             "full: one switch that blocks nothing; rail: a switch for NIC i of all hosts (rail:N: NICs are "
             "dealt to N switches); fat-tree:RATIO: leaf switches whose way up is RATIO times thinner "
             "(fat-tree:RATIO:HOSTS: so many hosts under each); rail-tree:RATIO: a leaf for NIC i of hosts "
-            "(rail-tree:RATIO:HOSTS: of so many each) under one core",
+            "(rail-tree:RATIO:HOSTS: of so many each) under one core; :RATIO:LEAVES behind: under spines of "
+            "so many leaves each; by default full",
             metavar="FABRIC",
         ),
-    ] = "full",
+    ] = None,
     nic: Annotated[
         str | None,
         option(
@@ -88,30 +94,41 @@ def cluster(
     from arborcast.topologies.cluster import join, with_nics
     from arborcast.topologies.fabrics import fabric_named
     from arborcast.topologies.rates import Rates
+    from arborcast.topologies.readers.cluster_documents import Hosts, read_cluster
 
     writable(output)
     if count < 1 or (count > 1 and len(hosts) > 1):
         rule = "goes with one HOST" if count > 1 else "must be at least 1"
         raise InputError(f"--hosts {count}: {rule}, got {len(hosts)}")
-    network, speed = fabric_named(fabric), above_zero("--nic", nic)
-    crossing = above_zero("--between-sockets", between_sockets)
-    machines: dict[str, Machine] = {}
-    for spec in dict.fromkeys(hosts):
+    speed, crossing = above_zero("--nic", nic), above_zero("--between-sockets", between_sockets)
+    asked = Hosts(hosts[0], count, speed, nics, gpu, pcie, crossing, numa_per_socket)
+    in_file = read_cluster(Path(hosts[0])) if len(hosts) == 1 else None
+    if in_file is None:
+        alike = tuple(replace(asked, spec=spec) for spec in hosts)
+    elif asked != Hosts(hosts[0]) or fabric is not None:
+        raise InputError(f"{hosts[0]}: a cluster file says itself what hosts and fabric are, options may not")
+    else:
+        fabric, alike = in_file
+    fabric = fabric or "full"
+    network = fabric_named(fabric)
+    machines: dict[Hosts, Machine] = {}
+    for own in dict.fromkeys(alike):
         machine = load_machine(
-            spec,
-            gpu=gpu,
-            pcie=pcie,
-            between_sockets=crossing,
-            numa_per_socket=numa_per_socket,
+            own.spec,
+            gpu=own.gpu,
+            pcie=own.pcie,
+            between_sockets=own.between_sockets,
+            numa_per_socket=own.numa_per_socket,
             rates=rates,
         )
-        named = replace(machine, topology=replace(machine.topology, name=_short(spec)))
-        machines[spec] = with_nics(named, speed, chosen=nics, option="--nic")
-        for note in machines[spec].notes[len(machine.notes) :]:
+        named = replace(machine, topology=replace(machine.topology, name=_short(own.spec)))
+        machines[own] = with_nics(named, own.nic, chosen=own.nics, option="nic" if in_file else "--nic")
+        for note in machines[own].notes[len(machine.notes) :]:
             _logger.warning("%s", note)
-    specs = hosts * count
-    name = f"{_named(hosts, count)}, {fabric}"
-    found = join(name, [machines[spec] for spec in specs], network, rates=Rates.of(rates))
+    members = [own for own in alike for _ in range(own.count)]
+    specs = [own.spec for own in members]
+    name = f"{_named(specs)}, {fabric}"
+    found = join(name, [machines[own] for own in members], network, rates=Rates.of(rates))
     for note in found.machine.notes:
         if not any(note in machine.notes for machine in machines.values()):
             _logger.warning("%s", note)
@@ -135,9 +152,8 @@ def _short(spec: str) -> str:
     return Path(spec).stem if "/" in spec or Path(spec).suffix.lower() in SUFFIXES else spec
 
 
-def _named(hosts: Sequence[str], count: int) -> str:
-    counts = {spec: count * hosts.count(spec) for spec in dict.fromkeys(hosts)}
-    return " + ".join(f"{number} x {_short(spec)}" for spec, number in counts.items())
+def _named(specs: Sequence[str]) -> str:
+    return " + ".join(f"{number} x {_short(spec)}" for spec, number in Counter(specs).items())
 
 
 def _file(found: Cluster, specs: Sequence[str], fabric: str, nic: Fraction | None) -> str:

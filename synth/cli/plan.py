@@ -24,7 +24,13 @@ from arborcast.synth.cli.options import (
     option,
     writable,
 )
-from arborcast.synth.cli.plan_description import describe_plan, figures, plan_document
+from arborcast.synth.cli.plan_description import (
+    comparison_document,
+    describe_comparison,
+    describe_plan,
+    figures,
+    plan_document,
+)
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,6 +113,14 @@ def plan(
             "unless --microbatches says more, at most as many stages as --stages says",
         ),
     ] = False,
+    compared: Annotated[
+        bool,
+        option(
+            "--compare",
+            "print every way in one table, those that divide operators too, and what the collectives of each "
+            "take at least",
+        ),
+    ] = False,
     given: Annotated[
         Path | None,
         option(
@@ -130,6 +144,7 @@ def plan(
             "--keep-ties-together": keep_ties,
             "--trace": trace is not None,
             "--profile": profile_output is not None,
+            "--compare": compared,
         }
         for name in (name for name, given in unused.items() if given):
             raise InputError(f"{name}: must not be given with --intra")
@@ -144,7 +159,10 @@ def plan(
     from arborcast.pipeline.planning.plan_comparison import EVERY, compare
     from arborcast.synth.formats.sizes import parse_size
 
-    for path in (output, picture, trace, profile_output):
+    written = {"-o": output, "--picture": picture, "--trace": trace, "--profile": profile_output}
+    for name, path in written.items():
+        if compared and path is not None:
+            raise InputError(f"{name}: goes with the plan of one way, not with --compare")
         writable(path)
     on = load_fabric(fabric)
     wishes: PlanWishes = {
@@ -169,8 +187,13 @@ def plan(
             device=device,
             name=model,
             methods=EVERY if method == "all" else (method,),
+            divided=compared,
             **wishes,
         )
+    if compared:
+        document = comparison_document(found, watch.seconds)
+        answer(as_json, document, lambda: describe_comparison(document))
+        return
     best, predicted = found.best.runnable()
     document = plan_document(found, watch.seconds, output)
     if output is not None:

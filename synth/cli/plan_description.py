@@ -90,6 +90,66 @@ def _alternative(other: Alternative, chosen: Prediction) -> dict[str, Any]:
     }
 
 
+def comparison_document(found: Comparison, seconds: float) -> dict[str, Any]:
+    """The keys that `synth plan --compare --json` prints; ways without a plan come last."""
+    every = (*found.alternatives, *found.divided)
+    ways = sorted(every, key=lambda it: (it.plan is None, float("inf") if it.time_us is None else it.time_us))
+    return {
+        "model": found.profile.model,
+        "topology": found.topology.name,
+        "device": None if found.costed.device is None else found.costed.device.name,
+        "batch": found.batch,
+        "memory_limit_bytes": found.memory_bytes,
+        "ways": [
+            {
+                "method": it.method,
+                "divides_operators": it in found.divided,
+                "time_us": it.time_us,
+                "memory_bytes": it.memory_bytes,
+                "bubble": None if it.prediction is None else it.prediction.bubble,
+                "collectives_at_least_us": it.collectives_us,
+                "plan": None if it.plan is None else _shape(it.plan),
+                "remark": it.remark,
+                "why": it.why_not,
+            }
+            for it in ways
+        ],
+        "seconds": seconds,
+    }
+
+
+def describe_comparison(document: Mapping[str, Any]) -> list[str]:
+    """The same as a table for people."""
+    from arborcast.pipeline.planning.memory_need import readable
+
+    def cells(way: Mapping[str, Any]) -> tuple[str, ...]:
+        least, idle, need = (way[key] for key in ("collectives_at_least_us", "bubble", "memory_bytes"))
+        words = [way["plan"], way["why"], way["remark"]]
+        return (
+            way["method"],
+            "-" if way["time_us"] is None else _time(way["time_us"]),
+            "-" if idle is None else f"{idle:.0%}",
+            "-" if need is None else readable(need),
+            "-" if least is None else _time(least),
+            "; ".join(word for word in words if word),
+        )
+
+    rows = [cells(way) for way in document["ways"]]
+    wide = max(len(row[-1]) for row in rows)
+    limit = document["memory_limit_bytes"]
+    return [
+        f"{document['model']} on {document['topology']}, every rank a {document['device']}: "
+        f"{document['batch']} samples a step"
+        + ("" if limit is None else f", at most {readable(limit)} on a rank"),
+        *table(
+            ("way", "step", "idle", "fullest rank", "collectives at least", "plan".ljust(wide)),
+            [(*row[:-1], row[-1].ljust(wide)) for row in rows],
+            left=1,
+        ),
+        "collectives at least: proved of any schedules, one after another, on the ranks where they take most",
+    ]
+
+
 def describe_plan(found: Comparison, document: Mapping[str, Any]) -> list[str]:
     """The plan, what is expected of it, and the others, for people."""
     from arborcast.pipeline.costs.saved_bytes import described
@@ -176,6 +236,8 @@ def _shape(plan: Plan) -> str:
     counts = "+".join(str(len(worker.ranks)) for worker in plan.workers)
     each = len(plan.stages) // len(plan.workers)
     shape = f"{counts} ranks" if len(plan.workers) > 1 else f"all on {counts} ranks"
+    if plan.is_divided:
+        shape += f" as {'+'.join('x'.join(map(str, it.mesh.shape)) or '1' for it in plan.stages)}"
     return (
         f"{shape}{'' if each == 1 else f', {each} stages each'}, {_counted(plan.microbatches)}, {plan.order}"
         f"{_repeated(plan)}"

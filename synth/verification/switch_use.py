@@ -153,21 +153,20 @@ def check_switch_limits(
     Args:
         schedule: whose rate counts.
         sums: the share of the buffer that each switch adds.
-        trees: how many chunks each switch adds or multicasts.
+        trees: how many chunks each switch adds or multicasts; of each that adds, too.
         errors: where objections go.
 
     Returns:
         The longest time that an adder is busy, in seconds per GB of the buffer.
     """
     busiest = Fraction(0)
-    for vertex in sorted({*sums, *trees}):
+    for vertex, number in sorted(trees.items()):
         switch = schedule.topology.switches[vertex - schedule.topology.ranks]
-        if switch.trees is not None and trees.get(vertex, 0) > switch.trees:
+        if switch.trees is not None and number > switch.trees:
             errors.add(
-                f"switch {switch.name}: adds or multicasts {trees[vertex]} chunks, "
-                f"of which it can {switch.trees}"
+                f"switch {switch.name}: adds or multicasts {number} chunks, of which it can {switch.trees}"
             )
-        if switch.adder is None or not sums.get(vertex):
+        if switch.adder is None or vertex not in sums:
             continue
         busiest = max(busiest, sums[vertex] / switch.adder)
         if schedule.rounds is None and sums[vertex] * schedule.rate > switch.adder:

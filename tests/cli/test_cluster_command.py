@@ -116,6 +116,59 @@ def test_a_nic_above_the_slot_is_said(
     assert "NICs of 50 GB/s count with the 31.5077 of the PCIe slot (a100)" in caplog.messages[-1]
 
 
+MIXED = """
+fabric: {fabric}
+hosts:
+  - {{machine: pair.yaml, count: 2, nic: 25}}
+  - {{machine: mi300x, nics: 4}}
+  - {{machine: pair.yaml, nic: 12.5}}
+"""
+
+
+def test_a_cluster_file_names_unequal_hosts(command: Command, host: Path, tmp_path: Path) -> None:
+    """What its lines say is what the same hosts are with options, host by host."""
+    asked = tmp_path / "mixed.yaml"
+    asked.write_text(MIXED.format(fabric="full"))
+    said = command("cluster", str(asked), "--json")
+    assert (said.status, said.err) == (0, "")
+    assert said.document["name"] == "3 x pair + 1 x mi300x, full"
+    shown = tmp_path / "shown.json"
+    shown.write_text(said.out)
+    topology = load(str(shown))
+    fabric = topology.size - 1
+    into = {link.src: link.bandwidth for link in topology.links if link.dst == fabric}
+    assert into == {
+        **dict.fromkeys(range(4), 25),
+        **dict.fromkeys(range(4, 8), 50),
+        12: Fraction("12.5"),
+        13: Fraction("12.5"),
+    }
+    asked.write_text(MIXED.format(fabric="fat-tree:2:2"))
+    assert command("cluster", str(asked), "-o", str(tmp_path / "out.yaml")).status == 0
+    names = [switch.name for switch in load(str(tmp_path / "out.yaml")).switches]
+    assert names == ["leaf0", "leaf1", "core"]
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("hosts: []", ["mixed.yaml: hosts: "]),
+        ("hosts: [{count: 2}]", ["mixed.yaml: hosts[0].machine: is missing"]),
+        ("hosts: [{machine: mi300x, count: 0}]", ["mixed.yaml: hosts[0].count: ", "0"]),
+        ("hosts: [{machine: mi300x, nic: -1}]", ["mixed.yaml: hosts[0].nic: must be positive, got -1"]),
+        ("hosts: [{machine: mi300x, nisc: 1}]", ["mixed.yaml: hosts[0]", "nisc"]),
+        ("{fabric: bus, hosts: [{machine: mi300x, count: 2}]}", ["fabric 'bus': must be rail"]),
+        ("hosts: [{machine: nowhere.xml, count: 2}]", ["nowhere.xml"]),
+    ],
+)
+def test_wrong_cluster_files(command: Command, tmp_path: Path, text: str, facts: list[str]) -> None:
+    asked = tmp_path / "mixed.yaml"
+    asked.write_text(text)
+    refused(command("cluster", str(asked)), *facts)
+    asked.write_text("hosts: [{machine: mi300x, count: 2}]")
+    refused(command("cluster", str(asked), "--hosts", "2"), "a cluster file says itself")
+
+
 def test_wrong_input_is_one_line_and_writes_nothing(command: Command, host: Path, tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
     cases = {

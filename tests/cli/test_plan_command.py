@@ -285,6 +285,39 @@ def test_both_levels_are_planned_told_drawn_and_read_again(command: Command, tmp
     refused(command(*asked, "--batch", "3", "--microbatches", "2"), "batch of 3 samples: must split into 2")
 
 
+def test_all_ways_stand_in_one_table(command: Command, model: str, tmp_path: Path) -> None:
+    """Each costs what it costs by itself, and its collectives take no less than what is proved of them."""
+    width, mib = 8192, 2 * 64 * 8192 * 4 / MIB
+    (tmp_path / "four.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        f"    up, down = torch.nn.Linear(64, {width}, bias=False), torch.nn.Linear({width}, 64, bias=False)\n"
+        "    return torch.nn.Sequential(up, torch.nn.GELU(), down), torch.zeros(4, 64)\n"
+    )
+    asked = "plan", f"{tmp_path}/four.py:make", "ring:2", "--device", "v100", "--microbatches", "1", "--json"
+    ran = command(*asked, "--compare")
+    assert (ran.status, ran.err) == (0, ""), ran.err
+    ways = {way["method"]: way for way in ran.document["ways"]}
+    assert set(EVERY) | {"both levels", "one stage", "megatron", "zero-3"} == set(ways)
+    times = [way["time_us"] for way in ran.document["ways"] if way["plan"] is not None]
+    assert times == sorted(times)
+    alone = command(*asked).document
+    assert ways[alone["chosen"]]["time_us"] == alone["time_us"]
+    inside = command(*asked, "--intra").document["ways"]
+    for name in ("both levels", "one stage", "megatron", "zero-3"):
+        assert ways[name]["time_us"] == pytest.approx(inside[name]["time_us"])
+        assert ways[name]["memory_bytes"] == inside[name]["memory_bytes"]
+    # 4 MiB of gradients between two ranks at 1 GB/s each way
+    assert ways["data-parallel"]["collectives_at_least_us"] == pytest.approx(mib * MIB / 1000)
+    assert 0 < ways["both levels"]["collectives_at_least_us"] < ways["both levels"]["time_us"]
+    told = command(*asked[:-1], "--compare")
+    assert (told.status, told.err) == (0, ""), told.err
+    assert "all on 2 ranks as 2" in told.out and "collectives at least: proved" in told.out
+    refused(command(*asked, "--compare", "--intra"), "--compare: must not be given with --intra")
+    refused(command(*asked, "--compare", "-o", f"{tmp_path}/plan.json"), "-o: goes with the plan of one way")
+    refused(command("plan", model, "ring:2", "--compare"), "whose operators are costed", "got a profile")
+
+
 def test_a_plan_of_shard_model_is_given(command: Command, tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
         "import torch\n"

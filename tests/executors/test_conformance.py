@@ -1,8 +1,9 @@
 """Whatever runs programs gives what the collective is defined to give: one suite for all that do.
 
-In this process: the interpreter of programs, a simulation of their task graphs over channels of one part, and
-the engine over whimsical channels. On real processes: torch's messages, and the engine over sockets and
-through shared memory. A further executor is a line of `EXECUTORS` or `RUNTIMES`.
+In this process: the interpreter of programs, a simulation of their task graphs over channels of one part, the
+engine over whimsical channels, and groups of messages as NCCL has them. On real processes: torch's messages,
+one by one and in groups, and the engine over sockets and through shared memory. A further executor is a line
+of `EXECUTORS` or `RUNTIMES`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from tests.support.drawn_schedules import DRAWN, make, reductions_before_sends, 
 from tests.support.fake_channels import close, each, engines_of, fake_networks
 from tests.support.graph_simulation import Simulation, check_shape
 from tests.support.group_cases import OPS
+from tests.support.grouped_messages import run_grouped
 from tests.support.interpreter import Freedom, interpret
 from tests.support.ranks import run_ranks
 
@@ -132,9 +134,19 @@ def memory_of(program: Program, own: Array | None, element: torch.dtype) -> dict
 
 DEVICE = EmulatedDevice(Fraction(1000))
 
-EXECUTORS: dict[str, Run] = {"interpreter": interpreted, "task graphs": simulated, "engine": engines}
+
+def grouped(
+    programs: Sequence[Program], inputs: Inputs, kind: Kind, reduction: Reduction, dtype: str, seed: int
+) -> Sequence[Array | None]:
+    """Groups of messages without tags, of programs that were lowered for them."""
+    return run_grouped(programs, inputs, reduction=reduction, dtype=dtype, seed=seed)
+
+
+THROUGH_RINGS: dict[str, Run] = {"interpreter": interpreted, "task graphs": simulated, "engine": engines}
+EXECUTORS: dict[str, Run] = {**THROUGH_RINGS, "groups": grouped}
 
 each_executor = pytest.mark.parametrize("run", EXECUTORS.values(), ids=EXECUTORS)
+each_through_rings = pytest.mark.parametrize("run", THROUGH_RINGS.values(), ids=THROUGH_RINGS)
 
 
 @each_executor
@@ -151,7 +163,8 @@ def test_ranks_that_exchange_their_values_get_the_same_bits(run: Run) -> None:
     ]
     schedule = make("allreduce", [Chunk(Fraction(1), 0)], transfers, total=9)
     values = np.random.default_rng(0).normal(size=(9, 64)).astype(np.float32)
-    found = run(lower(schedule, 64), list(values), Kind.ALLREDUCE, Reduction.SUM, "float32", 0)
+    programs = lower(schedule, 64, grouped=run is grouped)
+    found = run(programs, list(values), Kind.ALLREDUCE, Reduction.SUM, "float32", 0)
     first, *others = (np.asarray(it) for it in found)
     np.testing.assert_allclose(first, values.sum(axis=0), rtol=1e-5, atol=1e-5)
     for other in others:
@@ -173,7 +186,7 @@ def check(
     """One call on `size` elements of each block, compared with its definition; with a depth, on a device."""
     count = size * lay_out(schedule, 0).blocks
     if depth is None:
-        programs = lower(schedule, count, pieces=pieces, window=window)
+        programs = lower(schedule, count, pieces=pieces, window=window, grouped=run is grouped)
     else:
         ranks = range(schedule.topology.ranks)
         programs = tuple(
@@ -218,14 +231,14 @@ def test_random_schedules(
     check(run, schedule, size, pieces, seed=seed, window=window, reduction=reduction)
 
 
-@each_executor
+@each_through_rings
 @pytest.mark.parametrize("name", CASES)
 def test_drawn_schedules_through_a_ring(run: Run, name: str) -> None:
     for seed, (size, pieces, depth) in enumerate(((1, 3, 1), (23, 7, 2), (40, 9, 4), (23, 2, 8))):
         check(run, CASES[name], size, pieces, window=depth, depth=depth, seed=seed)
 
 
-@each_executor
+@each_through_rings
 @given(schedules(), st.integers(0, 40), st.integers(1, 7), st.integers(0, 2**16), st.integers(1, 4))
 @settings(max_examples=30)
 def test_random_schedules_through_a_ring(
@@ -250,12 +263,12 @@ Job: TypeAlias = tuple[AnySchedule, int, str, Reduction, int]  # ..., elements o
 class Messages:
     """Torch's point-to-point messages, on the default group's backend."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        pass
+    def __init__(self, rank: int, size: int, *, grouped: bool = False) -> None:
+        self._grouped = grouped
 
     def run(self, job: Job, **buffers: Any) -> None:
         schedule, _, dtype, reduction, pieces = job
-        executor = Executor(schedule, pieces=pieces)
+        executor = Executor(schedule, pieces=pieces, grouped=self._grouped)
         count = lay_out(schedule, job[1] * lay_out(schedule, 0).blocks).count
         executor.run(count, getattr(torch, dtype), op=OPS[reduction.name], **buffers)
 
@@ -294,6 +307,7 @@ class Engines:
 
 RUNTIMES: dict[str, Callable[..., Any]] = {
     "messages": Messages,
+    "groups": lambda rank, size: Messages(rank, size, grouped=True),
     "sockets": lambda rank, size: Engines(rank, size, "sockets"),
     "shared memory": lambda rank, size: Engines(rank, size, "shared memory"),
 }

@@ -81,3 +81,11 @@ def test_what_prices_overlook_is_refused(monkeypatch):
     monkeypatch.delitem(features.UNDERSTOOD, "link latency_us")
     with pytest.raises(TopologyError, match="latency_us"):
         LinkCosts(Topology.build("pair", 2, [Link(0, 1, Fraction(1), Fraction(1)), Link(1, 0, Fraction(1))]))
+
+
+@pytest.mark.parametrize("by_schedule", [False, True])
+def test_one_rank_and_no_bytes_cost_nothing_and_others_their_software_too(by_schedule):
+    network = LinkCosts(topologies.load("ring:4,bandwidth=2"), collective_us=3, by_schedule=by_schedule)
+    assert network.allreduce_us((2,), 1000) == network.allreduce_us((0, 1), 0) == 0
+    assert network.allreduce_us((0, 1), 8000) == pytest.approx(2 * 3 + 4)  # 2 ranks, 2 GB/s each way
+    assert network.allreduce_us((0, 2), 8000) == float("inf")

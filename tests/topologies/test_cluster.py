@@ -132,6 +132,25 @@ def test_a_fat_tree_thins_out_above_its_leaves() -> None:
     assert [uneven[f"leaf{leaf}", "core"] for leaf in range(2)] == [100, 50]
 
 
+def test_three_tiers_thin_out_at_leaves_and_at_spines() -> None:
+    host = replace(pair(), nics=own_nics(2, Fraction(24)))
+    topology = join("ten", [host] * 10, fabric_named("fat-tree:2:2:3:2")).machine.topology
+    found = cables(topology)
+    # A leaf has 2 hosts of 48 GB/s: 48 up. Two leaves of a spine send it 96: 32 up; the last has one leaf.
+    assert {ends: rate for ends, rate in found.items() if not ends[0].isdecimal()} == {
+        **{(f"leaf{leaf}", f"spine{leaf // 2}"): Fraction(48) for leaf in range(5)},
+        **{(f"spine{spine}", "core"): Fraction(32 if spine < 2 else 16) for spine in range(3)},
+    }
+    rails = cables(join("eight", [host] * 8, fabric_named("rail-tree:1:2:4:4")).machine.topology)
+    assert {ends: rate for ends, rate in rails.items() if not ends[0].isdecimal()} == {
+        **{(f"pod{at // 2}.rail{at % 2}", f"spine{at // 4}"): Fraction(48) for at in range(8)},
+        **{(f"spine{spine}", "core"): Fraction(48) for spine in range(2)},
+    }
+    even = join("eight", [host] * 8, fabric_named("fat-tree:1:2:1:2")).machine.topology
+    orbits = Counter(tuple(images[:16]) for images in even.symmetries)
+    assert (*range(8, 16), *range(8)) in orbits  # halves of the cluster, a spine each, change places
+
+
 def two_hosts(*rates: int) -> Machine:
     """Two pairs in one file, no link between them; NIC i of each host stands beside its rank i."""
     links = [Link(*ends, Fraction(100)) for ends in ((0, 1), (1, 0), (2, 3), (3, 2))]
@@ -302,6 +321,7 @@ def test_hosts_without_nics_or_their_rates() -> None:
         ("rail+sharp", Rails(None, "turn")),
         ("rail:4+sharp", Rails(4, "turn")),
         ("fat-tree:2+sharp", FatTree(Fraction(2), None, "turn")),
+        ("rail-tree:2:8:3/2:4", FatTree(Fraction(2), 8, by_rails=True, spines=(Fraction(3, 2), 4))),
     ],
 )
 def test_fabrics_by_name(text: str, fabric: object) -> None:
@@ -311,11 +331,15 @@ def test_fabrics_by_name(text: str, fabric: object) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "fabric '': must be rail, rail:N, full, fat-tree:RATIO, fat-tree:RATIO:HOSTS, rail-tree"),
+        (
+            "",
+            "fabric '': must be rail, rail:N, full, fat-tree:RATIO, fat-tree:RATIO:HOSTS, fat-tree:RATIO:HO",
+        ),
         ("torus", "must be rail, rail:N, full"),
         ("full:2", "must be rail, rail:N, full"),
         ("fat-tree", "must be rail, rail:N, full"),
         ("fat-tree:2:4:4", "must be rail, rail:N, full"),
+        ("fat-tree:2:4:0.5:4", "RATIO must be at least 1 and at most 1e6, got '0.5'"),
         ("rail:0", "fabric 'rail:0': must have a whole number in 1..65535, got '0'"),
         ("fat-tree:1/2", "RATIO must be at least 1 and at most 1e6, got '1/2'"),
         ("fat-tree:two", "must be a number such as"),
@@ -336,6 +360,8 @@ def test_what_does_not_fit() -> None:
         join("two", [host] * 2, Rails(4))
     with pytest.raises(TopologyError, match="at least 2 leaves, got 2 hosts with 2 under a leaf"):
         join("two", [host] * 2, FatTree(Fraction(2), 2))
+    with pytest.raises(TopologyError, match=r"two: a spine must have 2\.\.1 of the 2 leaves, got 2"):
+        join("two", [host] * 2, FatTree(Fraction(2), 1, spines=(Fraction(1), 2)))
     with pytest.raises(TopologyError, match="must have at most 65536 vertices, got 70001"):
         join("many", [host] * 35_000, Rails(1))
 

@@ -1,7 +1,7 @@
-"""Google's TPU slices: 3D tori and twisted tori of v4 and v5p, 2D grids of v5e and v6e.
+"""Google's TPU slices: 3D tori and twisted tori of v4, v5p and 7x, 2D grids of v5e and v6e.
 
-Where a slice wraps round is Google's rule: a v4 or v5p slice of whole cubes (4x4x4) does in every dimension,
-through optical switches, a smaller one nowhere; a v5e or v6e slice where it has the 16 chips of its pod.
+Where a slice wraps round is Google's rule: one of three dimensions in each of them if it is whole cubes
+(4x4x4), through optical switches, a smaller one nowhere; one of two where it has the 16 chips of its pod.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Slice:
 
 
 def _cubes(*, name: str, shape: Slice, rate: Fraction, pod: int) -> Topology:
-    """A slice of v4 or v5p, which is one cube or less, or made of whole cubes."""
+    """A slice of v4, v5p or 7x, which is one cube or less, or made of whole cubes."""
     sides = shape.extents
     whole = all(side % _CUBE == 0 for side in sides)
     if len(sides) != 3 or not (whole or all(side <= _CUBE for side in sides)):
@@ -107,6 +107,7 @@ def _plane(name: str, rate: int, source: str) -> Entry:
 ENTRIES: Sequence[Entry] = (
     _solid("tpu-v4", 50, 4096, "TPU v4 (ISCA 2023), table 4: 6 links of 50 GB/s"),
     _solid("tpu-v5p", 100, 8960, "Cloud TPU documentation, v5p: 1200 GB/s both ways over 6 links"),
+    _solid("tpu-7x", 100, 9216, "Cloud TPU documentation, TPU7x: 1200 GB/s both ways over 6 links"),
     _plane("tpu-v5e", 50, "Cloud TPU documentation, v5e: 400 GB/s both ways over 4 links"),
     _plane("tpu-v6e", 100, "Cloud TPU documentation, v6e: 800 GB/s both ways over 4 links"),
 )

@@ -92,7 +92,7 @@ def _costs_to_come(between: Ints, missing: Ints, marks: int, never: int) -> Ints
         now = later.copy()
         for held in range(1, size):
             if (held >> classes) & ~held:
-                continue  # all of a class, and none of it
+                continue  # all of a class, and none of it: there is no such set, and it stays at never
             for entered in range(classes):
                 least = never
                 for holder in range(classes):
@@ -102,11 +102,11 @@ def _costs_to_come(between: Ints, missing: Ints, marks: int, never: int) -> Ints
                 if entered < several:
                     price[classes + entered] = min(never, least * missing[entered])
             absent = (size - 1) & ~held
-            usable, count = 0, 0
+            usable = 0
             for mark in range(marks):
                 if absent >> mark & 1 and price[mark] < never:
                     usable |= 1 << mark
-            best, new = later[held], usable
+            best = later[held]
             added[0] = 0
             # Ascending submasks, so that each is one mark more than one before it.
             part = 0
@@ -116,9 +116,7 @@ def _costs_to_come(between: Ints, missing: Ints, marks: int, never: int) -> Ints
                 while not part >> count & 1:
                     count += 1
                 added[part] = added[part & (part - 1)] + price[count]
-                new = held | part
-                if not (new >> classes) & ~new & ((1 << several) - 1):
-                    best = min(best, added[part] + later[new])
+                best = min(best, added[part] + later[held | part])
             now[held] = best
         later = now
     return later
