@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -11,6 +12,7 @@ import triton.language as tl
 from arborcast.backends.device import kernel
 from arborcast.backends.device.memory import Memory
 from arborcast.backends.device.plan import Plan
+from arborcast.backends.device.tables import INPUT, OUTPUT
 from arborcast.backends.errors import ExecutionError
 from arborcast.synth.errors import InputError
 
@@ -31,6 +33,16 @@ OPERATIONS = ("sum", "max", "min")
 
 _KEPT = 64
 """Lengths whose tables an executor keeps."""
+
+
+class _Prepared(NamedTuple):
+    """Tables of one length: `Tables` as tensors, and the elements that input and output must have."""
+
+    tensors: list[torch.Tensor]
+    pieces: int
+    aligned: bool
+    reads: int
+    writes: int
 
 
 class Executor:
@@ -58,14 +70,13 @@ class Executor:
         block: int = 1024,
         begun: int = 0,
         timeout_s: float = 600.0,
-        device: str = "cpu",
     ) -> None:
         if dtype not in TYPES or plan.shape.vector * dtype.itemsize != 16:
             raise InputError(f"device: type must be one of {len(TYPES)} of the plan's item size, got {dtype}")
         self._plan, self._rank, self._memory, self._dtype = plan, rank, memory, dtype
-        self._block, self._timeout_s, self._device = block, timeout_s, device
-        self._counters = torch.full((plan.programs,), begun, dtype=torch.int32, device=device)
-        self._tables: OrderedDict[int, tuple[list[torch.Tensor], int, bool]] = OrderedDict()
+        self._block, self._timeout_s, self._failed = block, timeout_s, False
+        self._counters = torch.full((plan.programs,), begun, dtype=torch.int32)
+        self._tables: OrderedDict[int, _Prepared] = OrderedDict()
 
     def __call__(self, given: torch.Tensor, result: torch.Tensor, count: int, op: str = "sum") -> None:
         """Run the collective.
@@ -77,21 +88,30 @@ class Executor:
             op: how contributions are combined, one of `OPERATIONS`.
 
         Raises:
-            InputError: an unknown operation.
-            ExecutionError: time was up; the executors of all ranks are unusable afterwards.
+            InputError: an unknown operation, or a tensor of another type, not contiguous, or too short.
+            ExecutionError: time was up, now or before; the executors of all ranks are unusable afterwards.
         """
         if op not in OPERATIONS:
             raise InputError(f"device: operation must be one of {', '.join(OPERATIONS)}, got {op}")
-        tensors, pieces, aligned = self._numbers(count)
+        if self._failed:
+            raise ExecutionError(f"device: rank {self._rank} is unusable since a call has timed out")
+        made = self._prepared(count)
+        for name, tensor, least in (("input", given, made.reads), ("output", result, made.writes)):
+            fits = tensor.dtype == self._dtype and tensor.is_contiguous() and tensor.numel() >= least
+            if least and not fits:
+                form = "" if tensor.is_contiguous() else ", not contiguous"
+                raise InputError(
+                    f"device: {name} must be contiguous, of {least} elements of {self._dtype}, got "
+                    f"{tensor.numel()} of {tensor.dtype}{form}"
+                )
         own = [given.data_ptr(), result.data_ptr()]
-        addresses = torch.tensor(own + self._memory.addresses(), dtype=torch.int64, device=self._device)
+        addresses = torch.tensor(own + self._memory.addresses(), dtype=torch.int64)
         shape = self._plan.shape
         element, total = TYPES[self._dtype]
-        aligned &= all(pointer % 16 == 0 for pointer in own)
-        late = threading.Event()
+        aligned = made.aligned and all(pointer % 16 == 0 for pointer in own)
 
         def abort() -> None:
-            late.set()
+            self._failed = True
             self._memory.abort(self._rank)
 
         watchdog = threading.Timer(self._timeout_s, abort)
@@ -99,24 +119,25 @@ class Executor:
         watchdog.start()
         try:
             kernel.run_schedule[(self._plan.programs,)](
-                *tensors, addresses, self._counters, self._rank, self._plan.ranks, pieces, shape.depth,
-                shape.lanes, shape.ring, DTYPE=element, SUM=total, OP=op, BLOCK=self._block,
+                *made.tensors, addresses, self._counters, self._rank, self._plan.ranks, made.pieces,
+                shape.depth, shape.lanes, shape.ring, DTYPE=element, SUM=total, OP=op, BLOCK=self._block,
                 VECTOR=shape.vector, ALIGN=shape.vector if aligned else 1,
             )  # fmt: skip
         finally:
             watchdog.cancel()
-        if late.is_set():
+        if self._failed:
             raise ExecutionError(
                 f"device: rank {self._rank} waited {self._timeout_s} s for a peer in "
                 f"{self._plan.schedule.collective.kind} of {count} elements"
             )
 
-    def _numbers(self, count: int) -> tuple[list[torch.Tensor], int, bool]:
+    def _prepared(self, count: int) -> _Prepared:
         if count not in self._tables:
             made = self._plan.tables(self._rank, count)
-            items = made.items if len(made.items) else made.items.reshape(-1)
-            tensors = [torch.from_numpy(it).to(self._device) for it in (made.rows, items, made.groups)]
-            self._tables[count] = tensors, made.pieces, made.aligned
+            tensors = [torch.from_numpy(numbers) for numbers in (made.rows, made.items, made.groups)]
+            self._tables[count] = _Prepared(
+                tensors, made.pieces, made.aligned, made.reach(INPUT), made.reach(OUTPUT)
+            )
             if len(self._tables) > _KEPT:
                 self._tables.popitem(last=False)
         return self._tables[count]

@@ -66,3 +66,16 @@ class Tables:
     groups: Numbers
     pieces: int
     aligned: bool
+
+    def reach(self, buffer: int) -> int:
+        """Elements that the rank's input or output must have at least."""
+        lists = (
+            (row[LENGTH], row[at], row[at + 1]) for row in self.rows.tolist() for at in (SOURCES, TARGETS)
+        )
+        ends = (
+            start + length
+            for length, first, end in lists
+            for place, start, _ in self.items[first:end].tolist()
+            if place == buffer
+        )
+        return max(ends, default=0)

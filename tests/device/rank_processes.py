@@ -71,7 +71,6 @@ def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], result
     import torch
 
     from arborcast.backends.device.executor import Executor
-    from arborcast.backends.errors import ExecutionError
 
     np.seterr(over="ignore")
     torch.set_num_threads(1)
@@ -87,7 +86,7 @@ def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], result
             result = given if case.in_place else torch.full((count,), 99).to(dtype)
             executor(given, result, count, case.op)
             outputs.append(result)
-    except ExecutionError as error:
+    except Exception as error:  # the parent waits for a word of each
         results.put((rank, str(error)))
         return
     wrong = 0
@@ -101,6 +100,7 @@ def _run(case: Case) -> str:
     import numpy as np
     import torch
 
+    import arborcast.backends.device.executor  # noqa: F401 (once, before ranks are forked)
     from arborcast import synth, topologies
     from arborcast.backends.device.memory import SharedMemory
     from arborcast.backends.device.plan import Plan

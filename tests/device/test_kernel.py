@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from arborcast.backends.device.plan import Plan
+from arborcast.synth.errors import InputError
 from tests.device.rank_processes import Case, run_cases
+from tests.support.drawn_schedules import ring_allreduce
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton: pip install arborcast[device]"
@@ -51,6 +54,29 @@ def _all() -> Iterator[Case]:
 
 def test_the_kernel_is_exact() -> None:
     assert run_cases(FEW) == ["right"] * len(FEW)
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    import torch
+
+    from arborcast.backends.device.executor import Executor
+    from arborcast.backends.device.memory import SharedMemory
+
+    plan = Plan(ring_allreduce(3))
+    rank = Executor(plan, 0, SharedMemory(plan.shape, 4), torch.float32)
+    whole = torch.zeros(9)
+    with pytest.raises(
+        InputError, match=r"input must be contiguous, of 9 elements of torch.float32, got 8 of"
+    ):
+        rank(whole[:8], whole, 9)
+    with pytest.raises(InputError, match=r"output must be .* got 9 of torch.int32"):
+        rank(whole, whole.int(), 9)
+    with pytest.raises(InputError, match=r"got 9 of torch.float32, not contiguous"):
+        rank(torch.zeros(18)[::2], whole, 9)
+    with pytest.raises(InputError, match="operation must be one of sum, max, min, got mean"):
+        rank(whole, whole, 9, "mean")
+    with pytest.raises(InputError, match=r"type must be one of 9 of the plan's item size, got torch.float16"):
+        Executor(plan, 0, SharedMemory(plan.shape, 4), torch.float16)
 
 
 def test_a_missing_peer_ends_the_call_in_time() -> None:
