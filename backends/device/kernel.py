@@ -1,0 +1,131 @@
+"""The kernel in Triton: a program goes through the rows of its group, as `tables` describes them.
+
+Runs on GPUs by Triton's compiler and on CPUs, for tests, by its interpreter (TRITON_INTERPRET=1). A flag is
+polled by an atomic addition of 0 and raised by an atomic exchange, which every Triton since 3.0 has.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _wait(own, items, first, end, number, lanes, lane):
+    """Until all flags have come to their goals, modulo 2^32, or the host aborts; the abort word."""
+    aborted = tl.atomic_add(own + lane, 0, sem="relaxed", scope="sys")
+    for at in range(first, end):
+        flag = own + tl.load(items + at * 3) * lanes + lane
+        goal = number + 1 - tl.load(items + at * 3 + 1).to(tl.int32)
+        seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        while (seen - goal < 0) & (aborted == 0):
+            aborted = tl.atomic_add(own + lane, 0, sem="relaxed", scope="sys")
+            seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+    return aborted
+
+
+@triton.jit
+def _cut(length, part, parts, VECTOR: tl.constexpr):
+    """Where a part of a chunk begins: at a whole vector, but for the end. The same on all ranks."""
+    at = length * part // parts
+    return tl.where(part == parts, at, at // VECTOR * VECTOR)
+
+
+@triton.jit
+def _place(item, addresses, start, slot, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
+    """The first element of a source or target: in the caller's memory, or in one slot of a ring."""
+    stride = tl.load(item + 2)
+    offset = tl.load(item + 1) + tl.where(stride > 0, slot * stride, start)
+    base = tl.load(addresses + tl.load(item)).to(tl.pointer_type(DTYPE))
+    return tl.multiple_of(base, 16) + tl.multiple_of(offset, ALIGN)
+
+
+@triton.jit
+def _combine(one, other, OP: tl.constexpr):
+    if OP == "max":
+        return tl.maximum(one, other)
+    elif OP == "min":
+        return tl.minimum(one, other)
+    else:
+        return one + other
+
+
+@triton.jit
+def _block(row, items, addresses, start, slot, span, mask, DTYPE: tl.constexpr, SUM: tl.constexpr,
+           OP: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """All targets become the sum of all sources; whole blocks without a mask, so that accesses are wide."""
+    first = tl.load(row + 4)
+    pointers = _place(items + first * 3, addresses, start, slot, DTYPE, ALIGN) + span
+    total = (tl.load(pointers) if WHOLE else tl.load(pointers, mask, 0)).to(SUM)
+    for at in range(first + 1, tl.load(row + 5)):
+        pointers = _place(items + at * 3, addresses, start, slot, DTYPE, ALIGN) + span
+        total = _combine(total, (tl.load(pointers) if WHOLE else tl.load(pointers, mask, 0)).to(SUM), OP)
+    for at in range(tl.load(row + 6), tl.load(row + 7)):
+        pointers = _place(items + at * 3, addresses, start, slot, DTYPE, ALIGN) + span
+        if WHOLE:
+            tl.store(pointers, total.to(DTYPE))
+        else:
+            tl.store(pointers, total.to(DTYPE), mask)
+
+
+@triton.jit
+def run_schedule(rows, items, groups, addresses, counters, rank, ranks, pieces, depth, lanes, ring,
+                 DTYPE: tl.constexpr, SUM: tl.constexpr, OP: tl.constexpr, BLOCK: tl.constexpr,
+                 VECTOR: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
+    """Program `group * lanes + lane` does its lane of the chunks of its group.
+
+    Args:
+        rows: of `tables.Tables`, as the next two.
+        items: what rows name.
+        groups: where the rows of each begin.
+        addresses: of input and output, of the staging of each rank, of the flags of each rank.
+        counters: pieces that each program has done in all calls; in device memory, so that graphs
+            may replay.
+        rank: this one.
+        ranks: their number.
+        pieces: `Tables.pieces`.
+        depth: of `tables.Shape`, as the next two.
+        lanes: programs of a group.
+        ring: slots of a message.
+        DTYPE: of elements.
+        SUM: what they are added up in.
+        OP: "sum", "max" or "min".
+        BLOCK: elements that are moved at once, a power of two.
+        VECTOR: elements of 16 bytes.
+        ALIGN: VECTOR where all places of this rank allow it, else 1.
+    """
+    program = tl.program_id(0)
+    group, lane = program // lanes, program % lanes
+    first, end = tl.load(groups + group), tl.load(groups + group + 1)
+    begun = tl.load(counters + program)
+    span = tl.arange(0, BLOCK)
+    flags = addresses + 2 + ranks
+    own = tl.load(flags + rank).to(tl.pointer_type(tl.int32))
+    for time in range(0, pieces + depth):
+        for index in range(first, end):
+            row = rows + index * 10
+            piece = time - tl.load(row).to(tl.int32)
+            if (piece >= 0) & (piece < pieces):
+                number = begun + piece
+                slot = (number & (ring - 1)) * lanes + lane
+                aborted = _wait(own, items, tl.load(row + 2), tl.load(row + 3), number, lanes, lane)
+                tl.debug_barrier()  # all threads follow the one that has seen the flags
+                if aborted == 0:
+                    length = tl.load(row + 1)
+                    start = _cut(length, lane * pieces + piece, lanes * pieces, VECTOR)
+                    size = (_cut(length, lane * pieces + piece + 1, lanes * pieces, VECTOR) - start).to(
+                        tl.int32
+                    )
+                    whole = size // BLOCK * BLOCK
+                    for at in range(0, whole, BLOCK):
+                        _block(row, items, addresses, start, slot, at + span, span < BLOCK,
+                               DTYPE, SUM, OP, ALIGN, True)  # fmt: skip
+                    if whole < size:
+                        _block(row, items, addresses, start, slot, whole + span, span < size - whole,
+                               DTYPE, SUM, OP, ALIGN, False)  # fmt: skip
+                    tl.debug_barrier()  # what all threads wrote comes before the flags that one raises
+                    for at in range(tl.load(row + 8), tl.load(row + 9)):
+                        theirs = tl.load(flags + tl.load(items + at * 3)).to(tl.pointer_type(tl.int32))
+                        theirs += tl.load(items + at * 3 + 1) * lanes + lane
+                        tl.atomic_xchg(theirs, number + 1, sem="release", scope="sys")
+    tl.store(counters + program, begun + pieces)

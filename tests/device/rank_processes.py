@@ -1,0 +1,142 @@
+"""Runs a plan as it would run on GPUs: a process per rank, the kernel in Triton's interpreter, shared memory.
+
+    TRITON_INTERPRET=1 python -m tests.device.rank_processes    # a `Case` per line of stdin, in JSON
+
+In a process of its own, as Triton reads the variable when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schedule with how it is run; `counts` are in blocks, one call behind the other."""
+
+    fabric: str
+    kind: str
+    counts: tuple[int, ...] = (37, 37)
+    solve: dict[str, Any] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+    dtype: str = "float32"
+    op: str = "sum"
+    groups: int = 2
+    lanes: int = 2
+    piece: int = 128
+    push: bool = True
+    in_place: bool = False
+    begun: int = 0
+    late: int = -1
+    missing: int = -1
+
+
+def run_cases(cases: list[Case]) -> list[str]:
+    """What became of each: "right", or what was wrong."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    given = "".join(json.dumps(asdict(case)) + "\n" for case in cases)
+    command = [sys.executable, "-m", "tests.device.rank_processes"]
+    done = subprocess.run(
+        command, input=given, capture_output=True, text=True, env=environment, check=False, timeout=3000
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def _sleep_while_waiting() -> None:
+    """A rank that polls lets others have the core."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    polls: Callable[..., Any] = InterpreterBuilder.create_atomic_rmw
+
+    def patient(*arguments: Any) -> Any:
+        time.sleep(0.0001)
+        return polls(*arguments)
+
+    InterpreterBuilder.create_atomic_rmw = patient
+
+
+def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], results: Any) -> None:
+    import numpy as np
+    import torch
+
+    from arborcast.backends.device.executor import Executor
+
+    np.seterr(over="ignore")
+    torch.set_num_threads(1)
+    dtype = getattr(torch, case.dtype)
+    timeout_s = 3.0 if case.missing >= 0 else TIMEOUT_S
+    executor = Executor(plan, rank, memory, dtype, block=64, begun=case.begun, timeout_s=timeout_s)
+    outputs = []
+    try:
+        for count, inputs, _ in data:
+            if case.late == rank:
+                time.sleep(0.3)
+            given = torch.from_numpy(inputs[rank]).to(dtype)
+            result = given if case.in_place else torch.full((count,), 99).to(dtype)
+            executor(given, result, count, case.op)
+            outputs.append(result)
+    except Exception as error:  # the parent waits for a word of each
+        results.put((rank, str(error)))
+        return
+    wrong = 0
+    for output, (_, _, wanted) in zip(outputs, data, strict=True):
+        want = torch.from_numpy(np.asarray(wanted[rank])).to(dtype)
+        wrong += int((output[: len(want)] != want).sum())
+    results.put((rank, f"{wrong} wrong" if wrong else "right"))
+
+
+def _run(case: Case) -> str:
+    import numpy as np
+    import torch
+
+    import arborcast.backends.device.executor  # noqa: F401 (once, before ranks are forked)
+    from arborcast import synth, topologies
+    from arborcast.backends.device.memory import SharedMemory
+    from arborcast.backends.device.plan import Plan
+    from tests.device.definition import call
+
+    schedule = synth.solve(topologies.load(case.fabric, ranks=case.ranks or None), case.kind, **case.solve)
+    itemsize = getattr(torch, case.dtype).itemsize
+    options = {"groups": case.groups, "lanes": case.lanes, "piece": case.piece, "push": case.push}
+    plan = Plan(schedule, itemsize=itemsize, **options)
+    memory = SharedMemory(plan.shape, itemsize)
+    memory.start_at(case.begun)
+    ways: dict[str, Any] = {"sum": sum, "max": np.maximum.reduce, "min": np.minimum.reduce}
+    data = []
+    for seed, blocks in enumerate(case.counts):
+        count = blocks * len(schedule.collective.ranks)
+        # Small whole numbers: every sum is exact in every type.
+        inputs, _, wanted = call(schedule.collective, plan.ranks, count, seed, most=8, add=ways[case.op])
+        data.append((count, inputs, wanted))
+    forks = multiprocessing.get_context("fork")
+    results = forks.Queue()
+    ranks = [
+        forks.Process(target=_rank, args=(case, plan, memory, rank, data, results), daemon=True)
+        for rank in range(plan.ranks)
+        if rank != case.missing
+    ]
+    for process in ranks:
+        process.start()
+    said = sorted(results.get(timeout=TIMEOUT_S + 60) for _ in ranks)
+    for process in ranks:
+        process.join()
+    other = [f"rank {rank}: {what}" for rank, what in said if what != "right"]
+    return "; ".join(other) if other else "right"
+
+
+if __name__ == "__main__":
+    _sleep_while_waiting()
+    for line in sys.stdin:
+        sys.stdout.write(_run(Case(**json.loads(line))) + "\n")
+        sys.stdout.flush()

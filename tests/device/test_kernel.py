@@ -1,0 +1,92 @@
+"""The kernel in Triton's interpreter across processes: exact results for all kinds, types and lengths."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+
+from arborcast.backends.device.plan import Plan
+from arborcast.synth.errors import InputError
+from tests.device.rank_processes import Case, run_cases
+from tests.support.drawn_schedules import ring_allreduce
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton: pip install arborcast[device]"
+)
+
+TYPES = ("float32", "float64", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "int64")
+
+FABRICS = ("full:2", "full:4", "ring:3", "ring:5", "torus:2x3", "hypercube:3", "dgx1", "dgx-a100")
+
+FEW = [
+    Case("full:2", "allreduce", (37, 5, 0, 64)),
+    Case("full:3", "allreduce", (33, 33), dtype="bfloat16", in_place=True, push=False),
+    Case("ring:4", "allgather", (37,), dtype="int32", late=1),
+]
+
+
+def _all() -> Iterator[Case]:
+    for push in (True, False):
+        for dtype in TYPES:
+            yield Case("full:4", "allreduce", (151, 150), dtype=dtype, push=push)
+        for fabric in FABRICS:
+            for kind in ("allreduce", "allgather"):
+                yield Case(fabric, kind, (77, 13), push=push)
+        for fabric in ("dgx1", "full:3"):
+            for kind in ("reduce-scatter", "alltoall"):
+                yield Case(fabric, kind, (67, 13), push=push)
+            for kind in ("broadcast", "reduce", "gather", "scatter"):
+                yield Case(fabric, kind, (67, 13), {"root": 2}, push=push)
+        for method in ("ring", "halving-doubling", "recursive-doubling", "swing", "binary-tree"):
+            yield Case("full:8", "allreduce", (75, 13), {"method": method}, push=push)
+        for ranks in ((0, 1, 2, 3, 4, 5), (0, 1, 4)):
+            yield Case("dgx1", "allreduce", (75, 13), ranks=ranks, push=push)
+        yield Case("a100-pcie", "allreduce", (75, 13), push=push)
+        yield Case("ring:3", "allreduce", (1, 7, 332, 0, 5), push=push)
+        yield Case("ring:3", "allreduce", (100, 100), in_place=True, push=push)
+        yield Case("ring:3", "allreduce", (100, 100, 100), late=1, push=push)
+        yield Case("ring:3", "allreduce", (200, 200), begun=2**31 - 4, push=push)
+        yield Case("ring:3", "allreduce", (200,), op="max", push=push)
+        yield Case("ring:3", "allreduce", (200,), op="min", dtype="float16", push=push)
+
+
+def test_the_kernel_is_exact() -> None:
+    assert run_cases(FEW) == ["right"] * len(FEW)
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    import torch
+
+    from arborcast.backends.device.executor import Executor
+    from arborcast.backends.device.memory import SharedMemory
+
+    plan = Plan(ring_allreduce(3))
+    rank = Executor(plan, 0, SharedMemory(plan.shape, 4), torch.float32)
+    whole = torch.zeros(9)
+    with pytest.raises(
+        InputError, match=r"input must be contiguous, of 9 elements of torch.float32, got 8 of"
+    ):
+        rank(whole[:8], whole, 9)
+    with pytest.raises(InputError, match=r"output must be .* got 9 of torch.int32"):
+        rank(whole, whole.int(), 9)
+    with pytest.raises(InputError, match=r"got 9 of torch.float32, not contiguous"):
+        rank(torch.zeros(18)[::2], whole, 9)
+    with pytest.raises(InputError, match="operation must be one of sum, max, min, got mean"):
+        rank(whole, whole, 9, "mean")
+    with pytest.raises(InputError, match=r"type must be one of 9 of the plan's item size, got torch.float16"):
+        Executor(plan, 0, SharedMemory(plan.shape, 4), torch.float16)
+
+
+def test_a_missing_peer_ends_the_call_in_time() -> None:
+    (said,) = run_cases([Case("full:2", "allreduce", (8,), missing=1)])
+    assert said == "rank 0: device: rank 0 waited 3.0 s for a peer in allreduce of 16 elements"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_the_kernel_is_exact_for_all_kinds_and_types() -> None:
+    cases = list(_all())
+    assert len(cases) >= 80
+    assert [(case, said) for case, said in zip(cases, run_cases(cases), strict=True) if said != "right"] == []
