@@ -45,7 +45,7 @@ class _Prepared(NamedTuple):
     writes: int
 
 
-class Executor:
+class DeviceExecutor:
     """One rank of a plan.
 
     Args:

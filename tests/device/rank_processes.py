@@ -70,13 +70,13 @@ def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], result
     import numpy as np
     import torch
 
-    from arborcast.backends.device.executor import Executor
+    from arborcast.backends.device.executor import DeviceExecutor
 
     np.seterr(over="ignore")
     torch.set_num_threads(1)
     dtype = getattr(torch, case.dtype)
     timeout_s = 3.0 if case.missing >= 0 else TIMEOUT_S
-    executor = Executor(plan, rank, memory, dtype, block=64, begun=case.begun, timeout_s=timeout_s)
+    executor = DeviceExecutor(plan, rank, memory, dtype, block=64, begun=case.begun, timeout_s=timeout_s)
     outputs = []
     try:
         for count, inputs, _ in data:

@@ -59,11 +59,11 @@ def test_the_kernel_is_exact() -> None:
 def test_tensors_that_do_not_fit_are_refused() -> None:
     import torch
 
-    from arborcast.backends.device.executor import Executor
+    from arborcast.backends.device.executor import DeviceExecutor
     from arborcast.backends.device.memory import SharedMemory
 
     plan = Plan(ring_allreduce(3))
-    rank = Executor(plan, 0, SharedMemory(plan.shape, 4), torch.float32)
+    rank = DeviceExecutor(plan, 0, SharedMemory(plan.shape, 4), torch.float32)
     whole = torch.zeros(9)
     with pytest.raises(
         InputError, match=r"input must be contiguous, of 9 elements of torch.float32, got 8 of"
@@ -76,7 +76,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="operation must be one of sum, max, min, got mean"):
         rank(whole, whole, 9, "mean")
     with pytest.raises(InputError, match=r"type must be one of 9 of the plan's item size, got torch.float16"):
-        Executor(plan, 0, SharedMemory(plan.shape, 4), torch.float16)
+        DeviceExecutor(plan, 0, SharedMemory(plan.shape, 4), torch.float16)
 
 
 def test_a_missing_peer_ends_the_call_in_time() -> None:
