@@ -110,9 +110,7 @@ class _Tracing:
         assert latency is not None, "a collective with a rate above zero reaches everybody"
         why = f"no more than {self._last} steps were looked at"
         timed_out = False
-        if self._meets_only:
-            self._met = self._meet()
-        elif is_large(self._problem):
+        if is_large(self._problem):
             self._searcher.deadline = self._deadline.share(4)
             self._add_limits(range(latency, self._last + 1))
             self._met = self._meet()  # before what may take all of the time
@@ -141,11 +139,6 @@ class _Tracing:
         return TracedPoints(tuple(self.points), complete, why, tuple(self.open_steps), timed_out, self.limits)
 
     @property
-    def _meets_only(self) -> bool:
-        """Whether neither limits nor searches are worth their minutes: of many ranks, to have candidates."""
-        return is_large(self._problem) and not self._options.proofs and self._options.slack is None
-
-    @property
     def _best(self) -> Fraction | None:
         return self.points[-1].ratio if self.points else None
 
@@ -157,8 +150,7 @@ class _Tracing:
             static = StepBound(steps, self._ratio, StaticLimit(self._limit))
         latency = self._problem.latency
         assert latency is not None, "see `run`"
-        late = not self._options.proofs and steps > latency + STEPS_WITHOUT_PROOFS
-        if late or self._meets_only:
+        if not self._options.proofs and steps > latency + STEPS_WITHOUT_PROOFS:
             return SumOptimum(static)
 
         def known() -> Fraction | None:
