@@ -221,14 +221,12 @@ def _run(
 ) -> Iterator[str | None]:
     """One program of a rank; says for what it waits, or None when it has done a row."""
     first, end = table.groups[group : group + 2].tolist()
-    rows = [
-        (number, *(_items(table, number, column) for column in (WAITS, SOURCES, TARGETS, SIGNALS)))
-        for number in range(first, end)
-    ]
+    columns = (WAITS, SOURCES, TARGETS, SIGNALS)
+    rows = {number: [_items(table, number, column) for column in columns] for number in range(first, end)}
     now, at = table.rows[:, TIME].tolist(), 0
     for call in range(calls):
         for time in range(table.pieces + shape.depth):
-            for number, waits, sources, targets, signals in rows:
+            for number, (waits, sources, targets, signals) in rows.items():
                 piece = time - now[number]
                 if not 0 <= piece < table.pieces:
                     continue
@@ -306,6 +304,7 @@ def _check_output(
     if kind in (Kind.REDUCE, Kind.GATHER) and rank != collective.root:
         end = 0
     own, reached = ranks.index(rank), 0
+    root = -1 if collective.root is None else collective.root
     for (start, number), (length, content) in sorted(written.items()):
         if not length:
             continue
@@ -321,9 +320,9 @@ def _check_output(
             case Kind.REDUCE_SCATTER:
                 wanted = [(it, own * block + start) for it in ranks]
             case Kind.BROADCAST:
-                wanted = [(collective.root, start)]
+                wanted = [(root, start)]
             case Kind.SCATTER:
-                wanted = [(collective.root, own * block + start)]
+                wanted = [(root, own * block + start)]
             case Kind.ALLTOALL:
                 wanted = [(ranks[part], own * block + offset)]
             case _:

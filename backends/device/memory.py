@@ -29,12 +29,10 @@ class SharedMemory:
 
     def __init__(self, shape: Shape, itemsize: int) -> None:
         self._lanes = shape.lanes
-        self._staging = [
-            torch.zeros(size * itemsize + 16, dtype=torch.uint8).share_memory_() for size in shape.staging
-        ]
-        self._flags = [
-            torch.zeros(size * shape.lanes, dtype=torch.int32).share_memory_() for size in shape.flags
-        ]
+        self._staging = [torch.zeros(size * itemsize + 16, dtype=torch.uint8) for size in shape.staging]
+        self._flags = [torch.zeros(size * shape.lanes, dtype=torch.int32) for size in shape.flags]
+        for tensor in (*self._staging, *self._flags):
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def addresses(self) -> list[int]:
         """See `Memory`."""
