@@ -329,7 +329,7 @@ def test_a_rank_that_fails_ends_all_with_its_reason() -> None:
     with pytest.raises(RunError, match="step 0: rank 1 sends chunk 0 before it holds it"):
         run_local(sweep_of(sends_what_it_lacks(), (8,), iterations=1), timeout_s=100)
     with pytest.raises(TimedOutError, match=r"not finished after 0.2 s"):
-        run_local(sweep_of(ring_allreduce(2), (8,)), timeout_s=0.2)
+        run_local(sweep_of(ring_allreduce(2), (64 << 20,), iterations=1000), timeout_s=0.2)
 
 
 def test_settings_of_the_group_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
