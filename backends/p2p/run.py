@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
-from arborcast.backends.lowering.program import Operation, Program, Reduce, Send
+from arborcast.backends.lowering.program import Operation, Program, Receive, Reduce, Send
 from arborcast.backends.p2p.groups import MessageGroup
 from arborcast.backends.tensors.torch_reduction import ReductionOperator
 
@@ -53,23 +53,19 @@ class GroupedRun:
                 work.wait()
 
     def _message(self, operation: Operation) -> dist.P2POp:
-        is_send = isinstance(operation, Send)
-        part = operation.source if isinstance(operation, Send) else operation.into
-        return dist.P2POp(
-            dist.isend if is_send else dist.irecv,
-            view(self._memory, part),
-            group=self._group,
-            group_peer=operation.peer,  # type: ignore[union-attr]
+        assert isinstance(operation, Send | Receive), "groups start messages alone"
+        start, part = (
+            (dist.isend, operation.source) if isinstance(operation, Send) else (dist.irecv, operation.into)
         )
+        return dist.P2POp(start, view(self._memory, part), group=self._group, group_peer=operation.peer)
 
 
 def combine(
     operation: Operation, memory: Mapping[Buffer, Tensor], operator: ReductionOperator | None
 ) -> None:
     """Do a sum or a copy."""
-    assert not isinstance(operation, Send), "messages are started, not combined"
-    into = view(memory, operation.into)
-    source = view(memory, operation.source)  # type: ignore[union-attr]
+    assert not isinstance(operation, Send | Receive), "messages are started, not combined"
+    into, source = view(memory, operation.into), view(memory, operation.source)
     if isinstance(operation, Reduce):
         assert operator is not None, "only reducing kinds have reductions"
         operator.combine(into, source, into)

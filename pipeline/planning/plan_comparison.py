@@ -12,7 +12,7 @@ from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.alternatives import METHODS, alternatives
 from arborcast.pipeline.planning.asynchronous import SteadyState, fastest_steady_state
 from arborcast.pipeline.planning.costing import Costed, costed
-from arborcast.pipeline.planning.least_collectives import of_divided, of_replicas
+from arborcast.pipeline.planning.least_collectives import LeastTimes
 from arborcast.pipeline.planning.memory_need import Limit
 from arborcast.pipeline.planning.plan_prediction import Prediction, predict
 from arborcast.pipeline.planning.planner import PlanWishes, plan
@@ -227,14 +227,14 @@ def compare(
     if not divided:
         return Comparison(costs, topology, batch, memory_bytes, found, best)
     microbatches = 1 if best.plan is None else best.plan.microbatches
-    inside = _divided(model, example, loss_fn, costs, network, batch, microbatches, wishes, optimizer)
-    timed = {it.method: _with_least_time(it, profile, network) for it in found}
-    everything = tuple(timed.values())
-    return Comparison(costs, topology, batch, memory_bytes, everything, timed[best.method], inside)
-
-
-def _with_least_time(it: Alternative, profile: Profile, network: LinkCosts) -> Alternative:
-    return it if it.plan is None else replace(it, collectives_us=of_replicas(it.plan, profile, network))
+    least = LeastTimes(topology)
+    inside = _divided(model, example, loss_fn, costs, least, batch, microbatches, wishes, optimizer)
+    timed = {
+        it.method: it if it.plan is None else replace(it, collectives_us=least.of_replicas(it.plan, profile))
+        for it in found
+    }
+    every = tuple(timed.values())
+    return Comparison(costs, topology, batch, memory_bytes, every, timed[best.method], inside)
 
 
 def _divided(
@@ -242,7 +242,7 @@ def _divided(
     example: Example | None,
     loss_fn: LossFunction | None,
     costs: Costed,
-    network: LinkCosts,
+    least: LeastTimes,
     batch: int,
     microbatches: int,
     wishes: PlanWishes,
@@ -266,7 +266,7 @@ def _divided(
     memory_bytes = wishes.get("memory_bytes")
     found = shard_in_stages(
         trace(model, example, loss_fn, evaluation=False),  # type: ignore[arg-type]
-        network.topology,
+        least.topology,
         costs.device,
         batch=batch,
         microbatches=microbatches,
@@ -280,9 +280,9 @@ def _divided(
         if way.scheduled is None:
             ways.append(Alternative(name, None, None, way.why_not))
         elif way.is_divided:
-            least = of_divided(way.scheduled, found.sliced, network)
+            least_us = least.of_divided(way.scheduled, found.sliced)
             plan, remark = found.plan_by(name), "one stage of a fixed layout" if name in LAYOUTS else ""
-            ways.append(Alternative(name, plan, way.prediction, remark=remark, collectives_us=least))
+            ways.append(Alternative(name, plan, way.prediction, remark=remark, collectives_us=least_us))
     return tuple(ways)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -19,6 +19,22 @@ from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.drawn_implicit import KINDS, circulant, hub, implicit, translated
 
 
+def drawn_allreduce(
+    fabric: Topology, chunks: Sequence[Chunk], transfers: Sequence[Transfer]
+) -> ImplicitSchedule:
+    """By all translations that the symmetries of the fabric make."""
+    collective = Collective.on(fabric, "allreduce")
+    return ImplicitSchedule.build(
+        fabric,
+        collective,
+        Method("drawn"),
+        bound(fabric, collective),
+        Translations.generated(fabric, fabric.symmetries),
+        chunks,
+        transfers,
+    )
+
+
 def adding_in_turn(adders: int) -> ImplicitSchedule:
     """An allreduce of two ranks: two switches, which the one translation exchanges, add a half each.
 
@@ -31,18 +47,9 @@ def adding_in_turn(adders: int) -> ImplicitSchedule:
     pairs = [(rank, 2 + at) for rank in range(2) for at in range(adders)]
     links = [Link(*ends, Fraction(1), Fraction(1, 2)) for a, b in pairs for ends in ((a, b), (b, a))]
     fabric = Topology.build("turns", 2, links, hubs, [[1, 0, 3, 2, *range(4, 2 + adders)]])
-    collective = Collective.on(fabric, "allreduce")
     transfers = [Transfer(0, rank, 2, 0, True) for rank in range(2)]
     transfers += [Transfer(0, 2, rank, 1) for rank in range(2)]
-    return ImplicitSchedule.build(
-        fabric,
-        collective,
-        Method("drawn"),
-        bound(fabric, collective),
-        Translations.generated(fabric, fabric.symmetries),
-        [Chunk(Fraction(1, 2), 0)],
-        transfers,
-    )
+    return drawn_allreduce(fabric, [Chunk(Fraction(1, 2), 0)], transfers)
 
 
 def adding_apart() -> ImplicitSchedule:
@@ -67,21 +74,12 @@ def adding_apart() -> ImplicitSchedule:
     pairs = [(rank, switch) for rank in range(3) for switch in range(3, 9)]
     links = [Link(*ends, Fraction(1), Fraction(1, 2)) for a, b in pairs for ends in ((a, b), (b, a))]
     fabric = Topology.build("apart", 3, links, [*fast, *slow], [[1, 2, 0, 4, 5, 3, 7, 8, 6]])
-    collective = Collective.on(fabric, "allreduce")
     transfers = []
     for chunk, switch in ((0, 3), (1, 6)):
         transfers += [Transfer(chunk, rank, switch, 0, True) for rank in (1, 2)]
         transfers += [Transfer(chunk, switch, 0, 1, True), Transfer(chunk, 0, switch, 2)]
         transfers += [Transfer(chunk, switch, rank, 3) for rank in (1, 2)]
-    return ImplicitSchedule.build(
-        fabric,
-        collective,
-        Method("drawn"),
-        bound(fabric, collective),
-        Translations.generated(fabric, fabric.symmetries),
-        [Chunk(Fraction(1, 6), 0)] * 2,
-        transfers,
-    )
+    return drawn_allreduce(fabric, [Chunk(Fraction(1, 6), 0)] * 2, transfers)
 
 
 DRAWN = {

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
-from arborcast.backends.lowering.program import Program, Receive, Reduce, Send
+from arborcast.backends.lowering.program import Program, Receive, Send
 from arborcast.backends.measure.job import Array, Reduction
 from arborcast.backends.p2p.groups import MessageGroup, groups_of
 from tests.support.deadlock import DeadlockError, describe
-from tests.support.definition import combine, finish
-from tests.support.interpreter import _Memory
+from tests.support.definition import finish
+from tests.support.interpreter import Machine, RankMemory
 
 
 class HazardError(RuntimeError):
@@ -39,7 +39,6 @@ class _Rank:
     """
 
     program: Program
-    memory: _Memory
     groups: list[MessageGroup]
     running: set[int] = field(default_factory=set)
 
@@ -69,8 +68,11 @@ def run_grouped(
     """
     chance = random.Random(seed)
     every = groups if groups is not None else [groups_of(program) for program in programs]
-    memories = [_Memory(program, one, np.dtype(dtype)) for program, one in zip(programs, inputs, strict=True)]
-    ranks = [_Rank(*each) for each in zip(programs, memories, map(list, every), strict=True)]
+    memories = [
+        RankMemory(program, one, np.dtype(dtype)) for program, one in zip(programs, inputs, strict=True)
+    ]
+    machine = Machine(memories, reduction)
+    ranks = [_Rank(*each) for each in zip(programs, map(list, every), strict=True)]
     sends: dict[tuple[int, int], list[int]] = defaultdict(list)  # started and not met, by rank and peer
     receives: dict[tuple[int, int], list[int]] = defaultdict(list)
     met: list[tuple[int, int, int, int]] = []  # rank and operation of both ends: data may move
@@ -81,11 +83,7 @@ def run_grouped(
         for index in group.before:
             operation = rank.program.operations[index]
             assert not isinstance(operation, Send | Receive)
-            into, source = rank.memory[operation.into], rank.memory[operation.source]
-            if isinstance(operation, Reduce):
-                combine(reduction, into, source)
-            else:
-                into[:] = source
+            machine.local(number, operation)
         refuse_hazards(rank.program, group)
         rank.running = set(group.messages)
         for index in group.messages:
@@ -105,7 +103,7 @@ def run_grouped(
         assert isinstance(send, Send) and isinstance(receive, Receive)
         if send.source.length != receive.into.length:
             raise DeadlockError(f"rank {src}'s {send} meets rank {dst}'s {receive}")
-        ranks[dst].memory[receive.into][:] = ranks[src].memory[send.source]
+        machine.deliver(src, send, receive)
         ranks[src].running.discard(sent)
         ranks[dst].running.discard(received)
 

@@ -56,17 +56,17 @@ def interpret(
         ValueError: a rank's data is not as long as its buffer.
     """
     memories = [
-        _Memory(program, array, np.dtype(dtype)) for program, array in zip(programs, inputs, strict=True)
+        RankMemory(program, array, np.dtype(dtype)) for program, array in zip(programs, inputs, strict=True)
     ]
     chance = random.Random(seed)
     run = _run_blocking if freedom is Freedom.BLOCKING else _run_dataflow
-    run(programs, _Machine(memories, reduction), chance)
+    run(programs, Machine(memories, reduction), chance)
     for program, memory in zip(programs, memories, strict=True):
         finish(reduction, memory.buffers[Buffer.OUTPUT], program.contributors)
     return tuple(memory.buffers[Buffer.OUTPUT] for memory in memories)
 
 
-class _Memory:
+class RankMemory:
     """The buffers of one rank; what nobody has written yet holds a value that would show."""
 
     def __init__(self, program: Program, given: Array | None, dtype: np.dtype[np.generic]) -> None:
@@ -82,10 +82,10 @@ class _Memory:
         return self.buffers[part.buffer][part.start : part.stop]
 
 
-class _Machine:
+class Machine:
     """Carries out single operations."""
 
-    def __init__(self, memories: Sequence[_Memory], reduction: Reduction) -> None:
+    def __init__(self, memories: Sequence[RankMemory], reduction: Reduction) -> None:
         self._memories = memories
         self._reduction = reduction
 
@@ -100,7 +100,7 @@ class _Machine:
         self._memories[send.peer][receive.into][:] = self._memories[src][send.source]
 
 
-def _run_blocking(programs: Sequence[Program], machine: _Machine, chance: random.Random) -> None:
+def _run_blocking(programs: Sequence[Program], machine: Machine, chance: random.Random) -> None:
     position = [0] * len(programs)
 
     def head(rank: int) -> Operation | None:
@@ -139,7 +139,7 @@ def _is_possible(head: Callable[[int], Operation | None], rank: int) -> bool:
     return isinstance(operation, Reduce | Copy)
 
 
-def _run_dataflow(programs: Sequence[Program], machine: _Machine, chance: random.Random) -> None:
+def _run_dataflow(programs: Sequence[Program], machine: Machine, chance: random.Random) -> None:
     receives = {
         (operation.peer, program.rank, operation.tag): index
         for program in programs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import importlib.util
 import json
 import random
 import subprocess
@@ -20,8 +19,8 @@ from arborcast import topologies
 from arborcast.synth import read_schedule, solve, verify, write_schedule
 from arborcast.synth.bounds.layered_flows import with_least_time
 from arborcast.synth.errors import InputError
+from tests.verification.conftest import FOREIGN_CHECKER
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "check_certificate.py"
 QUESTIONS = [
     ("dgx1", "allreduce", "partition"),
     ("dgx1", "allgather", "cut"),
@@ -32,15 +31,6 @@ QUESTIONS = [
     ("dgx-a100", "scatter", "cut"),
 ]
 TAMPERED = 300
-
-
-@pytest.fixture(scope="module")
-def checker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_certificate", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +49,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_it_takes_nothing_but_the_standard_library() -> None:
-    imported = [node for node in ast.walk(ast.parse(SCRIPT.read_text())) if isinstance(node, ast.Import)]
+    imported = [
+        node for node in ast.walk(ast.parse(FOREIGN_CHECKER.read_text())) if isinstance(node, ast.Import)
+    ]
     others = [
-        node.module for node in ast.walk(ast.parse(SCRIPT.read_text())) if isinstance(node, ast.ImportFrom)
+        node.module
+        for node in ast.walk(ast.parse(FOREIGN_CHECKER.read_text()))
+        if isinstance(node, ast.ImportFrom)
     ]
     names = {alias.name for node in imported for alias in node.names} | set(others)
     assert names <= set(sys.stdlib_module_names)
@@ -72,7 +66,9 @@ def test_right_files_are_taken(checker: ModuleType, files: list[Path]) -> None:
         lines = checker.check(json.loads(path.read_text()))
         assert lines[0].endswith("correct")
         assert len(lines) == 2 + len(json.loads(path.read_text())["bound"].get("times", ()))
-    ran = subprocess.run([sys.executable, SCRIPT, files[0]], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, FOREIGN_CHECKER, files[0]], capture_output=True, text=True, check=False
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

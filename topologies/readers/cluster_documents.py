@@ -73,6 +73,8 @@ def read_cluster(path: Path) -> tuple[str | None, tuple[Hosts, ...]] | None:
     if path.suffix.lower() not in {".yaml", ".yml", ".json"} or not path.is_file():
         return None
     text = read_text(path, max_bytes=MAX_BYTES)
+    if "hosts" not in text:  # most files of one host, which whoever reads them parses
+        return None
     document = parse_json(text, str(path)) if path.suffix.lower() == ".json" else parse_yaml(text, str(path))
     if not isinstance(document, dict) or "hosts" not in document or "links" in document:
         return None
