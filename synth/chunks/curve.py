@@ -23,6 +23,7 @@ from arborcast.synth.chunks.step_result import StepOptimum, kept_optimum
 from arborcast.synth.chunks.step_solver import (
     DRAFT,
     QUICK,
+    SKETCH,
     THOROUGH,
     SearchBudget,
     Seeds,
@@ -57,6 +58,11 @@ class FrontierOptions:
     cache: bool = True
     proofs: bool = True
     slack: Fraction | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether plans are candidates, compared by their times: few chunks then gain more than R/C."""
+        return not self.proofs and self.slack is None
 
     @property
     def budget(self) -> SearchBudget:
@@ -255,8 +261,12 @@ def _optimum(
 
     With `drafting`, the trees of one step fewer, a draft of it.
     """
-    budget = options.budget if drafting is None else DRAFT
-    encodings = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
+    budget = options.budget
+    if drafting is not None:
+        budget = DRAFT if options.proofs else SKETCH
+    first, second = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
+    # A candidate is soon found by the first, or is not worth what the other one takes.
+    encodings = (first, second) if options.proofs else (first,)
     cache = ChunkCache() if options.cache and drafting is None else None
     searcher = Searcher(problem, encodings, options.seed, deadline, child, cache)
     return kept_optimum(

@@ -73,11 +73,17 @@ class SearchBudget:
 THOROUGH = SearchBudget(True, 3, 6, 400_000, 8, 40, 240)
 """To prove: up to two minutes of each of two cores for a search."""
 
-QUICK = SearchBudget(False, 2, 2, 60_000, 2, 6, 0)
+QUICK = SearchBudget(False, 2, 2, 8_000, 2, 6, 0)
 """To have a candidate: half a second for a search."""
 
 DRAFT = replace(THOROUGH, gap=Fraction(1, 50), most_sends=140_000)
 """Of a large problem, to have a limit and a plan of every number of steps before any is made better."""
+
+ROUGHLY = Fraction(1, 20)
+"""The part of its R/C that a candidate of a large problem may lose to have few chunks."""
+
+SKETCH = replace(DRAFT, proofs=False, gap=ROUGHLY, most_sends=0)
+"""Of a large problem, to have a candidate: a packing's weights rounded to few chunks, without a search."""
 
 FEW_SENDS = 20_000
 """Possible sends up to which a solver is asked before a packing is looked for that proves its limit, too."""
@@ -178,7 +184,8 @@ class _CopySearch(StepSearch[ChunkPlan]):
         deadline = self._searcher.deadline
         one = sum(len(demand.targets) for demand in self._problem.demands)
         plans = []
-        if all(trees.durations) and trees.is_exact and chunks_of(trees) * one <= MOST_SENDS:
+        proofs = self._budget.proofs
+        if proofs and all(trees.durations) and trees.is_exact and chunks_of(trees) * one <= MOST_SENDS:
             plans.append((chunks_of(trees), plan_as_it_stands(self._problem, trees)))
         elif near := plan_near_it(
             self._problem,
@@ -189,7 +196,7 @@ class _CopySearch(StepSearch[ChunkPlan]):
         ):
             plans.append(near)
         best = min((Fraction(sum(plan.rounds), chunks) for chunks, plan in plans), default=None)
-        if best is None or best > self.result.least or plans[0][0] > best.denominator:
+        if proofs and (best is None or best > self.result.least or plans[0][0] > best.denominator):
             few = few_chunks_near(
                 self._problem,
                 self._steps,

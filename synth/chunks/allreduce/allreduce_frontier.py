@@ -15,7 +15,7 @@ from fractions import Fraction
 from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.allreduce.allreduce_solver import SumOptimum, cached_optimum
 from arborcast.synth.chunks.allreduce.halves import static_ratio
-from arborcast.synth.chunks.allreduce.hierarchical import MOST_SENDS, HierarchicalAllreduces
+from arborcast.synth.chunks.allreduce.hierarchical import MOST_SENDS, NEAR, HierarchicalAllreduces
 from arborcast.synth.chunks.allreduce.meeting_on_links import met_on_links
 from arborcast.synth.chunks.allreduce.partial_sums import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.allreduce.points import (
@@ -32,7 +32,7 @@ from arborcast.synth.chunks.curve import FrontierOptions, why_enough
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.chunks.step_result import StepOptimum
-from arborcast.synth.chunks.step_solver import is_large
+from arborcast.synth.chunks.step_solver import ROUGHLY, is_large
 from arborcast.synth.chunks.trees.tree_schedule import MOST_NEAR
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -111,11 +111,12 @@ class _Tracing:
         why = f"no more than {self._last} steps were looked at"
         timed_out = False
         if is_large(self._problem):
+            every = range(0) if self._options.compares else range(latency, self._last + 1)
             self._searcher.deadline = self._deadline.share(4)
-            self._add_limits(range(latency, self._last + 1))
+            self._add_limits(every)
             self._met = self._meet()  # before what may take all of the time
             self._searcher.deadline = self._deadline.share(2)
-            self._add_limits(range(latency, self._last + 1))  # those for which there was no time before
+            self._add_limits(every)  # those for which there was no time before
         for steps in range(latency, self._last + 1):
             optimum = self._optimum(steps)
             if optimum.limit is not None and optimum.least >= self._least(steps):
@@ -180,7 +181,8 @@ class _Tracing:
             mixture = meeting.mixture(steps, self._ratio, share)
             assert mixture is not None, "so many steps are enough"
             if best is None or mixture.ratio < best:
-                chunks, plan = meeting.plan(mixture, steps, self._most_sends, deadline=share)
+                near = ROUGHLY if self._options.compares else NEAR
+                chunks, plan = meeting.plan(mixture, steps, self._most_sends, near, share)
                 ratio = Fraction(sum(plan.rounds), chunks)
                 if best is None or ratio < best:
                     found.append(RestrictedSchedule(self._schedule(chunks, plan), ratio, MEETINGS))
@@ -190,8 +192,8 @@ class _Tracing:
 
     @property
     def _most_sends(self) -> int:
-        """Of a schedule that meets in cores: of few ranks, and where rates are rounded, it shall be short."""
-        if is_large(self._problem) and self._options.slack is None:
+        """Of a schedule that meets in cores: of few ranks, and where nothing is proved, it shall be short."""
+        if is_large(self._problem) and self._options.proofs:
             return MOST_SENDS
         return MOST_NEAR * 2 * len(self._collective.ranks) ** 2
 

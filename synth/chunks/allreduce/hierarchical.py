@@ -137,19 +137,20 @@ class HierarchicalAllreduces:
         mixture: Mixture,
         steps: int,
         most_sends: int = MOST_SENDS,
+        near: Fraction = NEAR,
         deadline: Deadline = NO_DEADLINE,
     ) -> tuple[int, SumPlan]:
         """A schedule of whole chunks along the ways of a mixture: C and the plan.
 
         An integer program looks for few chunks with the R/C of the mixture. Where it finds none, shares are
-        rounded to whole images of one chunk, of the fewest with which R/C is within `NEAR` of the least that
+        rounded to whole images of one chunk, of the fewest with which R/C is within `near` of the least that
         is found up to so many sends, or, of one image of each, more. After the deadline they are rounded, and
         no better.
         """
         rounding = _Rounding(self._whole, self.group, steps, mixture)
         most = max(1, most_sends // (len(self.group) * rounding.sends))
         exactly = self._whole_numbers(mixture, steps, most * len(self.group), deadline)
-        counts = rounding.few(most, deadline) if exactly is None else exactly
+        counts = rounding.few(most, near, deadline) if exactly is None else exactly
         used = [(way, count) for way, count in zip(mixture.ways, counts.tolist(), strict=True) if count]
         chunks, rounds = int(counts.sum()) * len(self.group), rounding.rounds(counts)
         # A schedule ends with a send.
@@ -236,15 +237,15 @@ class _Rounding:
         lengths = np.array(list(map(len, mixture.ways)))
         self.sends = math.ceil(int(self._weights @ lengths) / _GRAIN)
 
-    def few(self, most: int, deadline: Deadline) -> Ints:
-        """How many of each way, in all up to `most`."""
+    def few(self, most: int, near: Fraction, deadline: Deadline) -> Ints:
+        """How many of each way, in all up to `most`; see `HierarchicalAllreduces.plan`."""
         looked_at = takewhile(lambda turns: turns == 1 or not deadline.has_passed, range(1, most + 1))
         rounded = sorted((self._cost(self._shared(turns)) / turns, turns) for turns in looked_at)
         tried = {most >> halved for halved in range(most.bit_length())}
         tried.update(turns for _, turns in rounded[:BEST_TURNS])
         better = {turns: self._improved(self._shared(turns), deadline) for turns in sorted(tried)}
         ratios = {turns: Fraction(sum(self.rounds(counts)), turns) for turns, counts in better.items()}
-        enough = min(ratios.values()) * (1 + NEAR)
+        enough = min(ratios.values()) * (1 + near)
         return next(better[turns] for turns, ratio in ratios.items() if ratio <= enough)
 
     def rounds(self, counts: Ints) -> tuple[int, ...]:
