@@ -61,19 +61,19 @@ TIMES = "verification/test_certified_times.py"
 VERIFIER = ("verification/test_verifier.py", "verification/test_switch_use.py")
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "synth.verification.verifier": (*VERIFIER, *SYMMETRIC),
+    "synth.verification.verifier": (*VERIFIER, *SYMMETRIC, "values/test_features.py"),
     "synth.verification.verdict": (*VERIFIER, TIMES),
     "synth.verification.replay": VERIFIER,
     "synth.verification.replay_kernels": SYMMETRIC,
     "synth.verification.switch_use": ("verification/test_switch_use.py",),
-    "synth.verification.group_check": SYMMETRIC,
+    "synth.verification.group_check": ("verification/test_group_check.py",),
     "synth.verification.every_translate": SYMMETRIC,
     "synth.certification.proven_rates": (*CERTIFICATION, "verification/test_metric.py"),
     "synth.certification.metric": (*CERTIFICATION, "verification/test_metric.py"),
     "synth.certification.tree_costs": CERTIFICATION,
     "synth.certification.exact_paths": CERTIFICATION,
     "synth.certification.cheapest_spanning": ("kernels/test_spanning.py",),
-    "synth.certification.steiner": CERTIFICATION,
+    "synth.certification.steiner": ("verification/test_steiner.py",),
     "synth.certification.windows": (TIMES,),
     "synth.certification.tolls": (TIMES,),
     "synth.chunks.bounds.step_check": STEPS,

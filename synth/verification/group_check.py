@@ -1,14 +1,14 @@
 """Checks the translations of an implicit schedule anew, from the images of their generators alone.
 
 The proof that a schedule is correct if its representatives are rests on them. Nothing here is taken from
-`synth.symmetry.translations`: orders come from powers, orbits from the least member of each cycle, and that
+`synth.symmetry.translations`: orders come from cycles, orbits from the least member of each cycle, and that
 only the identity keeps a rank in its place from the sizes of those orbits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,9 +47,9 @@ class CheckedGroup:
 
 def identity_alone(topology: Topology) -> CheckedGroup:
     """The group by which a schedule that is written out is its own representatives."""
-    vertices, links = (np.arange(count, dtype=np.int64) for count in (topology.size, len(topology.links)))
-    none = np.zeros(0, dtype=np.int64)
-    return CheckedGroup(1, vertices.reshape(1, -1)[:0], links.reshape(1, -1)[:0], none, vertices, links)
+    vertices, links = topology.size, len(topology.links)
+    rows, each = np.zeros((0, vertices), np.int64), np.zeros((0, links), np.int64)
+    return CheckedGroup(1, rows, each, np.zeros(0, np.int64), np.arange(vertices), np.arange(links))
 
 
 def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | None:
@@ -79,8 +79,8 @@ def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | No
     found = [row for row in rows if row is not None]
     if len(found) < len(rows) or len(declared.orders) != len(rows) or declared.ranks != topology.ranks:
         return None
-    generators = np.array(declared.generators, dtype=np.int64).reshape(-1, topology.size)
-    link_images = np.array(found, dtype=np.int64).reshape(-1, len(topology.links))
+    generators = np.array(declared.generators, dtype=np.int64).reshape(len(rows), topology.size)
+    link_images = np.array(found, dtype=np.int64).reshape(len(rows), len(topology.links))
     _check_orders(generators, declared.orders, errors)
     _check_commuting(generators, errors)
     _check_members(generators, schedule, errors)
@@ -146,23 +146,33 @@ def checked_link_images(
 
 
 def _check_orders(generators: Integers, orders: tuple[int, ...], errors: Errors) -> None:
-    for index, (images, order) in enumerate(zip(generators, orders, strict=True)):
+    for index, (images, order) in enumerate(zip(generators.tolist(), orders, strict=True)):
+        found = _order(images)
         if not 2 <= order <= len(images):
             errors.add(
                 f"translation {index}: order must be in 2..{len(images)}, the vertices there are, got {order}"
             )
-        elif not _is_identity(_power(images, order)):
+        elif order % found:
             errors.add(
                 f"translation {index}: order {order} declared, but applied so often it does not lead back"
             )
-        else:
-            for prime in _primes(order):
-                if _is_identity(_power(images, order // prime)):
-                    errors.add(
-                        f"translation {index}: order {order} declared, but applied {order // prime} times "
-                        "it leads back already"
-                    )
-                    break
+        elif order > found:
+            errors.add(
+                f"translation {index}: order {order} declared, but applied {found} times "
+                "it leads back already"
+            )
+
+
+def _order(images: Sequence[int]) -> int:
+    """How often a permutation must be applied to lead back: a common multiple of its cycles' lengths."""
+    found, seen = 1, [False] * len(images)
+    for start in range(len(images)):
+        vertex, length = start, 0
+        while not seen[vertex]:
+            seen[vertex] = True
+            vertex, length = images[vertex], length + 1
+        found = math.lcm(found, max(length, 1))
+    return found
 
 
 def _check_commuting(generators: Integers, errors: Errors) -> None:
@@ -200,29 +210,3 @@ def _orbits(generators: Integers) -> Integers:
             least = np.minimum(least, least[step])
             step, covered = step[step], 2 * covered
     return least
-
-
-def _power(images: Integers, exponent: int) -> Integers:
-    result, square = np.arange(len(images), dtype=np.int64), images
-    while exponent:
-        if exponent % 2:
-            result = square[result]
-        square, exponent = square[square], exponent // 2
-    return result
-
-
-def _is_identity(images: Integers) -> bool:
-    return bool((images == np.arange(len(images))).all())
-
-
-def _primes(number: int) -> Iterator[int]:
-    """The primes that divide a number, which is at least 1."""
-    divisor = 2
-    while divisor * divisor <= number:
-        if number % divisor == 0:
-            yield divisor
-            while number % divisor == 0:
-                number //= divisor
-        divisor += 1
-    if number > 1:
-        yield number

@@ -250,7 +250,8 @@ TURN, TWICE, FLIP = [1, 2, 3, 0], [2, 3, 0, 1], [0, 3, 2, 1]
 def test_wrong_translations_are_refused(group: Translations, message: str) -> None:
     schedule = forged(translated(RING, Kind.ALLGATHER), translations=group)
     refused(schedule, message)
-    assert verify(schedule).loads == {}
+    verdict = verify(schedule)
+    assert (verdict.rate, verdict.max_link_load, verdict.loads) == (0, 0, {})
 
 
 def test_translations_keep_bandwidth_latency_ranks_and_what_switches_do() -> None:
@@ -310,6 +311,11 @@ def test_shares_blocks_and_rates_are_named() -> None:
     refused(
         replace(schedule, rate=schedule.rate * 2),
         f"(and 3 more links): carries 2 GB/s at the declared rate of {schedule.rate * 2} GB/s",
+    )
+    pair = translated(circulant(2, {1: 1}), Kind.ALLGATHER)
+    refused(
+        replace(pair, rate=pair.rate * 3),
+        f"(and 1 more links): carries 3 GB/s at the declared rate of {pair.rate * 3} GB/s",
     )
     refused(
         replace(schedule, bound=Bound(Fraction(9), Cut(frozenset({0}), Fraction(2)))),

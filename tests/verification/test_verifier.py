@@ -465,8 +465,17 @@ def test_rounds_need_equal_shares() -> None:
 
 
 def test_a_rate_beyond_the_rounds() -> None:
+    """And no more is said of it, though links rest too little at that rate."""
     schedule = replace(VALID["alltoall in rounds"][0], rate=Fraction(6, 5))
     broken(schedule, "rate: 6/5 GB/s declared, 1 GB/s recomputed")
+    twice = verify(replace(schedule, rate=Fraction(2)))
+    assert not any("carries" in line for line in twice.errors)
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_every_translate_of_what_is_written_out_is_itself(name: str) -> None:
+    schedule = VALID[name][0]
+    assert verify(schedule, every_translate=True) == verify(schedule)
 
 
 def test_capacity_of_rounds_is_bandwidth_over_the_unit() -> None:
