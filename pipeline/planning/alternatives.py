@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.hetpipe import hetpipe
 from arborcast.pipeline.planning.memory_need import Limit, fitted, with_and_without_recompute
 from arborcast.pipeline.planning.pipedream import pipedream
 from arborcast.pipeline.planning.rannc import rannc
@@ -102,12 +101,7 @@ class PublishedMethod:
 METHODS: Mapping[str, PublishedMethod] = {
     "data-parallel": PublishedMethod(data_parallel),
     "gpipe": PublishedMethod(straight_gpipe),
-    "pipedream": PublishedMethod(
-        pipedream, "with a flush after every batch; published without (pipedream-async)"
-    ),
-    "hetpipe": PublishedMethod(
-        hetpipe, "made synchronous: its virtual workers are published to train on each other's older weights"
-    ),
+    "pipedream": PublishedMethod(pipedream, "with a flush after every batch; published without"),
     "rannc": PublishedMethod(rannc),
     "spp": PublishedMethod(spp),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
@@ -10,7 +10,6 @@ from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.alternatives import METHODS, alternatives
-from arborcast.pipeline.planning.asynchronous import SteadyState, fastest_steady_state
 from arborcast.pipeline.planning.costing import Costed, costed
 from arborcast.pipeline.planning.least_collectives import LeastTimes
 from arborcast.pipeline.planning.memory_need import Limit
@@ -31,10 +30,7 @@ if TYPE_CHECKING:
 OURS = "arborcast"
 """The method that is `pipeline.plan`."""
 
-ASYNCHRONOUS = "pipedream-async"
-"""PipeDream as published, without a flush: predicted, never a plan."""
-
-EVERY = (OURS, *METHODS, ASYNCHRONOUS)
+EVERY = (OURS, *METHODS)
 """All methods, in the order of a comparison."""
 
 
@@ -48,7 +44,6 @@ class Alternative:
         prediction: of a step of the plan, its allreduces by the schedules that will run.
         why_not: in words why there is no plan; "" where there is one.
         remark: how the plan differs from what was published; "" where it does not.
-        steady_state: of training without a flush, for the method that is that.
         collectives_us: that the collectives of a step take at least, by proof (`least_collectives`); None
             where that was not asked for.
     """
@@ -58,20 +53,17 @@ class Alternative:
     prediction: Prediction | None
     why_not: str = ""
     remark: str = ""
-    steady_state: SteadyState | None = None
     collectives_us: float | None = None
 
     @property
     def time_us(self) -> float | None:
         """Of a batch; None where nothing is known of it."""
-        known = self.prediction or self.steady_state
-        return None if known is None else known.time_us
+        return None if self.prediction is None else self.prediction.time_us
 
     @property
     def memory_bytes(self) -> int | None:
         """That the fullest rank needs."""
-        known = self.prediction or self.steady_state
-        return None if known is None else max(it.total for it in known.memory)
+        return None if self.prediction is None else max(it.total for it in self.prediction.memory)
 
     def runnable(self) -> tuple[Plan, Prediction]:
         """The plan and what is predicted of it.
@@ -210,8 +202,6 @@ def compare(
     )
 
     def made(method: str) -> Alternative:
-        if method == ASYNCHRONOUS:
-            return _asynchronous(profile, network, batch, counts, memory_bytes)
         given = others.get(method, ours)
         if not isinstance(given, Plan):
             return Alternative(method, None, None, str(given))
@@ -222,11 +212,11 @@ def compare(
     runnable = [it for it in found if it.plan and (it.method == OURS or _keeps(it.plan, profile, wishes))]
     runnable = runnable or [it for it in found if it.plan]
     best = min(runnable or found[:1], key=lambda it: it.time_us or 0.0)
-    if best.plan is None and best.steady_state is None:
+    if best.plan is None:
         raise PlanError(f"method {best.method}: {best.why_not}")
     if not divided:
         return Comparison(costs, topology, batch, memory_bytes, found, best)
-    microbatches = 1 if best.plan is None else best.plan.microbatches
+    microbatches = best.plan.microbatches
     least = LeastTimes(topology)
     inside = _divided(model, example, loss_fn, costs, least, batch, microbatches, wishes, optimizer)
     timed = {
@@ -284,23 +274,6 @@ def _divided(
             plan, remark = found.plan_by(name), "one stage of a fixed layout" if name in LAYOUTS else ""
             ways.append(Alternative(name, plan, way.prediction, remark=remark, collectives_us=least_us))
     return tuple(ways)
-
-
-def _asynchronous(
-    profile: Profile, network: LinkCosts, batch: int, counts: Sequence[int], memory_bytes: Limit | None
-) -> Alternative:
-    """What PipeDream without a flush would do, which is no plan of the trainer."""
-    why_not = "cannot be run: it updates after every minibatch, with gradients of older weights"
-    try:
-        steady = fastest_steady_state(
-            profile, network, batch=batch, microbatches=counts, memory_bytes=memory_bytes
-        )
-    except PlanError as error:
-        return Alternative(ASYNCHRONOUS, None, None, str(error))
-    missing = steady.missing(memory_bytes)
-    return Alternative(
-        ASYNCHRONOUS, None, None, f"{why_not}; {missing}" if missing else why_not, steady_state=steady
-    )
 
 
 def _machine(fabric: Topology | Machine | str) -> Machine:

@@ -1,6 +1,6 @@
 """Layers into consecutive parts whose largest cost is least: exact, for any cost of a range.
 
-Straight pipelines balance time alone; HetPipe's add messages and leave out ranges that memory cannot hold.
+GPipe's stages balance time alone; those of other orders leave out ranges that memory cannot hold.
 """
 
 from __future__ import annotations

@@ -47,9 +47,7 @@ Model = Annotated[
 
 
 OrderName = Literal["1f1b", "pe", "gpipe", "interleaved", "zb-h1", "zb-v"]
-MethodName = Literal[
-    "all", "arborcast", "data-parallel", "gpipe", "pipedream", "hetpipe", "rannc", "spp", "pipedream-async"
-]
+MethodName = Literal["all", "arborcast", "data-parallel", "gpipe", "pipedream", "rannc", "spp"]
 
 
 @about_a_fabric("ranks", *OF_MACHINES)

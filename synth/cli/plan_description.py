@@ -70,22 +70,16 @@ def figures(predicted: Prediction) -> dict[str, Any]:
 
 
 def _alternative(other: Alternative, chosen: Prediction) -> dict[str, Any]:
-    known: dict[str, Any] = {}
-    if other.time_us is not None:
-        known = {
-            "time_us": other.time_us,
-            "memory_bytes": other.memory_bytes,
-            "slower": other.time_us / chosen.time_us,
-        }
     if other.plan is None or other.prediction is None:
-        return {"why": other.why_not, **known}
+        return {"why": other.why_not}
     return {
         "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in other.plan.stages],
         "microbatches": other.plan.microbatches,
         "order": other.plan.order,
         "recompute": other.plan.recompute,
         "remark": other.remark,
-        **known,
+        "memory_bytes": other.memory_bytes,
+        "slower": other.prediction.time_us / chosen.time_us,
         **figures(other.prediction),
     }
 
@@ -221,14 +215,11 @@ def _compared(it: Alternative, best_us: float) -> tuple[str, ...]:
     """A line of the comparison."""
     from arborcast.pipeline.planning.memory_need import readable
 
-    if it.time_us is None or it.memory_bytes is None:
+    if it.plan is None or it.prediction is None:
         return it.method, "-", "-", "-", "-", it.why_not
-    idle = "-" if it.prediction is None else f"{it.prediction.bubble:.0%}"
-    if it.plan is not None:
-        how = _shape(it.plan)
-    else:
-        how = f"{_shape(it.steady_state.plan)}; {it.why_not}" if it.steady_state else it.why_not
-    return it.method, _time(it.time_us), f"{it.time_us / best_us:.2f}", idle, readable(it.memory_bytes), how
+    time_us, fullest = it.prediction.time_us, max(each.total for each in it.prediction.memory)
+    times, idle = f"{time_us / best_us:.2f}", f"{it.prediction.bubble:.0%}"
+    return it.method, _time(time_us), times, idle, readable(fullest), _shape(it.plan)
 
 
 def _shape(plan: Plan) -> str:

@@ -135,7 +135,7 @@ WRONG: list[tuple[str, ...]] = [
     ("plan {model} ring:4 --memory 1GiB --offload 12 --order zb-v", "offload", "zb-v", "got 12 GB/s"),
     ("plan {model} ring:4 --memory 1GiB --offload fast", "--offload", "positive rate in GB/s", "got 'fast'"),
     ("plan {model} ring:4 --offload 12", "offload", "without a limit of memory", "got 12 GB/s"),
-    ("plan {model} ring:4 --method pipedream-async", "pipedream-async", "cannot be run"),
+    ("plan {model} ring:4 --method hetpipe", "--method", "'pipedream', 'rannc'", "'hetpipe'"),
     ("plan {model} ring:4 --order zigzag", "--order", "'1f1b', 'pe', 'gpipe'", "'zigzag'"),
     ("plan bert-base ring:4 --device abacus", "abacus", "must be one of"),
     ("plan {model} ring:4 --device v100", "device v100", "costs already"),

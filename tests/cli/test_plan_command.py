@@ -76,9 +76,9 @@ def test_the_plan_of_one_method_is_written(command: Command, model: str, tmp_pat
     assert (ran.status, ran.err) == (0, ""), ran.err
     plan = pipeline.read_plan(file)
     assert (plan.method, plan.order, plan.microbatches) == ("gpipe", "gpipe", 8)
-    assert "order gpipe" in ran.out and "hetpipe" not in ran.out
+    assert "order gpipe" in ran.out and "rannc" not in ran.out
     told = command("plan", model, "ring:4", "--microbatches", "8").out
-    assert "hetpipe: made synchronous" in told and "cannot be run: it updates after every minibatch" in told
+    assert "pipedream: with a flush after every batch" in told and "rannc" in told
 
 
 def test_every_order_is_planned_or_refused_in_a_line(command: Command, model: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data parallel, GPipe and HetPipe as plans: partitions against brute force, layouts as drawn."""
+"""Data parallel and GPipe as plans: partitions against brute force, comparisons of all methods."""
 
 from __future__ import annotations
 
@@ -23,18 +23,15 @@ from arborcast.pipeline.planning.alternatives import (
     data_parallel,
     straight_gpipe,
 )
-from arborcast.pipeline.planning.asynchronous import steady_state
 from arborcast.pipeline.planning.formats import read_plan, write_plan
-from arborcast.pipeline.planning.hetpipe import hetpipe, virtual_workers, worker_plan
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.pipeline.planning.memory_need import check_memory, range_fits, stage_memory
-from arborcast.pipeline.planning.plan_comparison import ASYNCHRONOUS, EVERY, OURS, compare
+from arborcast.pipeline.planning.plan_comparison import EVERY, OURS, compare
 from arborcast.pipeline.planning.plan_prediction import predict
 from arborcast.pipeline.planning.planner import PlanWishes
 from arborcast.pipeline.planning.planner import plan as planned
 from arborcast.pipeline.planning.stage_balance import balanced, balanced_by
 from arborcast.pipeline.profiles import Layer, Profile
-from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
@@ -195,39 +192,6 @@ def test_data_parallel_refuses_what_cannot_be() -> None:
         data_parallel(model([1]), LinkCosts(load("full:4")), batch=3)
 
 
-def test_virtual_workers_of_the_paper() -> None:
-    hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert virtual_workers(hosts) == {
-        "NP": ((0, 1, 2, 3), (4, 5, 6, 7)),
-        "ED": ((0, 4), (1, 5), (2, 6), (3, 7)),
-        "HD": ((0, 1, 4, 5), (2, 3, 6, 7)),
-    }
-    assert virtual_workers(((0, 1), (2, 3), (4, 5), (6, 7)))["HD"] == ((0, 2), (1, 3), (4, 6), (5, 7))
-    assert virtual_workers(((0, 1, 2, 3),))["HD"] == ((0, 1), (2, 3))
-    assert "HD" not in virtual_workers(((0, 1, 2), (3, 4, 5)))
-    assert "HD" not in virtual_workers(((0, 1), (2, 3), (4, 5)))
-
-
-def test_worker_plan_as_drawn() -> None:
-    """Hosts {0, 1} and {2, 3}: equal distribution pairs ranks of different hosts."""
-    profile, network = model([1, 1, 1, 3]), LinkCosts(two_hosts())
-    plan = worker_plan(profile, network, ((0, 2), (1, 3)), "ED", batch=32, microbatches=4, limit=None)
-    assert stages(plan) == [(0, 3, (0, 1)), (3, 4, (2, 3))]
-    assert plan.method == "hetpipe ED"
-
-
-def test_hetpipe_moves_a_cut_for_memory() -> None:
-    """The first of two stages keeps two microbatches, so that the same layers need more memory there."""
-    profile, network = model([1, 1, 1, 1], weights=0), LinkCosts(load("full:2"))
-    free = hetpipe(profile, network, batch=32, microbatches=4)
-    assert free.ranks == (0, 1)
-    #  [0, 2) keeps 2 x 2 x 2.5 MB; [0, 1) and [1, 4) keep 5 and 7.5
-    tight = worker_plan(profile, network, ((0, 1),), "NP", batch=32, microbatches=4, limit=8 * MB)
-    assert stages(tight) == [(0, 1, (0,)), (1, 4, (1,))]
-    assert not tight.recompute
-    check_memory(tight, profile, 8 * MB, batch=32)
-
-
 def test_room_counts_as_the_real_check() -> None:
     profile = model([1, 1, 1, 1, 1])
     plan = Plan([(0, 2, [0, 1]), (2, 3, [2]), (3, 5, [3])], 4)
@@ -277,16 +241,6 @@ def test_a_batch_too_small_is_said_for_each() -> None:
         assert re.match("batch of 3 samples: must have at least (4|16), one for each of 4", str(plan))
 
 
-def test_hetpipe_leaves_out_workers_that_no_links_join() -> None:
-    """A line 0 1 2 3: halves would make replicas of 0 and 2."""
-    links = [Link(a, b, 1) for u, v in ((0, 1), (1, 2), (2, 3)) for a, b in ((u, v), (v, u))]
-    line = LinkCosts(Topology.build("line", 4, links))
-    plan = hetpipe(model([1, 1, 1, 1], weights=100 * MB), line, batch=32, microbatches=4)
-    assert plan.method == "hetpipe NP"
-    with pytest.raises(PlanError, match="no path leads from rank"):
-        hetpipe(model([1, 1]), LinkCosts(Topology.build("apart", 2, [])), batch=32, microbatches=4)
-
-
 def test_every_alternative_is_a_plan_to_save_and_to_run_or_says_why_not(tmp_path: Path) -> None:
     """Ours is that of `plan`; the others are those of their methods; files give them back."""
     profile, fabric = model([100, 300, 200, 400]), two_hosts()
@@ -296,11 +250,7 @@ def test_every_alternative_is_a_plan_to_save_and_to_run_or_says_why_not(tmp_path
     expected = alternatives(profile, LinkCosts(fabric), batch=16, microbatches=4, memory_bytes=80 * MB)
     expected[OURS] = planned(profile, fabric, **wishes)
     for it in found.alternatives:
-        if it.method == ASYNCHRONOUS:
-            with pytest.raises(PlanError, match="method pipedream-async: cannot be run: it updates after"):
-                it.runnable()
-            assert it.time_us is not None
-        elif isinstance(expected[it.method], Plan):
+        if isinstance(expected[it.method], Plan):
             plan, prediction = it.runnable()
             write_plan(plan, tmp_path / "plan.json")
             assert plan == expected[it.method] == read_plan(tmp_path / "plan.json")
@@ -347,29 +297,10 @@ def test_a_comparison_offers_the_alternatives_several_numbers_of_microbatches() 
     assert found.batch == 32
 
 
-def test_without_a_flush_the_busiest_stage_sets_the_pace() -> None:
-    """Stages of 3, 3 and 6 us forward and twice that back, messages that cost next to nothing."""
-    profile, network = model([3, 3, 6], output=1, saved=MB), LinkCosts(load("full:3"))
-    plan = Plan([(0, 1, [0]), (1, 2, [1]), (2, 3, [2])], 4, topology=network.topology)
-    steady = steady_state(plan, profile, network, batch=32)
-    assert steady.time_us == pytest.approx(6 + 12, rel=1e-3)  # four minibatches of a quarter each
-    flushed = simulate(plan, profile, network, batch=32).time_us
-    assert flushed == pytest.approx(18 + 4.5, rel=1e-3), "a minibatch's way to the last stage and back"
-    assert steady.versions == (3, 2, 1)
-    # One version more of a MB of weights, and MB / 4 saved for each minibatch in flight.
-    assert [it.parameters for it in steady.memory] == [3 * MB, 2 * MB, MB]
-    assert [it.activations for it in steady.memory] == [3 * MB // 4, 2 * MB // 4, MB // 4]
-    assert steady.missing(10 * MB) == "" and steady.missing(3 * MB).startswith("stage 0 would need 4.53 MiB")
-
-
-def test_replicas_synchronise_once_in_as_many_minibatches() -> None:
-    """Two replicas of one stage: half of a minibatch each, and half of an allreduce a minibatch."""
-    profile, network = model([30], weights=8 * MB), LinkCosts(load("full:2"))
-    plan = Plan([(0, 1, [0, 1])], 4, topology=network.topology)
-    once = replace(network, by_schedule=True).allreduce_us([0, 1], 8 * MB)
-    steady = steady_state(plan, profile, network, batch=32)
-    assert steady.time_us == pytest.approx(90 / 2 + 4 * once / 2)
-    assert steady.versions == (1,)
+def test_a_method_without_a_plan_says_why_where_its_plan_is_asked_for() -> None:
+    found = compare(model([1] * 4), load("full:4"), batch=3, methods=[OURS, "data-parallel"])
+    with pytest.raises(PlanError, match="method data-parallel: batch of 3 samples: must have at least"):
+        found["data-parallel"].runnable()
 
 
 def test_wishes_are_what_planning_may_be_told() -> None:

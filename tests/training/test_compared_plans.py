@@ -43,7 +43,7 @@ def test_every_plan_of_a_comparison_trains_as_serially(tmp_path: Path) -> None:
     )
     found = compare(Profile("drawn", SIZE, tuple(layers)), "full:4", memory_bytes=LIMIT, microbatches=4)
     plans = {it.method: it.plan for it in found.alternatives if it.plan is not None}
-    assert set(plans) >= {"arborcast", "gpipe", "pipedream", "hetpipe", "rannc", "spp"}
+    assert set(plans) >= {"arborcast", "gpipe", "pipedream", "rannc", "spp"}
     assert len({(plan.stages, plan.order, plan.recompute) for plan in plans.values()}) >= 4
     for method, plan in plans.items():
         write_plan(plan, tmp_path / f"{method}.json")
