@@ -2,13 +2,15 @@
 
 No symmetry is relied on: the permutation of each element is composed from the images of the generators, each
 representative chunk is moved by it and replayed with sets of contributors, and what passes each link is added
-up in whole numbers. What the kernels find wrong is replayed once more by `synth.verification.replay` and
-`synth.verification.switch_use`, which say why. Large schedules that are written out are replayed likewise.
+up in whole numbers. What the kernels find wrong is replayed once more by `synth.verification.replay`, which
+says why; what is asked of switches is looked at by `synth.verification.switch_use`, one translate after the
+other. Large schedules that are written out are replayed likewise.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
@@ -30,8 +32,6 @@ from arborcast.synth.verification.replay_kernels import (
     ReplayCount,
     ReplayGoal,
     ReplayState,
-    SwitchRules,
-    SwitchState,
     replay_all,
 )
 from arborcast.synth.verification.switch_use import uses_of_chunk
@@ -77,9 +77,7 @@ def check_every_translate(
     if count.numbers[2]:
         errors.add(f"transfers: {count.numbers[2]} hops are moved to where there is no link")
     hops = [(link.src, link.dst) for link in topology.links]
-    able = range(topology.ranks, topology.holders)
-    trees = {vertex: number for vertex, number in zip(able, count.trees.tolist(), strict=True) if number}
-    return _amounts(hops, count.loads, scale), _amounts(able, count.sums, scale), trees
+    return _amounts(hops, count.loads, scale), *_switch_uses(schedule, group, errors)
 
 
 def loads_if_sound(schedule: Schedule) -> dict[Hop, Fraction] | None:
@@ -109,18 +107,16 @@ def _ends(topology: Topology) -> tuple[Ints, Ints]:
 def _replayed(
     moves: Moves, group: CheckedGroup, goal: ReplayGoal, topology: Topology, most_spelled: int
 ) -> ReplayCount:
-    digits, able = moves.share.shape[1], topology.holders - topology.ranks
+    digits = moves.share.shape[1]
     count = ReplayCount(
         np.zeros((most_spelled, 2), dtype=np.int64),
         np.zeros(3, dtype=np.int64),
         np.zeros((digits, topology.ranks**goal.blocks), dtype=np.int64),
         np.zeros((digits, len(topology.links)), dtype=np.int64),
-        np.zeros((digits, able), dtype=np.int64),
-        np.zeros(able, dtype=np.int64),
     )
     state = _state(goal, topology.holders, int(np.diff(moves.first).max(initial=0)))
     members = Group(group.generators, group.link_images, group.orders, *_ends(topology))
-    replay_all(moves, members, goal, _rules(topology), state, _switches(topology), count)
+    replay_all(moves, members, goal, state, count)
     return count
 
 
@@ -128,26 +124,6 @@ def _goal(collective: Collective, ranks: int) -> ReplayGoal:
     member = np.zeros(ranks, dtype=np.bool_)
     member[list(collective.ranks)] = True
     return ReplayGoal(member, *_GOALS[collective.kind])
-
-
-def _rules(topology: Topology) -> SwitchRules:
-    able = topology.switches[: topology.holders - topology.ranks]
-    return SwitchRules(
-        topology.ranks,
-        np.array([switch.reduces for switch in able], dtype=np.bool_),
-        np.array([switch.multicasts for switch in able], dtype=np.bool_),
-        np.array([switch.turns for switch in able], dtype=np.bool_),
-        np.array([switch.loopback for switch in able], dtype=np.bool_),
-    )
-
-
-def _switches(topology: Topology) -> SwitchState:
-    able = topology.switches[: topology.holders - topology.ranks]
-    inputs, outputs, source, back, content, added, used = np.zeros((7, len(able)), dtype=np.int64)
-    columns = topology.ranks if any(switch.loopback for switch in able) else 0
-    given = np.zeros((len(able), columns), dtype=np.int64)
-    numbers = np.zeros(1, dtype=np.int64)
-    return SwitchState(inputs, outputs, source, back, content, numbers, given, added, used)
 
 
 def _state(goal: ReplayGoal, holders: int, most_transfers: int) -> ReplayState:
@@ -291,20 +267,43 @@ def _spell_out(schedule: ImplicitSchedule, group: CheckedGroup, count: ReplayCou
     everyone = mask_of(schedule.collective.ranks)
     for index, element in count.bad[: count.numbers[0]].tolist():
         images = _permutation(group, element)
-        moved = [
-            Transfer(
-                transfer.chunk, images[transfer.src], images[transfer.dst], transfer.step, transfer.reduce
-            )
-            for transfer in schedule.transfers
-            if transfer.chunk == index
-        ]
+        moved = [_image(transfer, images) for transfer in schedule.transfers if transfer.chunk == index]
         chunk = _moved(schedule.chunks[index], images)
-        number, topology = index * group.order + element, schedule.topology
-        replay_chunk(number, chunk, moved, topology, schedule.collective, everyone, errors)
-        uses_of_chunk(number, moved, topology, errors)
+        number = index * group.order + element
+        replay_chunk(number, chunk, moved, schedule.topology, schedule.collective, everyone, errors)
         if errors.is_full:
             break
     errors.add_unspelled(int(count.numbers[1]) - (errors.count - before))
+
+
+def _switch_uses(
+    schedule: ImplicitSchedule, group: CheckedGroup, errors: Errors
+) -> tuple[dict[Vertex, Fraction], dict[Vertex, int]]:
+    """The share that each switch adds, the number of its chunks with work; objects to what it cannot do."""
+    sums: dict[Vertex, Fraction] = {}
+    trees: Counter[Vertex] = Counter()
+    ranks = schedule.topology.ranks
+    at_switches: dict[int, list[Transfer]] = {}
+    for transfer in schedule.transfers:
+        if max(transfer.src, transfer.dst) >= ranks:
+            at_switches.setdefault(transfer.chunk, []).append(transfer)
+    for element in range(group.order if at_switches else 0):
+        images = _permutation(group, element)
+        for index, transfers in at_switches.items():
+            moved = [_image(transfer, images) for transfer in transfers]
+            uses = uses_of_chunk(index * group.order + element, moved, schedule.topology, errors)
+            trees.update({use.switch for use in uses})
+            for use in uses:
+                if use.adds:
+                    sums[use.switch] = sums.get(use.switch, Fraction(0)) + schedule.chunks[index].share
+    return sums, trees
+
+
+def _image(transfer: Transfer, images: Sequence[int]) -> Transfer:
+    """The transfer where an element takes it, without its way."""
+    return Transfer(
+        transfer.chunk, images[transfer.src], images[transfer.dst], transfer.step, transfer.reduce
+    )
 
 
 def _moved(chunk: Chunk, images: Sequence[int]) -> Chunk:

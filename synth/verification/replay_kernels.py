@@ -1,8 +1,8 @@
 """The kernels that replay every translate of every chunk and add up what passes each link.
 
 `synth.verification.every_translate` lays the representatives out as the arrays of `Moves` and says what the
-answers mean. The rules are those of `synth.verification.replay` and `synth.verification.switch_use`, which
-spell out whatever is found wrong here.
+answers mean. The rules are those of `synth.verification.replay`, which spells out whatever is found
+wrong here.
 """
 
 from __future__ import annotations
@@ -71,43 +71,6 @@ class ReplayGoal(NamedTuple):
     blocks: int
 
 
-class SwitchRules(NamedTuple):
-    """What each switch that is able can do, in the order of their vertices, of which `first` is the least."""
-
-    first: int
-    reduces: Flags
-    multicasts: Flags
-    turns: Flags
-    loopback: Flags
-
-
-class SwitchState(NamedTuple):
-    """What each of them holds of the chunk that is replayed (a content, see `switch_use`).
-
-    Attributes:
-        inputs: number of inputs, 0 where it holds nothing.
-        outputs: number of outputs.
-        source: the first input.
-        back: 1 where the first input is among the outputs.
-        content: the number of the content, of which there is no second.
-        numbers: how many contents there have been.
-        given: the last content to which each rank has been an input, a row per switch; without columns where
-            no switch loops back.
-        added: shares of the sums made of the chunk, in units of it.
-        used: 1 where the switch adds or multicasts the chunk.
-    """
-
-    inputs: Ints
-    outputs: Ints
-    source: Ints
-    back: Ints
-    content: Ints
-    numbers: Ints
-    given: Ints
-    added: Ints
-    used: Ints
-
-
 class ReplayState(NamedTuple):
     """Where the replay of one chunk stands.
 
@@ -142,16 +105,12 @@ class ReplayCount(NamedTuple):
         numbers: how many rows of `bad` there are, how many objections in all, how many hops without link.
         shares: digits of what belongs to each block, a row per digit.
         loads: digits of what passes each link, a row per digit.
-        sums: digits of what each able switch adds, a row per digit.
-        trees: chunks that each able switch adds or multicasts.
     """
 
     bad: Ints
     numbers: Ints
     shares: Ints
     loads: Ints
-    sums: Ints
-    trees: Ints
 
 
 @kernel
@@ -159,9 +118,7 @@ def replay_all(
     moves: Moves,
     group: Group,
     goal: ReplayGoal,
-    rules: SwitchRules,
     state: ReplayState,
-    switches: SwitchState,
     count: ReplayCount,
 ) -> None:
     """Go through all elements, the last digit the fastest; row i + 1 is the product of the digits up to i."""
@@ -175,9 +132,7 @@ def replay_all(
     digits = np.zeros(depth, dtype=np.int64)
     element = 0
     while True:
-        _replay_element(
-            moves, group, goal, rules, state, switches, count, element, vertices[depth], ways[depth]
-        )
+        _replay_element(moves, group, goal, state, count, element, vertices[depth], ways[depth])
         element += 1
         place = depth - 1
         while place >= 0 and digits[place] == group.orders[place] - 1:
@@ -200,9 +155,7 @@ def _replay_element(
     moves: Moves,
     group: Group,
     goal: ReplayGoal,
-    rules: SwitchRules,
     state: ReplayState,
-    switches: SwitchState,
     count: ReplayCount,
     element: int,
     moved: Ints,
@@ -220,9 +173,6 @@ def _replay_element(
             for digit in range(moves.share.shape[1]):
                 count.shares[digit, block] += moves.share[chunk, digit]
         wrong = _replay_chunk(moves, goal, state, chunk, moved)
-        if rules.reduces.size > 0:
-            wrong += _replay_switches(moves, rules, switches, chunk, moved)
-            _count_switches(moves, switches, count, chunk)
         if wrong > 0:
             if count.numbers[0] < count.bad.shape[0]:
                 count.bad[count.numbers[0], 0] = chunk
@@ -285,85 +235,6 @@ def _replay_chunk(moves: Moves, goal: ReplayGoal, state: ReplayState, chunk: int
         dst = moved[moves.dst[used]]
         state.held[dst] = state.before[dst]
     return wrong
-
-
-@kernel
-def _replay_switches(moves: Moves, rules: SwitchRules, switches: SwitchState, chunk: int, moved: Ints) -> int:
-    """How many objections there are to what a chunk asks of switches, by the rules of `switch_use`."""
-    wrong = 0
-    for switch in range(rules.reduces.size):
-        switches.inputs[switch] = 0
-        switches.added[switch] = 0
-        switches.used[switch] = 0
-    transfer, end = moves.first[chunk], moves.first[chunk + 1]
-    while transfer < end:
-        begin, step = transfer, moves.step[transfer]
-        while transfer < end and moves.step[transfer] == step:
-            wrong += _leaves(rules, switches, moved[moves.src[transfer]], moved[moves.dst[transfer]])
-            transfer += 1
-        for arriving in range(begin, transfer):
-            src, switch = moved[moves.src[arriving]], moved[moves.dst[arriving]] - rules.first
-            if switch < 0:
-                continue
-            if not moves.reduce[arriving] and switches.inputs[switch] > 0:
-                wrong += _judge(rules, switches, switch)
-                switches.inputs[switch] = 0
-            if switches.inputs[switch] == 0:
-                switches.numbers[0] += 1
-                switches.content[switch] = switches.numbers[0]
-                switches.outputs[switch] = 0
-                switches.source[switch] = src
-                switches.back[switch] = 0
-            switches.inputs[switch] += 1
-            if src < rules.first and rules.loopback[switch]:
-                switches.given[switch, src] = switches.content[switch]
-    for switch in range(rules.reduces.size):
-        if switches.inputs[switch] > 0:
-            wrong += _judge(rules, switches, switch)
-    return wrong
-
-
-@kernel
-def _leaves(rules: SwitchRules, switches: SwitchState, src: int, dst: int) -> int:
-    """Note what goes out of a switch; 1 if it is a sum that loops back to a rank that has given nothing."""
-    switch = src - rules.first
-    if switch < 0 or switches.inputs[switch] == 0:
-        return 0
-    switches.outputs[switch] += 1
-    if dst == switches.source[switch]:
-        switches.back[switch] = 1
-    if switches.inputs[switch] < 2 or dst >= rules.first or not rules.loopback[switch]:
-        return 0
-    return 1 if switches.given[switch, dst] != switches.content[switch] else 0
-
-
-@kernel
-def _judge(rules: SwitchRules, switches: SwitchState, switch: int) -> int:
-    """How many objections there are to a content that is about to go."""
-    inputs, outputs = switches.inputs[switch], switches.outputs[switch]
-    wrong = 0
-    if inputs > 1 and not rules.reduces[switch]:
-        wrong += 1
-    turning = inputs > 1 and rules.reduces[switch] and not rules.turns[switch]
-    if outputs > 1 and (turning or not rules.multicasts[switch]):
-        wrong += 1
-    alone = inputs == 1 and outputs > 1 and switches.back[switch] == 0
-    if alone and rules.loopback[switch] and switches.source[switch] < rules.first:
-        wrong += 1
-    if inputs > 1:
-        switches.added[switch] += 1
-    if inputs > 1 or outputs > 1:
-        switches.used[switch] = 1
-    return wrong
-
-
-@kernel
-def _count_switches(moves: Moves, switches: SwitchState, count: ReplayCount, chunk: int) -> None:
-    """Add a chunk to what its switches add and to the number of their trees."""
-    for switch in range(switches.used.size):
-        count.trees[switch] += switches.used[switch]
-        for digit in range(moves.share.shape[1]):
-            count.sums[digit, switch] += switches.added[switch] * moves.share[chunk, digit]
 
 
 @kernel
