@@ -63,7 +63,9 @@ class Tracer:
         document = call.as_document()
         taken = {key: document[key] for key in ("sequence", "bytes", "elements", "schedule")}
         self._bar("calls", call.title, call.begun_ns, call.ended_ns, taken)
-        for peer in sorted({*graph.sends, *graph.receives}) if graph is not None else ():
+        if graph is None:
+            return
+        for peer in sorted({*graph.sends, *graph.receives}):
             moments = self._channels[peer].recorded()
             for way, orders, sign in (("to", graph.sends, 1), ("from", graph.receives, -1)):
                 line = f"{way} rank {self._global_ranks[peer]}"
