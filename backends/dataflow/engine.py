@@ -135,10 +135,6 @@ class Engine:
         """Why the engine refuses every further call; None while it does not."""
         return self._failure
 
-    def use(self, network: Connections) -> None:
-        """Go through these from the next run on: the same channels, perhaps watched."""
-        self._network = network
-
     def run(
         self,
         graph: TaskGraph,

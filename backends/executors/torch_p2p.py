@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import torch
@@ -20,12 +19,12 @@ from torch import Tensor
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank
-from arborcast.backends.lowering.program import Operation, Program, Receive, Send
+from arborcast.backends.lowering.program import Program
 from arborcast.backends.lowering.rank_view import digest_of, refuse_switches
 from arborcast.backends.p2p.groups import MessageGroup, groups_of
-from arborcast.backends.p2p.run import GroupedRun, combine, view
+from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.tensors.checks import check_buffers
-from arborcast.backends.tensors.torch_reduction import ReductionOperator, served_operator
+from arborcast.backends.tensors.torch_reduction import served_operator
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -176,11 +175,7 @@ class Executor:
             memory[Buffer.INPUT] = given
         if output is not None:
             memory[Buffer.OUTPUT] = output
-        call: _ProgramRun | GroupedRun
-        if self._grouped:
-            call = GroupedRun(program, groups, self._group, memory, operator)
-        else:
-            call = _ProgramRun(program, self._group, memory, operator)
+        call = ProgramRun(program, groups, self._group, memory, operator)
         try:
             call.run()
         except BaseException as error:
@@ -227,54 +222,3 @@ class Executor:
         pieces = self.pieces_for(count, dtype)
         program = lower_rank(self.schedule, self.rank, count, pieces=pieces, grouped=self._grouped)
         return program, groups_of(program) if self._grouped else ()
-
-
-class _ProgramRun:
-    """One run of a program.
-
-    Attributes:
-        reached: the operation that is started or waited for.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        group: dist.ProcessGroup,
-        memory: Mapping[Buffer, Tensor],
-        operator: ReductionOperator | None,
-    ) -> None:
-        self.reached: Operation | None = None
-        self._operations = program.operations
-        self._group = group
-        self._memory = memory
-        self._operator = operator
-        self._works: dict[int, dist.Work] = {}
-        self._complete: set[int] = set()
-
-    def run(self) -> None:
-        """Start every message in its turn, then complete whatever is left."""
-        for index, operation in enumerate(self._operations):
-            if isinstance(operation, Send | Receive):
-                self._complete_all(operation.after)
-                self.reached = operation
-                if isinstance(operation, Send):
-                    part = view(self._memory, operation.source)
-                    self._works[index] = self._group.send([part], operation.peer, operation.tag)
-                else:
-                    part = view(self._memory, operation.into)
-                    self._works[index] = self._group.recv([part], operation.peer, operation.tag)
-        self._complete_all(range(len(self._operations)))
-
-    def _complete_all(self, indices: Iterable[int]) -> None:
-        """Wait for messages; do local operations, which need messages and few others before them."""
-        for index in indices:
-            if index in self._complete:
-                continue
-            operation = self._operations[index]
-            if index in self._works:
-                self.reached = operation
-                self._works.pop(index).wait()
-            else:
-                self._complete_all(operation.after)
-                combine(operation, self._memory, self._operator)
-            self._complete.add(index)

@@ -25,9 +25,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions
 
 from arborcast.backends.dataflow.engine import Engine
+from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options
-from arborcast.backends.group.history import History, calls_to_keep
+from arborcast.backends.group.history import Call, History, calls_to_keep
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
@@ -288,10 +289,8 @@ class Communicator:
             self._next(), nbytes, -1, Kind.ALLTOALL, elements, schedule=exchange.digest
         )
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
-        with self._history.begin(opening, nbytes, exchange.served) as begun:
+        with self._noted(self._history.begin(opening, nbytes, exchange.served), exchange.graph):
             self._engine.run(exchange.graph, memory, opening, None)
-        if self._tracer is not None:
-            self._tracer.add(begun, exchange.graph, 1)
 
     def _agreed_sizes(self, sent: Sequence[int], expected: Sequence[int], elements: str) -> Sizes:
         """Bytes from each rank to each: every rank tells all others what it sends and what it expects."""
@@ -392,14 +391,12 @@ class Communicator:
 
     def begin_trace(self) -> Tracer:
         """Note all messages of the calls from now on, which takes time of its own, until `end_trace`."""
-        self._tracer = Tracer(self.rank, self._global_ranks)
-        self._engine.use(self._tracer.recorder(self._network))
+        self._tracer = Tracer(self.rank, self._global_ranks, self._network.channels)
         return self._tracer
 
     def end_trace(self) -> None:
         """Note no more of them."""
         self._tracer = None
-        self._engine.use(self._network)
 
     def avoid(self, first: int, second: int) -> None:
         """Leave out the link between two ranks of the fabric from now on; all ranks make this call.
@@ -513,20 +510,27 @@ class Communicator:
                     call.kind, call.root, nbytes, call.count, device is not None
                 )
                 opening = replace(shown or call, sequence=self._next(), schedule=digest)
-                with self._history.begin(opening, nbytes, table.at(nbytes), is_counted) as begun:
+                begun = self._history.begin(opening, nbytes, table.at(nbytes), is_counted)
+                with self._noted(begun, graph, dtype.itemsize):
                     self._engine.run(graph, memory, opening, operator, device=device)
-                if self._tracer is not None:
-                    self._tracer.add(begun, graph, dtype.itemsize)
                 return
         # Whole tensors for gloo, which knows nothing of rings; those in host memory stay where they are.
         host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
         opening = replace(shown or call, sequence=self._next())
-        with self._history.begin(opening, nbytes, None, is_counted) as begun:
+        with self._noted(self._history.begin(opening, nbytes, None, is_counted)):
             self._by_gloo(opening, lambda gloo: by_gloo(gloo, host))
-        if self._tracer is not None:
-            self._tracer.add(begun)
         if host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
             memory[Buffer.OUTPUT].copy_(host[Buffer.OUTPUT])
+
+    @contextmanager
+    def _noted(self, call: Call, graph: TaskGraph | None = None, item_bytes: int = 1) -> Iterator[None]:
+        """The time of a call, for the history and, where one is made, the trace."""
+        if self._tracer is not None:
+            self._tracer.watch()
+        with call:
+            yield
+        if self._tracer is not None:
+            self._tracer.add(call, graph, item_bytes)
 
     def _by_gloo(
         self, opening: CollectiveFingerprint, start: Callable[[Any], Any], *, must_succeed: bool = True

@@ -11,16 +11,18 @@ the begin of the call) until it was handed over, or all of it was there. So a lo
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.backends.dataflow.recording import RecordedBytes, Recorder
 from arborcast.backends.dataflow.task_graph import Act, TaskGraph
 from arborcast.backends.group.history import EPOCH_NS, Call
+from arborcast.backends.transport.socket_channel import SocketChannel
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.sizes import format_size
+
+MOMENTS = 1 << 16
+"""Of each channel in one run, at most."""
 
 _WORDS = {Act.SEND: "send", Act.RECEIVE: "receive", Act.COMBINE: "receive and add"}
 
@@ -28,20 +30,27 @@ _WORDS = {Act.SEND: "send", Act.RECEIVE: "receive", Act.COMBINE: "receive and ad
 class Tracer:
     """Collects events of Chrome's trace format; times of day in us, the process is the rank of the job.
 
-    Attributes:
-        recorder: of what passes the channels; to be put before the engine's network.
-
     Args:
         rank: in the group.
         global_ranks: of the group's ranks in the job.
+        channels: of the group, as they are made; they note what passes.
     """
 
-    def __init__(self, rank: int, global_ranks: Sequence[int]) -> None:
-        self.recorder = Recorder()
+    def __init__(self, rank: int, global_ranks: Sequence[int], channels: Mapping[int, SocketChannel]) -> None:
+        self._channels = channels
+        self._watched: set[int] = set()
         self._pid = global_ranks[rank]
         self._global_ranks = global_ranks
         self._lines: dict[str, int] = {}
         self._events = [self._about("process_name", f"rank {self._pid}", 0)]
+
+    def watch(self) -> None:
+        """A call begins: have channels that are new note what passes, and forget what passed before."""
+        for peer in self._channels:
+            if peer not in self._watched:
+                self._watched.add(peer)
+                self._channels[peer].record(MOMENTS)
+            self._channels[peer].recorded()
 
     def add(self, call: Call, graph: TaskGraph | None = None, item_bytes: int = 1) -> None:
         """A call that has ended.
@@ -54,18 +63,14 @@ class Tracer:
         document = call.as_document()
         taken = {key: document[key] for key in ("sequence", "bytes", "elements", "schedule")}
         self._bar("calls", call.title, call.begun_ns, call.ended_ns, taken)
-        if graph is not None:
-            for way, orders, moments in (
-                ("to", graph.sends, self.recorder.sent),
-                ("from", graph.receives, self.recorder.received),
-            ):
-                of_peer: dict[int, list[RecordedBytes]] = defaultdict(list)
-                for moment in moments:
-                    of_peer[moment.peer].append(moment)
-                for peer, numbers in orders.items():
-                    line = f"{way} rank {self._global_ranks[peer]}"
-                    self._messages(line, call.begun_ns, graph, numbers, of_peer[peer], item_bytes)
-        self.recorder.forget()
+        if graph is None:
+            return
+        for peer in sorted({*graph.sends, *graph.receives}):
+            moments = self._channels[peer].recorded()
+            for way, orders, sign in (("to", graph.sends, 1), ("from", graph.receives, -1)):
+                line = f"{way} rank {self._global_ranks[peer]}"
+                passed = ((at, sign * count) for at, count in moments if sign * count > 0)
+                self._messages(line, call.begun_ns, graph, orders.get(peer, ()), passed, item_bytes)
 
     def write(self, path: Path | str) -> None:
         """Write the file.
@@ -82,21 +87,21 @@ class Tracer:
         begin_ns: int,
         graph: TaskGraph,
         numbers: Iterable[int],
-        moments: Iterable[RecordedBytes],
+        moments: Iterator[tuple[float, int]],
         item_bytes: int,
     ) -> None:
         """A bar of each message; bytes tell where one ends and the next begins."""
-        passed, count, due, end_ns = iter(moments), 0, 0, begin_ns
+        count, due, end_ns = 0, 0, begin_ns
         for number in numbers:
             action = graph.actions[number]
             nbytes = action.into.length * item_bytes
             due += nbytes
             while count < due:
-                moment = next(passed, None)
+                moment = next(moments, None)
                 if moment is None:
                     return
-                count += moment.count
-                end_ns = int(moment.at * 1e9)
+                count += moment[1]
+                end_ns = int(moment[0] * 1e9)
             self._bar(
                 line, f"{_WORDS[action.act]} {format_size(nbytes)}", begin_ns, end_ns, {"bytes": nbytes}
             )

@@ -7,7 +7,6 @@ and index; what a run must write holds, before it, what no right answer has.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -169,7 +168,9 @@ def by_torch(
     output_elements: int,
     op: dist.ReduceOp.RedOpType,
 ) -> Tensor | None:
-    """The output of this rank by torch's collective; None where it gets none. Never changes `given`.
+    """The output of this rank by torch's collectives; None where it gets none. Never changes `given`.
+
+    Torch spreads, adds up or gathers all that anybody gives, of which each rank has its part.
 
     Args:
         collective: which one.
@@ -178,54 +179,23 @@ def by_torch(
         output_elements: how many it gets.
         op: ignored where nothing is reduced.
     """
-    root = -1 if collective.root is None else collective.root
-    order = sorted(collective.ranks)
-    # Block i of ours is block theirs[i] of torch's.
-    theirs = [order.index(rank) for rank in collective.ranks]
-    at_root = dist.get_rank() == root
-    output = torch.empty(output_elements, dtype=given.dtype)
-    match collective.kind:
-        case Kind.BROADCAST:
-            output = given.clone() if at_root else output
-            dist.broadcast(output, root, group=group)
-        case Kind.ALLREDUCE:
-            output = given.clone()
-            dist.all_reduce(output, op, group=group)
-        case Kind.REDUCE:
-            total = given.clone()
-            dist.reduce(total, root, op, group=group)
-            output = total if at_root else output
-        case Kind.REDUCE_SCATTER:
-            dist.reduce_scatter_tensor(output, _to_torch(given, theirs), op, group=group)
-        case Kind.ALLGATHER:
-            dist.all_gather_into_tensor(output, given, group=group)
-            output = _from_torch(output, theirs)
-        case Kind.GATHER:
-            blocks = list(output.chunk(len(order))) if output_elements else None
-            if at_root and blocks is None:
-                blocks = [output] * len(order)
-            dist.gather(given, blocks, root, group=group)
-            output = _from_torch(output, theirs)
-        case Kind.SCATTER:
-            parts = list(_to_torch(given, theirs).view(len(order), -1)) if at_root and len(given) else None
-            if at_root and parts is None:
-                parts = [output] * len(order)
-            dist.scatter(output, parts, root, group=group)
-        case Kind.ALLTOALL:
-            dist.all_to_all_single(output, _to_torch(given, theirs), group=group)
-            output = _from_torch(output, theirs)
-    return output if output_elements else None
-
-
-def _to_torch(ours: Tensor, theirs: Sequence[int]) -> Tensor:
-    if not ours.numel():
-        return ours
-    moved = torch.empty_like(ours).view(len(theirs), -1)
-    moved[theirs] = ours.view(len(theirs), -1)
-    return moved.view(-1)
-
-
-def _from_torch(output: Tensor, theirs: Sequence[int]) -> Tensor:
-    if not output.numel():
-        return output
-    return output.view(len(theirs), -1)[theirs].reshape(-1)
+    kind, ranks = collective.kind, collective.ranks
+    own = ranks.index(dist.get_rank())
+    if kind in {Kind.BROADCAST, Kind.SCATTER}:
+        elements = output_elements * (len(ranks) if kind is Kind.SCATTER else 1)
+        everything = given.clone() if len(given) else torch.empty(elements, dtype=given.dtype)
+        dist.broadcast(everything, collective.root, group=group)
+    elif kind.reduces:
+        everything = given.clone()
+        dist.all_reduce(everything, op, group=group)
+    else:
+        order = sorted(ranks)
+        of_ranks = [torch.empty_like(given) for _ in order]
+        dist.all_gather(of_ranks, given, group=group)
+        parts = [of_ranks[order.index(rank)] for rank in ranks]
+        if kind is Kind.ALLTOALL:
+            parts = [part.view(len(ranks), -1)[own] for part in parts]
+        everything = torch.cat(parts)
+    if kind in {Kind.SCATTER, Kind.REDUCE_SCATTER}:
+        everything = everything.view(len(ranks), -1)[own]
+    return everything if output_elements else None

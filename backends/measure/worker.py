@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
@@ -30,75 +31,56 @@ SWEEPS_FILE = "sweeps.pickle"
 FAILURE_FILE = "failure.txt"
 
 
-def main(folder: Path, mouth: int, *, poll_s: float = 0.02, grace_s: float = 0.2) -> int:
+def main(folder: Path, mouth: int, *, poll_s: float = 0.5, grace_s: float = 0.2) -> int:
     """Run the sweeps of a folder; 0 when every rank has ended well. Rank 0 writes lines to the pipe `mouth`.
 
-    Looks after the ranks every `poll_s` seconds, and `grace_s` after the first has failed, so that the one
-    that the others lost can be named.
+    Looks every `poll_s` seconds whether the launcher is there, and `grace_s` after the first rank has failed
+    once more at all of them, so that the one that the others lost can be named.
     """
     # Read before the fork: a broken file is then one error, not one per rank.
     sweeps, timeout_s = pickle.loads((folder / SWEEPS_FILE).read_bytes())
     launcher = os.getppid()
     world = max(sweep.schedule.topology.ranks for sweep in sweeps)
-    running = {_fork(folder, sweeps, rank, world, timeout_s, mouth): rank for rank in range(world)}
-    os.close(mouth)  # it ends when rank 0 does
+    fork = multiprocessing.get_context("fork")
+    arguments = [(folder, sweeps, rank, world, timeout_s, mouth) for rank in range(world)]
+    ranks = [fork.Process(target=_run_or_note, args=each) for each in arguments]
     try:
-        while running and os.getppid() == launcher:
-            child, status = os.waitpid(-1, os.WNOHANG)
-            if not child:
-                time.sleep(poll_s)
-            elif status:
+        for rank in ranks:
+            rank.start()
+        os.close(mouth)  # it ends when rank 0 does
+        while (running := [it.sentinel for it in ranks if it.exitcode is None]) and os.getppid() == launcher:
+            wait(running, poll_s)
+            if any(it.exitcode for it in ranks):
                 time.sleep(grace_s)
-                ended = {child: status} | _ended()
-                _name_the_killed(folder, ended, running)
-                for child in ended:
-                    del running[child]
+                _name_the_killed(folder, [it.exitcode or 0 for it in ranks])
                 return 1
-            else:
-                del running[child]
         return 1 if running else 0
     finally:
-        for child in running:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+        for rank in ranks:
+            if rank.pid is not None:
+                rank.kill()
+                rank.join()
 
 
-def _ended() -> dict[int, int]:
-    """Children that have ended unnoticed, with their status."""
-    ended = {}
-    with contextlib.suppress(ChildProcessError):
-        while (pair := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[pair[0]] = pair[1]
-    return ended
-
-
-def _name_the_killed(folder: Path, ended: dict[int, int], rank_of: dict[int, int]) -> None:
+def _name_the_killed(folder: Path, codes: Sequence[int]) -> None:
     """A rank that was killed could not say so; the others only report that they lost it."""
-    for child, status in ended.items():
-        code = os.waitstatus_to_exitcode(status)
+    for rank, code in enumerate(codes):
         if code < 0:
-            reason = f"rank {rank_of[child]} was ended by signal {signal.Signals(-code).name}"
+            reason = f"rank {rank} was ended by signal {signal.Signals(-code).name}"
             (folder / FAILURE_FILE).write_text(reason, encoding="utf-8")
 
 
-def _fork(folder: Path, sweeps: Sequence[Sweep], rank: int, world: int, timeout_s: float, mouth: int) -> int:
-    child = os.fork()
-    if child:
-        return child
-    status = 1
+def _run_or_note(
+    folder: Path, sweeps: Sequence[Sweep], rank: int, world: int, timeout_s: float, mouth: int
+) -> None:
+    if rank:
+        os.close(mouth)
     try:
-        if rank:
-            os.close(mouth)
         _run_rank(folder, sweeps, rank, world, timeout_s, mouth)
-        status = 0
     except BaseException as error:
-        traceback.print_exc()
         reason = " ".join(str(error).split()) or type(error).__name__
         _note_failure(folder, reason if isinstance(error, ExecutionError) else f"rank {rank}: {reason}")
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+        raise
 
 
 def _note_failure(folder: Path, reason: str) -> None:

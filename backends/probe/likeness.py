@@ -38,13 +38,13 @@ class LinkClass:
     """Pairs to which a known machine gives about the same rate.
 
     Attributes:
-        rate: GB/s that it gives them; None where it has no way between them past no other rank.
+        bandwidth: GB/s that it gives them; None where it has no way between them past no other rank.
         pairs: how many, each direction counted.
         measured: the median of their rates, GB/s.
-        deviation: of the pair furthest off, as a part of its rate after the factor; None without a rate.
+        deviation: of the pair furthest off, as a part of its rate after the factor; None without one.
     """
 
-    rate: float | None
+    bandwidth: float | None
     pairs: int
     measured: float
     deviation: float | None
@@ -71,7 +71,7 @@ class Likeness:
     @property
     def unlinked(self) -> int:
         """Pairs whose rate it does not explain, each direction counted: it gives them no link."""
-        return sum(each.pairs for each in self.classes if each.rate is None)
+        return sum(each.pairs for each in self.classes if each.bandwidth is None)
 
     @property
     def deviation(self) -> float:

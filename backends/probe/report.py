@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def _describe_likeness(like: Resemblance) -> Iterator[str]:
     else:
         yield f"resembles  none within {like.tolerance:.0%}; the nearest is {best.name}{alike}"
     for each in best.classes:
-        what = "without a link" if each.rate is None else f"of {each.rate:.4g} GB/s"
+        what = "without a link" if each.bandwidth is None else f"of {each.bandwidth:.4g} GB/s"
         off = "" if each.deviation is None else f", off by {each.deviation:.0%} at most"
         yield f"           {each.pairs} pairs {what}: measured {each.measured:.3g} GB/s{off}"
     yield f"           totals of flows at once: off by {best.loaded:.0%} at most"
@@ -189,23 +190,7 @@ def _likeness_document(like: Resemblance) -> dict[str, Any]:
     told: dict[str, Any] = {"found": like.found, "tolerance": like.tolerance, "alike": list(like.alike)}
     if best is None:
         return {**told, "name": None}
-    return {
-        **told,
-        "name": best.name,
-        "ranks": list(best.ranks),
-        "scale": best.scale,
-        "deviation": best.deviation,
-        "loaded": best.loaded,
-        "classes": [
-            {
-                "bandwidth": each.rate,
-                "pairs": each.pairs,
-                "measured": each.measured,
-                "deviation": each.deviation,
-            }
-            for each in best.classes
-        ],
-    }
+    return {**told, **asdict(best), "deviation": best.deviation}
 
 
 def hosts(measured: Measurements) -> dict[str, list[int]]:

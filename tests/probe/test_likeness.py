@@ -98,16 +98,16 @@ def test_what_shares_a_switch_is_found_by_loads(seed: int) -> None:
     switches = ((0, 1), (2, 3), (4, 5), (6, 7))
     told = {frozenset(map(found.best.ranks.index, pair)) for pair in switches}
     assert told == {frozenset(map(order.index, pair)) for pair in switches}
-    assert [(each.rate, each.pairs) for each in found.best.classes] == [(32, 24), (10, 32)]
+    assert [(each.bandwidth, each.pairs) for each in found.best.classes] == [(32, 24), (10, 32)]
     assert all(each.deviation is not None and each.deviation < 0.1 for each in found.best.classes)
 
 
 def test_a_factor_between_all_rates_is_told() -> None:
     flows = list(permutations(range(4), 2))
     found = resembling(mesh(dict.fromkeys(flows, 3), 4).measured(noise=0.02), tolerance=TOLERANCE)
-    assert found.best is not None and found.found and found.best.classes[0].rate is not None
+    assert found.best is not None and found.found and found.best.classes[0].bandwidth is not None
     assert "full:4" in (found.best.name, *found.alike) and "star:4" not in (found.best.name, *found.alike)
-    assert found.best.scale == pytest.approx(3 / found.best.classes[0].rate, rel=0.03)
+    assert found.best.scale == pytest.approx(3 / found.best.classes[0].bandwidth, rel=0.03)
 
 
 def test_loads_tell_a_star_from_a_mesh() -> None:
