@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
 
 from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError
-from arborcast.synth.baselines.switch_paths import switch_paths
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.topology import Hop, Topology, Vertex
@@ -103,18 +103,38 @@ def _by_switches(program: GlobalProgram, topology: Topology) -> Iterator[tuple[H
 
 
 def routes(topology: Topology, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Vertex, ...]]:
-    """A shortest way through switches between each two ranks, the widest of those, its ends included.
+    """A shortest way through switches between each two ranks, its ends included.
 
     Raises:
         ProgramError: there is none.
     """
-    wanted = sorted(pairs)
-    sources = sorted({src for src, _ in wanted})
-    paths = switch_paths(topology, range(topology.ranks), sources) if sources else {}
+    following: dict[Vertex, list[Vertex]] = {}
+    for src, dst in sorted(topology.bandwidth):
+        following.setdefault(src, []).append(dst)
+    from_rank: dict[int, dict[Vertex, Vertex]] = {}
     found: dict[tuple[int, int], tuple[Vertex, ...]] = {}
-    for src, dst in wanted:
-        if (src, dst) not in paths:
+    for src, dst in sorted(pairs):
+        if src not in from_rank:
+            from_rank[src] = _before(following, src, topology.ranks)
+        before = from_rank[src]
+        if dst not in before:
             raise ProgramError(f"rank {src} sends to rank {dst}, {topology.name} has no link between them")
-        shortest = min(paths[src, dst], key=lambda path: len(path.via))
-        found[src, dst] = (src, *shortest.via, dst)
+        way = [dst]
+        while way[-1] != src:
+            way.append(before[way[-1]])
+        found[src, dst] = tuple(reversed(way))
     return found
+
+
+def _before(following: Mapping[Vertex, list[Vertex]], start: Vertex, ranks: int) -> dict[Vertex, Vertex]:
+    """The vertex before each that is reached through switches."""
+    before: dict[Vertex, Vertex] = {}
+    queue = deque([start])
+    while queue:
+        vertex = queue.popleft()
+        for after in following.get(vertex, ()):
+            if after not in before and after != start:
+                before[after] = vertex
+                if after >= ranks:
+                    queue.append(after)
+    return before
