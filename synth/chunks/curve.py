@@ -23,6 +23,7 @@ from arborcast.synth.chunks.step_result import StepOptimum, kept_optimum
 from arborcast.synth.chunks.step_solver import (
     DRAFT,
     QUICK,
+    ROUNDED,
     SKETCH,
     THOROUGH,
     SearchBudget,
@@ -32,9 +33,6 @@ from arborcast.synth.chunks.step_solver import (
 )
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.progress import report
-
-FEW_CHUNKS = 16
-"""Chunks of a block for which no part of R/C is given up where a `FrontierOptions` has slack."""
 
 CopyOptimum: TypeAlias = StepOptimum[ChunkPlan]
 
@@ -69,7 +67,7 @@ class FrontierOptions:
         """What is done for each number of steps."""
         if self.proofs:
             return THOROUGH
-        return QUICK if self.slack is None else replace(QUICK, most_chunks=FEW_CHUNKS, slack=self.slack)
+        return QUICK if self.compares else replace(ROUNDED, slack=self.slack)
 
 
 @dataclass(frozen=True)
@@ -263,10 +261,10 @@ def _optimum(
     """
     budget = options.budget
     if drafting is not None:
-        budget = DRAFT if options.proofs else SKETCH
+        budget = SKETCH if options.compares else DRAFT
     first, second = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
     # A candidate is soon found by the first, or is not worth what the other one takes.
-    encodings = (first, second) if options.proofs else (first,)
+    encodings = (first,) if options.compares else (first, second)
     cache = ChunkCache() if options.cache and drafting is None else None
     searcher = Searcher(problem, encodings, options.seed, deadline, child, cache)
     return kept_optimum(

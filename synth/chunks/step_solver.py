@@ -76,6 +76,9 @@ THOROUGH = SearchBudget(True, 3, 6, 400_000, 8, 40, 240)
 QUICK = SearchBudget(False, 2, 2, 8_000, 2, 6, 0)
 """To have a candidate: half a second for a search."""
 
+ROUNDED = replace(QUICK, most_sends=60_000, most_chunks=16)
+"""Where rates are rounded: plans of few chunks."""
+
 DRAFT = replace(THOROUGH, gap=Fraction(1, 50), most_sends=140_000)
 """Of a large problem, to have a limit and a plan of every number of steps before any is made better."""
 

@@ -111,12 +111,11 @@ class _Tracing:
         why = f"no more than {self._last} steps were looked at"
         timed_out = False
         if is_large(self._problem):
-            every = range(0) if self._options.compares else range(latency, self._last + 1)
             self._searcher.deadline = self._deadline.share(4)
-            self._add_limits(every)
+            self._add_limits(range(latency, self._last + 1))
             self._met = self._meet()  # before what may take all of the time
             self._searcher.deadline = self._deadline.share(2)
-            self._add_limits(every)  # those for which there was no time before
+            self._add_limits(range(latency, self._last + 1))  # those for which there was no time before
         for steps in range(latency, self._last + 1):
             optimum = self._optimum(steps)
             if optimum.limit is not None and optimum.least >= self._least(steps):
@@ -204,6 +203,8 @@ class _Tracing:
 
     def _add_limits(self, every: Sequence[int]) -> None:
         """Those of some numbers of steps, until the deadline of the searcher."""
+        if self._options.compares:
+            return  # candidates are compared by their times
         for steps in every:
             if steps in self._flows:
                 continue
