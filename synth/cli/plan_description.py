@@ -215,11 +215,11 @@ def _compared(it: Alternative, best_us: float) -> tuple[str, ...]:
     """A line of the comparison."""
     from arborcast.pipeline.planning.memory_need import readable
 
-    if it.plan is None or it.prediction is None:
+    if it.plan is None or it.prediction is None or it.memory_bytes is None:
         return it.method, "-", "-", "-", "-", it.why_not
-    time_us, fullest = it.prediction.time_us, max(each.total for each in it.prediction.memory)
-    times, idle = f"{time_us / best_us:.2f}", f"{it.prediction.bubble:.0%}"
-    return it.method, _time(time_us), times, idle, readable(fullest), _shape(it.plan)
+    times, idle = f"{it.prediction.time_us / best_us:.2f}", f"{it.prediction.bubble:.0%}"
+    time = _time(it.prediction.time_us)
+    return it.method, time, times, idle, readable(it.memory_bytes), _shape(it.plan)
 
 
 def _shape(plan: Plan) -> str:
