@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, permutations
@@ -12,21 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.collective import Collective
+from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.synth.verification.group_check import CheckedGroup, check_group, identity_alone
 from arborcast.synth.verification.replay import Errors
+from tests.support.drawn_implicit import circulant
+from tests.verification.test_implicit_verifier import forged_group
 
 Images = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What somebody says of translations, true or not."""
-
-    ranks: int
-    size: int
-    generators: tuple[Images, ...]
-    orders: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,7 @@ class Said:
 
     topology: Topology
     collective: Collective
-    translations: Declared
+    translations: Translations
 
 
 def checked(said: Said) -> tuple[CheckedGroup | None, list[str]]:
@@ -78,9 +72,6 @@ def is_right(said: Said) -> bool:
         return False
     group = elements(declared.generators, topology.size)
     members = set(said.collective.ranks)
-    product = 1
-    for order in declared.orders:
-        product *= order
     return (
         tuple(map(order_of, declared.generators)) == declared.orders
         and all(order >= 2 for order in declared.orders)
@@ -90,7 +81,7 @@ def is_right(said: Said) -> bool:
             for a, b in permutations(declared.generators, 2)
         )
         and all({images[rank] for rank in members} == members for images in declared.generators)
-        and len(group) == product
+        and len(group) == math.prod(declared.orders)
         and all(
             one == tuple(range(topology.size)) or all(one[rank] != rank for rank in range(topology.ranks))
             for one in group
@@ -143,7 +134,7 @@ def sayings(draw: Any) -> Said:
         generators[0] = tuple(broken)
     few = sorted(draw(st.sets(st.integers(0, ranks - 1), min_size=2))) if kind == 5 else range(ranks)
     wrong = (draw(st.integers(0, 1)), draw(st.integers(0, 1))) if kind == 6 else (0, 0)
-    declared = Declared(ranks + wrong[0], topology.size + wrong[1], tuple(generators), tuple(orders))
+    declared = forged_group(*generators, orders=orders, ranks=ranks + wrong[0], size=topology.size + wrong[1])
     return Said(topology, Collective.on(topology, "allgather", ranks=tuple(few)), declared)
 
 
@@ -167,9 +158,7 @@ def test_as_by_listing_every_element(said: Said) -> None:
     assert found.link_orbit.tolist() == orbit
 
 
-def ring(ranks: int) -> Topology:
-    links = [Link(v, (v + step) % ranks, Fraction(1)) for v in range(ranks) for step in (1, ranks - 1)]
-    return Topology.build("ring", ranks, links)
+RING = circulant(6, {1: 1})
 
 
 def shifted(ranks: int, by: int) -> Images:
@@ -178,8 +167,8 @@ def shifted(ranks: int, by: int) -> Images:
 
 def test_each_wrong_order_is_told_once() -> None:
     """Others of what `test_implicit_verifier` names."""
-    wrong = Declared(6, 6, (shifted(6, 2), tuple(range(6)), shifted(6, 1)), (2, 4, 12))
-    found, told = checked(Said(ring(6), Collective.on(ring(6), "allgather"), wrong))
+    wrong = forged_group(shifted(6, 2), range(6), shifted(6, 1), orders=[2, 4, 12], ranks=6, size=6)
+    found, told = checked(Said(RING, Collective.on(RING, "allgather"), wrong))
     assert found is None and told == [
         "translation 0: order 2 declared, but applied so often it does not lead back",
         "translation 1: order 4 declared, but applied 1 times it leads back already",
@@ -188,28 +177,28 @@ def test_each_wrong_order_is_told_once() -> None:
 
 
 def test_one_fabric_for_another() -> None:
-    everyone = Collective.on(ring(6), "allgather")
-    found, told = checked(Said(ring(6), everyone, Declared(5, 6, (shifted(6, 1),), (6,))))
+    everyone = Collective.on(RING, "allgather")
+    found, told = checked(Said(RING, everyone, forged_group(shifted(6, 1), orders=[6], ranks=5, size=6)))
     assert found is None
-    assert told == ["translations: are of 5 ranks and 6 vertices, ring has 6 and 6"]
+    assert told == ["translations: are of 5 ranks and 6 vertices, circle of 6 has 6 and 6"]
 
 
 def test_whoever_takes_part_is_mapped_to_who_does() -> None:
-    few = Collective.on(ring(6), "allgather", ranks=(0, 2, 3))
-    found, told = checked(Said(ring(6), few, Declared(6, 6, (shifted(6, 1),), (6,))))
+    few = Collective.on(RING, "allgather", ranks=(0, 2, 3))
+    found, told = checked(Said(RING, few, forged_group(shifted(6, 1), orders=[6], ranks=6, size=6)))
     assert found is None
     assert told == ["translation 0: maps rank 0, which takes part, to 1, which does not"]
 
 
 def test_without_links_there_is_nothing_to_map() -> None:
     alone = Topology.build("apart", 2, [])
-    said = Said(alone, Collective.on(alone, "allgather"), Declared(2, 2, ((1, 0),), (2,)))
+    said = Said(alone, Collective.on(alone, "allgather"), forged_group([1, 0], orders=[2], ranks=2, size=2))
     found, told = checked(said)
     assert not told and found is not None and found.link_images.shape == (1, 0)
 
 
 def test_the_identity_alone_keeps_everything_in_its_place() -> None:
-    group = identity_alone(ring(5))
+    group = identity_alone(circulant(5, {1: 1}))
     assert group.order == 1 and group.generators.shape == (0, 5) and group.link_images.shape == (0, 10)
     assert group.orders.size == 0 and all(a < b for a, b in pairwise(group.vertex_orbit.tolist()))
     assert group.vertex_orbit.tolist() == [*range(5)] and group.link_orbit.tolist() == [*range(10)]

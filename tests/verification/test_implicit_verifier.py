@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -193,7 +193,10 @@ def forged(schedule: ImplicitSchedule, **fields: Any) -> ImplicitSchedule:
     return made
 
 
-def forged_group(*generators: list[int], orders: list[int], ranks: int = 4, size: int = 4) -> Translations:
+def forged_group(
+    *generators: Sequence[int], orders: Sequence[int], ranks: int = 4, size: int = 4
+) -> Translations:
+    """What somebody says of translations, true or not."""
     made: Translations = object.__new__(Translations)
     fields = {
         "ranks": ranks,
