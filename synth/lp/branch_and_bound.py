@@ -50,11 +50,7 @@ def is_ruled_out(
         deadline: when to give up.
         effort: entries of linear programs after which to give up, the same on any machine.
     """
-    groups = len(rows.share_of)
-    # A choice that reaches the rate also has weights that add up to just that.
-    largest = [
-        min(rows.alone(tree), rate) if groups == 1 and strictly else rows.alone(tree) for tree in trees
-    ]
+    largest = [rows.alone(tree) for tree in trees]
     part = [int(_WHOLE / one) for one in largest]  # downwards: trees count for too little, never too much
     waiting: list[tuple[frozenset[int], frozenset[int]]] = [(frozenset(), frozenset())]
     while waiting:
@@ -70,7 +66,7 @@ def is_ruled_out(
         effort -= sum(len(trees[index].used) for index in allowed)
         counted, capacities = [], [*rows.capacities]
         row_of: dict[int, int] = {}
-        for group in range(groups):
+        for group in range(len(rows.share_of)):
             if counts[group] < most:
                 row_of[group] = len(capacities)
                 capacities.append(Fraction((most - counts[group]) * _WHOLE))
@@ -82,15 +78,15 @@ def is_ruled_out(
         weighed = program.solve()
         if is_below(program, weighed, rate, strictly=strictly):
             continue
-        carrying = [
-            (weight / float(largest[index]), -index)
+        carrying = {
+            index: weight / float(largest[index])
             for index, weight in zip(allowed, weighed.weights.tolist(), strict=True)
             if weight > _USED and index not in taken
-        ]
-        used = counts + Counter(trees[-index].group for _, index in carrying)
-        if not carrying or max(used.values()) <= most:
+        }
+        used = counts + Counter(trees[index].group for index in carrying)
+        if max(used.values(), default=0) <= most:
             return False  # this choice reaches it, or nearly
-        crowded = [(weight, index) for weight, index in carrying if used[trees[-index].group] > most]
-        branch = -max(crowded)[1]
+        crowded = [index for index in carrying if used[trees[index].group] > most]
+        branch = max(crowded, key=carrying.__getitem__)
         waiting += [(taken | {branch}, left_out), (taken, left_out | {branch})]
     return True

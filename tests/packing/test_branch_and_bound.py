@@ -118,6 +118,23 @@ def test_parts_of_trees_carry_more_than_any_choice() -> None:
     assert not ruled_out(*PAIRS, 1, Fraction(1), strictly=True)
 
 
+def test_a_choice_that_is_complete_keeps_its_trees() -> None:
+    """One tree, whichever it is, of six that HiGHS would rather mix: the widest alone carries 3/2."""
+    rows = TreeRows((Fraction(4, 3), Fraction(1), Fraction(3)), (0,))
+    used = [{2: 1, 0: 2, 1: 2}, {1: 2, 2: 2, 0: 1}, {2: 1, 0: 1}, {2: 2}, {0: 2, 2: 1, 1: 2}, {0: 2, 2: 2}]
+    trees = [Uses(0, each) for each in used]
+    assert not ruled_out(rows, trees, 1, Fraction(297, 200), strictly=True)
+    assert ruled_out(rows, trees, 1, Fraction(303, 200), strictly=True)
+
+
+def test_each_group_has_its_own_number_of_trees() -> None:
+    """A group of one tree beside the three pairs: what it uses says nothing of how many the others use."""
+    rows, trees = PAIRS
+    both = TreeRows((*rows.capacities, Fraction(1)), (0, 1))
+    assert ruled_out(both, [*trees, Uses(1, {3: 1})], 2, Fraction(201, 100), strictly=True)
+    assert not ruled_out(both, [*trees, Uses(1, {3: 1})], 3, Fraction(249, 100), strictly=True)
+
+
 @pytest.mark.parametrize("strictly", [False, True])
 def test_a_share_without_trees_is_zero_and_others_are_not(strictly: bool) -> None:
     """Two groups of one share carry the same: nothing where one has no trees. Other shares are their own."""

@@ -39,10 +39,13 @@ class Spreading:
             if (self.switch(vertex).reduces if turned else self.switch(vertex).multicasts)
         ]
 
+        holders = range(topology.holders)
+        self.ways = {(a, b): self._way(a, b) for a in holders for b in holders if a != b}
+
     def switch(self, vertex: int) -> Switch:
         return self.topology.switches[vertex - self.topology.ranks]
 
-    def way(self, src: int, dst: int) -> int:
+    def _way(self, src: int, dst: int) -> int:
         """To a rank, or to a switch that joins or forks what comes.
 
         A switch with loopback gives a rank its own data back, the rank from which they came last, but not
@@ -90,13 +93,13 @@ class Spreading:
                     best = min(best, paid + self.price.get(root, 0) + self._spanning(root, nodes))
                 for first in nodes:
                     rest = self._spanning(first, nodes - {first})
-                    best = min(best, paid + self.way(root, first) + rest)
+                    best = min(best, paid + self.ways[root, first] + rest)
         return best
 
     def _spanning(self, root: int, nodes: set[int]) -> int:
         tree: nx.DiGraph[int] = nx.DiGraph()
         tree.add_node(root)
-        ways = {(a, b): self.way(a, b) for a in {root, *nodes} for b in nodes if a != b}
+        ways = {(a, b): self.ways[a, b] for a in {root, *nodes} for b in nodes if a != b}
         tree.add_weighted_edges_from((a, b, length) for (a, b), length in ways.items() if length < FAR)
         try:
             found = nx.minimum_spanning_arborescence(tree)
