@@ -12,12 +12,11 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
-from arborcast.synth.formats.numerals import parse_number, shorten
+from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.sizes import parse_size
 from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.topology import Topology
@@ -34,11 +33,11 @@ TRANSPORTS = ("auto", "sockets", "shared memory")
 STARTS = ("at once", "wait")
 """What the first call of a collective does whose schedules are in no cache: go by a simple one, or wait."""
 
+MESSAGES = ("off", "cuda", "cpu")
+"""Whose calls by schedules go by grouped messages: nobody's; those of tensors on GPUs over NCCL or RCCL, who
+serve them by themselves otherwise; those of tensors in host memory over gloo, to try it without a GPU."""
+
 _KNOWN_METHODS = ("auto", *(name for name in METHODS if name not in NEED_SIZE))
-_MOST_DEPTH = 1024
-_LEAST_BUFFER = 4096
-_EMULATED_RATES = Fraction(1, 10_000), Fraction(1_000_000)
-_MOST_LATENCY_US = 1_000_000
 _MOST_RANKS = 1 << 16  # a typing error such as 0-99999999 must not fill the memory
 _ELSEWHERE = frozenset({"ARBORCAST_CACHE"})  # read by `synth.kernels.cache_folder`
 _warned: set[str] = set()
@@ -70,11 +69,7 @@ class Options:
         without: links of the fabric that are down, as pairs of its ranks; both directions are left out.
         spares: schedules made before links fail (`synth repair --each-link`): files or values, one for each
             collective. One serves at once where a group does without its link, until all have been compared.
-        staging: which tensors pass through a ring of host buffers: "off" for none, "cuda" for those on GPUs
-            (which NCCL serves otherwise), "emulated:RATE" or "emulated:RATE:LATENCY" for those in host memory
-            as if they lay on a device with copies of so many GB/s, which take so many us each besides.
-        staging_depth: host buffers of the ring; None for what a model chooses.
-        staging_bytes: of a tensor in one of them, a page or more; likewise.
+        p2p: one of `MESSAGES`: which tensors' schedules run by grouped messages of torch's own backend.
 
     Raises:
         InputError: a field breaks a rule.
@@ -97,9 +92,7 @@ class Options:
     cache: bool = True
     without: tuple[tuple[int, int], ...] = ()
     spares: tuple[str | os.PathLike[str] | BackupSchedules, ...] = ()
-    staging: str = "off"
-    staging_depth: int | None = None
-    staging_bytes: int | None = None
+    p2p: str = "off"
 
     def __post_init__(self) -> None:
         """Check every field; lists become tuples, so that nobody changes them later."""
@@ -215,25 +208,6 @@ def _parse_bytes(text: str) -> int:
         raise ValueError("must be 0 or a size such as 65536, 64KiB or 1.5MB") from error
 
 
-def _parse_depth(text: str) -> int:
-    if not _is_number(text):
-        raise ValueError(f"must be a number of host buffers from 1 to {_MOST_DEPTH}")
-    return int(text)
-
-
-def emulated_copies(staging: str) -> tuple[Fraction, Fraction] | None:
-    """GB/s and us of the copies of an emulated device; None where the words name none."""
-    name, *words = staging.split(":")
-    if name != "emulated" or not 1 <= len(words) <= 2:
-        return None
-    try:
-        rate, each_us = (parse_number(word) for word in (*words, "0")[:2])
-    except ValueError:
-        return None
-    least, most = _EMULATED_RATES
-    return (rate, each_us) if least <= rate <= most and 0 <= each_us <= _MOST_LATENCY_US else None
-
-
 def _parse_words(text: str) -> str:
     return text.replace("-", " ").replace("_", " ").lower()
 
@@ -288,16 +262,6 @@ def _spares_rule(spares: Sequence[object]) -> str | None:
     return None if fits else "must be files of spare schedules, or BackupSchedules"
 
 
-def _staging_rule(staging: str) -> str | None:
-    if staging in {"off", "cuda"} or emulated_copies(staging) is not None:
-        return None
-    least, most = map(float, _EMULATED_RATES)
-    return (
-        f"must be off, cuda, or emulated:RATE or emulated:RATE:LATENCY with {least:g} to {most:g} GB/s and "
-        f"0 to {_MOST_LATENCY_US} us"
-    )
-
-
 _RULES: dict[str, Callable[[Any], str | None]] = {
     "ranks": _ranks_rule,
     "groups": _groups_rule,
@@ -314,15 +278,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "method": _method_rule,
     "without": _without_rule,
     "spares": _spares_rule,
-    "staging": _staging_rule,
-    "staging_depth": lambda depth: (
-        None
-        if depth is None or 1 <= depth <= _MOST_DEPTH
-        else f"must be a number of host buffers from 1 to {_MOST_DEPTH}"
-    ),
-    "staging_bytes": lambda size: (
-        None if size is None or size >= _LEAST_BUFFER else f"must be at least {_LEAST_BUFFER} bytes"
-    ),
+    "p2p": _one_of(MESSAGES),
 }
 """For each field the rule that a value breaks, None where it breaks none."""
 
@@ -338,9 +294,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_METHOD": ("method", str),
     "ARBORCAST_WITHOUT": ("without", _parse_links),
     "ARBORCAST_SPARES": ("spares", _parse_paths),
-    "ARBORCAST_STAGING": ("staging", str.lower),
-    "ARBORCAST_STAGING_DEPTH": ("staging_depth", _parse_depth),
-    "ARBORCAST_STAGING_BYTES": ("staging_bytes", _parse_bytes),
+    "ARBORCAST_P2P": ("p2p", str.lower),
 }
 """The field that each variable gives, and how it is read."""
 

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from arborcast.backends.dataflow.run import GraphRun, Parties, PeerGoneError, find_reason
-from arborcast.backends.dataflow.staged_copies import StagedCopies
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import (
     ChannelClosedError,
@@ -32,15 +31,11 @@ from arborcast.backends.errors import (
 )
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
-from arborcast.backends.staging.device import StagingDevice
 from arborcast.backends.tensors.torch_reduction import ReductionOperator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.silence import LOST_AFTER_S, SilenceWatch
 from arborcast.backends.transport.socket_channel import SocketChannel
 from arborcast.synth.collective import Kind
-
-ABANDON_S = 5.0
-"""How long a run that has failed waits for the device to leave its memory alone."""
 
 GIVE_UP_S = 2.0
 """How long who ends the engine waits for a call in another thread, which ends at its next look."""
@@ -121,7 +116,6 @@ class Engine:
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakeup_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._ring = torch.empty(0, dtype=torch.uint8)
         self._running: GraphRun | None = None
         self._begun: CollectiveFingerprint | None = None
         self._has_agreed = False  # the rank before, to what has begun
@@ -143,27 +137,24 @@ class Engine:
         operator: ReductionOperator | None,
         *,
         dtype: torch.dtype | None = None,
-        device: StagingDevice | None = None,
     ) -> None:
         """Do this rank's part of one collective; return when its own buffers are final.
 
         Args:
             graph: compiled for this rank and this number of elements.
             memory: the input and the output where the graph has them: flat, contiguous, of one type, without
-                gradient; in host memory, but for a graph that copies them through a ring.
+                gradient, in host memory.
             opening: the same on all ranks that make the same call.
             operator: how contributions are combined; None where the graph has no reductions.
             dtype: of the elements; needed only where this rank has neither input nor output.
-            device: where input and output lie, for a graph that copies them through a ring; the same in all
-                calls.
 
         Raises:
             DisagreementError: a peer means another call; both are in the message.
-            ExecutionError: a peer died or gave up, a copy of the device failed, or nothing happened for
-                `timeout_s`. The engine is of no more use.
+            ExecutionError: a peer died or gave up, or nothing happened for `timeout_s`. The engine is of
+                no more use.
         """
         with self._at_work:
-            self._run(graph, memory, opening, operator, dtype, device)
+            self._run(graph, memory, opening, operator, dtype)
 
     def _run(
         self,
@@ -172,36 +163,23 @@ class Engine:
         opening: CollectiveFingerprint,
         operator: ReductionOperator | None,
         dtype: torch.dtype | None,
-        device: StagingDevice | None,
     ) -> None:
         self._refuse_after_failure()
-        copies = None
         try:
             if dtype is None:
                 dtype = next((tensor.dtype for tensor in memory.values()), torch.uint8)
-            host = self._working_space(graph, dtype, device)
-            if graph.program.ring_elements is None:
-                host.update(memory)
-            else:
-                assert device is not None, "a graph with a ring comes with a device"
-                copies = StagedCopies({**memory, **host}, device, self.ring)
             self._running = self._run_of(graph, opening)
             self._running.run(
-                host,
+                {**self._scratch_of(graph, dtype), **memory},
                 operator,
                 opening,
                 timeout_s=self.timeout_s,
-                copies=copies,
                 look_every_s=self._watch.look_every_s,
                 check=self._look,
                 when_begun=self.when_begun,
             )
         except BaseException as error:
-            try:
-                self._fail(error, opening)
-            finally:
-                if copies is not None:
-                    copies.abandon(ABANDON_S)
+            self._fail(error, opening)
         finally:
             self._running = None
 
@@ -285,7 +263,7 @@ class Engine:
         self.while_waiting()
 
     def ring(self) -> None:
-        """Make `wait_external` ask again whether all is done, or a run what is copied; from any thread."""
+        """Make `wait_external` ask again whether all is done; from any thread."""
         with self._wakeup_lock:
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
@@ -327,7 +305,7 @@ class Engine:
             if self._wakeup >= 0:
                 os.close(self._wakeup)
                 self._wakeup = -1
-        self._scratch = self._ring = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def let_go(self) -> None:
         """In a forked child, where a thread that is not here may hold the lock."""
@@ -376,20 +354,14 @@ class Engine:
         """Whether the opening is still on this side."""
         return self._next != self.rank and self._network.channels[self._next].wants_write
 
-    def _working_space(
-        self, graph: TaskGraph, dtype: torch.dtype, device: StagingDevice | None
-    ) -> dict[Buffer, Tensor]:
-        """Scratch and ring where the graph has some; all lengths and types share them: one call runs."""
-        found = {}
-        if needed := graph.scratch_elements * dtype.itemsize:
-            if self._scratch.numel() < needed:
-                self._scratch = torch.empty(needed, dtype=torch.uint8)
-            found[Buffer.SCRATCH] = self._scratch[:needed].view(dtype)
-        if device is not None and (needed := graph.program.elements(Buffer.RING) * dtype.itemsize):
-            if self._ring.numel() < needed:
-                self._ring = device.host_memory(needed)
-            found[Buffer.RING] = self._ring[:needed].view(dtype)
-        return found
+    def _scratch_of(self, graph: TaskGraph, dtype: torch.dtype) -> dict[Buffer, Tensor]:
+        """Working space where the graph has some; all lengths and types share it: one call runs."""
+        needed = graph.scratch_elements * dtype.itemsize
+        if not needed:
+            return {}
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        return {Buffer.SCRATCH: self._scratch[:needed].view(dtype)}
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:

@@ -1,7 +1,7 @@
 """One collective on one rank: a graph, the rank's memory, and the channels that join it to the others.
 
 The library's loop (`native/loop.c`) moves the bytes, combines them, and sleeps. Here is what it is told, and
-what is made of its news: who went, who means another call, what a device copies, that nothing happens.
+what is made of its news: who went, who means another call, that nothing happens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arborcast.backends.dataflow.staged_copies import StagedCopies
 from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from arborcast.backends.lowering.layout import Buffer
@@ -123,7 +122,6 @@ class GraphRun:
         self._address = ctypes.addressof(self._state)
         self._opening: CollectiveFingerprint | None = None
         self._lost: PeerGoneError | None = None
-        self._copies: StagedCopies | None = None
 
     def _set_peers(self, parties: Parties) -> None:
         at = 0
@@ -147,7 +145,6 @@ class GraphRun:
         opening: CollectiveFingerprint,
         *,
         timeout_s: float,
-        copies: StagedCopies | None = None,
         until: Callable[[], bool] | None = None,
         look_every_s: float = LOOK_S,
         check: Callable[[], None] = lambda: None,
@@ -160,7 +157,6 @@ class GraphRun:
             operator: None where nothing is combined.
             opening: what every peer that awaits one gets, and every peer that tells its own must bring.
             timeout_s: how long nothing may happen while something is to be done here.
-            copies: to and from the device where the graph has some; they ring the bell.
             until: what else must hold, however long it takes; asked whenever something moves, and as often as
                 `look_every_s` says.
             look_every_s: how long to sleep at most.
@@ -173,7 +169,6 @@ class GraphRun:
             DisagreementError: a peer means another collective.
             ExecutionError: nothing happened for too long.
         """
-        self._copies = copies
         state = self._state
         self._begin(memory, operator, opening)
         when_begun()
@@ -232,9 +227,6 @@ class GraphRun:
         """Do what the library has left to Python."""
         state = self._state
         match news:
-            case News.ASKED:
-                assert self._copies is not None, "a graph with transfers comes with who makes them"
-                self._copies.begin(state.asked_action, self._graph.actions[state.asked_action])
             case News.ENDED:
                 self._note_end(state.asked_peer)
             case News.FAILED:
@@ -244,10 +236,6 @@ class GraphRun:
                 other = CollectiveFingerprint.from_bytes(bytes(channel.state.opening))
                 assert self._opening is not None, "set before"
                 self._opening.check(self._rank, other, channel.peer)
-        if self._copies is not None:
-            for number in self._copies.take_ended():
-                at_once.run_complete(self._address, number)
-                state.moved = 1
 
     def _note_end(self, at: int) -> None:
         """A peer will send no more than is on its way; what it said last is looked for."""
@@ -326,8 +314,6 @@ class GraphRun:
             ):
                 if done < count and not self._left[number := self._orders[first + done]]:
                     found.append(str(self._graph.actions[number].operation))
-        if self._copies is not None:
-            found += self._copies.waits_for()
         return "; ".join(found) or otherwise
 
 

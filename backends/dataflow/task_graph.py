@@ -35,19 +35,15 @@ from arborcast.backends.lowering.layout import Buffer, BufferSlice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.synth.simulation.service import AHEAD
 
-HOST_BUFFERS = frozenset({Buffer.RING, Buffer.SCRATCH})
-"""What lies in host memory where a program's input and output lie on a device."""
-
 
 class Act(IntEnum):
-    """What an action does; `COMBINE` receives and reduces at once, `TRANSFER` is a device's copy."""
+    """What an action does; `COMBINE` receives and reduces at once."""
 
     SEND = 0
     RECEIVE = 1
     COMBINE = 2
     REDUCE = 3
     COPY = 4
-    TRANSFER = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +105,7 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, got {ahead}")
-    drafts = _fuse(program.operations, _find_joins(program.operations), program.ring_elements is not None)
+    drafts = _fuse(program.operations, _find_joins(program.operations))
     _pace(drafts, ahead)
     numbers = {draft.index: number for number, draft in enumerate(drafts)}
     waiters: list[list[int]] = [[] for _ in drafts]
@@ -208,7 +204,7 @@ class _Draft:
     after: set[int]
 
 
-def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int], on_device: bool) -> list[_Draft]:
+def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int]) -> list[_Draft]:
     """One draft for every operation but the reductions that have joined a receive."""
     partner = {receive: reduce for reduce, receive in joins.items()}
     # What a joined receive would have waited for before it wrote to its slot, left to who writes there next.
@@ -228,7 +224,7 @@ def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int], on_device
             source = reduce.source if reduce.into == operation.into else reduce.into
             draft = _Draft(index, Act.COMBINE, operation, reduce.into, source, operation.peer, after)
         else:
-            draft = _draft_of(index, operation, after, on_device)
+            draft = _draft_of(index, operation, after)
         if draft.act is not Act.SEND and draft.into.buffer is Buffer.SCRATCH:
             draft.after |= postponed.pop(draft.into.start, set())
         assert all(before < index for before in draft.after), "an operation waits only for those before it"
@@ -236,7 +232,7 @@ def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int], on_device
     return drafts
 
 
-def _draft_of(index: int, operation: Operation, after: set[int], on_device: bool) -> _Draft:
+def _draft_of(index: int, operation: Operation, after: set[int]) -> _Draft:
     match operation:
         case Send(peer=peer, source=source):
             return _Draft(index, Act.SEND, operation, source, source, peer, after)
@@ -245,9 +241,7 @@ def _draft_of(index: int, operation: Operation, after: set[int], on_device: bool
         case Reduce(source=source, into=into):
             return _Draft(index, Act.REDUCE, operation, into, source, -1, after)
         case Copy(source=source, into=into):
-            is_transfer = on_device and not {source.buffer, into.buffer} <= HOST_BUFFERS
-            act = Act.TRANSFER if is_transfer else Act.COPY
-            return _Draft(index, act, operation, into, source, -1, after)
+            return _Draft(index, Act.COPY, operation, into, source, -1, after)
 
 
 def _find_joins(operations: tuple[Operation, ...]) -> dict[int, int]:

@@ -92,7 +92,8 @@ class Executor:
         wanted = BACKENDS.get(self._device.type)
         if wanted is None:
             raise InputError(f"executor: device must be one of {', '.join(BACKENDS)}, got {self._device}")
-        backend = group._get_backend(self._device).name()
+        self._backend = group._get_backend(self._device)
+        backend = self._backend.name()
         if backend != wanted:
             raise InputError(
                 f"executor: needs {wanted} for tensors on {self._device.type}, "
@@ -175,7 +176,7 @@ class Executor:
             memory[Buffer.INPUT] = given
         if output is not None:
             memory[Buffer.OUTPUT] = output
-        call = ProgramRun(program, groups, self._group, memory, operator)
+        call = ProgramRun(program, groups, self._backend if groups else self._group, memory, operator)
         try:
             call.run()
         except BaseException as error:

@@ -32,7 +32,11 @@ from arborcast.backends.group.history import Call, History, calls_to_keep
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.trace import Tracer
 from arborcast.backends.lowering.layout import Buffer
-from arborcast.backends.options import Options, emulated_copies
+from arborcast.backends.lowering.program import Program
+from arborcast.backends.options import Options
+from arborcast.backends.p2p.carriers import CudaCarrier, HostCarrier, MessageCarrier
+from arborcast.backends.p2p.groups import MessageGroup
+from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.schedules.combined import digest_of, joint_part
 from arborcast.backends.schedules.exchange import Exchanges, Sizes
 from arborcast.backends.schedules.group_fabric import fabric_for
@@ -40,11 +44,8 @@ from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.rendezvous import meet, processors, whereabouts
 from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.spare import digests_of, spare_table
-from arborcast.backends.staging.cuda import CudaDevice
-from arborcast.backends.staging.device import StagingDevice
-from arborcast.backends.staging.emulated import EmulatedDevice
 from arborcast.backends.tensors.shared_store import shared_store
-from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of, has_nccl
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
 from arborcast.backends.transport.addresses import listening_address
 from arborcast.backends.transport.alarm import Alarm
@@ -71,12 +72,16 @@ they must do before gloo begins: it ends the process where lengths differ.
 """
 
 
+MARKS_S = 0.0005
+"""How often a call on a GPU asks whether it is done there."""
+
+
 class Communicator:
     """One rank of a group.
 
     Attributes:
         name: that no other group has had, in this job or an earlier one with its store.
-        device: where the tensors lie that pass through host memory; None where none do.
+        carrier: of the messages of calls that torch's own backend carries; None where none are.
         store: the part of the group's store that only its present processes know.
         own_store: the same over a connection that other threads than the caller's may wait at.
 
@@ -115,7 +120,8 @@ class Communicator:
         try:
             self.options = (options or Options()).merged()
             self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
-            self.device = _device_of(self.options)
+            if self.options.p2p == "cuda" and not has_nccl():
+                raise InputError("p2p: cuda needs a GPU and NCCL or RCCL, and torch finds none")
             address = listening_address(store, self.options.address)
             calls_to_keep()
         except (InputError, ExecutionError) as error:
@@ -160,7 +166,14 @@ class Communicator:
         )
         # Not the one of the group: gloo knows calls by their order, and that serves other threads.
         timeout = timedelta(seconds=timeout_s)
-        self._gloo = InnerGloo(PrefixStore("small", self.own_store), rank, size, timeout, has_ring=True)
+        p2p = self.options.p2p
+        own = PrefixStore("small", self.own_store)
+        self._gloo = InnerGloo(own, rank, size, timeout, has_ring=p2p != "cpu")
+        self.carrier: MessageCarrier | None = None
+        if p2p == "cpu":
+            self.carrier = HostCarrier(self._gloo.get)
+        elif p2p == "cuda":
+            self.carrier = CudaCarrier(PrefixStore("p2p", self.own_store), rank, size)
         self._generation = 0
         self._schedules = self._new_schedules()
         self._exchanges: Exchanges | None = None
@@ -466,14 +479,14 @@ class Communicator:
         self._history.fail(reason)
         self._engine.give_up(reason)
         self._gloo.end()
+        if self.carrier is not None:
+            self.carrier.end()
 
     def close(self) -> None:
         """End the connections; others that still work with what this rank sent are not disturbed."""
         self._schedules.close()
         self._engine.close()
         self._network.close()
-        if self.device is not None:
-            self.device.close()
 
     # ------------------------------------------------------------------ one call
 
@@ -498,23 +511,26 @@ class Communicator:
         """Serve a call by a schedule, or begin it `by_gloo`; in the name of another, it is not counted."""
         is_counted = shown is None
         nbytes = call.count * dtype.itemsize
-        device = self.device
-        if device is not None and not all(device.holds(tensor) for tensor in memory.values()):
-            device = None
         # What ranks meet for before gloo begins may not be gloo's.
         is_by_schedule = self._reason_for_gloo(nbytes) is None or (shown is not None and self.size > 1)
         if is_by_schedule:
             table = self._schedules.table(call, self._next)
             if not isinstance(table, str):
-                digest, graph = self._schedules.graph(
-                    call.kind, call.root, nbytes, call.count, device is not None
-                )
+                carrier = self._carrier_of(memory) if is_counted else None
+                asked, graph = (call.kind, call.root, nbytes, call.count), None
+                if carrier is None:
+                    digest, graph = self._schedules.graph(*asked)
+                else:
+                    digest, grouped = self._schedules.groups(*asked)
                 opening = replace(shown or call, sequence=self._next(), schedule=digest)
                 begun = self._history.begin(opening, nbytes, table.at(nbytes), is_counted)
                 with self._noted(begun, graph, dtype.itemsize):
-                    self._engine.run(graph, memory, opening, operator, device=device)
+                    if graph is not None:
+                        self._engine.run(graph, memory, opening, operator)
+                    elif carrier is not None:
+                        self._by_messages(carrier, opening, *grouped, memory, operator)
                 return
-        # Whole tensors for gloo, which knows nothing of rings; those in host memory stay where they are.
+        # Gloo takes tensors in host memory, and leaves those that lie there where they are.
         host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
         opening = replace(shown or call, sequence=self._next())
         with self._noted(self._history.begin(opening, nbytes, None, is_counted)):
@@ -531,6 +547,34 @@ class Communicator:
             yield
         if self._tracer is not None:
             self._tracer.add(call, graph, item_bytes)
+
+    def _carrier_of(self, memory: Memory) -> MessageCarrier | None:
+        """Who carries the messages of a call on these tensors; None where the engine does."""
+        carrier = self.carrier
+        return carrier if carrier and all(carrier.holds(tensor) for tensor in memory.values()) else None
+
+    def _by_messages(
+        self,
+        carrier: MessageCarrier,
+        opening: CollectiveFingerprint,
+        program: Program,
+        groups: Sequence[MessageGroup],
+        memory: Memory,
+        operator: ReductionOperator | None,
+    ) -> None:
+        """Serve a call by a program's groups of messages, once the ranks agree on it."""
+        self._engine.agree(opening)
+        given = memory[Buffer.OUTPUT]
+        scratch = torch.empty(program.scratch_elements, dtype=given.dtype, device=given.device)
+        backend = carrier.backend(self._engine.timeout_s)
+        call = ProgramRun(program, groups, backend, {**memory, Buffer.SCRATCH: scratch}, operator)
+        try:
+            call.run()
+            self._engine.wait_external(carrier.mark(given), look_every_s=MARKS_S)  # a peer may die meanwhile
+        except ExecutionError:
+            raise
+        except RuntimeError as error:
+            self._engine.blame(opening, f"{call.reached}: {str(error).splitlines()[0]}")
 
     def _by_gloo(
         self, opening: CollectiveFingerprint, start: Callable[[Any], Any], *, must_succeed: bool = True
@@ -594,7 +638,6 @@ class Communicator:
             self._network,
             self._engine,
             self._cut,
-            None if self.device is None else self.device.costs,
             partial(joint_part, self.fabric),
             partial(spare_table, self.fabric.spares, self.fabric.gone, self.fabric.topology),
             self._cores if self.fabric.is_assumed else None,
@@ -621,9 +664,7 @@ class Communicator:
             "method": self.options.method,
             "start": self.options.start,
             "prepare": self.options.prepare,
-            "staging": self.options.staging,
-            "staging_depth": self.options.staging_depth,
-            "staging_bytes": self.options.staging_bytes,
+            "p2p": self.options.p2p,
         }
 
 
@@ -632,23 +673,6 @@ def _shared_cores(words: list[tuple[str, list[int]]]) -> int | None:
     if len({where for where, _ in words}) > 1:
         return None
     return len({core for _, cores in words for core in cores})
-
-
-def _device_of(options: Options) -> StagingDevice | None:
-    """Where the tensors lie that pass through host memory; None where none do.
-
-    Raises:
-        InputError: CUDA was asked for, and there is none.
-    """
-    if options.staging == "off":
-        return None
-    if options.staging == "cuda":
-        if not torch.cuda.is_available():
-            raise InputError("staging: cuda needs a GPU, and torch finds none")
-        return CudaDevice()
-    copies = emulated_copies(options.staging)
-    assert copies is not None, "options are checked"
-    return EmulatedDevice(*copies)
 
 
 def _apart_from(output: Tensor, given: Tensor) -> Tensor:

@@ -179,8 +179,7 @@ class SynthGroup(dist.ProcessGroup):
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
         self._peer_calls = PeerCalls(self._nccl)
         self._delegated: Counter[Kind] = Counter()
-        is_staged = self._communicator.options.staging == "cuda"
-        self._devices = frozenset({"cpu", "cuda"}) if is_staged else HOST
+        self._devices = HOST | {"cuda"} if self._communicator.options.p2p == "cuda" else HOST
         self._queue = WorkQueue("synth")
         self._communicator.when_begun(self._queue.leave)
         self._begun_calls = 0
@@ -707,14 +706,14 @@ class SynthGroup(dist.ProcessGroup):
 
     def _entering(self, result: Any) -> AbstractContextManager[None]:
         """For the thread that serves a call: what this one has done to its tensors comes before."""
-        device = self._communicator.device
-        if device is None:
+        carrier = self._communicator.carrier
+        if carrier is None:
             return _NOTHING
         while isinstance(result, Sequence) and result:  # lists of lists of tensors on one device
             result = result[0]
-        if not isinstance(result, Tensor) or not device.holds(result):
+        if not isinstance(result, Tensor) or not carrier.holds(result):
             return _NOTHING
-        return device.entering(result)
+        return carrier.entering(result)
 
     def _refuse_after_failure(self) -> None:
         """Say the first reason: gloo would only say that its connections are closed."""

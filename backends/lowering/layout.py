@@ -30,14 +30,12 @@ class Buffer(StrEnum):
     """The memory of one rank: what it is given, what it must fill, and working space.
 
     Where a collective works in place (broadcast, allreduce, custom, the root of a reduce) there is only the
-    output, and it holds the data at the start. Inputs are never written to. Where both lie on a device, the
-    ring is the host memory that they pass through, piece by piece.
+    output, and it holds the data at the start. Inputs are never written to.
     """
 
     INPUT = "input"
     OUTPUT = "output"
     SCRATCH = "scratch"
-    RING = "ring"
 
 
 @dataclass(frozen=True, slots=True)

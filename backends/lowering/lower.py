@@ -9,12 +9,6 @@ done is then always the next one of both its ends, which is why blocking sends c
     0 -> 1    piece 0  piece 1  piece 2    transfer 0 -> 1, step 1 the transfer 1 -> 2
     1 -> 2             piece 0  piece 1 ...
 
-Tensors on a device pass through a ring of host buffers (`lower_rank` with a depth): piece p of all chunks
-lies in buffer p mod depth from its copy in, or its first arrival, until its copy out and its last send. So a
-piece may only begin when the one `depth` before it has ended, on every rank. Where a ring is shorter than
-that, with less buffers than steps and pieces, piece p of step s happens at s + floor(p * steps / depth): in
-this order of messages nothing waits for what comes later, and the argument above holds.
-
 NCCL starts messages in groups and knows no tags. There all messages of one time are a group (`grouped`), so
 that none may need another of its time: what a message of a time frees serves those of later times only.
 """
@@ -24,7 +18,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from arborcast.backends.lowering.layout import Buffer, BufferSlice, Layout, lay_out
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
@@ -124,13 +117,9 @@ def lower_rank(
     *,
     pieces: int = 1,
     window: int = DEFAULT_WINDOW,
-    depth: int | None = None,
     grouped: bool = False,
 ) -> Program:
     """The program of one rank, or of an able switch by its vertex; arguments and errors as for `lower`.
-
-    With a depth, for input and output on a device, through a ring of so many host buffers; it must be the
-    same on all ranks, and does not go with `grouped`.
 
     From an implicit schedule in time and memory that grow with what this rank sends and receives, and it is
     the program that the whole schedule gives: the order of messages and their tags are those of the whole,
@@ -139,13 +128,7 @@ def lower_rank(
     transfers = transfers_of(schedule, rank)
     chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)
     layout = lay_out(schedule, count, chunks)
-    if depth is None:
-        return _lower(layout, rank, transfers, pieces, window, grouped=grouped)
-    if depth < 1 or grouped:
-        raise ValueError(f"depth must be at least 1 and without groups, got {depth}")
-    ring = _Ring(layout, rank, pieces, depth)
-    pace = Fraction(max(schedule.steps, depth), depth) if depth < pieces else Fraction(1)
-    return _lower(layout, rank, transfers, pieces, window, ring, pace)
+    return _lower(layout, rank, transfers, pieces, window, grouped=grouped)
 
 
 def _lower(
@@ -154,20 +137,17 @@ def _lower(
     transfers: Sequence[tuple[int, Transfer]],
     pieces: int,
     window: int,
-    ring: _Ring | None = None,
-    pace: Fraction = Fraction(1),
     *,
-    grouped: bool = False,
+    grouped: bool,
 ) -> Program:
-    """The program of a rank whose pieces enter every `pace` steps."""
     if pieces < 1 or window < 1:
         raise ValueError(f"pieces and window must be at least 1, got {pieces} and {window}")
-    messages = _messages_of(layout, rank, transfers, pieces, pace)
+    messages = _messages_of(layout, rank, transfers, pieces)
     if rank not in layout.collective.members:  # all inputs of a piece take a slot, those of the next others
         window *= _most_inputs(rank, transfers)
     sent = {(it.chunk, it.step, it.dst) for _, it in transfers if it.src == rank and it.reduce}
     scratch = Scratch(layout.count, window, later=grouped)
-    writer = _OperationWriter(layout, rank, pieces, scratch, ring, sent)
+    writer = _OperationWriter(layout, rank, pieces, scratch, sent)
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
         writer.copy(0, *kept)
@@ -198,7 +178,6 @@ def _lower(
         writer.scratch.elements,
         layout.in_place(rank),
         len(collective.ranks) if collective.kind.reduces else 1,
-        None if ring is None else ring.elements,
     )
 
 
@@ -206,33 +185,6 @@ def _most_inputs(rank: int, transfers: Sequence[tuple[int, Transfer]]) -> int:
     """How many transfers of one chunk in one step end here at most, at least 1."""
     inputs = Counter((transfer.chunk, transfer.step) for _, transfer in transfers if transfer.dst == rank)
     return max(inputs.values(), default=1)
-
-
-class _Ring:
-    """Where pieces lie in the host buffers that a rank's tensors pass through.
-
-    A buffer has room for one piece of every chunk that the rank holds at the start or must have in the end;
-    what only passes through the rank has its place in scratch.
-    """
-
-    def __init__(self, layout: Layout, rank: int, pieces: int, depth: int) -> None:
-        self._depth = min(depth, pieces)
-        self._offsets: dict[int, int] = {}
-        self._buffer = 0  # elements of one
-        for chunk, place in layout.places.items():
-            if layout.initial(rank, chunk) is not None or layout.final(rank, chunk) is not None:
-                self._offsets[chunk] = self._buffer
-                self._buffer += -(-(place.stop - place.start) // pieces)
-
-    @property
-    def elements(self) -> int:
-        """Of all buffers."""
-        return self._depth * self._buffer
-
-    def slot(self, chunk: int, piece: int, length: int) -> BufferSlice:
-        """Where a piece lies."""
-        start = piece % self._depth * self._buffer + self._offsets[chunk]
-        return BufferSlice(Buffer.RING, start, start + length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +203,7 @@ class _PieceMessage:
 
 
 def _messages_of(
-    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], pieces: int, pace: Fraction
+    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], pieces: int
 ) -> list[_PieceMessage]:
     """The messages of a rank in the one order that all ranks share."""
     found = []
@@ -263,8 +215,8 @@ def _messages_of(
         for piece in range(pieces):
             length = span.part(piece, pieces).length
             if length:
-                time = transfer.step + piece * pace.numerator // pace.denominator
-                found.append(_PieceMessage(time, transfer, piece, length, index * pieces + piece))
+                tag = index * pieces + piece
+                found.append(_PieceMessage(transfer.step + piece, transfer, piece, length, tag))
     found.sort(key=lambda message: (message.time, message.tag))
     return found
 
@@ -281,15 +233,10 @@ class _PendingReceive:
 
 @dataclass(slots=True)
 class _Cell:
-    """One piece of one chunk on this rank: where its current value is, and what arrived in this step.
-
-    Where it passes through a ring, `home` and `final` are its place there, and `target` is where it must be
-    on the device in the end.
-    """
+    """One piece of one chunk on this rank: where its current value is, and what arrived in this step."""
 
     home: BufferSlice | None
     final: BufferSlice | None
-    target: BufferSlice | None = None
     latest: Transfer | None = None  # the last that came in
     arrivals: list[_PendingReceive] = field(default_factory=list)
 
@@ -315,12 +262,10 @@ class _OperationWriter:
         rank: int,
         pieces: int,
         scratch: Scratch,
-        ring: _Ring | None,
         sent_summands: Collection[tuple[int, int, int]],
     ) -> None:
         self.operations: list[Operation] = []
         self.scratch = scratch
-        self._ring = ring
         self._layout = layout
         self._rank = rank
         self._pieces = pieces
@@ -404,8 +349,6 @@ class _OperationWriter:
         """No message of this cell follows."""
         cell = self._cells.pop(message.cell)
         assert cell.home is not None, "what was sent or received has its place"
-        if cell.target is not None and cell.latest is not None:
-            self.copy(message.time, cell.home, cell.target)
         if cell.home.buffer is Buffer.SCRATCH:
             self.scratch.give_back(message.transfer.chunk, cell.home, message.time)
 
@@ -437,19 +380,8 @@ class _OperationWriter:
                 None if initial is None else initial.part(piece, self._pieces),
                 None if final is None else final.part(piece, self._pieces),
             )
-            if self._ring is not None:
-                cell = self._through(self._ring, cell, message)
             self._cells[message.cell] = cell
         return cell
-
-    def _through(self, ring: _Ring, cell: _Cell, message: _PieceMessage) -> _Cell:
-        """The cell in a ring, copied in where the rank holds it at the start."""
-        if cell.home is None and cell.final is None:
-            return cell
-        slot = ring.slot(*message.cell, message.length)
-        if cell.home is not None:
-            self.copy(message.time, cell.home, slot)
-        return _Cell(cell.home and slot, cell.final and slot, target=cell.final)
 
     def _take(self, message: _PieceMessage) -> BufferSlice:
         place = self._layout.places[message.transfer.chunk]

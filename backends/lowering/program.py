@@ -92,8 +92,6 @@ class Program:
         scratch_elements: length of the working space.
         in_place: whether the output holds the rank's data at the start.
         contributors: how many ranks a reduction combines, 1 for other kinds; what AVG divides by.
-        ring_elements: length of the host memory that input and output, which lie on a device, pass through:
-            copies alone touch them. None where they lie in host memory.
     """
 
     rank: int
@@ -103,7 +101,6 @@ class Program:
     scratch_elements: int
     in_place: bool
     contributors: int
-    ring_elements: int | None = None
 
     def elements(self, buffer: Buffer) -> int:
         """Length of one of the buffers."""
@@ -114,5 +111,3 @@ class Program:
                 return self.output_elements
             case Buffer.SCRATCH:
                 return self.scratch_elements
-            case Buffer.RING:
-                return self.ring_elements or 0

@@ -99,10 +99,9 @@ class News(IntEnum):
     INTERRUPTED = 3
     STEPPED = 4
     RUNG = 5
-    ASKED = 6
-    ENDED = 7
-    FAILED = 8
-    DIFFERS = 9
+    ENDED = 6
+    FAILED = 7
+    DIFFERS = 8
 
 
 ChannelState = _structure("channel")

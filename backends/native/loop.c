@@ -37,7 +37,7 @@ static uint8_t *source_of(const struct run *r, const struct action *a) {
 }
 
 /* Note what may start now that an action is complete. Messages that may are found by looking at the peers. */
-void run_complete(struct run *r, int32_t number) {
+static void run_complete(struct run *r, int32_t number) {
     const struct action *done = &r->graph->action[number];
     r->missing--;
     r->progress = 1;
@@ -85,20 +85,15 @@ int32_t run_begin(struct run *r) {
     return OVER;
 }
 
-/* Carry out a local action; ASKED where Python must. */
-static int32_t compute(struct run *r, int32_t number) {
+/* Carry out a local action. */
+static void compute(struct run *r, int32_t number) {
     const struct action *a = &r->graph->action[number];
     size_t bytes = (size_t)(a->length * r->item_bytes);
-    if (a->act == TRANSFER) {
-        r->asked_action = number;
-        return ASKED;
-    }
     if (a->act == COPY)
         memmove(into_of(r, a), source_of(r, a), bytes);
     else
         r->combine(into_of(r, a), into_of(r, a), source_of(r, a), a->length);
     run_complete(r, number);
-    return OVER;
 }
 
 /* Whether what is sent goes by the shelf: others are sent it, too, and it is long. */
@@ -192,9 +187,7 @@ static int32_t round_of_work(struct run *r) {
         int32_t number = r->local[r->local_first];
         r->local_first = (r->local_first + 1) % r->graph->actions;
         r->local_count--;
-        int32_t news = compute(r, number);
-        if (news != OVER)
-            return news;
+        compute(r, number);
     }
     for (struct peer *p = r->peers; p < end; p++) {
         int64_t sent = may_send(r, p) ? push(r, p) : 0;

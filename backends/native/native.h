@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* A digest of the sources without this line: who runs knows whether the library was built of them. A test says it. */
-#define SOURCES 0x4c863c2
+#define SOURCES 0x0cab35b
 
 /* ---------------------------------------------------------------- channels: bytes in order to one other rank
 
@@ -150,7 +150,7 @@ int64_t channel_send_all(struct channel *, const struct message *, int32_t count
 int64_t channel_combine(struct channel *, uint8_t *out, const uint8_t *with, int64_t size, combine *,
                         int64_t item_bytes);
 
-enum act { SEND, RECEIVE, COMBINE, REDUCE, COPY, TRANSFER };
+enum act { SEND, RECEIVE, COMBINE, REDUCE, COPY };
 
 struct action {
     int32_t act;
@@ -187,7 +187,6 @@ enum news {
     INTERRUPTED, /* a signal came */
     STEPPED,     /* something has moved, and `steps` is set */
     RUNG,        /* the bell */
-    ASKED,       /* `asked_action` is Python's to do: a copy of a device; then `run_complete` */
     ENDED,       /* `asked_peer` hung up */
     FAILED,      /* a call on the channel of `asked_peer` returned `trouble` */
     DIFFERS,     /* the opening of `asked_peer` is another one */
@@ -201,7 +200,7 @@ struct run {
     int32_t *left;               /* for every action what it still waits for */
     int32_t *local;              /* local actions that may start: a ring as long as there are actions */
     int32_t local_first, local_count;
-    uint8_t *memory[4];
+    uint8_t *memory[3];
     int64_t item_bytes;
     combine *combine;            /* NULL where the graph has no reductions */
     const uint8_t *opening;
@@ -210,12 +209,11 @@ struct run {
     int32_t steps;               /* whether to return whenever something has moved; for tests */
     int32_t progress;            /* whether anything moved in this round of work */
     int32_t moved;               /* whether anything did since Python set it to 0 */
-    int32_t asked_action, asked_peer, trouble;
+    int32_t asked_peer, trouble;
 };
 
 int32_t run_begin(struct run *);
 int32_t run_advance(struct run *, int32_t patience_ms, int32_t lingers);
-void run_complete(struct run *, int32_t action);
 int64_t native_layout(int32_t which);
 int64_t native_sources(void);
 

@@ -1,16 +1,15 @@
 """One run of a program by torch's messages, on tensors of any device: in groups, or each by itself.
 
-Groups go by `torch.distributed.batch_isend_irecv`. On NCCL a batch is one coalesced group; waiting for it
-makes the current stream wait, not the host, so that sums and copies follow on the stream and the whole call
-can be captured in a graph.
+On NCCL a group is one coalesced call; waiting for it makes the current stream wait, not the host, so that
+sums and copies follow on the stream and the whole call can be captured in a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-import torch.distributed as dist
+import torch
 from torch import Tensor
 
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
@@ -18,8 +17,22 @@ from arborcast.backends.lowering.program import Operation, Program, Receive, Red
 from arborcast.backends.p2p.groups import MessageGroup
 from arborcast.backends.tensors.torch_reduction import ReductionOperator
 
-Start: TypeAlias = Callable[..., Any]
-"""Of torch: begins a send or a receive."""
+Message: TypeAlias = tuple[str, Tensor, int]
+"""The method of a backend of torch that begins it ("send", "recv"), its elements, the peer."""
+
+
+def exchange(backend: Any, messages: Sequence[Message]) -> None:
+    """Have messages begin together, and wait for them; as bytes, because NCCL knows few types.
+
+    Args:
+        backend: of torch; what takes several messages as one call, as NCCL must, is given them so.
+        messages: in the order in which it takes them.
+    """
+    if backend.supports_coalescing:
+        backend._start_coalescing()
+    works = [getattr(backend, method)([part.view(torch.uint8)], peer, 0) for method, part, peer in messages]
+    for work in [backend._end_coalescing()] if backend.supports_coalescing else works:
+        work.wait()
 
 
 class ProgramRun:
@@ -29,7 +42,7 @@ class ProgramRun:
         program: of this rank.
         groups: of its messages; empty where each is by itself, known by its tag, and waited for when
             something needs it.
-        group: of processes.
+        backend: of torch, or a group of it where messages are by themselves.
         memory: the buffers of the program.
         operator: None where nothing is added up.
 
@@ -41,17 +54,17 @@ class ProgramRun:
         self,
         program: Program,
         groups: Sequence[MessageGroup],
-        group: dist.ProcessGroup,
+        backend: Any,
         memory: Mapping[Buffer, Tensor],
         operator: ReductionOperator | None,
     ) -> None:
         self.reached: Operation | None = None
         self._operations = program.operations
         self._groups = groups
-        self._group = group
+        self._backend = backend
         self._memory = memory
         self._operator = operator
-        self._works: dict[int, dist.Work] = {}
+        self._works: dict[int, Any] = {}
         self._complete: set[int] = set()
 
     def run(self) -> None:
@@ -60,27 +73,22 @@ class ProgramRun:
             self._complete_all(together.before)
             if together.messages:
                 self.reached = self._operations[together.messages[0]]
-                for work in dist.batch_isend_irecv([self._batched(index) for index in together.messages]):
-                    work.wait()
+                exchange(self._backend, [self._message(index) for index in together.messages])
                 self._complete.update(together.messages)
         for index, operation in enumerate(() if self._groups else self._operations):
             if isinstance(operation, Send | Receive):
                 self._complete_all(operation.after)
                 self.reached = operation
-                start, part = self._message(operation, self._group.send, self._group.recv)
-                self._works[index] = start([part], operation.peer, operation.tag)
+                method, part, peer = self._message(index)
+                self._works[index] = getattr(self._backend, method)([part], peer, operation.tag)
         self._complete_all(range(len(self._operations)))
 
-    def _message(self, operation: Operation, send: Start, receive: Start) -> tuple[Start, Tensor]:
-        """What starts a message, and its elements."""
+    def _message(self, index: int) -> Message:
+        operation = self._operations[index]
+        assert isinstance(operation, Send | Receive), "groups hold messages"
         if isinstance(operation, Send):
-            return send, view(self._memory, operation.source)
-        return receive, view(self._memory, operation.into)
-
-    def _batched(self, index: int) -> dist.P2POp:
-        operation = cast("Send | Receive", self._operations[index])
-        start, part = self._message(operation, dist.isend, dist.irecv)
-        return dist.P2POp(start, part, group=self._group, group_peer=operation.peer)
+            return "send", view(self._memory, operation.source), operation.peer
+        return "recv", view(self._memory, operation.into), operation.peer
 
     def _complete_all(self, indices: Iterable[int]) -> None:
         """Wait for messages; do sums and copies, which need messages and few others before them."""

@@ -25,15 +25,15 @@ from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.program import Program
 from arborcast.backends.options import Options
+from arborcast.backends.p2p.groups import MessageGroup, groups_of
 from arborcast.backends.schedules.behind import BackgroundQueue
 from arborcast.backends.schedules.combined import JointPart
 from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
 from arborcast.backends.schedules.simple import is_simple, simple_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, kept_table, synthesize_table
-from arborcast.backends.staging.device import CopyCosts
-from arborcast.backends.staging.ring import Pipeline, Ring
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -41,7 +41,6 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats.documents import topology_to_document
-from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.simulation.pieces import PieceRule
 from arborcast.synth.topology import Topology
 
@@ -91,7 +90,6 @@ class Schedules:
         network: to be connected as they need it.
         engine: over which ranks agree.
         cut: into how many pieces chunks are cut.
-        copying: what copies of tensors on a device cost, where some are staged.
         joint: gives the part in what several groups run at once; None for what this group does by itself.
         spare: gives the table that was made before links failed, alike on all ranks; None where none was.
         cores: of the one host that all ranks share, where nothing is known of its links; None elsewhere.
@@ -105,7 +103,6 @@ class Schedules:
         network: Network,
         engine: Engine,
         cut: PieceRule,
-        copying: CopyCosts | None = None,
         joint: Callable[[Kind, int | None], JointPart | None] | None = None,
         spare: Callable[[Kind, int | None], ScheduleTable | None] | None = None,
         cores: int | None = None,
@@ -117,7 +114,6 @@ class Schedules:
         self._network = network
         self._engine = engine
         self._cut = cut
-        self._copying = copying
         self._joint = joint
         self._spare = spare
         self._cores = cores
@@ -125,6 +121,7 @@ class Schedules:
         self._tables: dict[tuple[Kind, int], ScheduleTable | str] = {}
         self._changes: dict[tuple[Kind, int], _Change] = {}  # of simple tables, which serve for a time
         self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
+        self.groups = lru_cache(GRAPHS_KEPT)(self._grouped)
 
     def known(self, kind: Kind, root: int) -> ScheduleTable | str | None:
         """The table of a collective, or why it has none; None where nobody has asked yet."""
@@ -168,9 +165,7 @@ class Schedules:
             if change.found is not None:
                 change.found.cancel()
 
-    def _compile(
-        self, kind: Kind, root: int, nbytes: int, count: int, is_staged: bool
-    ) -> tuple[bytes, TaskGraph]:
+    def _compile(self, kind: Kind, root: int, nbytes: int, count: int) -> tuple[bytes, TaskGraph]:
         """What `graph` gives and keeps: the schedule's digest, and what this rank does in a call.
 
         Args:
@@ -178,29 +173,26 @@ class Schedules:
             root: likewise.
             nbytes: of the whole buffer.
             count: its elements.
-            is_staged: whether the tensors pass through a ring of host buffers.
         """
+        digest, program = self._lowered(kind, root, nbytes, count, grouped=False)
+        return digest, compile_graph(program)
+
+    def _grouped(
+        self, kind: Kind, root: int, nbytes: int, count: int
+    ) -> tuple[bytes, tuple[Program, tuple[MessageGroup, ...]]]:
+        """What `groups` gives and keeps: the same as a program whose messages go in groups."""
+        digest, program = self._lowered(kind, root, nbytes, count, grouped=True)
+        return digest, (program, groups_of(program))
+
+    def _lowered(
+        self, kind: Kind, root: int, nbytes: int, count: int, *, grouped: bool
+    ) -> tuple[bytes, Program]:
         table = self._tables[kind, root]
         assert isinstance(table, ScheduleTable), "the caller has looked"
         entry = table.at(nbytes)
-        schedule, rank, digest = entry.schedule, self._network.rank, _digest(table, entry)
-        if not is_staged:
-            program = lower_rank(schedule, rank, count, pieces=self._cut.pieces(schedule, nbytes))
-            return digest, compile_graph(program)
-        ring = self._ring(schedule, nbytes)
-        digest = hashlib.sha256(digest + str(ring).encode()).digest()[:8]
-        program = lower_rank(schedule, rank, count, pieces=ring.pieces, window=ring.depth, depth=ring.depth)
-        return digest, compile_graph(program)
-
-    def _ring(self, schedule: AnySchedule, nbytes: int) -> Ring:
-        """How tensors on a device pass through host memory: what the options say, else the fastest way."""
-        assert self._copying is not None, "the caller has a device"
-        options = self._options
-        ring = Pipeline.of(schedule, nbytes, self._copying).choose(
-            buffer_bytes=options.staging_bytes, depth=options.staging_depth
-        )
-        log.info("%s of %d bytes from and to a device: %s", schedule.collective.kind, nbytes, ring)
-        return ring
+        pieces = self._cut.pieces(entry.schedule, nbytes)
+        program = lower_rank(entry.schedule, self._network.rank, count, pieces=pieces, grouped=grouped)
+        return _digest(table, entry), program
 
     def _make(self, kind: Kind, root: int, *, waits: bool) -> ScheduleTable | str:
         if self._network.size == 1:
@@ -254,6 +246,7 @@ class Schedules:
         del self._changes[key]
         self._tables[key] = table
         self.graph.cache_clear()
+        self.groups.cache_clear()
         if self._network.rank == 0 and not is_simple(table):
             log.info("%s, from this call on", table.summary())
         return table

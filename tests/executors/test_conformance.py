@@ -31,14 +31,12 @@ from arborcast.backends.dataflow.task_graph import compile_graph
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.measure.job import Array, Reduction
-from arborcast.backends.staging.emulated import EmulatedDevice
 from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import NAMED_KINDS, Kind
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
-from tests.support.deadlock import check_deadlock
 from tests.support.definition import define, inputs_of
 from tests.support.drawn_implicit import KINDS as IMPLICIT_KINDS
 from tests.support.drawn_implicit import grid, implicit
@@ -103,7 +101,7 @@ def engines(
     def run(engine: Engine) -> Array | None:
         memory = memory_of(programs[engine.rank], inputs[engine.rank], element)
         graph = compile_graph(programs[engine.rank])
-        engine.run(graph, memory, opening, operator, dtype=element, device=DEVICE)
+        engine.run(graph, memory, opening, operator, dtype=element)
         if Buffer.OUTPUT not in memory:
             return None
         if kind.reduces and operator is not None:
@@ -132,9 +130,6 @@ def memory_of(program: Program, own: Array | None, element: torch.dtype) -> dict
     return memory
 
 
-DEVICE = EmulatedDevice(Fraction(1000))
-
-
 def grouped(
     programs: Sequence[Program], inputs: Inputs, kind: Kind, reduction: Reduction, dtype: str, seed: int
 ) -> Sequence[Array | None]:
@@ -142,11 +137,14 @@ def grouped(
     return run_grouped(programs, inputs, reduction=reduction, dtype=dtype, seed=seed)
 
 
-THROUGH_RINGS: dict[str, Run] = {"interpreter": interpreted, "task graphs": simulated, "engine": engines}
-EXECUTORS: dict[str, Run] = {**THROUGH_RINGS, "groups": grouped}
+EXECUTORS: dict[str, Run] = {
+    "interpreter": interpreted,
+    "task graphs": simulated,
+    "engine": engines,
+    "groups": grouped,
+}
 
 each_executor = pytest.mark.parametrize("run", EXECUTORS.values(), ids=EXECUTORS)
-each_through_rings = pytest.mark.parametrize("run", THROUGH_RINGS.values(), ids=THROUGH_RINGS)
 
 
 @each_executor
@@ -179,20 +177,12 @@ def check(
     *,
     seed: int = 0,
     window: int = 8,
-    depth: int | None = None,
     reduction: Reduction = Reduction.SUM,
     dtype: str = "int64",
 ) -> None:
-    """One call on `size` elements of each block, compared with its definition; with a depth, on a device."""
+    """One call on `size` elements of each block, compared with its definition."""
     count = size * lay_out(schedule, 0).blocks
-    if depth is None:
-        programs = lower(schedule, count, pieces=pieces, window=window, grouped=run is grouped)
-    else:
-        ranks = range(schedule.topology.ranks)
-        programs = tuple(
-            lower_rank(schedule, rank, count, pieces=pieces, window=window, depth=depth) for rank in ranks
-        )
-        check_deadlock(programs)
+    programs = lower(schedule, count, pieces=pieces, window=window, grouped=run is grouped)
     exact = inputs_of(schedule, count, dtype, reduction)
     inputs = [None if array is None else array.astype(dtype) for array in exact]
     expected = define(schedule.collective, inputs, reduction)
@@ -229,22 +219,6 @@ def test_random_schedules(
     run: Run, schedule: Schedule, size: int, pieces: int, seed: int, window: int, reduction: Reduction
 ) -> None:
     check(run, schedule, size, pieces, seed=seed, window=window, reduction=reduction)
-
-
-@each_through_rings
-@pytest.mark.parametrize("name", CASES)
-def test_drawn_schedules_through_a_ring(run: Run, name: str) -> None:
-    for seed, (size, pieces, depth) in enumerate(((1, 3, 1), (23, 7, 2), (40, 9, 4), (23, 2, 8))):
-        check(run, CASES[name], size, pieces, window=depth, depth=depth, seed=seed)
-
-
-@each_through_rings
-@given(schedules(), st.integers(0, 40), st.integers(1, 7), st.integers(0, 2**16), st.integers(1, 4))
-@settings(max_examples=30)
-def test_random_schedules_through_a_ring(
-    run: Run, schedule: Schedule, size: int, pieces: int, seed: int, depth: int
-) -> None:
-    check(run, schedule, size, pieces, seed=seed, window=1 + seed % 3, depth=depth)
 
 
 @each_executor

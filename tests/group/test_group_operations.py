@@ -30,19 +30,13 @@ from tests.support.ranks import run_ranks
 FABRICS = {2: "full:2", 3: "ring:3", 4: "full:4"}
 
 
-STAGING = {
-    "ARBORCAST_STAGING": "emulated:1:2",
-    "ARBORCAST_STAGING_BYTES": "4KiB",
-    "ARBORCAST_STAGING_DEPTH": "2",
-}
-
-
 def environ(size: int, path: str = "schedule") -> dict[str, str]:
     """Every message runs a schedule, one that is quick to find; or gloo serves them as small ones.
 
-    Staged ones run a schedule on tensors that pass through host buffers, as from and to a device.
+    Grouped ones run a schedule by groups of messages, as tensors on GPUs do.
     """
-    return (STAGING if path == "staged" else {}) | {
+    return {
+        "ARBORCAST_P2P": "cpu" if path == "grouped" else "off",
         "ARBORCAST_TOPOLOGY": FABRICS[size],
         "ARBORCAST_GLOO_BELOW": "1GiB" if path == "gloo" else "0",
         "ARBORCAST_METHOD": "trees",
@@ -133,7 +127,7 @@ def every_reduction(rank: int, size: int, path: str) -> int:
 
 
 # What adds sees neither how many ranks there are nor how the tensor came.
-PATHS = [(3, "schedule"), (3, "gloo"), (2, "staged"), pytest.param(4, "schedule", marks=pytest.mark.long)]
+PATHS = [(3, "schedule"), (3, "gloo"), (3, "grouped"), pytest.param(4, "schedule", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize(("size", "path"), PATHS)
@@ -208,7 +202,7 @@ def every_size(rank: int, size: int) -> None:
         pytest.param("full:4", "auto", "trees", "schedule", marks=pytest.mark.long),
         ("star:3", "sockets", "trees", "schedule"),
         pytest.param("mesh:2x2", "sockets", "trees", "schedule", marks=pytest.mark.long),
-        ("full:2", "auto", "trees", "staged"),
+        ("full:2", "auto", "trees", "grouped"),
     ],
 )
 def test_sizes(fabric: str, transport: str, method: str, path: str) -> None:

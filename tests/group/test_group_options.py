@@ -28,9 +28,7 @@ def test_every_variable_is_read() -> None:
         "ARBORCAST_WITHOUT": "0-3, 5-2",
         "ARBORCAST_GROUPS": "folder",
         "ARBORCAST_SPARES": f"a.json{os.pathsep}b.json",
-        "ARBORCAST_STAGING": "Emulated:12.5:3",
-        "ARBORCAST_STAGING_DEPTH": "4",
-        "ARBORCAST_STAGING_BYTES": "256KiB",
+        "ARBORCAST_P2P": "CUDA",
         "PATH": "/bin",
     }
     assert Options.from_environment(environ) == Options(
@@ -44,9 +42,7 @@ def test_every_variable_is_read() -> None:
         without=((0, 3), (5, 2)),
         groups="folder",
         spares=("a.json", "b.json"),
-        staging="emulated:12.5:3",
-        staging_depth=4,
-        staging_bytes=262144,
+        p2p="cuda",
     )
 
 
@@ -90,20 +86,7 @@ def test_code_wins_field_by_field() -> None:
         ("METHOD", "sat", "ARBORCAST_METHOD='sat': needs chunks, steps and rounds"),
         ("WITHOUT", "0-3,2", "ARBORCAST_WITHOUT='0-3,2': must be pairs of ranks of the fabric such as 0-3"),
         ("WITHOUT", "3-3", "must join two different ranks"),
-        ("STAGING", "gpu", "ARBORCAST_STAGING='gpu': must be off, cuda, or emulated:RATE or "),
-        ("STAGING", "emulated", "with 0.0001 to 1e.06 GB/s and 0 to 1000000 us"),
-        ("STAGING", "emulated:0", "with 0.0001 to 1e.06 GB/s and 0 to 1000000 us"),
-        ("STAGING", "emulated:1:-1", "with 0.0001 to 1e.06 GB/s and 0 to 1000000 us"),
-        ("STAGING", "emulated:1:2:3", "with 0.0001 to 1e.06 GB/s and 0 to 1000000 us"),
-        (
-            "STAGING_DEPTH",
-            "0",
-            "ARBORCAST_STAGING_DEPTH='0': must be a number of host buffers from 1 to 1024",
-        ),
-        ("STAGING_DEPTH", "many", "must be a number of host buffers from 1 to 1024"),
-        ("STAGING_DEPTH", "1025", "must be a number of host buffers from 1 to 1024"),
-        ("STAGING_BYTES", "100", "ARBORCAST_STAGING_BYTES='100': must be at least 4096 bytes"),
-        ("STAGING_BYTES", "0", "must be at least 4096 bytes"),
+        ("P2P", "gpu", "ARBORCAST_P2P='gpu': must be one of off, cuda, cpu"),
     ],
 )
 def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) -> None:
@@ -127,9 +110,7 @@ def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) 
         ("prepare", ("allreduce", "party"), "prepare: must be some of broadcast, .*got .*party"),
         ("prepare", "allreduce", "prepare: must be some of broadcast"),
         ("address", " ", "address: must not be empty"),
-        ("staging", "cuda:1", "staging: must be off, cuda, or emulated:RATE .*, got 'cuda:1'"),
-        ("staging_depth", 0, "staging_depth: must be a number of host buffers from 1 to 1024, got 0"),
-        ("staging_bytes", 1, "staging_bytes: must be at least 4096 bytes, got 1"),
+        ("p2p", "cuda:1", "p2p: must be one of off, cuda, cpu, got 'cuda:1'"),
         ("without", ((0, 0),), "without: must join two different ranks"),
         ("without", ((0, -2),), "without: must be pairs of ranks of the fabric"),
         ("spares", (3,), "spares: must be files of spare schedules, or BackupSchedules, got"),

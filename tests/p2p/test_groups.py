@@ -203,11 +203,3 @@ def wrong_devices(rank: int, size: int) -> None:
 
 def test_other_devices_and_backends_are_refused() -> None:
     run_ranks(DRAWN["ring"].topology.ranks, wrong_devices)
-
-
-def test_what_has_no_groups() -> None:
-    with pytest.raises(ValueError, match="depth must be at least 1 and without groups"):
-        from arborcast.backends.lowering.lower import lower_rank
-
-        lower_rank(DRAWN["ring"], 0, 6, depth=2, grouped=True)
-    assert issubclass(ScheduleError, InputError)

@@ -29,7 +29,7 @@ TIMEOUT_S = 5.0  # of groups where a deadline has to pass
 LIMIT_S = 100.0  # of the ranks of a test: one that is still at work then has no answer
 PATIENCE_S = 10 * LIMIT_S  # of groups that must fail at once: who waits for this deadline has no answer
 WAYS = ("sockets", "shared memory")
-PIECE = r"(output|input|scratch|ring)\[\d+:\d+\]"  # how messages show what was to be sent or received
+PIECE = r"(output|input|scratch)\[\d+:\d+\]"  # how messages show what was to be sent or received
 
 
 @dataclass(frozen=True)

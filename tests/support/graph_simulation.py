@@ -104,7 +104,7 @@ class Simulation:
 
     def _compute(self, rank: _Rank, number: int) -> None:
         action = rank.graph.actions[number]
-        if action.act in {Act.COPY, Act.TRANSFER}:
+        if action.act is Act.COPY:
             rank[action.into][:] = rank[action.source]
         else:
             combine(self._reduction, rank[action.into], rank[action.source])
