@@ -283,14 +283,13 @@ class _TimedRun:
 
     def _ways_of(self, rank: int, move: Move) -> Iterator[Way]:
         """The links that each part of a move passes."""
+        yield from (self._way(*pair) for pair in move.between(rank))
         for spans, reads in ((move.sources, True), (move.targets, False)):
             others = [span.rank for span in spans if span.rank is not None]
             if move.switch and others:
                 switch = switch_of(self._topology, others)
                 many = [(other, switch) if reads else (switch, other) for other in others]
                 yield [many, [(switch, rank)]] if reads else [[(rank, switch)], many]
-            elif not move.switch:
-                yield from (self._way(*((other, rank) if reads else (rank, other))) for other in others)
 
     def _way(self, src: int, dst: int) -> Way:
         if (src, dst) not in self._ways:

@@ -175,6 +175,13 @@ class Move:
         """Chunks that it handles."""
         return self.sources[0].count
 
+    def between(self, rank: int) -> Iterator[tuple[int, int]]:
+        """From which rank to which its chunks pass where this one does it; of what a switch does nothing."""
+        for spans, reads in ((self.sources, True), (self.targets, False)):
+            for span in () if self.switch else spans:
+                if span.rank is not None and span.rank != rank:
+                    yield (span.rank, rank) if reads else (rank, span.rank)
+
     def __str__(self) -> str:
         """As messages show it."""
         return f"{' + '.join(map(str, self.sources))} -> {', '.join(map(str, self.targets))}"

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from arborcast.backends.programs.checking.memory import sizes
+from arborcast.backends.programs.checking.memory import beyond, sizes, undivided
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
@@ -47,9 +47,8 @@ def beyond_turns(program: GlobalProgram) -> Iterator[str]:
 
 def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pass, one rule a branch)
     """Moves that reach beyond a buffer, and packets where they have no room."""
-    if program.chunks % program.ranks and program.kind.value not in {"allreduce", "broadcast", "reduce"}:
-        among = f"{program.kind} among {program.ranks}"
-        yield f"{among}: {program.chunks} chunks are no whole number for each rank"
+    if wrong := undivided(program):
+        yield wrong
         return
     size = [sizes(program, rank) for rank in range(program.ranks)]
     plain: list[int] = [0] * program.ranks
@@ -66,8 +65,8 @@ def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  
                 yield f"{where}: there are {program.ranks} ranks"
             elif span.count < 1 or span.count != operation.count:
                 yield f"{where}: {span} has not the {operation.count} chunks of the first source"
-            elif span.start < 0 or span.start + span.count > size[owner][span.memory]:
-                yield f"{where}: {span.memory} has {size[owner][span.memory]} chunks in a call"
+            elif wrong := beyond(span, size[owner][span.memory]):
+                yield f"{where}: {wrong}"
             elif span.packets:
                 if span.memory is not Memory.SCRATCH or program.protocol is Protocol.SIMPLE:
                     yield f"{where}: packets take twice the room, which only scratch of protocol LL has"
