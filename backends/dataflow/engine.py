@@ -163,47 +163,36 @@ class Engine:
                 `timeout_s`. The engine is of no more use.
         """
         with self._at_work:
-            self._run(graph, memory, opening, operator, dtype, device)
-
-    def _run(
-        self,
-        graph: TaskGraph,
-        memory: Mapping[Buffer, Tensor],
-        opening: CollectiveFingerprint,
-        operator: ReductionOperator | None,
-        dtype: torch.dtype | None,
-        device: StagingDevice | None,
-    ) -> None:
-        self._refuse_after_failure()
-        copies = None
-        try:
-            if dtype is None:
-                dtype = next((tensor.dtype for tensor in memory.values()), torch.uint8)
-            host = self._working_space(graph, dtype, device)
-            if graph.program.ring_elements is None:
-                host.update(memory)
-            else:
-                assert device is not None, "a graph with a ring comes with a device"
-                copies = StagedCopies({**memory, **host}, device, self.ring)
-            self._running = self._run_of(graph, opening)
-            self._running.run(
-                host,
-                operator,
-                opening,
-                timeout_s=self.timeout_s,
-                copies=copies,
-                look_every_s=self._watch.look_every_s,
-                check=self._look,
-                when_begun=self.when_begun,
-            )
-        except BaseException as error:
+            self._refuse_after_failure()
+            copies = None
             try:
-                self._fail(error, opening)
+                if dtype is None:
+                    dtype = next((tensor.dtype for tensor in memory.values()), torch.uint8)
+                host = self._working_space(graph, dtype, device)
+                if graph.program.ring_elements is None:
+                    host.update(memory)
+                else:
+                    assert device is not None, "a graph with a ring comes with a device"
+                    copies = StagedCopies({**memory, **host}, device, self.ring)
+                self._running = self._run_of(graph, opening)
+                self._running.run(
+                    host,
+                    operator,
+                    opening,
+                    timeout_s=self.timeout_s,
+                    copies=copies,
+                    look_every_s=self._watch.look_every_s,
+                    check=self._look,
+                    when_begun=self.when_begun,
+                )
+            except BaseException as error:
+                try:
+                    self._fail(error, opening)
+                finally:
+                    if copies is not None:
+                        copies.abandon(ABANDON_S)
             finally:
-                if copies is not None:
-                    copies.abandon(ABANDON_S)
-        finally:
-            self._running = None
+                self._running = None
 
     def waits_for(self) -> str:
         """What the run under way waits for, as messages show it, empty where none is; from any thread."""
@@ -251,32 +240,29 @@ class Engine:
             ExecutionError: as for `agree`; another peer that goes after it has agreed is no failure.
         """
         with self._at_work:
-            self._wait_external(is_done, look_every_s, needed)
-
-    def _wait_external(self, is_done: Callable[[], bool], look_every_s: float, needed: int | None) -> None:
-        self._refuse_after_failure()
-        opening = self._begun
-        assert opening is not None, "wait_external follows begin"
-        try:
-            has_agreed = self._has_agreed or self._sees(opening)
-            if has_agreed and not self._is_full() and is_done():
+            self._refuse_after_failure()
+            opening = self._begun
+            assert opening is not None, "wait_external follows begin"
+            try:
+                has_agreed = self._has_agreed or self._sees(opening)
+                if has_agreed and not self._is_full() and is_done():
+                    self._has_agreed = True
+                    return
+                telling = frozenset() if has_agreed else frozenset({self._before})
+                parties = Parties(telling=telling, required=needed)
+                GraphRun(_NOTHING, self._network.channels, self._wakeup, self.rank, parties).run(
+                    {},
+                    None,
+                    opening,
+                    timeout_s=self.timeout_s,
+                    until=is_done,
+                    look_every_s=min(look_every_s, self._watch.look_every_s),
+                    check=self._look,
+                    when_begun=self.when_begun,
+                )
                 self._has_agreed = True
-                return
-            telling = frozenset() if has_agreed else frozenset({self._before})
-            parties = Parties(telling=telling, required=needed)
-            GraphRun(_NOTHING, self._network.channels, self._wakeup, self.rank, parties).run(
-                {},
-                None,
-                opening,
-                timeout_s=self.timeout_s,
-                until=is_done,
-                look_every_s=min(look_every_s, self._watch.look_every_s),
-                check=self._look,
-                when_begun=self.when_begun,
-            )
-            self._has_agreed = True
-        except BaseException as error:
-            self._fail(error, opening)
+            except BaseException as error:
+                self._fail(error, opening)
 
     def _look(self) -> None:
         """Raise where a run is to end for what no descriptor tells of."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -276,6 +276,10 @@ class Connection:
     number: int = 0
 
 
+Counted: TypeAlias = tuple[Any, ...]
+"""Signals of a connection, by who sends, who waits, kind and number; or a semaphore, by rank and number."""
+
+
 @dataclass(frozen=True, slots=True)
 class ThreadBlock:
     """Operations that one rank executes in this order, beside those of its other blocks.
@@ -293,6 +297,20 @@ class ThreadBlock:
     receive: int | None = None
     channel: int = 0
     connections: tuple[Connection, ...] = ()
+
+    def posts(self, rank: int, operation: Operation) -> list[Counted]:
+        """What an operation of the block adds to, in the order of its threads; see `Counted`."""
+        if isinstance(operation, Signal):
+            ends = [self.connections[channel] for channel in operation.channels]
+            return [(rank, end.peer, end.kind, end.number) for end in ends]
+        return [(rank, at) for at in operation.semaphores] if isinstance(operation, Release) else []
+
+    def takes(self, rank: int, operation: Operation) -> list[Counted]:
+        """What an operation of the block waits for and takes one from, likewise."""
+        if isinstance(operation, Wait):
+            ends = [self.connections[channel] for channel in operation.channels]
+            return [(end.peer, rank, end.kind, end.number) for end in ends]
+        return [(rank, at) for at in operation.semaphores] if isinstance(operation, Acquire) else []
 
 
 @dataclass(frozen=True, slots=True)
