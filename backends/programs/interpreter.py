@@ -82,7 +82,6 @@ def interpret(
     calls: int = 1,
     loops: int = 1,
     together: int = 1,
-    checked: Callable[[Array, Array], int] | None = None,
 ) -> Interpretation:
     """Run a program some times in a row, on data that differ in every element, and compare every output.
 
@@ -95,16 +94,14 @@ def interpret(
         loops: of two-sided steps, how often blocks go through the program in a call, each time for another
             part of every chunk.
         together: chunks that fit a message; more than one only where there is one loop.
-        checked: counts wrong elements of (found, expected); by default those that differ.
 
     Raises:
         ProgramError: an operation reaches beyond a buffer, or names a semaphore that is not there.
     """
-    differ = checked or (lambda found, expected: int(np.count_nonzero(found != expected)))
     together = 1 if loops > 1 else together
     if program.loops:
         program = program.unrolled(2, Fraction(min(loop.piece_bytes for loop in program.loops)))
-    return _Machine(program, in_place, seed, elements, calls, loops, together, differ).run()
+    return _Machine(program, in_place, seed, elements, calls, loops, together).run()
 
 
 def run_in_any_order(
@@ -217,7 +214,6 @@ class _Machine:
         calls: int,
         loops: int,
         together: int,
-        differ: Callable[[Array, Array], int],
     ) -> None:
         self._program = program
         self._seed = seed
@@ -225,7 +221,6 @@ class _Machine:
         self._calls = calls
         self._loops = loops
         self._together = together
-        self._differ = differ
         self._threads = THREADS if program.one_sided else 1
         self._random = random.Random(seed)
         self._layout = [buffers(program, rank, in_place=in_place) for rank in range(program.ranks)]
@@ -280,7 +275,7 @@ class _Machine:
             yield lambda left=left: self._open.isdisjoint(left)  # type: ignore[misc]
             expected = self._expected(rank, call)
             if expected is not None:
-                self._wrong += self._differ(memory[Memory.OUTPUT], expected)
+                self._wrong += int(np.count_nonzero(memory[Memory.OUTPUT] != expected))
             yield None
         self._running -= 1
 
