@@ -154,34 +154,24 @@ class Engine:
                 no more use.
         """
         with self._at_work:
-            self._run(graph, memory, opening, operator, dtype)
-
-    def _run(
-        self,
-        graph: TaskGraph,
-        memory: Mapping[Buffer, Tensor],
-        opening: CollectiveFingerprint,
-        operator: ReductionOperator | None,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self._refuse_after_failure()
-        try:
-            if dtype is None:
-                dtype = next((tensor.dtype for tensor in memory.values()), torch.uint8)
-            self._running = self._run_of(graph, opening)
-            self._running.run(
-                {**self._scratch_of(graph, dtype), **memory},
-                operator,
-                opening,
-                timeout_s=self.timeout_s,
-                look_every_s=self._watch.look_every_s,
-                check=self._look,
-                when_begun=self.when_begun,
-            )
-        except BaseException as error:
-            self._fail(error, opening)
-        finally:
-            self._running = None
+            self._refuse_after_failure()
+            try:
+                if dtype is None:
+                    dtype = next((tensor.dtype for tensor in memory.values()), torch.uint8)
+                self._running = self._run_of(graph, opening)
+                self._running.run(
+                    {**self._scratch_of(graph, dtype), **memory},
+                    operator,
+                    opening,
+                    timeout_s=self.timeout_s,
+                    look_every_s=self._watch.look_every_s,
+                    check=self._look,
+                    when_begun=self.when_begun,
+                )
+            except BaseException as error:
+                self._fail(error, opening)
+            finally:
+                self._running = None
 
     def waits_for(self) -> str:
         """What the run under way waits for, as messages show it, empty where none is; from any thread."""
@@ -229,32 +219,29 @@ class Engine:
             ExecutionError: as for `agree`; another peer that goes after it has agreed is no failure.
         """
         with self._at_work:
-            self._wait_external(is_done, look_every_s, needed)
-
-    def _wait_external(self, is_done: Callable[[], bool], look_every_s: float, needed: int | None) -> None:
-        self._refuse_after_failure()
-        opening = self._begun
-        assert opening is not None, "wait_external follows begin"
-        try:
-            has_agreed = self._has_agreed or self._sees(opening)
-            if has_agreed and not self._is_full() and is_done():
+            self._refuse_after_failure()
+            opening = self._begun
+            assert opening is not None, "wait_external follows begin"
+            try:
+                has_agreed = self._has_agreed or self._sees(opening)
+                if has_agreed and not self._is_full() and is_done():
+                    self._has_agreed = True
+                    return
+                telling = frozenset() if has_agreed else frozenset({self._before})
+                parties = Parties(telling=telling, required=needed)
+                GraphRun(_NOTHING, self._network.channels, self._wakeup, self.rank, parties).run(
+                    {},
+                    None,
+                    opening,
+                    timeout_s=self.timeout_s,
+                    until=is_done,
+                    look_every_s=min(look_every_s, self._watch.look_every_s),
+                    check=self._look,
+                    when_begun=self.when_begun,
+                )
                 self._has_agreed = True
-                return
-            telling = frozenset() if has_agreed else frozenset({self._before})
-            parties = Parties(telling=telling, required=needed)
-            GraphRun(_NOTHING, self._network.channels, self._wakeup, self.rank, parties).run(
-                {},
-                None,
-                opening,
-                timeout_s=self.timeout_s,
-                until=is_done,
-                look_every_s=min(look_every_s, self._watch.look_every_s),
-                check=self._look,
-                when_begun=self.when_begun,
-            )
-            self._has_agreed = True
-        except BaseException as error:
-            self._fail(error, opening)
+            except BaseException as error:
+                self._fail(error, opening)
 
     def _look(self) -> None:
         """Raise where a run is to end for what no descriptor tells of."""

@@ -64,6 +64,17 @@ Memory: TypeAlias = Mapping[Buffer, Tensor]
 SERVED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
 """The collectives that schedules serve here."""
 
+ALIKE = (
+    "gloo_below",
+    "piece_bytes",
+    "transport",
+    "method",
+    "start",
+    "prepare",
+    "p2p",
+)
+"""Options that decide what serves a call."""
+
 GLOO_BELOW = 0
 """Bytes of the whole buffer below which gloo serves where nobody says otherwise.
 
@@ -658,13 +669,7 @@ class Communicator:
             "ranks": self._global_ranks,
             "groups": [digest_of(it) for it in self.fabric.joint],
             "spares": digests_of(self.fabric.spares),
-            "gloo_below": self.options.gloo_below,
-            "piece_bytes": self.options.piece_bytes,
-            "transport": self.options.transport,
-            "method": self.options.method,
-            "start": self.options.start,
-            "prepare": self.options.prepare,
-            "p2p": self.options.p2p,
+            **{name: getattr(self.options, name) for name in ALIKE},
         }
 
 

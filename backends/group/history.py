@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
@@ -55,6 +56,7 @@ def calls_to_keep() -> int:
     return int(said)
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One call of a collective that the group itself serves; its `with` block is the time it takes.
 
@@ -68,23 +70,14 @@ class Call:
         error: what it failed with.
     """
 
-    __slots__ = ("_history", "begun_ns", "ended_ns", "entry", "error", "is_counted", "nbytes", "opening")
-
-    def __init__(
-        self,
-        history: History,
-        opening: CollectiveFingerprint,
-        nbytes: int,
-        entry: TableEntry | Served | None,
-        is_counted: bool,
-    ) -> None:
-        self._history = history
-        self.opening = opening
-        self.nbytes = nbytes
-        self.entry = entry
-        self.is_counted = is_counted
-        self.begun_ns = self.ended_ns = 0
-        self.error: str | None = None
+    _history: History
+    opening: CollectiveFingerprint
+    nbytes: int
+    entry: TableEntry | Served | None
+    is_counted: bool
+    begun_ns: int = 0
+    ended_ns: int = 0
+    error: str | None = None
 
     def __enter__(self) -> Call:
         """Begin."""
@@ -189,7 +182,7 @@ class History:
         key = str(call.opening.kind), id(call.entry)
         found = self._sums.get(key)
         if found is None:
-            found = self._sums[key] = _Sum(call)
+            found = self._sums[key] = _Sum(key[0], call.entry)
         found.calls += 1
         found.nbytes += call.nbytes
         found.ns += call.ended_ns - call.begun_ns
@@ -236,15 +229,15 @@ class History:
         }
 
 
+@dataclass(slots=True)
 class _Sum:
     """Of the calls of one kind that one entry has served; it keeps the entry, by whose id it is known."""
 
-    __slots__ = ("calls", "entry", "kind", "nbytes", "ns")
-
-    def __init__(self, first: Call) -> None:
-        self.kind = str(first.opening.kind)
-        self.entry = first.entry
-        self.calls = self.nbytes = self.ns = 0
+    kind: str
+    entry: TableEntry | Served | None
+    calls: int = 0
+    nbytes: int = 0
+    ns: int = 0
 
 
 def speak_up() -> None:

@@ -39,6 +39,16 @@ def _constant(name: str) -> int:
     return int(found[1], 0) << int(found[2] or 0)
 
 
+def _enumeration(name: str) -> Any:
+    """The numbers of an enumeration of the header, by name."""
+    found = re.search(rf"^enum {name} \{{(.*?)\}};", _HEADER, re.DOTALL | re.MULTILINE)
+    assert found is not None, "the header has it"
+    numbers: dict[str, int] = {}
+    for word, number in re.findall(r"(\w+)(?: = (-?\d+))?", found[1]):
+        numbers[word] = int(number) if number else len(numbers)
+    return IntEnum(name, numbers)
+
+
 def _structure(name: str) -> type[Structure]:
     """A structure of the header; a field whose name is a keyword of Python ends with an underscore."""
     found = re.search(rf"^struct {name} \{{(.*?)^\}};", _HEADER, re.DOTALL | re.MULTILINE)
@@ -63,6 +73,9 @@ SOURCES = _constant("SOURCES")
 """The digest of the sources."""
 
 LANDING_BYTES = _constant("LANDING_BYTES")
+REASON_BYTES = _constant("REASON_BYTES")
+"""Of what a rank that gives up says; the rest is cut."""
+
 RING_AT = _constant("RING_AT")
 """Bytes before a ring in shared memory."""
 
@@ -71,38 +84,17 @@ SHELF_PLACES = _constant("SHELF_PLACES")
 """Of a shelf: bytes before its places, and their number."""
 
 
-class Trouble(IntEnum):
-    """What calls on channels return where they do not return a number of bytes."""
+FrameCode = _enumeration("frame_code")
+"""What a frame is."""
 
-    CLOSED = -1
-    DISAGREES = -2
-    STRANGE = -3
-    NO_MEMORY = -4
-    BROKEN = -5
+Trouble = _enumeration("trouble")
+"""What calls on channels return where they do not return a number of bytes."""
 
+Gone = _enumeration("gone")
+"""How the peer of a channel went."""
 
-class Gone(IntEnum):
-    """How the peer of a channel went."""
-
-    HERE = 0
-    DIED = 1
-    LEFT = 2
-    GAVE_UP = 3
-
-
-class News(IntEnum):
-    """What ends a call of `run_advance`."""
-
-    OVER = 0
-    WOKE = 1
-    TIMED = 2
-    INTERRUPTED = 3
-    STEPPED = 4
-    RUNG = 5
-    ENDED = 6
-    FAILED = 7
-    DIFFERS = 8
-
+News = _enumeration("news")
+"""What ends a call of `run_advance`."""
 
 ChannelState = _structure("channel")
 RunState = _structure("run")

@@ -14,12 +14,10 @@ Its analytical backend has one rate for all links; slower ones get proportionall
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from arborcast.backends.programs.formats import Files
 from arborcast.backends.programs.messages import messages_of, one_size
-from arborcast.backends.programs.program import ProgramError
 from arborcast.synth.implicit_schedule import AnySchedule
 
 _SEND, _RECEIVE, _COLLECTIVE = 5, 6, 7
@@ -50,18 +48,12 @@ def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1, in_order: 
     Raises:
         ProgramError: too many messages.
     """
-    if size_bytes < 1:
-        raise ProgramError(f"size must be at least 1 byte, got {size_bytes}")
-    explicit, messages = messages_of(schedule, pieces)
-    topology = explicit.topology
-    bandwidth = topology.bandwidth
-    fastest = max((bandwidth[message.hop] for message in messages), default=topology.bandwidth_unit)
-    rows: list[list[bytes]] = [[_field(1, b"0.0.4")] for _ in range(topology.size)]
+    explicit, messages, _ = messages_of(schedule, size_bytes, pieces)
+    rows: list[list[bytes]] = [[_field(1, b"0.0.4")] for _ in range(explicit.topology.size)]
     for number, message in enumerate(messages):
-        size = math.ceil(message.share * size_bytes * fastest / bandwidth[message.hop])
         ends = (("comm_src", message.src), ("comm_dst", message.dst), ("comm_tag", number))
         attributes = [_attribute(name, _INT32, value) for name, value in ends]
-        attributes.append(_attribute("comm_size", _INT64, size))
+        attributes.append(_attribute("comm_size", _INT64, message.nbytes))
         # A vertex' nodes are numbered by message: it has one end of each.
         before = (message.before,) if in_order and message.before is not None else ()
         rows[message.src].append(_node(number, _SEND, (*message.after, *before), attributes))

@@ -7,8 +7,9 @@ folder of their own, and the README stands beside that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files as files_of
 from itertools import count
 from pathlib import Path
 
@@ -54,16 +55,14 @@ class TableFolder:
         programs: the folder of their files.
         suffix: of these.
         alone: why there may be no others.
-        about: lines of the README.
-        commands: its lines on how to run the files.
+        readme: the README, with places for what differs, among `readmes`.
     """
 
     name: str
     programs: str
     suffix: str
     alone: str
-    about: tuple[str, ...]
-    commands: Callable[[dict[str, GlobalProgram]], list[str]]
+    readme: str
 
 
 @dataclass(frozen=True)
@@ -186,85 +185,44 @@ def _range(least: int, most: int | None) -> str:
 
 def _readme(to: TableFolder, files: dict[str, GlobalProgram], missing: Sequence[str]) -> str:
     program = next(iter(files.values()))
-    kind, ranks, root = program.kind, program.ranks, program.root
+    kind, root = program.kind, program.root
     rows = [
         f"| {name} | {_range(one.least_bytes, one.most_bytes)} | {one.protocol} | {one.chunks} "
         f"| {one.channels} |"
         for name, one in files.items()
     ]
-    of_root = [
-        f"Its root is rank {root}; {to.name} does not look at the root of a call, so name no other.",
-        "",
-    ]
-    left_out = [
-        f"What does not fit {to.name} and is left to NCCL:",
-        "",
-        *(f"- {line}" for line in missing),
-        "",
-    ]
-    return "\n".join(
-        [
-            f"# {kind} among {ranks} ranks, for {to.name}",
-            "",
-            "One process for each GPU, ranks in the order of the topology.",
-            *to.about,
-            "",
-            "| file | bytes of the whole buffer | protocol | chunks | channels |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
-            *(of_root if root is not None else []),
-            *(left_out if missing else []),
-            "## Check each file",
-            "",
-            "```",
-            f"for file in {to.programs}/*.{to.suffix}; do synth verify $file"
-            + ("; done" if root is None else f" --root {root}; done"),
-            "```",
-            "",
-            *to.commands(files),
-            "",
-        ]
+    left_out = "\n".join(f"- {line}" for line in missing)
+    of_call = f"{to.name} does not look at the root of a call, so name no other."
+    return (
+        (files_of(__package__) / "readmes" / to.readme)
+        .read_text(encoding="utf-8")
+        .format(
+            kind=kind,
+            ranks=program.ranks,
+            alignment=mscclpp.limits.ALIGNMENT,
+            rows="\n".join(rows),
+            root="" if root is None else f"\nIts root is rank {root}; {of_call}\n",
+            of_root="" if root is None else f" --root {root}",
+            missing=f"\nWhat does not fit {to.name} and is left to NCCL:\n\n{left_out}\n" if missing else "",
+            test=_TESTS[kind],
+            commands=_executor_tests(files),
+        )
     )
 
 
-def _nccl_tests(files: dict[str, GlobalProgram]) -> list[str]:
-    program = next(iter(files.values()))
-    return [
-        "## Run and check data with nccl-tests, under Azure's msccl-executor-nccl",
-        "",
-        "```",
-        f"mpirun -np {program.ranks} -x MSCCL_ALGO_DIR=$PWD/msccl-algorithms \\",
-        "    -x LD_LIBRARY_PATH=$EXECUTOR/build/lib \\",
-        f"    -x NCCL_DEBUG=INFO {_TESTS[program.kind]} -b 1K -e 1G -f 2 -g 1 -c 1",
-        "```",
-        "",
-        "RCCL needs `-x RCCL_MSCCL_FORCE_ENABLE=1` besides, and a build with MSCCL's kernel.",
-    ]
-
-
-def _executor_test(files: dict[str, GlobalProgram]) -> list[str]:
+def _executor_tests(files: dict[str, GlobalProgram]) -> str:
     kind = next(iter(files.values())).kind
     if kind in {Kind.BROADCAST, Kind.REDUCE}:
-        return [
-            f"MSCCL++'s `executor_test.py` has no data for {kind}: it checks allgather, reducescatter,",
-            "allreduce and alltoall. `synth run` interprets a plan on data of its own.",
-        ]
+        return (
+            f"MSCCL++'s `executor_test.py` has no data for {kind}: it checks allgather, reducescatter,\n"
+            "allreduce and alltoall. `synth run` interprets a plan on data of its own."
+        )
     lines = [
         f"mpirun -np {one.ranks} python3 $MSCCLPP/python/test/executor_test.py \\\n"
         f"    -path $PWD/mscclpp-plans/{name} --size {_first(one)}{' --in_place' if one.in_place else ''}"
         for name, one in files.items()
     ]
-    return [
-        "## Run and check data with MSCCL++'s executor, $MSCCLPP being its source",
-        "",
-        "```",
-        *lines,
-        "```",
-        "",
-        "It needs cupy and mpi4py. In torch, make an `ExecutionPlan(path, rank)` of each file, register them",
-        "with `AlgorithmCollectionBuilder`, and have a selector choose by bytes.",
-    ]
+    return "\n".join(["```", *lines, "```"])
 
 
 def _first(program: GlobalProgram) -> int:
@@ -275,26 +233,6 @@ def _first(program: GlobalProgram) -> int:
     return power if power % unit == 0 and (most is None or power <= most) else least
 
 
-MSCCL = TableFolder(
-    "MSCCL",
-    programs="msccl-algorithms",
-    suffix="xml",
-    alone="as MSCCL reads every file",
-    about=(
-        "MSCCL reads every file of the folder that MSCCL_ALGO_DIR names, so keep nothing else in it.",
-        "A call whose elements are no multiple of the chunks, or that averages, runs NCCL's own.",
-    ),
-    commands=_nccl_tests,
-)
+MSCCL = TableFolder("MSCCL", "msccl-algorithms", "xml", "as MSCCL reads every file", "msccl.md")
 
-MSCCLPP = TableFolder(
-    "MSCCL++",
-    programs="mscclpp-plans",
-    suffix="json",
-    alone="as its plans are one table",
-    about=(
-        f"Bytes must be a multiple of {mscclpp.limits.ALIGNMENT} times the chunks; the executor refuses",
-        "others, and bytes that a plan is not for.",
-    ),
-    commands=_executor_test,
-)
+MSCCLPP = TableFolder("MSCCL++", "mscclpp-plans", "json", "as its plans are one table", "mscclpp.md")

@@ -42,19 +42,13 @@ def write(schedule: AnySchedule, size_bytes: int, *, pieces: int = 1) -> str:
     Raises:
         ProgramError: too many messages, or one that is too large.
     """
-    if size_bytes < 1:
-        raise ProgramError(f"size must be at least 1 byte, got {size_bytes}")
-    explicit, messages = messages_of(schedule, pieces)
+    explicit, messages, fastest = messages_of(schedule, size_bytes, pieces)
     topology = explicit.topology
-    bandwidth = topology.bandwidth
-    fastest = max((bandwidth[message.hop] for message in messages), default=topology.bandwidth_unit)
     numbers = _numbers(messages)
     rows: dict[int, list[str]] = defaultdict(list)
-    largest = 0
+    largest = max((message.nbytes for message in messages), default=0)
     for number, message in enumerate(messages):
-        size = math.ceil(message.share * size_bytes * fastest / bandwidth[message.hop])
-        largest = max(largest, size)
-        tag, port = number % (1 << 30), numbers[message.hop]
+        size, tag, port = message.nbytes, number % (1 << 30), numbers[message.hop]
         rows[message.src].append(f"s{number}: send {size}b to {message.dst} tag {tag} cpu {port} nic {port}")
         rows[message.dst].append(
             f"r{number}: recv {size}b from {message.src} tag {tag} cpu {port} nic {port}"

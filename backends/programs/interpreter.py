@@ -5,7 +5,8 @@ a message or room in a FIFO, and between reading memory and writing it. Which ta
 every stop, or by priorities that are drawn now and then, so that some are very slow. A block of two-sided
 steps acts as one thread. One of puts and signals has a few, each with elements of its own; its proxies do
 what they are told at any time later, and ranks begin their next call once they have ended one. Loops go
-through two pieces of a chunk. Shares no code with the checker, whose verdicts it can show to be wrong.
+through two pieces of a chunk. With the checker, whose verdicts it can show to be wrong, it shares only what
+collectives ask of buffers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from arborcast.backends.programs.checking.memory import Value, buffers, given, wanted
 from arborcast.backends.programs.limits import fifo_of
 from arborcast.backends.programs.program import (
     Acquire,
@@ -37,7 +39,6 @@ from arborcast.backends.programs.program import (
     Synchronize,
     Wait,
 )
-from arborcast.synth.collective import Kind
 from arborcast.synth.nccl_protocol import Protocol
 
 THREADS = 2
@@ -81,7 +82,6 @@ def interpret(
     calls: int = 1,
     loops: int = 1,
     together: int = 1,
-    checked: Callable[[Array, Array], int] | None = None,
 ) -> Interpretation:
     """Run a program some times in a row, on data that differ in every element, and compare every output.
 
@@ -94,16 +94,14 @@ def interpret(
         loops: of two-sided steps, how often blocks go through the program in a call, each time for another
             part of every chunk.
         together: chunks that fit a message; more than one only where there is one loop.
-        checked: counts wrong elements of (found, expected); by default those that differ.
 
     Raises:
         ProgramError: an operation reaches beyond a buffer, or names a semaphore that is not there.
     """
-    differ = checked or (lambda found, expected: int(np.count_nonzero(found != expected)))
     together = 1 if loops > 1 else together
     if program.loops:
         program = program.unrolled(2, Fraction(min(loop.piece_bytes for loop in program.loops)))
-    return _Machine(program, in_place, seed, elements, calls, loops, together, differ).run()
+    return _Machine(program, in_place, seed, elements, calls, loops, together).run()
 
 
 def run_in_any_order(
@@ -147,43 +145,26 @@ def run_in_any_order(
     return 0
 
 
-def input_and_output(program: GlobalProgram, rank: int) -> tuple[int, int]:
-    """Chunks of a rank's input and of its output."""
-    whole, block, at_root = program.chunks, program.chunks // program.ranks, rank == program.root
-    match program.kind:
-        case Kind.ALLGATHER | Kind.GATHER:
-            return block, whole if program.kind is Kind.ALLGATHER or at_root else 0
-        case Kind.REDUCE_SCATTER | Kind.SCATTER:
-            return whole if program.kind is Kind.REDUCE_SCATTER or at_root else 0, block
-        case _:
-            return whole, whole
-
-
-def expected_outputs(  # noqa: PLR0911  (one of each kind)
-    program: GlobalProgram, given: Sequence[Array]
-) -> list[Array | None]:
+def expected_outputs(program: GlobalProgram, data: Sequence[Array]) -> list[Array | None]:
     """What must stand in the output of each rank, by the inputs of all; None where it does not matter."""
-    ranks, root = range(program.ranks), program.root or 0
-    block = program.chunks // program.ranks
-    of_rank = [slice(rank * block, (rank + 1) * block) for rank in ranks]
-    match program.kind:
-        case Kind.ALLREDUCE:
-            return [np.sum(given, axis=0)] * program.ranks
-        case Kind.REDUCE:
-            return [np.sum(given, axis=0) if rank == root else None for rank in ranks]
-        case Kind.REDUCE_SCATTER:
-            total = np.sum(given, axis=0)
-            return [total[mine] for mine in of_rank]
-        case Kind.BROADCAST:
-            return [given[root]] * program.ranks
-        case Kind.ALLGATHER:
-            return [np.concatenate(given)] * program.ranks
-        case Kind.GATHER:
-            return [np.concatenate(given) if rank == root else None for rank in ranks]
-        case Kind.SCATTER:
-            return [given[root][mine] for mine in of_rank]
-        case _:
-            return [np.concatenate([one[mine] for one in given]) for mine in of_rank]
+    held = {
+        (value[0], rank): row
+        for rank, rows in enumerate(data)
+        for value, row in zip(given(program, rank), rows, strict=True)
+        if value is not None
+    }
+    sums: dict[Value, Array] = {}
+
+    def total(value: Value) -> Array:
+        if value not in sums:
+            part, mask = value
+            sums[value] = np.sum(
+                [held[part, rank] for rank in range(program.ranks) if mask >> rank & 1], axis=0
+            )
+        return sums[value]
+
+    wants = [[value for value in wanted(program, rank) if value is not None] for rank in range(program.ranks)]
+    return [np.stack(list(map(total, values))) if values else None for values in wants]
 
 
 class _SlotQueue:
@@ -233,19 +214,16 @@ class _Machine:
         calls: int,
         loops: int,
         together: int,
-        differ: Callable[[Array, Array], int],
     ) -> None:
         self._program = program
-        self._in_place = in_place
         self._seed = seed
         self._elements = elements
         self._calls = calls
         self._loops = loops
         self._together = together
-        self._differ = differ
         self._threads = THREADS if program.one_sided else 1
         self._random = random.Random(seed)
-        self._layout = [input_and_output(program, rank) for rank in range(program.ranks)]
+        self._layout = [buffers(program, rank, in_place=in_place) for rank in range(program.ranks)]
         self._memory = [self._buffers(rank) for rank in range(program.ranks)]
         shapes = [(2, part.scratch_chunks, elements) for part in program.parts]
         self._scratch = [self._data(rank, -1, shape) for rank, shape in enumerate(shapes)]
@@ -297,21 +275,17 @@ class _Machine:
             yield lambda left=left: self._open.isdisjoint(left)  # type: ignore[misc]
             expected = self._expected(rank, call)
             if expected is not None:
-                self._wrong += self._differ(memory[Memory.OUTPUT], expected)
+                self._wrong += int(np.count_nonzero(memory[Memory.OUTPUT] != expected))
             yield None
         self._running -= 1
 
     def _buffers(self, rank: int) -> dict[Memory, Array]:
-        """Rows are chunks; in place the smaller buffer is the rank's block of the larger one."""
-        given, wanted = self._layout[rank]
-        large = np.zeros((max(given, wanted), self._elements), dtype=np.int64)
-        if not self._in_place:
-            return {Memory.INPUT: large[:given].copy(), Memory.OUTPUT: large[:wanted].copy()}
-        block = self._program.chunks // self._program.ranks
-        own = large[rank * block : (rank + 1) * block]
+        """Rows are chunks."""
+        layout = self._layout[rank]
+        cells = np.zeros((layout.start[Memory.SCRATCH], self._elements), dtype=np.int64)
         return {
-            Memory.INPUT: own if 0 < given < wanted else large[:given],
-            Memory.OUTPUT: own if 0 < wanted < given else large[:wanted],
+            memory: cells[layout.start[memory] :][: layout.size[memory]]
+            for memory in (Memory.INPUT, Memory.OUTPUT)
         }
 
     def _data(self, rank: int, call: int, shape: tuple[int, ...]) -> Array:
@@ -319,12 +293,12 @@ class _Machine:
         return source.integers(-(1 << 40), 1 << 40, shape)
 
     def _given(self, rank: int, call: int) -> Array:
-        return self._data(rank, call, (self._layout[rank][0], self._elements))
+        return self._data(rank, call, (self._layout[rank].size[Memory.INPUT], self._elements))
 
     def _expected(self, rank: int, call: int) -> Array | None:
         if call not in self._results:
-            given = [self._given(other, call) for other in range(self._program.ranks)]
-            self._results[call] = expected_outputs(self._program, given)
+            data = [self._given(other, call) for other in range(self._program.ranks)]
+            self._results[call] = expected_outputs(self._program, data)
         return self._results[call][rank]
 
     def _rows(self, rank: int, call: int, span: Span, *, flags: bool = False) -> Array:

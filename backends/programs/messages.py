@@ -8,6 +8,7 @@ where a way through switches takes a step for each of its links.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,14 +29,14 @@ class Message:
     Attributes:
         src: who sends it, a rank or a switch.
         dst: who receives it.
-        share: of the whole buffer.
+        nbytes: on the fastest link that is used; on others so many more that one rate for all gives its time.
         after: numbers of messages that `src` must have received before.
         before: the number of the message that the link carries before it; None for its first one.
     """
 
     src: Vertex
     dst: Vertex
-    share: Fraction
+    nbytes: int
     after: tuple[int, ...]
     before: int | None
 
@@ -56,12 +57,24 @@ def one_size(simulator: str, least_bytes: int, most_bytes: int | None) -> int:
     return most_bytes
 
 
-def messages_of(schedule: AnySchedule, pieces: int) -> tuple[Schedule, list[Message]]:
-    """The messages in an order in which they may be sent, with the schedule in explicit form.
+def messages_of(
+    schedule: AnySchedule, size_bytes: int, pieces: int
+) -> tuple[Schedule, list[Message], Fraction]:
+    """The messages in an order in which they may be sent, the schedule in explicit form, and the rate of all.
+
+    Args:
+        schedule: in either form.
+        size_bytes: of the whole buffer.
+        pieces: into which each chunk is cut.
+
+    Returns:
+        that, the rate in GB/s.
 
     Raises:
-        ProgramError: transfers end at switches, or there are too many messages.
+        ProgramError: no bytes, transfers end at switches, or there are too many messages.
     """
+    if size_bytes < 1:
+        raise ProgramError(f"size must be at least 1 byte, got {size_bytes}")
     explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
     if explicit.uses_switches:
         raise ProgramError("simulators' switches neither add nor multicast; solve with --no-in-network")
@@ -72,6 +85,9 @@ def messages_of(schedule: AnySchedule, pieces: int) -> tuple[Schedule, list[Mess
         raise ProgramError(
             f"at most {MOST_MESSAGES} messages are exported, got {count}; fewer pieces make fewer"
         )
+    bandwidth = explicit.topology.bandwidth
+    used = [bandwidth[hop] for transfer in explicit.transfers for hop in transfer.hops]
+    fastest = max(used, default=explicit.topology.bandwidth_unit)
     planned = sorted(
         (begin + at + piece, number, at, piece)
         for number, begin in enumerate(_begins(explicit))
@@ -87,11 +103,13 @@ def messages_of(schedule: AnySchedule, pieces: int) -> tuple[Schedule, list[Mess
         before = [(number, at - 1)] if at else [(other, -1) for other in into[number]]
         after = tuple(passed[other, place, piece] for other, place in before)
         hop = transfer.hops[at]
-        messages.append(Message(*hop, explicit.chunks[transfer.chunk].share / pieces, after, last.get(hop)))
+        share = explicit.chunks[transfer.chunk].share / pieces
+        nbytes = math.ceil(share * size_bytes * fastest / bandwidth[hop])
+        messages.append(Message(*hop, nbytes, after, last.get(hop)))
         last[hop] = passed[number, at, piece] = len(messages) - 1
         if at == len(transfer.hops) - 1:
             passed[number, -1, piece] = last[hop]
-    return explicit, messages
+    return explicit, messages, fastest
 
 
 def _into(explicit: Schedule) -> list[list[int]]:

@@ -55,7 +55,6 @@ _ATTRIBUTES = (
     "samechannels",
 )
 _TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
-_WHOLE = re.compile(r"[0-9]{1,9}")
 _SPEED = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?(e[+-]?[0-9]{1,2})?")
 
 
@@ -214,7 +213,7 @@ def _read(top: Element) -> NcclGraphs:  # noqa: PLR0912  (one rule a branch)
     notes: list[str] = []
     if top.tag != "graphs":
         raise ProgramError(f"must begin with an element graphs, got {shorten(top.tag)}")
-    if _whole(top, "version", 1 << 30) != 1:
+    if top.whole("version", 0, 1 << 30) != 1:
         raise ProgramError(f"graphs: version must be 1, got {shorten(top.get('version'))}")
     found: dict[int, tuple[tuple[int, ...], ...]] = {}
     speed = Fraction(0)
@@ -225,7 +224,7 @@ def _read(top: Element) -> NcclGraphs:  # noqa: PLR0912  (one rule a branch)
         for name in _ATTRIBUTES:
             if graph.get(name) is None:
                 raise ProgramError(f"graph: attribute {name} is missing")
-        number = _whole(graph, "id", 5)
+        number = graph.whole("id", 0, 5)
         for name in ("typeintra", "typeinter"):
             if graph.get(name) not in _TYPES:
                 raise ProgramError(
@@ -274,9 +273,9 @@ def _rows(graph: Element, number: int, notes: list[str]) -> tuple[tuple[int, ...
                     f"{where}: gpu {shorten(entry.get('dev'))} has no rank; which one it is "
                     "depends on the machine"
                 )
-            row.append(_whole(entry, "rank", 4096))
+            row.append(entry.whole("rank", 0, 4096))
         rows.append(tuple(row))
-    said = _whole(graph, "nchannels", 1 << 30)
+    said = graph.whole("nchannels", 0, 1 << 30)
     if len(rows) > MOST_CHANNELS or said > MOST_CHANNELS:
         raise ProgramError(
             f"graph {number}: {max(len(rows), said)} channels, NCCL has arrays for {MOST_CHANNELS}"
@@ -346,13 +345,6 @@ def rings_as_schedule(graphs: NcclGraphs, topology: Topology, collective: Collec
         rows.append((tuple(ways[edge][0] for edge in edges), count))
     method = Method("nccl-graph", 0, (("channels", len(graphs.rings)),))
     return ring_schedule(topology, collective, method, bound(topology, collective), rows)
-
-
-def _whole(element: Element, name: str, most: int) -> int:
-    text = element.get(name)
-    if text is None or not _WHOLE.fullmatch(text) or int(text) > most:
-        raise ProgramError(f"{element.tag}: {name} must be a whole number up to {most}, got {shorten(text)}")
-    return int(text)
 
 
 def _shown(ranks: Sequence[int]) -> str:

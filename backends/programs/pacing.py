@@ -138,7 +138,7 @@ class _TimedRun:
     def run(self) -> Fraction:
         """The time of the last event, in the unit of the paces."""
         for rank, part in enumerate(self._program.parts):
-            self._counts |= {("semaphore", rank, at): value for at, value in enumerate(part.semaphores)}
+            self._counts |= {(rank, at): value for at, value in enumerate(part.semaphores)}
             for number, block in enumerate(part.blocks):
                 self._open += 1
                 self._go_on(self._block(rank, number, block))
@@ -193,19 +193,16 @@ class _TimedRun:
                             self._told(rank, end, end)
                         else:
                             self._go_on(self._signal(rank, end, stream))
-                case Wait(channels=channels):
-                    for end in (ends[at] for at in channels):
-                        yield self._next(("signal", end.peer, rank, end.kind, end.number))
+                case Wait() | Acquire():
+                    for counted in block.takes(rank, operation):
+                        yield self._next(counted)
                 case Flush(channels=channels):
                     for end in (ends[at] for at in channels):
                         proxy = rank, end.peer, end.number
                         yield ("done", proxy), self._counts["told", proxy]
-                case Acquire(semaphores=semaphores):
-                    for semaphore in semaphores:
-                        yield self._next(("semaphore", rank, semaphore))
-                case Release(semaphores=semaphores):
-                    for semaphore in semaphores:
-                        self._tell(("semaphore", rank, semaphore))
+                case Release():
+                    for counted in block.posts(rank, operation):
+                        self._tell(counted)
                 case Barrier(number=number, blocks=blocks):
                     key = "barrier", rank, number
                     self._tell(key)
@@ -235,7 +232,7 @@ class _TimedRun:
         soonest = self._now + self._latency_of(self._way(rank, end.peer))
         yield ("landed", stream), self._taken["put", stream]
         yield max(soonest, self._now)
-        self._tell(("signal", rank, end.peer, end.kind, end.number))
+        self._tell((rank, end.peer, end.kind, end.number))
 
     def _put(self, rank: int, move: Move, stream: Hashable) -> Task:
         """All of a move, until its bytes have left."""
@@ -283,14 +280,13 @@ class _TimedRun:
 
     def _ways_of(self, rank: int, move: Move) -> Iterator[Way]:
         """The links that each part of a move passes."""
+        yield from (self._way(*pair) for pair in move.between(rank))
         for spans, reads in ((move.sources, True), (move.targets, False)):
             others = [span.rank for span in spans if span.rank is not None]
             if move.switch and others:
                 switch = switch_of(self._topology, others)
                 many = [(other, switch) if reads else (switch, other) for other in others]
                 yield [many, [(switch, rank)]] if reads else [[(rank, switch)], many]
-            elif not move.switch:
-                yield from (self._way(*((other, rank) if reads else (rank, other))) for other in others)
 
     def _way(self, src: int, dst: int) -> Way:
         if (src, dst) not in self._ways:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -175,6 +175,13 @@ class Move:
         """Chunks that it handles."""
         return self.sources[0].count
 
+    def between(self, rank: int) -> Iterator[tuple[int, int]]:
+        """From which rank to which its chunks pass where this one does it; of what a switch does nothing."""
+        for spans, reads in ((self.sources, True), (self.targets, False)):
+            for span in () if self.switch else spans:
+                if span.rank is not None and span.rank != rank:
+                    yield (span.rank, rank) if reads else (rank, span.rank)
+
     def __str__(self) -> str:
         """As messages show it."""
         return f"{' + '.join(map(str, self.sources))} -> {', '.join(map(str, self.targets))}"
@@ -269,6 +276,10 @@ class Connection:
     number: int = 0
 
 
+Counted: TypeAlias = tuple[Any, ...]
+"""Signals of a connection, by who sends, who waits, kind and number; or a semaphore, by rank and number."""
+
+
 @dataclass(frozen=True, slots=True)
 class ThreadBlock:
     """Operations that one rank executes in this order, beside those of its other blocks.
@@ -286,6 +297,20 @@ class ThreadBlock:
     receive: int | None = None
     channel: int = 0
     connections: tuple[Connection, ...] = ()
+
+    def posts(self, rank: int, operation: Operation) -> list[Counted]:
+        """What an operation of the block adds to, in the order of its threads; see `Counted`."""
+        if isinstance(operation, Signal):
+            ends = [self.connections[channel] for channel in operation.channels]
+            return [(rank, end.peer, end.kind, end.number) for end in ends]
+        return [(rank, at) for at in operation.semaphores] if isinstance(operation, Release) else []
+
+    def takes(self, rank: int, operation: Operation) -> list[Counted]:
+        """What an operation of the block waits for and takes one from, likewise."""
+        if isinstance(operation, Wait):
+            ends = [self.connections[channel] for channel in operation.channels]
+            return [(end.peer, rank, end.kind, end.number) for end in ends]
+        return [(rank, at) for at in operation.semaphores] if isinstance(operation, Acquire) else []
 
 
 @dataclass(frozen=True, slots=True)

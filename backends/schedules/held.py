@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
@@ -28,12 +28,17 @@ from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.options import Options
 from arborcast.backends.p2p.groups import MessageGroup, groups_of
-from arborcast.backends.schedules.behind import BackgroundQueue
 from arborcast.backends.schedules.combined import JointPart
 from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.schedule_table import ScheduleTable, TableEntry
 from arborcast.backends.schedules.simple import is_simple, simple_table
-from arborcast.backends.schedules.synthesis import KERNELS_S, given_table, kept_table, synthesize_table
+from arborcast.backends.schedules.synthesis import (
+    KERNELS_S,
+    behind,
+    given_table,
+    kept_table,
+    synthesize_table,
+)
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -54,10 +59,6 @@ SELDOM_S = 0.05
 
 ASK_EVERY, ASK_FIRST = 16, (4, 8)
 """Calls of a collective by a simple schedule at which ranks ask whether there is another."""
-
-
-_line: BackgroundQueue[ScheduleTable] = BackgroundQueue()
-"""Where this process looks for tables behind the calls."""
 
 
 @dataclass
@@ -223,8 +224,7 @@ class Schedules:
         table = self._spare(kind, of)
         if table is not None:
             self._connect(table.peers(self._network.rank), f"table/{kind}/{root}")
-            look = partial(synthesize_table, self._fabric, kind, of, self._options, self._cores)
-            found = _line.add(look) if self._network.rank == 0 else None
+            found = self._begin(kind, of) if self._network.rank == 0 else None
             self._changes[kind, root] = _Change(found=found)
         return table
 
@@ -292,10 +292,13 @@ class Schedules:
                     self.topology.name,
                     self._options.deadline_s,
                 )
-                look = partial(synthesize_table, self._fabric, kind, of, self._options, self._cores)
-                self._changes[kind, root] = _Change(found=_line.add(look))
+                self._changes[kind, root] = _Change(found=self._begin(kind, of))
                 return table
         return synthesize_table(self._fabric, kind, of, self._options, self._cores)
+
+    def _begin(self, kind: Kind, of: int | None) -> Future[ScheduleTable]:
+        """On rank 0: the table, looked for behind the calls."""
+        return behind(lambda: synthesize_table(self._fabric, kind, of, self._options, self._cores))
 
     def _later(self, key: tuple[Kind, int], waits: bool) -> ScheduleTable | None:
         """On rank 0: the table found behind the calls, the simple one where none was; None for not yet."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -106,6 +108,39 @@ def kept_table(
         if table is not None:
             return table
     return None
+
+
+def behind(find: Callable[[], ScheduleTable]) -> Future[ScheduleTable]:
+    """Have a table found while calls go on, one at a time in this process; what comes of it.
+
+    It can be cancelled until it begins. What is on its way when the process ends is given up: the thread
+    keeps nobody from ending, and the child process that it waits for ends with its parent.
+    """
+    found: Future[ScheduleTable] = Future()
+
+    def run() -> None:
+        with _turn:
+            if found.set_running_or_notify_cancel():
+                try:
+                    found.set_result(find())
+                except BaseException as error:
+                    found.set_exception(error)
+
+    threading.Thread(target=run, name="synth-behind", daemon=True).start()
+    return found
+
+
+_turn = threading.Lock()
+"""Of who looks for a table behind the calls."""
+
+
+def _forget() -> None:
+    """In a child that was forked: no thread of its parent's has the turn here."""
+    global _turn  # noqa: PLW0603
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def given_table(part: JointPart, options: Options) -> ScheduleTable:

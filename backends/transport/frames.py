@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
 
-
-class FrameCode(IntEnum):
-    """What a frame is."""
-
-    PART = 1  # of a message
-    LAID = 2  # the same, on the sender's shelf
-    OPENING = 5  # of a collective, `OPENING_BYTES` long
-    ABORT = 6  # the sender gives up: its reason in UTF-8
-    BYE = 7  # the sender has left the group in good order
-
+from arborcast.backends.native.library import REASON_BYTES, FrameCode
 
 HEADER = struct.Struct("<BxxxI")  # code, bytes that follow
-REASON_BYTES = 2048  # a longer reason is cut
 
 
 def abort_frame(reason: str) -> bytes:

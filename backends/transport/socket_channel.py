@@ -29,8 +29,8 @@ from typing import NoReturn
 import numpy as np
 
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
-from arborcast.backends.native.library import ChannelState, Gone, Moment, Trouble, at_once
-from arborcast.backends.transport.frames import FrameCode, abort_frame, bye_frame
+from arborcast.backends.native.library import ChannelState, FrameCode, Gone, Moment, Trouble, at_once
+from arborcast.backends.transport.frames import abort_frame, bye_frame
 from arborcast.backends.transport.silence import unheard_s
 
 FAREWELL_S = 1.0  # that the last bytes may take, also to a peer that waits for a processor

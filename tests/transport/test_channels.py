@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
-from arborcast.backends.native.library import at_once, combiner
+from arborcast.backends.native.library import FrameCode, at_once, combiner
 from arborcast.backends.transport.fingerprint import OPENING_BYTES
-from arborcast.backends.transport.frames import HEADER, FrameCode
+from arborcast.backends.transport.frames import HEADER
 from arborcast.backends.transport.shared_memory import SharedMemoryChannel, create_memory
 from arborcast.backends.transport.socket_channel import SocketChannel
 from arborcast.backends.transport.stream import StreamChannel

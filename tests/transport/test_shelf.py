@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from arborcast.backends.errors import DisagreementError
-from arborcast.backends.native.library import SHELF_PLACES, at_once, combiner
-from arborcast.backends.transport.frames import HEADER, FrameCode
+from arborcast.backends.native.library import SHELF_PLACES, FrameCode, at_once, combiner
+from arborcast.backends.transport.frames import HEADER
 from arborcast.backends.transport.shared_memory import SharedMemoryChannel, Shelf, create_memory
 
 PLACE = 1024

@@ -57,8 +57,8 @@ def _under_attack(rank: int, size: int, connections: int) -> float:
     """The sums of groups that are made while strangers come; every rank has a stranger of its own."""
     store = dist.FileStore(f"{store_path()}-where", size)
     begin(rank, size, "first", PATIENCE_S)
-    reception = dist.group.WORLD._communicator._network._reception  # type: ignore[union-attr]
-    store.set(f"{rank}", f"{reception.host} {reception.port} {reception.name}")
+    listener = dist.group.WORLD._communicator._network._listener  # type: ignore[union-attr]
+    store.set(f"{rank}", f"{listener.host} {listener.port} {listener.name}")
     found = [store.get(str(other)).decode().split() for other in range(size)]
     where = [(host, int(port), name) for host, port, name in found]
     counted = store_path().with_name(f"counted-{rank}")

@@ -126,10 +126,7 @@ def _messages(program: GlobalProgram) -> dict[tuple[int, int], Fraction]:
         send = program.parts[rank].blocks[number].send
         if isinstance(operation, Step) and operation.code.sends and send is not None:
             chunks[rank, send] += operation.count
-        elif isinstance(operation, Move) and not operation.switch:
-            for spans, reads in ((operation.sources, True), (operation.targets, False)):
-                for span in spans:
-                    owner = rank if span.rank is None else span.rank
-                    if owner != rank:
-                        chunks[(owner, rank) if reads else (rank, owner)] += span.count
+        elif isinstance(operation, Move):
+            for pair in operation.between(rank):
+                chunks[pair] += operation.count
     return {pair: Fraction(count, program.chunks) for pair, count in chunks.items() if count}

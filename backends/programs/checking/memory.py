@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from arborcast.backends.programs.program import GlobalProgram, Memory, ProgramError
+from arborcast.backends.programs.program import GlobalProgram, Memory, ProgramError, Span
 from arborcast.synth.collective import Kind
 
 Value: TypeAlias = tuple[int, int]
@@ -57,6 +57,19 @@ def sizes(program: GlobalProgram, rank: int) -> dict[Memory, int]:
             raise ProgramError(f"{program.kind}: programs are checked for collectives that have a name")
     scratch = program.parts[rank].scratch_chunks
     return {Memory.INPUT: given, Memory.OUTPUT: wanted, Memory.SCRATCH: scratch}
+
+
+def undivided(program: GlobalProgram) -> str | None:
+    """What is wrong where ranks have blocks and chunks do not divide into these."""
+    if not program.chunks % program.ranks or program.kind in {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCE}:
+        return None
+    return f"{program.kind}: {program.chunks} chunks are no multiple of {program.ranks} ranks"
+
+
+def beyond(span: Span, size: int) -> str | None:
+    """What is wrong where a span reaches beyond its buffer of that size."""
+    fits = 0 <= span.start <= size - span.count
+    return None if fits else f"{span.memory} has {size} chunks in a call"
 
 
 def buffers(program: GlobalProgram, rank: int, *, in_place: bool) -> Buffers:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
 
-from arborcast.backends.programs.checking.memory import sizes
+from arborcast.backends.programs.checking.memory import beyond, sizes, undivided
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
+    Counted,
     GlobalProgram,
     Loop,
     Memory,
     Move,
     Release,
-    Signal,
     Step,
-    Wait,
 )
 from arborcast.synth.nccl_protocol import Protocol
-
-Direction: TypeAlias = tuple[int, int, str, int]
-"""A connection by its ends, its kind and its number."""
 
 
 def objections(program: GlobalProgram) -> list[tuple[str, str]]:
@@ -47,9 +42,8 @@ def beyond_turns(program: GlobalProgram) -> Iterator[str]:
 
 def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pass, one rule a branch)
     """Moves that reach beyond a buffer, and packets where they have no room."""
-    if program.chunks % program.ranks and program.kind.value not in {"allreduce", "broadcast", "reduce"}:
-        among = f"{program.kind} among {program.ranks}"
-        yield f"{among}: {program.chunks} chunks are no whole number for each rank"
+    if wrong := undivided(program):
+        yield wrong
         return
     size = [sizes(program, rank) for rank in range(program.ranks)]
     plain: list[int] = [0] * program.ranks
@@ -66,8 +60,8 @@ def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  
                 yield f"{where}: there are {program.ranks} ranks"
             elif span.count < 1 or span.count != operation.count:
                 yield f"{where}: {span} has not the {operation.count} chunks of the first source"
-            elif span.start < 0 or span.start + span.count > size[owner][span.memory]:
-                yield f"{where}: {span.memory} has {size[owner][span.memory]} chunks in a call"
+            elif wrong := beyond(span, size[owner][span.memory]):
+                yield f"{where}: {wrong}"
             elif span.packets:
                 if span.memory is not Memory.SCRATCH or program.protocol is Protocol.SIMPLE:
                     yield f"{where}: packets take twice the room, which only scratch of protocol LL has"
@@ -86,65 +80,49 @@ def _beyond_buffers(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  
 
 def _uneven(program: GlobalProgram) -> Iterator[str]:
     """Signals without waits or the other way round, and semaphores that end otherwise than they began."""
-    sent: Counter[Direction] = Counter()
-    awaited: Counter[Direction] = Counter()
-    released: Counter[tuple[int, int]] = Counter()
-    acquired: Counter[tuple[int, int]] = Counter()
+    posted: Counter[Counted] = Counter()
+    taken: Counter[Counted] = Counter()
     for rank, number, _, operation in program.operations:
-        if isinstance(operation, (Signal, Wait)):
-            ends = [program.parts[rank].blocks[number].connections[at] for at in operation.channels]
-            if isinstance(operation, Signal):
-                sent.update((rank, end.peer, end.kind, end.number) for end in ends)
-            else:
-                awaited.update((end.peer, rank, end.kind, end.number) for end in ends)
-        elif isinstance(operation, (Acquire, Release)):
-            count = acquired if isinstance(operation, Acquire) else released
-            count.update((rank, semaphore) for semaphore in operation.semaphores)
-    for key in sorted(sent.keys() | awaited.keys()):
-        if sent[key] != awaited[key]:
-            source, target, kind, number = key
+        block = program.parts[rank].blocks[number]
+        posted.update(block.posts(rank, operation))
+        taken.update(block.takes(rank, operation))
+    for key in sorted(posted.keys() | taken.keys(), key=lambda key: (len(key) == 2, key)):
+        if posted[key] == taken[key]:
+            continue
+        if len(key) == 2:
             yield (
-                f"rank {source} to rank {target}, {kind} channel {number}: {sent[key]} signals, "
-                f"{awaited[key]} waits; "
-                "counts go on from call to call"
+                f"rank {key[0]}: semaphore {key[1]} is released {posted[key]} times and "
+                f"acquired {taken[key]} times; its value goes on from call to call"
             )
-    for at in sorted(released.keys() | acquired.keys()):
-        if released[at] != acquired[at]:
+        else:
             yield (
-                f"rank {at[0]}: semaphore {at[1]} is released {released[at]} times and "
-                f"acquired {acquired[at]} "
-                "times; its value goes on from call to call"
+                f"rank {key[0]} to rank {key[1]}, {key[2]} channel {key[3]}: {posted[key]} signals, "
+                f"{taken[key]} waits; counts go on from call to call"
             )
 
 
-def _shared(program: GlobalProgram) -> Iterator[str]:  # noqa: PLR0912  (one pass, one rule a branch)
+def _shared(program: GlobalProgram) -> Iterator[str]:
     """What several blocks wait for, so that timing says who gets it; barriers that are not for all."""
-    waiters: dict[Direction, set[int]] = defaultdict(set)
-    acquirers: dict[tuple[int, int], set[int]] = defaultdict(set)
+    takers: dict[Counted, set[int]] = defaultdict(set)
     at_barrier: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, number, place, operation in program.operations:
-        if isinstance(operation, Wait):
-            for channel in operation.channels:
-                end = program.parts[rank].blocks[number].connections[channel]
-                waiters[rank, end.peer, end.kind, end.number].add(number)
-        elif isinstance(operation, (Acquire, Release)):
+        for key in program.parts[rank].blocks[number].takes(rank, operation):
+            takers[key].add(number)
+        if isinstance(operation, (Acquire, Release)):
             known = len(program.parts[rank].semaphores)
             for semaphore in operation.semaphores:
                 if not 0 <= semaphore < known:
                     where = f"rank {rank} block {number} operation {place}"
                     yield f"{where}: semaphore {semaphore}, there are {known}"
-                elif isinstance(operation, Acquire):
-                    acquirers[rank, semaphore].add(number)
         elif isinstance(operation, Barrier):
             at_barrier[rank, operation.number][number].append(operation.blocks)
-    for (rank, peer, kind, channel), blocks in waiters.items():
-        if len(blocks) > 1:
-            named = f"{kind} channel {channel} to rank {peer}"
-            yield f"rank {rank}: blocks {_some(blocks)} wait on {named}, which counts once"
-    for (rank, semaphore), blocks in acquirers.items():
-        if len(blocks) > 1:
-            named = f"blocks {_some(blocks)} acquire semaphore {semaphore}"
-            yield f"rank {rank}: {named}; who gets it depends on timing"
+    for key, blocks in sorted(takers.items(), key=lambda pair: len(pair[0]) == 2):
+        if len(blocks) > 1 and len(key) == 2:
+            named = f"blocks {_some(blocks)} acquire semaphore {key[1]}"
+            yield f"rank {key[0]}: {named}; who gets it depends on timing"
+        elif len(blocks) > 1:
+            named = f"{key[2]} channel {key[3]} to rank {key[0]}"
+            yield f"rank {key[1]}: blocks {_some(blocks)} wait on {named}, which counts once"
     for (rank, barrier), uses in at_barrier.items():
         counts = {count for blocks in uses.values() for count in blocks}
         if counts != {len(uses)} or len({len(blocks) for blocks in uses.values()}) > 1:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from arborcast.backends.programs.checking.memory import UNDEFINED
 from arborcast.backends.programs.program import (
     Acquire,
     Barrier,
+    Counted,
     Flush,
     GlobalProgram,
     Memory,
@@ -48,9 +49,6 @@ MOST_CELLS = 1 << 29
 
 Clocks: TypeAlias = Clock
 """Two rows, a column for each stream: what has ended before, and what is known of that by who only begins."""
-
-Counter: TypeAlias = tuple[Any, ...]
-"""A connection in one direction, or a semaphore."""
 
 Reads: TypeAlias = frozenset[int]
 """Numbers of the reads that a value was made of: whole sets are joined, and integers join quickly."""
@@ -109,38 +107,24 @@ class OneSidedExecution(Execution):
         self._by_proxy = {stream: np.zeros(self._width, dtype=np.int32) for stream in self._proxy.values()}
         self._orders: dict[int, list[tuple[int, int, int]]] = {stream: [] for stream in self._by_proxy}
         self._done = [np.zeros(self._width, dtype=np.int32) for _ in scratch]
-        self._counters: dict[Counter, _Counting] = {}
+        self._counters: dict[Counted, _Counting] = {}
         self._count()
 
     def _count(self) -> None:
         """How often each stream adds to each counter in a call."""
         for stream, (rank, _) in enumerate(self._blocks):
             for operation in self._operations[stream]:
-                for counter in self._posts(stream, operation):
+                for counter in self._block[stream].posts(rank, operation):
                     counting = self._counter(rank, counter)
                     by = self._poster(stream, counter)
                     counting.totals[by] = counting.totals.get(by, 0) + 1
 
-    def _posts(self, stream: int, operation: object) -> list[Counter]:
-        rank, ends = self._blocks[stream][0], self._ends[stream]
-        if isinstance(operation, Signal):
-            chosen = [ends[channel] for channel in operation.channels]
-            return [(rank, end.peer, end.kind, end.number) for end in chosen]
-        return [(rank, at) for at in operation.semaphores] if isinstance(operation, Release) else []
-
-    def _takes(self, stream: int, operation: object) -> list[Counter]:
-        rank, ends = self._blocks[stream][0], self._ends[stream]
-        if isinstance(operation, Wait):
-            chosen = [ends[channel] for channel in operation.channels]
-            return [(end.peer, rank, end.kind, end.number) for end in chosen]
-        return [(rank, at) for at in operation.semaphores] if isinstance(operation, Acquire) else []
-
-    def _poster(self, stream: int, counter: Counter) -> int:
+    def _poster(self, stream: int, counter: Counted) -> int:
         if len(counter) > 2 and counter[2] == "port":
             return self._proxy[counter[0], counter[1], counter[3]]
         return stream
 
-    def _counter(self, rank: int, counter: Counter) -> _Counting:
+    def _counter(self, rank: int, counter: Counted) -> _Counting:
         if counter not in self._counters:
             initial = self._program.parts[rank].semaphores[counter[1]] if len(counter) == 2 else 0
             self._counters[counter] = _Counting(initial, value=initial)
@@ -183,7 +167,8 @@ class OneSidedExecution(Execution):
             case Synchronize():
                 self._synchronize(stream, place + 1)
             case Signal() | Release():
-                for thread, counter in enumerate(self._posts(stream, operation)):
+                posts = self._block[stream].posts(self._blocks[stream][0], operation)
+                for thread, counter in enumerate(posts):
                     self._post(stream, thread, counter, isinstance(operation, Signal) and operation.relaxed)
             case Wait() | Acquire():
                 return self._take(stream, operation, isinstance(operation, Wait) and operation.relaxed)
@@ -217,7 +202,7 @@ class OneSidedExecution(Execution):
         known: Clocks = now.copy() if later is None else np.maximum(now, later)
         return known
 
-    def _post(self, stream: int, thread: int, counter: Counter, relaxed: bool) -> None:
+    def _post(self, stream: int, thread: int, counter: Counted, relaxed: bool) -> None:
         clocks = self._knows(stream, thread)
         by = self._poster(stream, counter)
         if by != stream:
@@ -231,8 +216,8 @@ class OneSidedExecution(Execution):
         self._wake(counter)
 
     def _take(self, stream: int, operation: Wait | Acquire, relaxed: bool) -> object | None:
-        counters = self._takes(stream, operation)
         rank = self._blocks[stream][0]
+        counters = self._block[stream].takes(rank, operation)
         for counter in counters:
             if self._counter(rank, counter).value <= 0:
                 return counter
@@ -429,7 +414,7 @@ class OneSidedExecution(Execution):
             rank = self._blocks[stream][0]
             counter = next(
                 counter
-                for counter in self._takes(stream, operation)
+                for counter in self._block[stream].takes(rank, operation)
                 if self._counter(rank, counter).value <= 0
             )
             what = (
@@ -440,7 +425,10 @@ class OneSidedExecution(Execution):
             posting = [
                 other
                 for other, operations in enumerate(self._operations)
-                if any(counter in self._posts(other, later) for later in operations[self._place[other] :])
+                if any(
+                    counter in self._block[other].posts(self._blocks[other][0], later)
+                    for later in operations[self._place[other] :]
+                )
             ]
             return Waiting(
                 stream,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from arborcast.backends.programs.checking.memory import sizes
+from arborcast.backends.programs.checking.memory import beyond, sizes, undivided
 from arborcast.backends.programs.limits import Fifo, Limits, fifo_of
 from arborcast.backends.programs.program import GlobalProgram, ProgramError, Step, ThreadBlock
 
@@ -150,8 +150,8 @@ def _without_peer(block: ThreadBlock, where: str) -> Iterator[str]:
 
 def check_buffers(program: GlobalProgram) -> Iterator[str]:
     """Steps that reach beyond a buffer: of the call, or of what the file says."""
-    if program.chunks % program.ranks and program.kind.value not in {"allreduce", "broadcast", "reduce"}:
-        yield f"{program.kind}: {program.chunks} chunks are no multiple of {program.ranks} ranks"
+    if wrong := undivided(program):
+        yield wrong
         return
     size_of = [sizes(program, rank) for rank in range(program.ranks)]
     for rank, number, place, step in program.operations:
@@ -161,11 +161,10 @@ def check_buffers(program: GlobalProgram) -> Iterator[str]:
         for span in (step.source, step.target):
             if span is None:
                 continue
-            size = size_of[rank][span.memory]
             if span.count < 1:
                 yield f"{where}: moves nothing"
-            elif span.start < 0 or span.start + span.count > size:
-                yield f"{where}: {span.memory} has {size} chunks in a call"
+            elif wrong := beyond(span, size_of[rank][span.memory]):
+                yield f"{where}: {wrong}"
             elif span.start >= said[span.memory]:
                 yield f"{where}: {span.memory}_chunks is {said[span.memory]}, the parser refuses"
 

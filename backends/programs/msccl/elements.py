@@ -15,6 +15,7 @@ from arborcast.synth.formats.numerals import shorten
 
 _ELEMENT = re.compile(r'<(/?)([A-Za-z_]\w*)((?: +[A-Za-z_]\w*="[^"\n]*")*) *(/?)>')
 _ATTRIBUTE = re.compile(r'([A-Za-z_]\w*)="([^"\n]*)"')
+_WHOLE = re.compile(r" *-?[0-9]{1,18} *")
 _BETWEEN = re.compile(r"(?:[ \n\r]|<!--.*?-->)*", re.DOTALL)
 _LONGEST = 255
 _DEEPEST = 16
@@ -39,6 +40,32 @@ class Element:
     def get(self, name: str) -> str | None:
         """An attribute, None where it is missing."""
         return self.attributes.get(name)
+
+    def whole(
+        self, name: str, least: int, most: int, where: str | None = None, default: int | None = None
+    ) -> int:
+        """An attribute that is a whole number.
+
+        Args:
+            name: of the attribute.
+            least: the smallest it may be.
+            most: the largest.
+            where: what errors begin with; the tag where None.
+            default: what counts where it is missing.
+
+        Raises:
+            ProgramError: it is missing, or no such number.
+        """
+        value, at = self.get(name), where or self.tag
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise ProgramError(f"{at}: {name} is missing")
+        if not _WHOLE.fullmatch(value):
+            raise ProgramError(f"{at}: {name} must be a whole number, got {shorten(value)}")
+        if not least <= int(value) <= most:
+            raise ProgramError(f"{at}: {name} must be in {least}..{most}, got {int(value)}")
+        return int(value)
 
 
 def parse(text: str) -> Element:

@@ -7,7 +7,6 @@ the algorithm.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -36,7 +35,6 @@ MAX_CELLS = 1 << 24
 _NEWER = ("outofplace", "minBytes", "maxBytes")
 """Attributes that the first MSCCL did not have; later ones refuse files without."""
 
-_WHOLE = re.compile(r" *-?[0-9]{1,18} *")
 _CODES = {code.value: code for code in Code}
 _ATTRIBUTES = 16
 
@@ -88,11 +86,11 @@ class _ProgramReader:
                 f"algo: {', '.join(missing)} missing: the first MSCCL runs it, executor and RCCL refuse it"
             )
         kind = self._kind_of(algo)
-        ranks = _whole(algo, "ngpus", 1, 4096)
-        per_loop = _whole(algo, "nchunksperloop", 1, MSCCL.offset)
+        ranks = algo.whole("ngpus", 1, 4096)
+        per_loop = algo.whole("nchunksperloop", 1, MSCCL.offset)
         root = self._root_of(kind, ranks)
-        in_place = bool(_whole(algo, "inplace", 0, 1))
-        out_of_place = bool(_whole(algo, "outofplace", 0, 1, default=not in_place))
+        in_place = bool(algo.whole("inplace", 0, 1))
+        out_of_place = bool(algo.whole("outofplace", 0, 1, default=not in_place))
         protocol = algo.get("proto")
         if protocol not in set(Protocol):
             raise ProgramError(f"algo: proto must be {', '.join(Protocol)}, got {shorten(protocol)}")
@@ -109,9 +107,9 @@ class _ProgramReader:
             protocol=Protocol(protocol),
             in_place=in_place,
             out_of_place=out_of_place,
-            least_bytes=_whole(algo, "minBytes", 0, 1 << 62, default=0),
-            most_bytes=_whole(algo, "maxBytes", 0, 1 << 62, default=0) or None,
-            channels=_whole(algo, "nchannels", 0, 1 << 20),
+            least_bytes=algo.whole("minBytes", 0, 1 << 62, default=0),
+            most_bytes=algo.whole("maxBytes", 0, 1 << 62, default=0) or None,
+            channels=algo.whole("nchannels", 0, 1 << 20),
             faults=tuple(self.faults),
             notes=tuple(self.notes),
         )
@@ -152,7 +150,7 @@ class _ProgramReader:
         parts: dict[int, RankPart] = {}
         for element in algo:
             if element.tag == "gpu":
-                rank = _whole(element, "id", 0, ranks - 1)
+                rank = element.whole("id", 0, ranks - 1)
                 if rank in parts:
                     raise ProgramError(f"gpu {rank}: must stand once, got it again")
                 parts[rank] = self._part(element, rank)
@@ -170,7 +168,7 @@ class _ProgramReader:
     def _part(self, gpu: Element, rank: int) -> RankPart:
         where = f"gpu {rank}"
         self._ignored(gpu, "tb", where)
-        sizes = {memory: _whole(gpu, f"{memory}_chunks", 0, MSCCL.offset, where) for memory in Memory}
+        sizes = {memory: gpu.whole(f"{memory}_chunks", 0, MSCCL.offset, where) for memory in Memory}
         found: dict[int, ThreadBlock] = {}
         lines: dict[int, list[_Line]] = {}
         elements = [element for element in gpu if element.tag == "tb"]
@@ -179,12 +177,12 @@ class _ProgramReader:
                 f"{where}: {len(elements)} thread blocks, the parser has room for {MSCCL.children}"
             )
         for element in elements:
-            number = _whole(element, "id", 0, 1 << 20, where)
+            number = element.whole("id", 0, 1 << 20, where)
             if number in found:
                 raise ProgramError(f"{where}: tb {number} must stand once, got it again")
             block = f"{where}, tb {number}"
             send, receive = (_peer(element, name, rank, block) for name in ("send", "recv"))
-            channel = _whole(element, "chan", -1, 1 << 20, block)
+            channel = element.whole("chan", -1, 1 << 20, block)
             found[number] = ThreadBlock((), send, receive, channel)
             lines[number] = self._lines(element, block)
         for number in range(len(found)):
@@ -207,14 +205,14 @@ class _ProgramReader:
         number, waits = 0, False
         for place, element in enumerate(element for element in block if element.tag == "step"):
             step_at = f"{where}, step {place}"
-            said = _whole(element, "s", 0, 1 << 20, step_at)
+            said = element.whole("s", 0, 1 << 20, step_at)
             if said >= MSCCL.steps:
                 self._once(f"{where}: step {said}, MSCCL is built for 0 to {MSCCL.steps - 1} by default")
             if said != place:
                 self._note(f"{where}: step {place} is numbered {said}, which MSCCL does not use")
             depends = (
-                _whole(element, "depid", -1, 1 << 20, step_at),
-                _whole(element, "deps", -1, 1 << 20, step_at),
+                element.whole("depid", -1, 1 << 20, step_at),
+                element.whole("deps", -1, 1 << 20, step_at),
             )
             after = None if depends[0] < 0 else depends
             step = self._step(element, step_at)
@@ -254,11 +252,11 @@ class _ProgramReader:
     def _step(self, element: Element, where: str) -> Step | None:
         name = element.get("type")
         spans = {
-            end: (_memory(element, f"{end}buf", where), _whole(element, f"{end}off", -1, MSCCL.offset, where))
+            end: (_memory(element, f"{end}buf", where), element.whole(f"{end}off", -1, MSCCL.offset, where))
             for end in ("src", "dst")
         }
-        count = _whole(element, "cnt", 0 if name == "nop" else -1, MSCCL.offset, where)
-        posts = bool(_whole(element, "hasdep", 0, 1, where))
+        count = element.whole("cnt", 0 if name == "nop" else -1, MSCCL.offset, where)
+        posts = bool(element.whole("hasdep", 0, 1, where))
         if name == "nop":
             if posts:
                 self._note(f"{where}: a nop posts nothing, whatever its hasdep")
@@ -324,7 +322,7 @@ def _place(reduction: Step) -> tuple[Memory, Memory, int]:
 
 
 def _peer(element: Element, name: str, rank: int, where: str) -> int | None:
-    peer = _whole(element, name, -1, 4095, where)
+    peer = element.whole(name, -1, 4095, where)
     if peer == rank:
         raise ProgramError(f"{where}: {name} must be another rank, got {peer}")
     return None if peer < 0 else peer
@@ -335,25 +333,3 @@ def _memory(element: Element, name: str, where: str) -> Memory:
     if value not in set(Memory):
         raise ProgramError(f"{where}: {name} must be {', '.join(Memory)}, got {shorten(value)}")
     return Memory(value)
-
-
-def _whole(
-    element: Element,
-    name: str,
-    least: int,
-    most: int,
-    where: str | None = None,
-    default: int | None = None,
-) -> int:
-    value = element.get(name)
-    at = where or element.tag
-    if value is None and default is not None:
-        return default
-    if value is None:
-        raise ProgramError(f"{at}: {name} is missing")
-    if not _WHOLE.fullmatch(value):
-        raise ProgramError(f"{at}: {name} must be a whole number, got {shorten(value)}")
-    number = int(value)
-    if not least <= number <= most:
-        raise ProgramError(f"{at}: {name} must be in {least}..{most}, got {number}")
-    return number
