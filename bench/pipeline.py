@@ -13,12 +13,13 @@ experiments of SPP, RaNNC and Divisible gave is in `docs/explanation/findings.md
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from arborcast.bench.harness.document import TRAINING
 from arborcast.bench.harness.script import KEPT, CannotMeasureError, command_line, keep
+from arborcast.bench.page.console import print_results
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.results import Measure, document
 
@@ -208,25 +209,6 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
 }
 
 
-LONG = 16
-
-
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table of the columns that are no longer than a cell."""
-    from arborcast.synth.cli.console import table
-
-    names = [name for name, value in rows[0].items() if not isinstance(value, dict) and _cell(value) != ""]
-    return table(names, [[_cell(row[name]) for name in names] for row in rows], left=2)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return str(value).replace(" ", "") if len(value) <= LONG else ""
-    return str(value)
-
-
 def main() -> int:
     """Answer the questions that the command line asks for."""
     # This file has the name of the package that it measures: its folder must not be searched for that.
@@ -245,7 +227,7 @@ def main() -> int:
             print(f"{name}: {error}", file=sys.stderr)
             status = 2  # the others can be answered all the same
             continue
-        print(f"\n{found['question']}", *format_rows(found["rows"]), sep="\n")
+        print_results(found, section=f"pipeline_{name}")
         keep(folder and folder / f"pipeline_{name}.json", found)
     return status
 

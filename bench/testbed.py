@@ -28,7 +28,7 @@ from arborcast.bench.contest.cases import (
 )
 from arborcast.bench.contest.contenders import GLOO, KNOWN, METHODS, RING, RIVALS, line_up
 from arborcast.bench.contest.ranks import Order, run_order
-from arborcast.bench.contest.rows import Limits, format_table, links_of, rows_of
+from arborcast.bench.contest.rows import Limits, links_of, rows_of
 from arborcast.bench.emulation import network
 from arborcast.bench.emulation.delivery import check_delivery, delivered
 from arborcast.bench.emulation.machine import check_machine, real_time
@@ -36,6 +36,7 @@ from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulati
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
+from arborcast.bench.page.console import print_results
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.results import TIME, Measure, Row, document
@@ -180,8 +181,9 @@ def main() -> None:
     result = Result()
     for case in arguments.cases:
         result.add(_measure_case(case, arguments))
-    print("\n" + format_table(result.rows))
-    keep(arguments.json, results_document(result), is_part=arguments.quick or arguments.only is not None)
+    found = results_document(result)
+    print_results(found, "spread", "cpu_limited", section="testbed")
+    keep(arguments.json, found, is_part=arguments.quick or arguments.only is not None)
 
 
 def _measure_case(case: Case, arguments: argparse.Namespace) -> Result:

@@ -78,8 +78,8 @@ in_gigabytes = scaled("GB", 1e3, 2)
 
 UNITS: Mapping[Format, str] = {
     count: (
-        "chunks devices failed height hung layers legal_cuts mbit microbatches parameters passed pieces ranks "
-        "rounds runs skipped stage stages steps tests transfers trees"
+        "chunks devices failed height hung layers legal_cuts mbit microbatches parameters passed pieces "
+        "ranks rounds runs skipped stage stages steps tests transfers trees"
     ),
     digits: "algbw busbw rate samples_per_second torch_samples_per_second",
     duration: "cpu_us equation_us predicted_us spread time_us time_us_64KiB time_us_64MiB torch_us",
@@ -195,13 +195,13 @@ def medians(name: str, by: str, of: Sequence[str], said: str) -> Callable[[Docum
     return sentence
 
 
-def all_rows(document: Document) -> Table:
-    """Every row with its keys and measures; what all rows lack is left out."""
-    named = [*(document.get("keys") or []), *(document.get("measures") or {})] or list(
-        dict.fromkeys(name for row in document.rows for name in row)
-    )
+def all_rows(document: Document, *more: str) -> Table:
+    """Every row with its keys, its measures and further columns; what all rows lack is left out."""
+    keys = document.get("keys") or list(dict.fromkeys(name for row in document.rows for name in row))
+    named = [*keys, *(document.get("measures") or {}), *more]
     simple = [name for name in named if any(_is_simple(row.get(name)) for row in document.rows)]
-    return table({name: column(name) for name in simple}, document.rows)
+    heads = {name: name if name in keys else f">{name}" for name in simple}
+    return table({heads[name]: column(name) for name in simple}, document.rows)
 
 
 def _is_simple(value: Any) -> bool:

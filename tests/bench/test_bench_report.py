@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from arborcast.bench import report
 from arborcast.bench.harness.standing import Standing
+from arborcast.bench.page.console import print_results
 from arborcast.bench.page.headline import tally
 from arborcast.bench.page.render import (
     BEGIN,
@@ -155,6 +156,15 @@ def test_tables_have_every_row_and_key_of_a_document(tmp_path: Path) -> None:
             assert {key.partition(".")[0] for key in table.fieldnames or ()} == {
                 key for row in document.rows for key in row if row[key] != {}
             }
+
+
+def test_the_terminal_shows_every_row_and_the_table_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, document in read_results(CANNED).items():
+        print_results(document.content, "verdict", section=name)
+        section = next(one for one in SECTIONS if one.file == name)
+        said = [line for line in capsys.readouterr().out.splitlines() if line]
+        assert len(said) == 2 + len(document.rows) + len(section.table(document).rows)
+        assert said[0].split()[0] == document.content["keys"][0]
 
 
 def test_what_misses_its_target_says_so(results: Path) -> None:
