@@ -109,12 +109,9 @@ headline: install
 bench: install
 	$(BIN)/python bench/synthesis.py
 	$(BIN)/python bench/frontier.py
-	$(BIN)/python bench/fragments.py
-	$(BIN)/python bench/sweeps.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/loopback.py
 	$(BIN)/python bench/ddp.py
-	$(BIN)/python bench/alltoallv.py
 	# Status 2: this machine cannot emulate links, and the line says why.
 	$(BIN)/python bench/testbed.py || [ $$? -eq 2 ]
 	# The last of its parts needs such links, too.

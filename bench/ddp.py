@@ -17,6 +17,7 @@ from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.processes import run_ranks
 from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
+from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import TIME, document
 
 HOME = Path(__file__).resolve().parent.parent
@@ -40,8 +41,9 @@ def main() -> None:
             asked = millions * 10**6 // WIDTH**2 + 1, arguments.runs
             samples = run_ranks(ranks, _measure, *asked, timeout_s=TIMEOUT_S)[0]
             rows += [_row(ranks, millions, name, samples) for name in CONTENDERS]
-            _print(rows[-len(CONTENDERS) :])
-    keep(arguments.json, _document(rows))
+    found = _document(rows)
+    print_results(found, "target", "met", section="ddp")
+    keep(arguments.json, found)
 
 
 def _arguments() -> argparse.Namespace:
@@ -121,18 +123,6 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
         packages=("arborcast", "torch", "numpy"),
         code=RUNTIME,
     )
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        low, high = row["times_gloo_spread"]
-        target = "" if row["target"] is None else f"{'met' if row['met'] else 'MISSED'} {row['target']:.2f}"
-        print(
-            f"{row['ranks']} ranks, {row['parameters'] / 1e6:.1f} M parameters, {row['method']:14}"
-            f"{row['time_us'] / 1e3:9.1f} ms, CPU {row['cpu_us'] / 1e3:9.1f} ms, "
-            f"{row['times_gloo']:.2f} x gloo ({low:.2f} to {high:.2f}), CPU {row['cpu_saving']:.2f} {target}",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

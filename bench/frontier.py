@@ -17,6 +17,7 @@ from typing import Any
 
 from arborcast.bench.harness.processes import WHOLE, answer
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import Measure, document
 
 HOME = Path(__file__).resolve().parent.parent
@@ -107,8 +108,9 @@ def main() -> None:
     if arguments.core >= 0:
         os.sched_setaffinity(0, {arguments.core})  # every process started from here inherits it
     rows = [_row(case, arguments) for case in _chosen(arguments.case)]
-    _print(rows)
-    _write(rows, arguments)
+    found = _document(rows, arguments)
+    print_results(found, "call_seconds", "again_seconds", "cpu_seconds", "peak_MB", section="frontier")
+    keep(arguments.output / "frontier.json", found, is_part=bool(arguments.case))
     if not all(row["as_expected"] for row in rows):
         raise SystemExit("not all answers are as expected: see as_expected in the results")
 
@@ -187,9 +189,8 @@ def _times(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """The table with the circumstances in which it was measured."""
-    found = document(
+def _document(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
+    return document(
         # As files asked when solvers were measured, too, so that they can be compared.
         "How long do whole frontiers take, and which solver wins where?",
         rows,
@@ -201,21 +202,6 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
         limit_s=arguments.limit_s,
         cases=[asdict(case) for case in CASES],
     )
-    keep(arguments.output / "frontier.json", found, is_part=bool(arguments.case))
-
-
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    head = ("frontier", "method", "seconds", "call", "again", "CPU s", "spread", "peak MB")
-    print(("{:28} {:8}" + "{:>9}" * 6 + "  {}").format(*head, "points (C, S, R)"))
-    for row in rows:
-        inside = [f"{row[key]:.3f}" if key in row else "" for key in ("call_seconds", "again_seconds")]
-        gaps = ["" if not gap else f"+{gap:.1%}" for gap in row["gaps"]]  # over the limit of its S
-        points = " ".join(f"({c},{s},{r}){gap}" for (c, s, r), gap in zip(row["points"], gaps, strict=True))
-        stopped = "" if row["verdict"] == "found" else f" {row['verdict']}"
-        print(
-            f"{row['title']:28} {row['method']:8}{row['seconds']:9.3f}{inside[0]:>9}{inside[1]:>9}"
-            f"{row['cpu_seconds']:9.3f}{row['spread'] / 1e6:9.3f}{row['peak_MB']:9.0f}  {points}{stopped}"
-        )
 
 
 if __name__ == "__main__":

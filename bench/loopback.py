@@ -30,6 +30,7 @@ from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.processes import run_ranks
 from arborcast.bench.harness.script import KEPT, command_line, keep
 from arborcast.bench.harness.turns import MEASURES, UNITS, Sample, beside_gloo, sample
+from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import TIME, document
 
 HOME = Path(__file__).resolve().parent.parent
@@ -56,8 +57,9 @@ def main() -> None:
         measured = run_ranks(ranks, _measure_all, *asked, timeout_s=TIMEOUT_S)[0]
         for case, found in zip(cases, measured, strict=True):
             rows += [_row(ranks, case, name, found) for name in found]
-        _print([row for row in rows if row["ranks"] == ranks])
-    keep(arguments.json, _document(rows))
+    found = _document(rows)
+    print_results(found, "served_by", "target", "met", section="loopback")
+    keep(arguments.json, found)
 
 
 def _arguments() -> argparse.Namespace:
@@ -215,47 +217,6 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
             for name, told in CONTENDERS.items()
         },
     )
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    titles = (
-        "ranks",
-        "collective",
-        "main",
-        "size",
-        "contender",
-        "ms",
-        "CPU ms",
-        "x gloo",
-        "spread",
-        "CPU",
-        "served by",
-        "target",
-    )
-    layout = "{:>5} {:14} {:8} {:>8} {:14}{:>10}{:>10}{:>8} {:>13}{:>7}  {:9} {}"
-    from arborcast.synth.formats.sizes import format_size
-
-    print()
-    print(layout.format(*titles))
-    for row in rows:
-        target, met = row["target"], "met" if row["met"] else "MISSED"
-        low, high = row["times_gloo_spread"]
-        print(
-            layout.format(
-                row["ranks"],
-                row["collective"],
-                row["main_thread"],
-                format_size(row["bytes"]),
-                row["method"],
-                f"{row['time_us'] / 1e3:.2f}",
-                f"{row['cpu_us'] / 1e3:.2f}",
-                f"{row['times_gloo']:.2f}",
-                f"{low:.2f} to {high:.2f}",
-                f"{row['cpu_saving']:.2f}",
-                row["served_by"],
-                "" if target is None else f"{met} {target:.2f}",
-            )
-        )
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ from typing import Any
 from arborcast.bench.adapters.answer import Answer, CannotAskError, Contender, Question
 from arborcast.bench.adapters.forestcoll import ForestColl
 from arborcast.bench.adapters.ours import FRONTIER, Ours
-from arborcast.bench.adapters.rows import SIZES, format_table, judged, ratios, refusal, timing_of
+from arborcast.bench.adapters.rows import SIZES, judged, ratios, reasons, refusal, timing_of
 from arborcast.bench.adapters.sccl import Sccl
 from arborcast.bench.adapters.tacos import Tacos
 from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
+from arborcast.bench.page.console import print_results
+from arborcast.synth.cli.console import print_lines
 from arborcast.synth.cli.options import rank_list
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -36,6 +38,9 @@ MEASURES = {
     "algbw": Measure("more", "algbw_spread"),
     **{name: Measure("less", follows="algbw") for name in SIZES},
 }
+SHOWN = ("times_ours", "call_seconds", "call_times_ours", "share_of_optimum", "trees", "steps", "rounds")
+"""Columns for the terminal besides."""
+
 UNITS = {
     "seconds": "of a whole process that asks once, start-up included; median over the runs",
     "cpu_seconds": "of the whole process; median over the runs",
@@ -182,8 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked = {name: path for name, path in peers.items() if name in case.peers}
         if asked:
             rows += compare(case.spec, case.kind, asked, **limits)
-    print(format_table(rows))
-    keep(options.json, results_document(rows, peers), is_part=options.topology is not None)
+    found = results_document(rows, peers)
+    print_results(found, "verdict", "verified", *SHOWN)
+    print_lines(reasons(rows))
+    keep(options.json, found, is_part=options.topology is not None)
 
 
 def results_document(rows: Iterable[Mapping[str, Any]], peers: Mapping[str, Path]) -> dict[str, Any]:

@@ -13,36 +13,18 @@ experiments of SPP, RaNNC and Divisible gave is in `docs/explanation/findings.md
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from arborcast.bench.harness.document import TRAINING
 from arborcast.bench.harness.script import KEPT, CannotMeasureError, command_line, keep
+from arborcast.bench.page.console import print_results
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.results import Measure, document
 
 HOME = Path(__file__).resolve().parent
 TORCH = ("arborcast", "numpy", "torch")
-
-
-def curves(quick: bool) -> dict[str, Any]:
-    """Differences from serial training."""
-    from arborcast.bench.training.digits import LIMIT, curve_rows
-
-    return document(
-        "Is pipelined training on digits equal to serial training?",
-        curve_rows(steps=10 if quick else 100),
-        keys=("order", "replicas", "microbatches", "steps", "collectives"),
-        measures={"loss_difference": Measure("less"), "gradient_difference": Measure("less")},
-        units={
-            "loss_difference": f"largest absolute difference over all steps; limit {LIMIT:g}",
-            "gradient_difference": "largest over all elements, relative to the largest of its tensor",
-        },
-        packages=TORCH,
-        code=TRAINING,
-        limit=LIMIT,
-    )
 
 
 def models(quick: bool) -> dict[str, Any]:
@@ -151,42 +133,6 @@ def testbed(quick: bool) -> dict[str, Any]:
     )
 
 
-def sharded(quick: bool) -> dict[str, Any]:
-    """Steps of divided models on emulated links."""
-    from arborcast.bench.emulation.machine import check_machine
-    from arborcast.bench.training.sharded_step import CASES, step_rows
-
-    check_machine()
-    cases = CASES[:1] if quick else CASES
-    return document(
-        "How far is the planned time of a divided step from the measured one, and is the choice the fastest?",
-        [row for case in cases for row in step_rows(case, steps=2 if quick else 6)],
-        keys=("topology", "model", "batch", "layout"),
-        measures={
-            "time_us": Measure("less", "spread"),
-            "error": Measure("less", follows="time_us"),
-            "ratio": Measure("more", follows="time_us"),
-        },
-        units={
-            "time_us": "of the slowest rank, a whole step with its update; median over the runs",
-            "calls": "collectives of a step, all alike counted and planned; of the stage with the most",
-            "planned_us": "when the layout was chosen, at the rates that links were set to",
-            "collectives_us": "of the longest stage, messages among them, simulated at the rates that links "
-            "delivered",
-            "computing_us": "of the longest stage: a serial step, on all ranks at once, times the share of "
-            "the plan's computing that a rank has",
-            "each_us": "an allreduce of 1 KiB: what each collective costs besides",
-            "predicted_us": "collectives_us, computing_us, and each_us for every collective; of stages as "
-            "the planner adds them up",
-            "error": "|predicted - measured| / measured",
-            "ratio": "this layout's time over that of the choice",
-            "same_plan": "the layout with the same plan, which was measured; null where this one was",
-        },
-        packages=TORCH,
-        code=TRAINING,
-    )
-
-
 def bubbles(quick: bool) -> dict[str, Any]:
     """How much of a step ranks wait, with layers that sleep."""
     from arborcast.bench.training.runtimes import bubble_rows
@@ -252,36 +198,15 @@ def memory(quick: bool) -> dict[str, Any]:
 
 
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
-    "curves": curves,
     "models": models,
     "prediction": prediction,
     "planner": planner,
     "intra": intra,
     "testbed": testbed,
-    "sharded": sharded,
     "bubbles": bubbles,
     "runtimes": runtimes,
     "memory": memory,
 }
-
-
-LONG = 16
-
-
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table of the columns that are no longer than a cell."""
-    from arborcast.synth.cli.console import table
-
-    names = [name for name, value in rows[0].items() if not isinstance(value, dict) and _cell(value) != ""]
-    return table(names, [[_cell(row[name]) for name in names] for row in rows], left=2)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return str(value).replace(" ", "") if len(value) <= LONG else ""
-    return str(value)
 
 
 def main() -> int:
@@ -302,7 +227,7 @@ def main() -> int:
             print(f"{name}: {error}", file=sys.stderr)
             status = 2  # the others can be answered all the same
             continue
-        print(f"\n{found['question']}", *format_rows(found["rows"]), sep="\n")
+        print_results(found, section=f"pipeline_{name}")
         keep(folder and folder / f"pipeline_{name}.json", found)
     return status
 

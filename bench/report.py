@@ -33,7 +33,6 @@ from arborcast.bench.page.results import Document, read_results
 from arborcast.bench.page.sections import SECTIONS
 from arborcast.bench.page.tables import Section, Table, all_rows, strong
 from arborcast.bench.page.words import listed, plural
-from arborcast.synth.baselines.nccl_model import NOT_RUN
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 
@@ -185,9 +184,7 @@ def said_first(
     ]
     told = "".join(f";{what[1:]}{listed(names)}" for what, names in notes if names)
     on = f"Measured on {processor or 'a processor that was not recorded'}{told}."
-    sentences = say(kept)
-    nccl = "NCCL" in str(sentences) and NOT_RUN not in str(sentences)
-    return (*sentences, *([f"{NOT_RUN}."] if nccl else []), *([on] if everything.read else []))
+    return (*say(kept), *([on] if everything.read else []))
 
 
 def _processor(document: Document) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from arborcast.bench.harness.processes import answer
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.page.console import print_results
 from arborcast.bench.scaling import cases
 from arborcast.bench.scaling.cases import Case
 from arborcast.synth.formats.results import Measure, document
@@ -176,21 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     for name in chosen.only or PARTS:
         found = PARTS[name](chosen)
-        for row in found["rows"]:
-            print(_in_words(row))
+        print_results(found, "optimal", "kept", section=f"scale_{name}")
         keep(chosen.results / f"scale_{name}.json", found, is_part=chosen.quick)
     return 0
-
-
-def _in_words(row: Mapping[str, Any]) -> str:
-    shown = ("seconds", "call_seconds", "peak_MB", "height", "share_of_bound", "optimal", "kept")
-    names = [str(row[name]) for name in ("topology", "collective", "method", "faults") if row.get(name)]
-    figures = [
-        f"{name} {row[name]:.4g}" if isinstance(row[name], float) else f"{name} {row[name]}"
-        for name in shown
-        if row.get(name) is not None
-    ]
-    return f"{' '.join(names)}: {', '.join(figures)}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 
 from arborcast.bench.harness.processes import HOME, WHOLE, answer, run
 from arborcast.bench.harness.script import KEPT, command_line, keep
+from arborcast.bench.page.console import print_results
 from arborcast.synth.formats.results import Measure, document
 
 RESULTS = KEPT / "synthesis.json"
@@ -99,8 +100,9 @@ def main() -> None:
         return
     rows = [_row(case) for case in CASES if case.quick or not arguments.quick]
     rows.append(_start_up_row())
-    _print(rows)
-    keep(arguments.json, _document(rows))
+    found = _document(rows)
+    print_results(found, "ranks", "height", "cpu_seconds", "peak_MB", section="synthesis")
+    keep(arguments.json, found)
 
 
 def _arguments() -> argparse.Namespace:
@@ -209,19 +211,6 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
         packages=("arborcast", "numpy", "numba", "highspy"),
         cases=[asdict(case) for case in CASES],
     )
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    titles = ("topology", "method", "ranks", "trees", "height", "seconds", "CPU s", "spread", "peak MB")
-    print(("{:28} {:16}" + "{:>7}" * 3 + "{:>10}" * 4).format(*titles))
-    for row in rows:
-        cells = [row["title"], row["method"], *("" if row[key] is None else row[key] for key in titles[2:5])]
-        timing = (row["seconds"], row["cpu_seconds"], row["spread"] / 1e6)
-        print(
-            ("{:28} {:16}" + "{:>7}" * 3 + "{:10.3f}" * 3 + "{:10.0f}").format(
-                *cells, *timing, row["peak_MB"]
-            )
-        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ rounds; every element of every result is checked. Needs root and iproute2. Resul
 
     python bench/testbed.py --quick
     python bench/testbed.py --only "dgx1[0,1,2,3,4,5]" --collectives allreduce --sizes 8MiB
-    python bench/testbed.py --predict    # nothing is measured: the rows that there are, simulated again
 """
 
 from __future__ import annotations
@@ -16,32 +15,28 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from arborcast.bench.contest.cases import (
     CASES,
     KINDS,
     MIB,
-    SERVICES,
     SIZES,
     Case,
     case_of,
-    column,
     targets_of,
-    worst_column,
 )
 from arborcast.bench.contest.contenders import GLOO, KNOWN, METHODS, RING, RIVALS, line_up
-from arborcast.bench.contest.predictions import ORDERS, predict, predict_results
 from arborcast.bench.contest.ranks import Order, run_order
-from arborcast.bench.contest.rows import Limits, delivered_fabric, format_table, links_of, rows_of
+from arborcast.bench.contest.rows import Limits, links_of, rows_of
 from arborcast.bench.emulation import network
 from arborcast.bench.emulation.delivery import check_delivery, delivered
 from arborcast.bench.emulation.machine import check_machine, real_time
 from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
-from arborcast.bench.harness.document import RUNTIME, read_document, write_document
+from arborcast.bench.harness.document import RUNTIME
 from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
+from arborcast.bench.page.console import print_results
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.results import TIME, Measure, Row, document
@@ -163,11 +158,7 @@ def _rows(emulation: network.Emulation, order: Order, alone: Mapping[Hop, float]
     slowest = 4 * plan.topology.ranks * limits.nominal_us * order.size_bytes / 1e6  # of any contender, once
     whole_s = 60 + 4 * (1 + order.runs) * len(order.contenders) * (0.1 + slowest)
     seen = run_inside(emulation, run_order, order, timeout_s=whole_s)
-    fabric = delivered_fabric(plan.topology, alone)
-    return [
-        row | predict(contender, order, fabric)
-        for row, contender in zip(rows_of(order, plan, limits, seen), order.contenders, strict=True)
-    ]
+    return rows_of(order, plan, limits, seen)
 
 
 def _report(rows: Sequence[Row], order: Order, plan: EmulationPlan, say: Say) -> None:
@@ -186,24 +177,13 @@ def _report(rows: Sequence[Row], order: Order, plan: EmulationPlan, say: Say) ->
 def main() -> None:
     """Measure what the command line asks for, print the table, write the results."""
     arguments = _arguments()
-    if arguments.predict:
-        _predict(arguments.json)
-        return
     check_machine()
     result = Result()
     for case in arguments.cases:
         result.add(_measure_case(case, arguments))
-    print("\n" + format_table(result.rows))
-    keep(arguments.json, results_document(result), is_part=arguments.quick or arguments.only is not None)
-
-
-def _predict(path: Path) -> None:
-    """Simulate the rows of a results file again, with the schedules as they are now."""
-    found, changed = predict_results(read_document(path))
-    write_document(path, {**found, "units": {**found["units"], **PREDICTIONS}})
-    for line in changed:
-        print(f"testbed: {line}: is another schedule now, not simulated", file=sys.stderr)
-    print(f"written: {path}")
+    found = results_document(result)
+    print_results(found, "spread", "cpu_limited", section="testbed")
+    keep(arguments.json, found, is_part=arguments.quick or arguments.only is not None)
 
 
 def _measure_case(case: Case, arguments: argparse.Namespace) -> Result:
@@ -243,17 +223,7 @@ def results_document(result: Result) -> dict[str, Any]:
     )
 
 
-PREDICTIONS: Mapping[str, str] = {
-    **{
-        column(service): f"simulated at the rates that each link delivered alone, order of service: {service}"
-        for service in SERVICES
-    },
-    worst_column("random"): f"the slowest of {ORDERS} random orders, all that is ready handed over",
-    worst_column("engine"): f"the slowest of {ORDERS} random orders of what the engine hands over",
-}
-
 UNITS: Mapping[str, str] = {
-    **PREDICTIONS,
     "bytes": "asked for; the buffer of an allgather is rounded up to whole elements of every rank's block",
     "time_us": "from the instant at which all ranks begin until the last one is done; median over the rounds",
     "spread": "largest minus smallest, us",
@@ -303,9 +273,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=KNOWN, help=f"{GLOO} and {RING} are compared with")
     parser.add_argument("--root", type=int, default=0, help="of collectives that have one")
     parser.add_argument("--runs", type=int, default=LEAST_RUNS, help="rounds, after one that warms up")
-    parser.add_argument(
-        "--predict", action="store_true", help="measure nothing: simulate the rows of --json again"
-    )
     parser.add_argument("--quick", action="store_true", help="one topology, one collective, one size")
     arguments = parser.parse_args()
     if arguments.quick:

@@ -119,41 +119,8 @@ def quality(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
-COLUMNS = (
-    *(("topology", "topology", ""), ("collective", "collective", ""), ("method", "method", "")),
-    *(("verdict", "verdict", ""), ("seconds", "seconds", ".3f"), ("seconds_spread", "spread", ".3f")),
-    *(("cpu_seconds", "CPU s", ".3f"), ("times_ours", "x ours", ".2g")),
-    *(("call_seconds", "call s", ".3f"), ("call_times_ours", "x ours", ".2g")),
-    *(("algbw", "algbw", ".2f"), ("share_of_optimum", "share", ".3f"), ("trees", "trees", "d")),
-    *(("steps", "steps", "d"), ("rounds", "rounds", "d"), ("time_us_64KiB", "us 64K", ".1f")),
-    *(("time_us_64MiB", "us 64M", ".0f"), ("verified", "correct", "")),
-)
-"""Column of a row, title, format."""
-
-
-def format_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows as text, and below it why a contender has no figures."""
-    listed = list(rows)
-    titles = [title for _, title, _ in COLUMNS]
-    cells = [[_cell(row[column], form) for column, _, form in COLUMNS] for row in listed]
-    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    left = sum(not form for _, _, form in COLUMNS[:4])
-    lines = [
-        "  ".join(
-            cell.ljust(width) if number < left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (titles, *cells)
+def reasons(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Why contenders have no figures, a line each."""
+    return [
+        f"{row['topology']}, {row['method']}: {row['verdict']}: {row['why']}" for row in rows if row["why"]
     ]
-    reasons = [
-        f"{row['topology']}, {row['method']}: {row['verdict']}: {row['why']}" for row in listed if row["why"]
-    ]
-    return "\n".join([*lines, *reasons])
-
-
-def _cell(value: Any, form: str) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    return format(value, form)

@@ -154,17 +154,3 @@ def _rows_of_targets(rows: Sequence[Row]) -> list[Row]:
             keys = {key: row[key] for key in ("topology", "collective", "bytes")}
             found[case] = {**keys, "method": METHOD, SHARE: None, OVER_GLOO: None}
     return list(found.values())
-
-
-SERVICES = ("priority", "fifo", "engine")
-"""The orders that are compared with what was measured; each row has the column `column(service)`."""
-
-
-def column(service: str) -> str:
-    """Where a row says how long it takes with an order of service."""
-    return f"simulated_{service}_us"
-
-
-def worst_column(service: str) -> str:
-    """The same for the slowest of many random orders: of `random` service, or of the `engine`."""
-    return f"worst_{service}_us"

@@ -15,8 +15,6 @@ from arborcast.bench.emulation.network import burst_bytes
 from arborcast.bench.emulation.plan import EmulationPlan
 from arborcast.bench.harness.document import timed_row
 from arborcast.synth import bounds
-from arborcast.synth.formats.results import Row
-from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.topology import Hop, Topology
 
 LEAST_IDLE = 0.05
@@ -28,7 +26,6 @@ LEAST_SEEN_S = 0.2
 MOST_OF_A_CORE = 0.95
 """Share of the time for which a rank may compute without being the limit itself: it has one thread."""
 
-SHARES = ("share_of_optimum", "share_of_nominal")
 DIGITS = 4
 """Of a delivered rate that count: the bound is exact, and its fractions are to stay short."""
 
@@ -172,37 +169,3 @@ def links_of(plan: EmulationPlan, delivered: Mapping[str, Mapping[Hop, float]]) 
         }
         for link in plan.topology.links
     ]
-
-
-def format_table(rows: Sequence[Row]) -> str:
-    """The rows for a reader at a terminal."""
-    layout = "{:20} {:10} {:>8} {:18}{:>10}{:>8}{:>8}{:>8}{:>9}{:>9}{:>8}{:>8}  {}"
-    titles = (
-        *("topology", "collective", "size", "method", "ms", "spread", "algbw", "busbw"),
-        *("optimum", "nominal", "x gloo", "x ring", ""),
-    )
-    lines = [layout.format(*titles)]
-    for row in rows:
-        lines.append(
-            layout.format(
-                row["topology"],
-                row["collective"],
-                format_size(row["bytes"]),
-                row["method"],
-                f"{row['time_us'] / 1e3:.1f}",
-                f"{row['spread'] / 1e3:.1f}",
-                f"{row['algbw'] * 1e3:.1f}",
-                f"{row['busbw'] * 1e3:.1f}",
-                *("-" if row[name] is None else f"{row[name]:.3f}" for name in SHARES),
-                _times(row["speed_up_over_gloo"]),
-                _times(row["speed_up_over_ring"]),
-                "CPU!" if row["cpu_limited"] else "",
-            ).rstrip()
-        )
-    return "\n".join(
-        [*lines, "spread in ms; algbw and busbw in MB/s; optimum, nominal: shares of the proven limit"]
-    )
-
-
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"

@@ -1,4 +1,4 @@
-"""Cases of the testbed and of simulated clusters: what is chosen, beside the fastest baseline.
+"""Cases of the testbed: what is chosen, beside the fastest baseline.
 
 The baseline of a case is the fastest of all that were measured on it, and so it is known only afterwards: who
 picks one method beforehand does no better.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from arborcast.bench.page.results import Document, Row, groups, is_ours, least
+from arborcast.bench.page.results import Document, Row, groups, is_ours
 from arborcast.synth.baselines import BASELINES
 
 CHOSEN = "selection"
@@ -96,49 +96,3 @@ def cases_that_count(document: Document | None) -> tuple[list[Case], int, int]:
     whole = [case for case in found if case.is_whole]
     about_links = [case for case in whole if not case.is_limited]
     return about_links, len(found) - len(whole), len(whole) - len(about_links)
-
-
-@dataclass(frozen=True)
-class Point:
-    """A size of a simulated cluster.
-
-    Attributes:
-        size_bytes: of the buffer.
-        time_us: of ours.
-        speed_up: over the fastest of the others.
-    """
-
-    size_bytes: float
-    time_us: float
-    speed_up: float
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether another method is faster."""
-        return self.speed_up < 1 - EVEN
-
-
-def clusters(document: Document | None) -> list[tuple[list[Row], list[Point]]]:
-    """By cluster and collective: its rows, and each size at which there is something to compare with.
-
-    The fair clock is that of simulated links with what NCCL's model charges itself: by it ours is what was
-    chosen with that overhead known, where there is one for this machine.
-    """
-    charged = "time_us_with_nccl_overhead"
-    found = []
-    for rows in groups(document.rows if document else [], lambda row: row.text("case")):
-        ours = [row for row in rows if is_ours(row.get("method"))]
-        clock = charged if any(row.figure(charged) > 0 for row in ours) else "time_us"
-        points = []
-        for size_bytes in dict.fromkeys(row.figure("bytes") for row in rows):
-            here = [row for row in rows if row.figure("bytes") == size_bytes]
-            best = least(row.figure(clock) for row in here if is_ours(row.get("method")))
-            rivals = [row for row in here if not is_ours(row.get("method"))]
-            rival = least(
-                row.figure(clock) if row.figure(clock) > 0 else row.figure("time_us") for row in rivals
-            )
-            if best > 0 and rival > 0:
-                points.append(Point(size_bytes, best, rival / best))
-        if points:
-            found.append((rows, sorted(points, key=lambda point: point.size_bytes)))
-    return found

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from arborcast.bench.page.contest import CHOSEN, EVEN, Case, cases_that_count, clusters
+from arborcast.bench.page.contest import CHOSEN, EVEN, Case, cases_that_count
 from arborcast.bench.page.results import Document, known, least, middle, most, number, rows_of
 from arborcast.bench.page.tables import strong
 from arborcast.bench.page.words import listed, percent, plural, seconds, size, times
@@ -25,7 +25,7 @@ def headline(results: Results) -> tuple[str, ...]:
 def more(results: Results) -> tuple[str, ...]:
     """What the page says besides, of benches that take longer or need checkouts of others."""
     beside = _beside_forestcoll(results.get("peers"))
-    return (_simulated(results.get("sweeps")), *([beside] if beside else []), _targets(results))
+    return (*([beside] if beside else []), _targets(results))
 
 
 def _over_baselines(document: Document | None) -> str:
@@ -118,21 +118,6 @@ def _synthesis(results: Results) -> str:
     return f"Synthesis of trees that are exactly optimal took {' and '.join(ends)}."
 
 
-def _simulated(document: Document | None) -> str:
-    points = [point for _, points in clusters(document) for point in points]
-    if not points:
-        return "Clusters are not simulated yet."
-    ratios = [point.speed_up for point in points]
-    lost = sum(point.is_lost for point in points)
-    return (
-        "In simulations of clusters our schedules, chosen with NCCL's overhead known, are "
-        f"{strong(times(middle(ratios)))} as fast as the fastest of NCCL's planning models, re-implemented "
-        f"here (NCCL itself was not run), and the simulated baselines ({_range(ratios)}, "
-        f"{_sizes([point.size_bytes for point in points])}; slower in {lost or 'none'} of "
-        f"{plural(len(points), 'point')})."
-    )
-
-
 def _beside_forestcoll(document: Document | None) -> str:
     """ForestColl asks for the same trees; both on the same graphs, in turns."""
     rows = [row for row in (document.rows if document else []) if row.get("method") == "ForestColl"]
@@ -204,10 +189,8 @@ def _at_most(name: str, limit: str) -> Callable[[Document], list[bool | None]]:
 TARGETS: Mapping[str, tuple[str, Callable[[Document], list[bool | None]]]] = {
     "testbed": ("emulated links", _column("met", entry="targets")),
     "scale_targets": ("large fabrics", _column("kept")),
-    "alltoallv": ("plans of alltoallv", _column("met")),
     "loopback": ("one machine", _column("met")),
     "ddp": ("one machine", _column("met")),
-    "pipeline_curves": ("equality of training", _at_most("loss_difference", "limit")),
     "pipeline_memory": ("memory of ranks", _at_most("ratio", "limit")),
     "pipeline_prediction": ("predicted steps", _at_most("error", "target")),
     "pipeline_planner": ("planning", _at_most("seconds", "target_s")),

@@ -6,21 +6,17 @@ table of `SECTIONS`. All figures come from the results.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from arborcast.bench.allocations.nccl import NCCL
 from arborcast.bench.page.charts import Chart, Point
-from arborcast.bench.page.contest import Case, cases, clusters
+from arborcast.bench.page.contest import Case, cases
 from arborcast.bench.page.results import (
     Document,
     Row,
     first,
     groups,
     is_ours,
-    known,
-    least,
     middle,
     most,
     number,
@@ -44,7 +40,6 @@ from arborcast.bench.page.words import (
     DASH,
     count,
     digits,
-    duration,
     percent,
     plural,
     seconds,
@@ -53,9 +48,8 @@ from arborcast.bench.page.words import (
     tiny,
     two_digits,
 )
-from arborcast.synth.baselines.nccl_model import NOT_RUN
 
-# ------------------------------------------------------------------------------- links, clusters, allocations
+# ------------------------------------------------------------------------------------------- emulated links
 
 
 def _testbed(document: Document) -> Table:
@@ -98,115 +92,7 @@ def _shares_on_links(document: Document) -> Iterator[Point]:
             yield panel, tone, row.text("method"), row.figure("share_of_optimum")
 
 
-def _clusters(document: Document) -> Table:
-    """A line per case: the median, best and worst speed-up, where it loses, how far the least time is."""
-    return table(
-        {
-            "cluster and collective": lambda case: case[0][0].text("case"),
-            ">ranks": lambda case: count(case[0][-1].figure("ranks")),
-            ">median": lambda case: times(middle(point.speed_up for point in case[1])),
-            ">best": lambda case: times(most(point.speed_up for point in case[1])),
-            ">worst": lambda case: times(least(point.speed_up for point in case[1])),
-            ">sizes lost": lambda case: f"{sum(point.is_lost for point in case[1])} of {len(case[1])}",
-            ">over the least time": lambda case: times(middle(_over_least(case[0]))),
-            ">at worst": lambda case: times(most(_over_least(case[0]))),
-            "our time at the ends": lambda case: ", ".join(
-                f"{duration(point.time_us)} for {size(point.size_bytes)}"
-                for point in (case[1][:: len(case[1]) - 1] if len(case[1]) > 1 else case[1])
-            ),
-        },
-        clusters(document),
-    )
-
-
-def _over_least(rows: list[Row]) -> list[float]:
-    """Of each size, the time on links alone of what is chosen over the least that any schedule takes."""
-    return [
-        row.figure("time_us") / row.figure("least_us") for row in rows if row.get("method") == "selection"
-    ]
-
-
-def _lost_points(document: Document) -> str:
-    points = [point for _, points in clusters(document) for point in points]
-    lost = sum(point.is_lost for point in points)
-    return f"Of {strong(plural(len(points), 'point'))} we lose at {strong(count(lost))}."
-
-
-def _cluster_curves(document: Document) -> Iterator[Point]:
-    for rows, points in clusters(document):
-        for point in points:
-            yield rows[0].text("case"), "over the fastest", point.size_bytes, point.speed_up
-
-
-def _allocations(document: Document) -> Table:
-    """Sets of 3 GPUs and more that the links join."""
-
-    def spread(name: str) -> Column:
-        def shown(rows: list[Row]) -> str:
-            found = known(row.figure(name) for row in rows)
-            if not found:
-                return DASH
-            return f"{times(middle(found))} ({times(min(found))} to {times(max(found))})"
-
-        return shown
-
-    joined = [
-        row
-        for row in document.rows
-        if row.get("method") == "trees" and row.figure("ranks") >= 3 and row.figure("optimum") > 0
-    ]
-    return table(
-        {
-            "machine": lambda rows: rows[0].text("box"),
-            "collective": lambda rows: rows[0].text("collective"),
-            ">sets": lambda rows: count(len(rows)),
-            ">optimum reached on": lambda rows: count(
-                sum(row.figure("share_of_optimum") >= 1 for row in rows)
-            ),
-            ">over NCCL's ring model": spread("over_nccl"),
-            ">over that with relays": spread("over_nccl_relays"),
-            ">over the best single ring": spread("over_ring"),
-        },
-        groups(joined, "box", "collective"),
-    )
-
-
-def _allocation_points(document: Document) -> Iterator[Point]:
-    """Of each set of GPUs the trees, NCCL's rings by its model, and the optimum of both."""
-    shown = {"trees": "trees", NCCL: "NCCL's rings (model)"}
-    for row in document.rows:
-        if row.text("method") in shown:
-            place = f"{row.text('box')}, {row.text('collective')}"
-            yield place, shown[row.text("method")], row.text("gpus"), row.figure("algbw")
-            if row.text("method") == "trees" and row.figure("share_of_optimum") < 1:
-                yield place, "optimum, where trees miss it", row.text("gpus"), row.figure("optimum")
-
-
-# -------------------------------------------------------------------------------------- alltoallv, synthesis
-
-_ALLTOALLV = {"planned": "planned", "balanced": "as FAST", "pairwise": "pairwise"}
-
-
-def _planning(rows: Sequence[Row]) -> str:
-    value = first(rows, method="planned").figure("planning_ms")
-    return DASH if math.isnan(value) else f"{value:.3g} ms"
-
-
-def _alltoallv(document: Document) -> Table:
-    share = pivot(
-        {
-            "machine": lambda row: f"{row.text('topology')}, {row.text('on')}",
-            "sizes": column("pattern"),
-        },
-        ("on", "topology", "pattern"),
-        "method",
-        lambda rows: percent(first(rows).figure("share_of_limit")),
-        lambda method: _ALLTOALLV[method],
-        tuple(_ALLTOALLV),
-    )(document)
-    lines = groups(document.rows, "on", "topology", "pattern")
-    rows = tuple((*row, _planning(line)) for row, line in zip(share.rows, lines, strict=True))
-    return Table((*share.head, ">planning"), rows)
+# ------------------------------------------------------------------------------------------------ synthesis
 
 
 def _synthesis(document: Document) -> Table:
@@ -424,24 +310,6 @@ def _limited(name: str, limit: float, unit: Any) -> Column:
     return shown
 
 
-def _curves(document: Document) -> Table:
-    """A line per order: the largest differences over all shapes."""
-    limit = number(document.get("limit"))
-    return table(
-        {
-            "order": lambda rows: _order(rows[0]),
-            ">shapes": lambda rows: count(len(rows)),
-            ">steps": lambda rows: count(most(row.figure("steps") for row in rows)),
-            ">loss, largest difference": _limited("loss_difference", limit, tiny),
-            ">limit": lambda rows: tiny(limit),
-            ">gradients of the first step, relative": lambda rows: tiny(
-                most(row.figure("gradient_difference") for row in rows)
-            ),
-        },
-        groups(document.rows, "order"),
-    )
-
-
 def _library(row: Row) -> str:
     home = row.text("model").partition(" ")[0]
     return home if home in ("transformers", "torchvision", "timm") else "in-house"
@@ -534,40 +402,6 @@ def _steps(document: Document) -> Table:
     )
 
 
-def _sharded(document: Document) -> Table:
-    """Planned, predicted and measured; what is the same plan as one before it is measured once.
-
-    Files without that column measured such plans twice: equal meshes, calls and times tell them there.
-    """
-    seen: dict[tuple[str, ...], str] = {}
-    told = any("same_plan" in row for row in document.rows)
-    same: dict[int, str] = {}
-    for row in document.rows:
-        names = ("topology", "model", "batch", "mesh", "calls", "planned_us", "predicted_us")
-        before = seen.setdefault(tuple(row.text(name) for name in names), row.text("layout"))
-        other = row.text("same_plan") if told else before
-        if other not in (DASH, row.get("layout")):
-            same[id(row)] = other
-
-    def measured(how: Column) -> Column:
-        return lambda row: DASH if id(row) in same else how(row)
-
-    def time(row: Row) -> str:
-        return f"the same plan as {same[id(row)]}" if id(row) in same else column("time_us")(row)
-
-    return table(
-        {
-            **columns("topology"),
-            "model": lambda row: f"{row.text('model')}, {count(row.figure('batch'))} samples",
-            **columns("layout | mesh | >predicted: predicted_us"),
-            ">measured": time,
-            ">error": measured(column("error")),
-            ">over the choice": measured(column("ratio", times)),
-        },
-        document.rows,
-    )
-
-
 def _over_target(name: str, target: str) -> Column:
     return missed(name, lambda row: row.figure(name) > row.figure(target))
 
@@ -628,44 +462,6 @@ SECTIONS: tuple[Section, ...] = (
         "marks what the processors may have limited.",
         _testbed,
         chart=Chart(_shares_on_links, "", "share of the limit", "point", rule=1.0),
-    ),
-    Section(
-        "fragments",
-        "What does each allocation of a DGX-1 give?",
-        f"Allocations of 3 GPUs and more that NVLinks join, beside {NOT_RUN}",
-        f"computed exactly; {NOT_RUN}",
-        "python bench/fragments.py",
-        "A scheduler hands out any of a box's GPUs, and most sets of them are irregular. Every set that "
-        "differs in its links is counted once. Rates of our trees, of rings and of the optimum are exact; "
-        f"those of NCCL are of {NOT_RUN}. Medians, least to most.",
-        _allocations,
-        chart=Chart(_allocation_points, "", "GB/s", "point"),
-    ),
-    Section(
-        "sweeps",
-        "At which sizes, on larger clusters?",
-        f"Simulated clusters beside {NOT_RUN}",
-        f"simulated; {NOT_RUN}",
-        "python bench/sweeps.py",
-        "Our schedules in our simulator, which counts every piece on every link, beside simulated "
-        f"baselines and {NOT_RUN}. Speed-ups are over whichever of them is fastest at a size; below 1× we "
-        "lose. The last columns are times on the links alone: over the least that latencies and bandwidths "
-        "allow any schedule.",
-        _clusters,
-        _lost_points,
-        Chart(_cluster_curves, "bytes", "speed-up", rule=1.0),
-    ),
-    Section(
-        "alltoallv",
-        "How fast is an alltoall of blocks of any sizes, planned at each step?",
-        "Alltoalls of blocks of any sizes: shares of the proven limit",
-        "simulated, and measured on emulated links",
-        "python bench/alltoallv.py",
-        "Sizes as experts of a mixture make them. The limit is the time that the plan's certificate proves. "
-        "Pairwise sends every block whole on a shortest way; as FAST shares what boxes have for each other "
-        "among their ports. Planning is warm, in one process.",
-        _alltoallv,
-        medians("share_of_limit", "method", tuple(_ALLTOALLV), "Of the limit (balanced is what FAST does)"),
     ),
     Section(
         "synthesis",
@@ -787,16 +583,6 @@ SECTIONS: tuple[Section, ...] = (
         _behind,
     ),
     Section(
-        "pipeline_curves",
-        "Is pipelined training equal to serial training?",
-        "Pipelined training on digits beside serial training",
-        "trained on local processes",
-        _TRAINING + "curves",
-        "scikit-learn's digits: the same weights and batches on one process, and on one process per rank "
-        "of a plan; every gradient goes over a synthesized allreduce where a stage has replicas.",
-        _curves,
-    ),
-    Section(
         "pipeline_models",
         "Which models train in stages, unmodified?",
         "Models of libraries cut in 2 and in 4 stages beside serial training",
@@ -841,19 +627,6 @@ SECTIONS: tuple[Section, ...] = (
         "stages; only the allreduce of the gradients among the replicas of a stage is a synthesized "
         "schedule or gloo's. Both take turns in the same processes.",
         _steps,
-    ),
-    Section(
-        "pipeline_sharded",
-        "Is a divided step as fast as its plan says?",
-        "Steps of divided models on emulated links",
-        "measured on emulated links",
-        _TRAINING + "sharded",
-        "Models whose operators are divided over all ranks, whole steps: by the choice of the integer "
-        "program, and by the best data parallelism and the best of Megatron's layout on the same costs. "
-        "All take turns in the same processes; what is the same plan is measured once. Collectives are "
-        "predicted by simulating their schedules at the rates that links delivered, computing by a serial "
-        "step.",
-        _sharded,
     ),
     Section(
         "pipeline_bubbles",

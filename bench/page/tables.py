@@ -19,7 +19,6 @@ from arborcast.bench.page.words import (
     digits,
     duration,
     gigabytes,
-    kilobytes,
     listed,
     megabytes,
     percent,
@@ -79,33 +78,24 @@ in_gigabytes = scaled("GB", 1e3, 2)
 
 UNITS: Mapping[Format, str] = {
     count: (
-        "allocations asked buffers calls chunks devices failed fragments hangs height hung joined layers "
-        "left_over left_ranks legal_cuts mbit microbatches parameters parts passed pieces ranks rounds runs "
-        "skipped stage stages steps tests transfers trees width wrong"
+        "chunks devices failed height hung layers legal_cuts mbit microbatches parameters passed pieces "
+        "ranks rounds runs skipped stage stages steps tests transfers trees"
     ),
-    digits: "algbw busbw descriptors optimum rate samples_per_second threads torch_samples_per_second",
-    duration: (
-        "collectives_us computing_us cpu_us each_us equation_us latency_us least_us planned_us predicted_us "
-        "simulated_us spread time_us time_us_64KiB time_us_64MiB torch_us"
-    ),
+    digits: "algbw busbw rate samples_per_second torch_samples_per_second",
+    duration: "cpu_us equation_us predicted_us spread time_us time_us_64KiB time_us_64MiB torch_us",
     seconds: (
-        "call_seconds cpu_seconds first_seconds load_seconds median_s program_seconds read_seconds seconds "
-        "simulate_seconds slowest_s solve_seconds spread_s target_seconds trace_seconds verify_seconds"
+        "call_seconds cpu_seconds first_seconds load_seconds program_seconds seconds solve_seconds "
+        "target_seconds trace_seconds verify_seconds"
     ),
     percent: (
-        "bubble burst_share equation_error error gap predicted_bubble share_of_bound share_of_limit "
-        "share_of_nominal share_of_optimum"
+        "bubble burst_share equation_error error predicted_bubble share_of_bound share_of_nominal "
+        "share_of_optimum"
     ),
-    tiny: "evaluation_difference gradient_difference loss_difference weight_difference",
-    times: (
-        "copies_over_link cpu_saving over_nccl over_nccl_relays over_ring speed_up speed_up_over_gloo "
-        "speed_up_over_ring times_faster_than_gloo times_gloo"
-    ),
-    size: "buffer_bytes bytes",
+    tiny: "evaluation_difference loss_difference weight_difference",
+    times: "cpu_saving speed_up_over_gloo speed_up_over_ring times_faster_than_gloo times_gloo",
+    size: "bytes",
     in_gigabytes: "peak_MB",
-    scaled("MB", 1, 2): "program_MB",
     gigabytes: "limit_bytes memory_bytes",
-    kilobytes: "file_bytes",
     megabytes: (
         "activations_bytes boundary_bytes gradient_bytes gradients_bytes live_bytes optimizer_bytes "
         "parameters_bytes predicted_bytes resident_bytes working_bytes"
@@ -205,13 +195,13 @@ def medians(name: str, by: str, of: Sequence[str], said: str) -> Callable[[Docum
     return sentence
 
 
-def all_rows(document: Document) -> Table:
-    """Every row with its keys and measures; what all rows lack is left out."""
-    named = [*(document.get("keys") or []), *(document.get("measures") or {})] or list(
-        dict.fromkeys(name for row in document.rows for name in row)
-    )
+def all_rows(document: Document, *more: str) -> Table:
+    """Every row with its keys, its measures and further columns; what all rows lack is left out."""
+    keys = document.get("keys") or list(dict.fromkeys(name for row in document.rows for name in row))
+    named = [*keys, *(document.get("measures") or {}), *more]
     simple = [name for name in named if any(_is_simple(row.get(name)) for row in document.rows)]
-    return table({name: column(name) for name in simple}, document.rows)
+    heads = {name: name if name in keys else f">{name}" for name in simple}
+    return table({heads[name]: column(name) for name in simple}, document.rows)
 
 
 def _is_simple(value: Any) -> bool:

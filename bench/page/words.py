@@ -37,11 +37,6 @@ megabytes = scaled("MB", 1e6)
 gigabytes = scaled("GB", 1e9)
 
 
-def kilobytes(size_bytes: float) -> str:
-    """Whole ones."""
-    return DASH if math.isnan(size_bytes) else f"{count(size_bytes / 1e3)} kB"
-
-
 def tiny(value: float) -> str:
     """A difference far below 1, with two significant digits and its power of ten."""
     if math.isnan(value):

@@ -511,10 +511,7 @@ def test_rows_say_what_became_of_each_contender() -> None:
     # 64 KiB in quarters of 16,384 bytes, one after the other over links of 1 GB/s.
     assert first["time_us_64KiB"] == pytest.approx(2 * 16.384)
     assert all(row.keys() == first.keys() for row in rows)
-    table = peers_rows.format_table(rows).splitlines()
-    assert table[0].split()[:4] == ["topology", "collective", "method", "verdict"]
-    assert table[1].endswith("yes")
-    assert table[-2:] == [
+    assert peers_rows.reasons(rows) == [
         "ring:4, stranger: not asked: ring:4: not mine",
         "ring:4, slow: out of time: stopped after 9 s",
     ]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from arborcast.bench import report
 from arborcast.bench.harness.standing import Standing
+from arborcast.bench.page.console import print_results
 from arborcast.bench.page.headline import tally
 from arborcast.bench.page.render import (
     BEGIN,
@@ -157,12 +158,20 @@ def test_tables_have_every_row_and_key_of_a_document(tmp_path: Path) -> None:
             }
 
 
+def test_the_terminal_shows_every_row_and_the_table_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, document in read_results(CANNED).items():
+        print_results(document.content, "verdict", section=name)
+        section = next(one for one in SECTIONS if one.file == name)
+        said = [line for line in capsys.readouterr().out.splitlines() if line]
+        assert len(said) == 2 + len(document.rows) + len(section.table(document).rows)
+        assert said[0].split()[0] == document.content["keys"][0]
+
+
 def test_what_misses_its_target_says_so(results: Path) -> None:
     assert "2 of 4 targets met, 1 missed, 1 not measured" in html.unescape(
         tally(read_results(results)["testbed"]).words
     )
     late = {
-        "pipeline_curves": ("loss_difference", 1.0),
         "pipeline_memory": ("ratio", 9.0),
         "pipeline_prediction": ("error", 9.0),
         "pipeline_planner": ("seconds", 9e9),
@@ -173,14 +182,6 @@ def test_what_misses_its_target_says_so(results: Path) -> None:
         section = next(one for one in SECTIONS if one.file == name)
         change(results, name, lambda document, at=(figure, value): document["rows"][0].update([at]))
         assert "(missed)" in str(section.table(read_results(results)[name])), name
-
-
-def test_one_plan_by_two_names_is_measured_once() -> None:
-    row = {"topology": "t", "model": "m", "batch": 1, "mesh": "4", "time_us": 2.0, "predicted_us": 2.0}
-    rows = [row | {"layout": "chosen"}, row | {"layout": "megatron"}]
-    section = next(one for one in SECTIONS if one.file == "pipeline_sharded")
-    told = section.table(Document("pipeline_sharded", {"rows": rows})).rows
-    assert told[0][5] == "2.00 us" and told[1][5:] == ("the same plan as chosen", "–", "–")
 
 
 # ------------------------------------------------------------------------ what speaks against results
@@ -204,14 +205,14 @@ def test_no_figure_of_refused_results_is_shown(results: Path, tmp_path: Path) ->
 
 def test_results_of_changed_code_say_so_in_words(results: Path, tmp_path: Path) -> None:
     changed = Standing(changed="synth/api.py")
-    documents = against(results, ddp=changed, sweeps=changed)
+    documents = against(results, ddp=changed, loopback=changed)
     lines = [line for line in summary(documents).splitlines() if "code changed since" in line]
     assert [line.partition("`")[2].partition("`")[0] for line in lines] == [
         "",
-        "bench/results/sweeps.json",
+        "bench/results/loopback.json",
         "bench/results/ddp.json",
     ]
-    assert lines[0] == "- Measured on Canned CPU; code changed since: sweeps and ddp."
+    assert lines[0] == "- Measured on Canned CPU; code changed since: loopback and ddp."
     assert drawn(documents, tmp_path).count(" · code changed since</p>") == 2
 
 

@@ -1,1 +1,0 @@
-"""Simulated clusters: machines at the rates NCCL plans with, candidates, what overhead costs, the figure."""
