@@ -26,7 +26,7 @@ from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import forwards, peak_in_flight
 from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.run.assignment import Assignment
-from arborcast.pipeline.run.batch_norm import DeferredStatistics
+from arborcast.pipeline.run.batch_norm import BatchNorms
 from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
 from arborcast.pipeline.run.boundary import KEPT_SHAPES, Boundaries, FakeStage
 from arborcast.pipeline.run.loop import StepLoop
@@ -167,7 +167,7 @@ class StepExecutor:
         update: of its parameters.
         context: of this rank.
         output_dims: which dimension of each tensor of the model's output counts samples; one for all.
-        deferred: the running statistics that wait for the end of the batch; None without.
+        norms: the mode of passes with batch norm over replicas, or deferred; None without.
     """
 
     parts: Sequence[LocalStage]
@@ -175,7 +175,7 @@ class StepExecutor:
     update: Update
     context: RankContext
     output_dims: Sequence[int] = (0,)
-    deferred: DeferredStatistics | None = None
+    norms: BatchNorms | None = None
 
     def __post_init__(self) -> None:
         """No batch yet."""
@@ -289,7 +289,7 @@ class StepExecutor:
             differentiating=self.precision.no_autocast,
             training=training,
             split=split,
-            deferred=self.deferred,
+            norms=self.norms,
         )
 
     def run(self, batch: Batch, signature: Signature, step: int, unit: float) -> None:
@@ -343,9 +343,9 @@ class StepExecutor:
         }
         # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
         apart = torch.random.fork_rng(devices=[])
-        deferred = self.deferred if signature.training else None
-        if deferred is not None:
-            deferred.begin()
+        norms = self.norms if signature.training else None
+        if norms is not None:
+            norms.begin()
         with (
             apart,
             self._mode(signature.training),
@@ -353,8 +353,8 @@ class StepExecutor:
             self.precision.autocast(),
         ):
             loop.run(inputs, targets, seeds)
-        if deferred is not None:
-            deferred.end(len(batch.sizes))
+        if norms is not None:
+            norms.end(len(batch.sizes))
         if signature.training:
             self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(own.ranks)))}"
             self.update.gradients_complete()
