@@ -33,7 +33,7 @@ from arborcast.pipeline.run.loop import StepLoop
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.passes import StagePasses
 from arborcast.pipeline.run.rank_context import RankContext
-from arborcast.pipeline.run.stage_messages import BoundaryMessages, Messenger, SampleMessages, TagOf
+from arborcast.pipeline.run.stage_messages import BoundaryMessages, Messenger, TagOf
 from arborcast.pipeline.run.update import Update
 from arborcast.synth.errors import InputError
 
@@ -63,14 +63,12 @@ class LocalStage(ABC):
         module: takes what the stage before gives, then its inputs of the model; gives what crosses to the
             stage behind, or on the last stage what `loss_of` or the loss function takes.
         takes_inputs: whether it takes inputs of the model.
-        tensors: how many at most cross a boundary of the plan in messages of their own.
         checks_loss: whether what `loss_of` promises can be checked by calling it for other samples.
     """
 
     assignment: Assignment
     module: nn.Module
     takes_inputs: bool
-    tensors: int = 1
     checks_loss: bool = True
 
     @abstractmethod
@@ -142,7 +140,10 @@ class ModuleStage(LocalStage):
         own = self.assignment
         slices = [own.behind(size) if behind else own.before(size) for size in sizes]
         wires = boundaries.given if behind else boundaries.taken
-        return SampleMessages(f"stage {own.stage}", wires, slices, links, tag_of)
+        counts = [own.count(size) for size in sizes]
+        return BoundaryMessages(
+            f"stage {own.stage}", wires, lambda _, m, back: slices[m], links, tag_of, counts
+        )
 
     def begin(self, batch: Batch) -> None:
         """As `LocalStage.begin`."""
@@ -245,7 +246,7 @@ class StepExecutor:
 
     def _tags_of_a_shape(self, microbatches: int) -> int:
         """How many tags batches of one shape take, so that no message of another one is taken for theirs."""
-        return 2 * len(self.plan.stages) * microbatches * self.parts[0].tensors
+        return 4 * len(self.plan.stages) * microbatches
 
     def _passes_of(self, part: LocalStage, batch: Batch, training: bool, first_tag: int) -> StagePasses:
         assignment, count = part.assignment, len(batch.sizes)
@@ -257,7 +258,7 @@ class StepExecutor:
                 return None
 
             def tag_of(number: int, m: int, back: bool) -> int:
-                return first_tag + 2 * ((before * part.tensors + number) * count + m) + back
+                return first_tag + 2 * ((2 * before + number) * count + m) + back
 
             return part.messages(boundaries, batch.sizes, self.context.links, tag_of, behind=behind)
 
