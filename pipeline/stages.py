@@ -10,7 +10,7 @@ of every stage may be a mesh over which its operators are divided.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf, lcm
@@ -146,21 +146,9 @@ class Plan:
                 replace(it, segments=()) if {own.treatment for own in it.segments} == {Treatment.KEEP} else it
                 for it in made
             )
-        given = {
-            "stages": made,
-            "microbatches": microbatches,
-            "order": order,
-            "recompute": recompute,
-            "max_in_flight": max_in_flight,
-            "topology": topology,
-            "model": model,
-            "method": method,
-            "offload_gbps": offload_gbps,
-            "batch": batch,
-            "whole": whole,
-        }
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        given = locals() | {"stages": made}
+        for field in fields(self):
+            object.__setattr__(self, field.name, given[field.name])
         self._check_stages()
         self._check_ranks()
         if self.microbatches < 1:

@@ -35,7 +35,7 @@ from arborcast.pipeline.run.losses import LossFunction
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.prepared_layers import Prepare
 from arborcast.pipeline.run.rank_context import RankContext
-from arborcast.pipeline.run.recorder import NullRecorder, PassRecorder
+from arborcast.pipeline.run.recorder import PassRecorder
 from arborcast.pipeline.run.stage_groups import Groups, fabric_of
 from arborcast.pipeline.run.stage_messages import Messages, Messenger
 from arborcast.pipeline.run.training_options import OptimizerOf, TrainingOptions, check_job, words_of_plan
@@ -191,7 +191,7 @@ class Trainer:
         if not isinstance(precision, Precision):
             precision = Precision(precision or "float32", device, self._groups.job)
         self._precision = precision
-        self._recorder = PassRecorder() if record else NullRecorder()
+        self._recorder = PassRecorder(is_on=record)
         self._links = Messenger(self._groups.job, self._place.name, self._recorder)
         self._messages = self._links.messages
         self._meeting = BatchNegotiation(

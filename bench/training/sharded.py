@@ -105,7 +105,7 @@ def plan_once(blocks: int, spec: str) -> dict[str, Any]:
     found = choose(graph, topology, device)
     seconds, cpu_seconds = time.perf_counter() - begin, _cpu() - used
     before = _cpu()
-    shard(graph, found.best.setting)
+    shard(graph, found.priced.setting)
     return {
         "topology": topology.name,
         "devices": topology.ranks,
@@ -114,7 +114,7 @@ def plan_once(blocks: int, spec: str) -> dict[str, Any]:
         "cpu_seconds": cpu_seconds,
         "trace_seconds": traced,
         "program_seconds": _cpu() - before,
-        "mesh": str(found.best.mesh),
+        "mesh": str(found.priced.setting.prices.mesh),
         "optimal": found.sharding.is_optimal,
     }
 

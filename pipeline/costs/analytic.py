@@ -35,6 +35,7 @@ from arborcast.pipeline.costs.layer_pass import (
 )
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.module_structure import storage_key
 from arborcast.pipeline.profiles import Layer, Profile
 
 aten = torch.ops.aten
@@ -192,8 +193,8 @@ def _is_view(func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bo
     """Whether an operator only describes anew the memory that it was given."""
     if func._schema.is_mutable:
         return False
-    known = {layer_pass.storage_key(it) for it in read}
-    return all(layer_pass.storage_key(it) in known for it in written)
+    known = {storage_key(it) for it in read}
+    return all(storage_key(it) in known for it in written)
 
 
 def _moved_bytes(packet: Any, func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from arborcast.pipeline.costs.live import LiveBytes
 from arborcast.pipeline.errors import ProfileError, first_line
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.model.module_structure import Structure, flatten
+from arborcast.pipeline.model.module_structure import Structure, flatten, storage_key
 from arborcast.pipeline.model.split import Second, SplitBackward
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 
@@ -454,8 +454,3 @@ def _saved() -> Iterator[list[Tensor]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved
-
-
-def storage_key(tensor: Tensor) -> int:
-    """Identity of the memory behind a tensor; fake tensors have one, but no address."""
-    return int(tensor.untyped_storage()._cdata)

@@ -63,14 +63,21 @@ class LinkCosts:
             raise PlanError(f"topology {self.topology.name}: no path leads from rank {src} to rank {dst}")
         return self._paths[src][dst]
 
+    def latency_us(self, src: int, dst: int) -> Fraction:
+        """Of the links of a message together."""
+        return sum((self.topology.latency_us[hop] for hop in self.path(src, dst)), Fraction(0))
+
+    def width(self, src: int, dst: int) -> Fraction:
+        """GB/s of the narrowest link of a message."""
+        return min(self.topology.bandwidth[hop] for hop in self.path(src, dst))
+
     def transfer_us(self, messages: Mapping[tuple[int, int], float]) -> float:
         """Time of messages that start together, in bytes by (from, to), each at its share of its links."""
         load: defaultdict[Hop, float] = defaultdict(float)
         latency = Fraction(0)
         for (src, dst), size in messages.items():
-            hops = self.path(src, dst)
-            latency = max(latency, sum((self.topology.latency_us[hop] for hop in hops), Fraction(0)))
-            for hop in hops:
+            latency = max(latency, self.latency_us(src, dst))
+            for hop in self.path(src, dst):
                 load[hop] += size
         if not load:
             return 0.0

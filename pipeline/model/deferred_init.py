@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from arborcast.pipeline.errors import PartitionError, first_line
+from arborcast.pipeline.model.module_structure import named_tensors, storage_key
 
 Initialiser = Callable[[nn.Module], None]
 """Gives a module's own parameters and buffers their first values in place; called as by `nn.Module.apply`."""
@@ -92,8 +93,7 @@ def allocate(model: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
     Raises:
         PartitionError: something holds on to what such a tensor is.
     """
-    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    wanted = {id(tensor): tensor for name, tensor in every if name in names and tensor.is_meta}
+    wanted = {id(it): it for name, it in named_tensors(model) if name in names and it.is_meta}
     made = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if id(tensor) not in wanted:
@@ -148,7 +148,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], seed: int, how: Initia
                     mode.begin(phase.__name__, name, module)
                     phase(module, owner)
     for name, tensor in tensors.items():
-        if storage_of(tensor) in mode.left:
+        if storage_key(tensor) in mode.left:
             home, _, own = name.rpartition(".")
             raise PartitionError(
                 f"model {type(model).__name__}: {name} is on meta and must be given a value, which no "
@@ -188,11 +188,6 @@ def stand_ins(
     finally:
         for own, name, tensor in replaced:
             own[name] = tensor
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Identity of the memory behind a tensor, while it lives."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _empty(tensor: Tensor) -> Tensor:
@@ -249,11 +244,11 @@ class _Filling(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: nn.Module, tensors: Iterable[Tensor], seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.left = {storage_of(tensor) for tensor in tensors if tensor.numel()}
+        self.left = {storage_key(tensor) for tensor in tensors if tensor.numel()}
         held = dict((*model.named_parameters(), *model.named_buffers()))
         self._needed = {id(tensor) for tensor in tensors}
-        self._kept = {storage_of(it) for it in held.values() if not it.is_meta} - self.left
-        self._names = {storage_of(it): name for name, it in held.items()}
+        self._kept = {storage_key(it) for it in held.values() if not it.is_meta} - self.left
+        self._names = {storage_key(it): name for name, it in held.items()}
         self._first = {id(it): name for name, it in held.items()}
         self._own: dict[int, str] = {}
         self._others: set[int] = set()
@@ -268,10 +263,10 @@ class _Filling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What follows is of this module, which may have stand-ins."""
         self._place = f"{phase} {name}"
         own = {key: f"{name}.{key}" if name else key for key, _ in _directly(module)}
-        self._own = {storage_of(it): own[key] for key, it in _directly(module)}
+        self._own = {storage_key(it): own[key] for key, it in _directly(module)}
         homes = {key: self._first.get(id(it), own[key]) for key, it in _directly(module)}
         self._others = {
-            storage_of(it)
+            storage_key(it)
             for key, it in _directly(module)
             if homes[key] not in own.values()  # its first module has said how it begins
         }
@@ -282,7 +277,7 @@ class _Filling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one operator, unless it would change values that are there."""
         named = kwargs or {}
         written = {
-            storage_of(given)
+            storage_key(given)
             for given, said in zip((*args, *named.values()), _arguments(func, args, named), strict=True)
             if said.is_write and isinstance(given, Tensor)
         }

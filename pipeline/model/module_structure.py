@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,17 @@ class Structure:
             return f"({', '.join(map(str, self.parts))})"
         words = ", ".join(_named(name, part) for name, part in zip(self.names, self.parts, strict=True))
         return f"{{{words}}}" if self.kind is dict else f"{self.kind.__name__}({words})"
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then buffers, each under all of its names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Identity of the memory behind a tensor while it lives; fake tensors have one, but no address."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:

@@ -108,9 +108,7 @@ def _across(hosts: list[list[int]], network: LinkCosts) -> tuple[int, ...]:
     for rank in hosts[0]:
         order.append(rank)
         for others in left:
-            nearest = min(
-                others, key=lambda it: (-_width(network, rank, it), len(network.path(rank, it)), it)
-            )
+            nearest = min(others, key=lambda it: (-network.width(rank, it), len(network.path(rank, it)), it))
             others.remove(nearest)
             order.append(nearest)
     return tuple(order)
@@ -148,12 +146,8 @@ def _between(one: Collection[int], other: Collection[int], weights: Weights) -> 
     return sum(weights[a].get(b, 0) for a in one for b in other)
 
 
-def _width(network: LinkCosts, src: int, dst: int) -> Fraction:
-    return min(network.topology.bandwidth[hop] for hop in network.path(src, dst))
-
-
 def _direct_rate(network: LinkCosts, src: int, dst: int) -> Fraction:
     """The narrowest bandwidth of a path; 0 where it leads through another rank, whose links are its own."""
     hops = network.path(src, dst)
     through_a_rank = any(not network.topology.is_switch(vertex) for _, vertex in hops[:-1])
-    return Fraction(0) if through_a_rank else _width(network, src, dst)
+    return Fraction(0) if through_a_rank else network.width(src, dst)

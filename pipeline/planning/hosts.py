@@ -35,9 +35,8 @@ def levels(network: LinkCosts) -> tuple[Groups, ...]:
 
 def _width(network: LinkCosts, a: int, b: int) -> float:
     """The narrowest link between two ranks, the narrower way; 0 where no path leads."""
-    rates = network.topology.bandwidth
     try:
-        return float(min(rates[hop] for src, dst in ((a, b), (b, a)) for hop in network.path(src, dst)))
+        return float(min(network.width(a, b), network.width(b, a)))
     except PlanError:
         return 0.0
 

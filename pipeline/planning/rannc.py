@@ -197,7 +197,8 @@ class _Problem:
         """Times of a stage on so many devices of each pipeline, with its messages each way."""
         profile, fit = self.profile, self._fit()
         whole = self.batch // self.microbatches
-        us_per_byte = max((_us_per_byte(self.network, a, b) for a, b in pairwise(pipelines[0])), default=0.0)
+        widths = (float(self.network.width(*it)) * BYTES_PER_US for it in pairwise(pipelines[0]))
+        us_per_byte = max((1 / it for it in widths), default=0.0)
 
         @cache
         def cost(start: int, end: int, devices: int) -> tuple[float, float]:
@@ -251,8 +252,3 @@ def _hosts(network: LinkCosts) -> Groups:
     found = levels(network)
     hosts = found[-2] if len(found) > 1 else found[0]
     return tuple(tuple(host[rank] for rank in device_order(network.topology.subset(host))) for host in hosts)
-
-
-def _us_per_byte(network: LinkCosts, src: int, dst: int) -> float:
-    width = min(network.topology.bandwidth[hop] for hop in network.path(src, dst))
-    return 1 / (float(width) * BYTES_PER_US)

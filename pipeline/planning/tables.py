@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -351,7 +350,7 @@ class DeviceTables:
         for i, src in enumerate(self.order):
             for j, dst in enumerate(self.order):
                 hops = self.network.path(src, dst) if i != j else ()
-                latencies[i, j] = float(sum((topology.latency_us[hop] for hop in hops), Fraction(0)))
+                latencies[i, j] = float(self.network.latency_us(src, dst)) if hops else 0.0
                 for hop in hops:
                     load[i, j, number[hop]] = 1 / (float(topology.bandwidth[hop]) * BYTES_PER_US)
         return latencies, load

@@ -25,10 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from arborcast.pipeline.costs.layer_pass import storage_key
 from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, units
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.model.module_structure import flatten
+from arborcast.pipeline.model.module_structure import flatten, storage_key
 from arborcast.pipeline.run.boundary import check_overwritten
 from arborcast.pipeline.run.initial_weights import Stages
 

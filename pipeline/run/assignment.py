@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from arborcast.pipeline.run.prepared_layers import column
-from arborcast.pipeline.run.stage_messages import SampleSlice
+from arborcast.pipeline.run.stage_messages import PeerSlice
 from arborcast.pipeline.stages import Plan, overlaps, shares
 
 
@@ -71,22 +71,22 @@ class Assignment:
         start, stop = self.share(samples)
         return stop - start
 
-    def before(self, samples: int) -> tuple[SampleSlice, ...]:
+    def before(self, samples: int) -> tuple[PeerSlice, ...]:
         """What it exchanges with the stage before, for a microbatch; in the order of samples."""
         ranks = self.plan.stages[self.stage - 1].ranks
         origin = self.share(samples)[0]
         return tuple(
-            SampleSlice(ranks[it.sender], it.start - origin, it.stop - origin)
+            PeerSlice(ranks[it.sender], it.start - origin, it.stop - origin)
             for it in overlaps(samples, len(ranks), self.replicas)
             if it.receiver == self.replica
         )
 
-    def behind(self, samples: int) -> tuple[SampleSlice, ...]:
+    def behind(self, samples: int) -> tuple[PeerSlice, ...]:
         """Likewise with the stage behind."""
         ranks = self.plan.stages[self.stage + 1].ranks
         origin = self.share(samples)[0]
         return tuple(
-            SampleSlice(ranks[it.receiver], it.start - origin, it.stop - origin)
+            PeerSlice(ranks[it.receiver], it.start - origin, it.stop - origin)
             for it in overlaps(samples, self.replicas, len(ranks))
             if it.sender == self.replica
         )

@@ -20,10 +20,10 @@ from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from arborcast.pipeline.costs.layer_pass import storage_key
 from arborcast.pipeline.errors import PartitionError, first_line
 from arborcast.pipeline.model.deferred_init import stand_ins
 from arborcast.pipeline.model.layered import Layered, in_mode
+from arborcast.pipeline.model.module_structure import storage_key
 from arborcast.pipeline.run.batches import described, spread_dims
 
 KEPT_SHAPES = 32
@@ -37,13 +37,13 @@ class TensorSpec:
     Attributes:
         shape: for one sample.
         dtype: as it crosses.
-        dim: the dimension that counts samples.
+        dim: the dimension that counts samples, or that ranks divide; None where each rank has all of it.
         needs_gradient: whether its gradient crosses in the other direction.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    dim: int
+    dim: int | None
     needs_gradient: bool
 
     def shape_of(self, samples: int) -> tuple[int, ...]:
@@ -56,6 +56,8 @@ class TensorSpec:
 
     def narrowed(self, tensor: Tensor, start: int, stop: int) -> Tensor:
         """The samples [start, stop) of a tensor that crosses here."""
+        if self.dim is None:
+            return tensor
         rows = self.shape[self.dim]
         return tensor.narrow(self.dim, start * rows, (stop - start) * rows)
 

@@ -26,14 +26,14 @@ from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import forwards, peak_in_flight
 from arborcast.pipeline.order.pass_messages import WorkerStep, with_messages
 from arborcast.pipeline.run.assignment import Assignment
-from arborcast.pipeline.run.batch_norm import DeferredStatistics
+from arborcast.pipeline.run.batch_norm import BatchNorms
 from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
 from arborcast.pipeline.run.boundary import KEPT_SHAPES, Boundaries, FakeStage
 from arborcast.pipeline.run.loop import StepLoop
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.passes import StagePasses
 from arborcast.pipeline.run.rank_context import RankContext
-from arborcast.pipeline.run.stage_messages import BoundaryMessages, Messenger, SampleMessages, TagOf
+from arborcast.pipeline.run.stage_messages import BoundaryMessages, Messenger, TagOf
 from arborcast.pipeline.run.update import Update
 from arborcast.synth.errors import InputError
 
@@ -63,14 +63,12 @@ class LocalStage(ABC):
         module: takes what the stage before gives, then its inputs of the model; gives what crosses to the
             stage behind, or on the last stage what `loss_of` or the loss function takes.
         takes_inputs: whether it takes inputs of the model.
-        tensors: how many at most cross a boundary of the plan in messages of their own.
         checks_loss: whether what `loss_of` promises can be checked by calling it for other samples.
     """
 
     assignment: Assignment
     module: nn.Module
     takes_inputs: bool
-    tensors: int = 1
     checks_loss: bool = True
 
     @abstractmethod
@@ -142,7 +140,10 @@ class ModuleStage(LocalStage):
         own = self.assignment
         slices = [own.behind(size) if behind else own.before(size) for size in sizes]
         wires = boundaries.given if behind else boundaries.taken
-        return SampleMessages(f"stage {own.stage}", wires, slices, links, tag_of)
+        counts = [own.count(size) for size in sizes]
+        return BoundaryMessages(
+            f"stage {own.stage}", wires, lambda _, m, back: slices[m], links, tag_of, counts
+        )
 
     def begin(self, batch: Batch) -> None:
         """As `LocalStage.begin`."""
@@ -167,7 +168,7 @@ class StepExecutor:
         update: of its parameters.
         context: of this rank.
         output_dims: which dimension of each tensor of the model's output counts samples; one for all.
-        deferred: the running statistics that wait for the end of the batch; None without.
+        norms: the mode of passes with batch norm over replicas, or deferred; None without.
     """
 
     parts: Sequence[LocalStage]
@@ -175,7 +176,7 @@ class StepExecutor:
     update: Update
     context: RankContext
     output_dims: Sequence[int] = (0,)
-    deferred: DeferredStatistics | None = None
+    norms: BatchNorms | None = None
 
     def __post_init__(self) -> None:
         """No batch yet."""
@@ -245,7 +246,7 @@ class StepExecutor:
 
     def _tags_of_a_shape(self, microbatches: int) -> int:
         """How many tags batches of one shape take, so that no message of another one is taken for theirs."""
-        return 2 * len(self.plan.stages) * microbatches * self.parts[0].tensors
+        return 4 * len(self.plan.stages) * microbatches
 
     def _passes_of(self, part: LocalStage, batch: Batch, training: bool, first_tag: int) -> StagePasses:
         assignment, count = part.assignment, len(batch.sizes)
@@ -257,7 +258,7 @@ class StepExecutor:
                 return None
 
             def tag_of(number: int, m: int, back: bool) -> int:
-                return first_tag + 2 * ((before * part.tensors + number) * count + m) + back
+                return first_tag + 2 * ((2 * before + number) * count + m) + back
 
             return part.messages(boundaries, batch.sizes, self.context.links, tag_of, behind=behind)
 
@@ -289,7 +290,7 @@ class StepExecutor:
             differentiating=self.precision.no_autocast,
             training=training,
             split=split,
-            deferred=self.deferred,
+            norms=self.norms,
         )
 
     def run(self, batch: Batch, signature: Signature, step: int, unit: float) -> None:
@@ -343,9 +344,9 @@ class StepExecutor:
         }
         # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
         apart = torch.random.fork_rng(devices=[])
-        deferred = self.deferred if signature.training else None
-        if deferred is not None:
-            deferred.begin()
+        norms = self.norms if signature.training else None
+        if norms is not None:
+            norms.begin()
         with (
             apart,
             self._mode(signature.training),
@@ -353,8 +354,8 @@ class StepExecutor:
             self.precision.autocast(),
         ):
             loop.run(inputs, targets, seeds)
-        if deferred is not None:
-            deferred.end(len(batch.sizes))
+        if norms is not None:
+            norms.end(len(batch.sizes))
         if signature.training:
             self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(own.ranks)))}"
             self.update.gradients_complete()

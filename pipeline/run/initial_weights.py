@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.deferred_init import Initialiser, allocate, fill, root_of, tensors_on_meta
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.module_structure import named_tensors
 from arborcast.pipeline.run.checkpoint_reader import open_weights
 from arborcast.synth.errors import InputError
 
@@ -83,7 +84,7 @@ def give_values(
     whole, stages = model.divide(0, model.depth), [model.divide(*bounds) for bounds in ranges]
     files = None if weights is None or callable(weights) else open_weights(weights)
     keys = {} if files is None else files.keys_of(*_names_and_shapes(whole, root))
-    mine = {id(tensor): name for stage in stages for name, tensor in _tensors(stage)}
+    mine = {id(tensor): name for stage in stages for name, tensor in named_tensors(stage)}
     made = allocate(root, set(mine.values()))
     every = whole.state_dict(keep_vars=True)
     read = {name: it for name, it in every.items() if name in keys and id(it) in mine}
@@ -98,11 +99,6 @@ def give_values(
                 f"model: {name.removeprefix('_literal_')} is on meta and must be a parameter or a buffer of "
                 "the model, or nothing gives it a value"
             )
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
 
 
 def _names_and_shapes(

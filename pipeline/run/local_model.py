@@ -13,12 +13,7 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.activation_treatment import divided
-from arborcast.pipeline.run.batch_norm import (
-    DeferredStatistics,
-    find_batch_norm,
-    restore_batch_norm,
-    synchronise_batch_norm,
-)
+from arborcast.pipeline.run.batch_norm import BatchNorms, find_batch_norm
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.executor import ModuleStage, StepExecutor
 from arborcast.pipeline.run.initial_weights import broadcast, give_values, joined
@@ -87,19 +82,19 @@ class LocalModel:
             )
         parts = []
         for assignment, bounds in zip(place.assignments, ranges, strict=True):
-            fake = FakeStage(model, *bounds)  # before batch norm is changed
+            fake = FakeStage(model, *bounds)
             layers = divided(model, place.plan.segments(assignment.stage))
             returns_loss = options.loss_fn is None
             parts.append(ModuleStage(assignment, layers, fake, context.precision.autocast, returns_loss))
         module = joined([part.module for part in parts])
         parameters, trained = _named(module, model), {}
         with faults.all_or_nothing(lambda: "starting"):
-            deferred = DeferredStatistics(module) if options.batch_norm == "deferred" else None
+            is_deferred, norms = options.batch_norm == "deferred", None
             held = (*module.parameters(), *module.buffers())
             if groups.stage is not None:
                 broadcast(held, groups.stage, place.assignments[0].ranks[0])
-            if find_batch_norm(module) and (groups.stage is not None or deferred is not None):
-                synchronise_batch_norm(module, groups.stage, deferred)
+            if (groups.stage is not None or is_deferred) and find_batch_norm(module):
+                norms = BatchNorms(module, groups.stage, is_deferred=is_deferred)
             ties.equalise(parameters)
             if groups.mesh is not None and options.prepare is not None:
                 mesh = groups.mesh
@@ -114,7 +109,7 @@ class LocalModel:
             update.warm_up_collectives()
             groups.meet()
         output_dims = model.sample_dims(model.depth)
-        executor = StepExecutor(parts, module, update, context, output_dims, deferred)
+        executor = StepExecutor(parts, module, update, context, output_dims, norms)
         return cls(model, module, executor, update, whole, frozen, trained)
 
     def state(self, module: nn.Module) -> dict[str, Any]:
@@ -150,9 +145,8 @@ class LocalModel:
         """After values were read into `module`."""
 
     def close(self) -> None:
-        """Let go of the parameters, and of batch norm's groups."""
+        """Let go of the parameters."""
         self.update.close()
-        restore_batch_norm(self.module)
 
 
 def frozen_of(parameters: dict[str, nn.Parameter]) -> str:

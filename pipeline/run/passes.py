@@ -16,7 +16,7 @@ from arborcast.pipeline.model.split import Second, SplitBackward
 from arborcast.pipeline.order.actions import Phase
 from arborcast.pipeline.run.activation_treatment import TreatedPasses, several
 from arborcast.pipeline.run.assignment import Assignment
-from arborcast.pipeline.run.batch_norm import DeferredStatistics, statistics_once
+from arborcast.pipeline.run.batch_norm import BatchNorms, statistics_once
 from arborcast.pipeline.run.batches import Tensors
 from arborcast.pipeline.run.boundary import Boundaries
 from arborcast.pipeline.run.losses import Losses
@@ -41,7 +41,7 @@ class StagePasses:
         differentiating: makes the context of backward passes.
         training: whether there are backward passes.
         split: halves backward passes; None where they are whole.
-        deferred: the running statistics that wait for the end of the batch; None without.
+        norms: the mode of passes with batch norm over replicas, or deferred; None without.
         doing: what it did last, in words.
     """
 
@@ -56,7 +56,7 @@ class StagePasses:
     differentiating: Callable[[], AbstractContextManager[Any]]
     training: bool
     split: SplitBackward | None
-    deferred: DeferredStatistics | None
+    norms: BatchNorms | None
     doing: str = "nothing yet"
 
     def __post_init__(self) -> None:
@@ -83,10 +83,11 @@ class StagePasses:
         end: Callable[[Any], Any] = several
         if self.assignment.is_last:
             end = partial(self.losses.of, targets, microbatch)
-        if self._treated is None:
-            made = end(self.module(*self._entered(False, *inputs)))
-        else:
-            made = self._treated.forward(inputs, self._entered, end)
+        with self.norms or nullcontext():
+            if self._treated is None:
+                made = end(self.module(*self._entered(False, *inputs)))
+            else:
+                made = self._treated.forward(inputs, self._entered, end)
         outputs = (self.losses.add(made, targets, microbatch),) if self.assignment.is_last else made
         if self.training or not self.assignment.is_last:
             self._kept[microbatch] = inputs, outputs
@@ -156,7 +157,7 @@ class StagePasses:
         return inputs if assignment.is_first else tuple(_entered(tensor) for tensor in inputs)
 
     def _contexts(self, module: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), statistics_once(module, self.deferred)
+        return nullcontext(), statistics_once(module, self.norms)
 
     def _note(self, phase: Phase, microbatch: int, began_ns: int) -> None:
         stage = self.assignment.stage

@@ -1,7 +1,6 @@
 """Records what each rank does in a step of training, and gathers it as a timeline like the predicted one.
 
-The trainer keeps one recorder per rank; where nothing is to be recorded it keeps a `NullRecorder`, so that
-the path of a step has no condition in it.
+The trainer keeps one recorder per rank; it takes no notes where nothing is to be recorded.
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ class PassRecorder:
 
     Args:
         clock: gives ns; the same for all processes of a host.
+        is_on: whether anything is recorded.
     """
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, *, is_on: bool = True) -> None:
+        self._clock, self.is_on = clock, is_on
         self._origin = clock()
         self._notes: list[Note] = []
 
@@ -45,6 +45,8 @@ class PassRecorder:
             group: of all ranks; they meet in a barrier, whose end is where clocks of different hosts are set
                 equal. None where all ranks are on one host, or where a step begins with one anyway.
         """
+        if not self.is_on:
+            return
         if group is not None:
             dist.barrier(group)
         self._notes = []
@@ -69,7 +71,8 @@ class PassRecorder:
             peer: the rank of the job a message goes to.
             stage: of a pass.
         """
-        self._notes.append((kind, microbatch, start_ns, end_ns, peer, stage))
+        if self.is_on:
+            self._notes.append((kind, microbatch, start_ns, end_ns, peer, stage))
 
     @contextmanager
     def measure(self, kind: str, microbatch: int | None = None) -> Iterator[None]:
@@ -86,7 +89,12 @@ class PassRecorder:
 
         Args:
             group: a gloo group, in which every rank makes this call; None for the notes of this rank alone.
+
+        Returns:
+            An empty one, without asking anyone, where nothing is recorded.
         """
+        if not self.is_on:
+            return Timeline(())
         rank = dist.get_rank() if dist.is_initialized() else 0
         mine = Notes(rank, _host(), self._origin, tuple(self._notes))
         if group is None:
@@ -94,33 +102,6 @@ class PassRecorder:
         gathered: list[Notes | None] = [None] * dist.get_world_size(group)
         dist.all_gather_object(gathered, mine, group)
         return timeline_of([notes for notes in gathered if notes is not None])
-
-
-class NullRecorder(PassRecorder):
-    """Records nothing."""
-
-    def start(self, group: dist.ProcessGroup | None = None) -> None:
-        """Nothing, not even a barrier."""
-
-    def add(
-        self,
-        kind: str,
-        microbatch: int | None,
-        start_ns: int,
-        end_ns: int,
-        peer: int | None = None,
-        stage: int | None = None,
-    ) -> None:
-        """Nothing."""
-
-    @contextmanager
-    def measure(self, kind: str, microbatch: int | None = None) -> Iterator[None]:
-        """Nothing."""
-        yield
-
-    def timeline(self, group: dist.ProcessGroup | None = None) -> Timeline:
-        """An empty one, without asking anyone."""
-        return Timeline(())
 
 
 @dataclass(frozen=True, slots=True)

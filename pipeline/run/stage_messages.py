@@ -1,22 +1,22 @@
-"""What crosses a boundary for one microbatch, as one message for each pair of replicas, and who sends it.
+"""What crosses a boundary for one microbatch, as one message for each pair of ranks, and who sends it.
 
-A single tensor whose first dimension counts samples is sent and received in place, slice by slice. Several
-tensors, or other dimensions, travel packed behind each other:
+Ranks have slices of tensors, each along one dimension: replicas shares of the samples, ranks that divide
+operators parts along any. What goes from one rank to another travels behind each other, of larger types
+first, so that each may be read where it begins:
 
-    | samples [a, b) of tensor 0 | pad | samples [a, b) of tensor 1 | pad | ...
+    | entries [a, b) of tensor 1 | entries [c, d) of tensor 0 | ...
 
-Both sides know all shapes, so nothing but data travels. Where there is no gradient, as of what nobody uses,
-bytes travel that no arithmetic makes: then parameters are left alone as in serial training, where the
-optimizer skips what has no gradient and would not skip zeros.
+Both sides know all shapes, so nothing but data travels. A single tensor whose first dimension is divided is
+sent and received in place, slice by slice. Where there is no gradient, as of what nobody uses, bytes travel
+that no arithmetic makes: then parameters are left alone as in serial training, where the optimizer skips what
+has no gradient and would not skip zeros.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,10 +28,8 @@ from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.run.batches import described
 from arborcast.pipeline.run.boundary import TensorSpec
 from arborcast.pipeline.run.failures import TrainingError, words_of
-from arborcast.pipeline.run.recorder import NullRecorder, PassRecorder
+from arborcast.pipeline.run.recorder import PassRecorder
 
-ALIGNMENT = 64
-"""Bytes at whose multiples tensors begin in a message: every data type may be read there."""
 ABSENT = 255
 """Each byte of a tensor that there is not: a NaN with all bits set, where arithmetic makes others."""
 _WATCHERS = 16
@@ -39,90 +37,24 @@ _WATCHERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class SampleSlice:
-    """The samples [start, stop) of a replica's own share, to or from a rank of the job."""
+class PeerSlice:
+    """The entries [start, stop) of what this rank has of a tensor, to or from a rank of the job."""
 
     peer: int
     start: int
     stop: int
 
 
-def travels_in_place(wires: Sequence[TensorSpec]) -> bool:
-    """Whether slices of the tensor itself are what is sent."""
-    return len(wires) == 1 and wires[0].dim == 0
-
-
-def packed(wires: Sequence[TensorSpec], tensors: Sequence[Tensor | None], parcel: SampleSlice) -> Tensor:
-    """The bytes of a parcel, to be sent; None where there is no gradient."""
-    samples = parcel.stop - parcel.start
-    if travels_in_place(wires):
-        if tensors[0] is None:
-            return absent(wires[0].shape_of(samples), wires[0].dtype)
-        part = wires[0].narrowed(tensors[0], parcel.start, parcel.stop)
-        return as_bytes(part.resolve_conj().resolve_neg().contiguous())
-    buffer = torch.empty(_size(wires, samples), dtype=torch.uint8)
-    for view, wire, tensor in zip(_views(wires, samples, buffer), wires, tensors, strict=True):
+def packed(pieces: Iterable[tuple[TensorSpec, Tensor | None, PeerSlice]]) -> Tensor:
+    """The bytes of a message: of tensors that cross what a peer gets; None where there is no gradient."""
+    parts = []
+    for wire, tensor, part in pieces:
         if tensor is None:
-            as_bytes(view).fill_(ABSENT)
+            parts.append(absent(wire.shape_of(part.stop - part.start), wire.dtype))
         else:
-            view.copy_(wire.narrowed(tensor, parcel.start, parcel.stop))
-    return buffer
-
-
-class ReceiveTarget:
-    """Where the parcels of one microbatch arrive.
-
-    Args:
-        wires: what crosses; at least one.
-        samples: of the replica's share.
-        parcels: that make it up, in the order of samples.
-    """
-
-    def __init__(self, wires: Sequence[TensorSpec], samples: int, parcels: Sequence[SampleSlice]) -> None:
-        self._wires = wires
-        self._parcels = parcels
-        self._whole: Tensor | None = None
-        if travels_in_place(wires):
-            self._whole = torch.empty(wires[0].shape_of(samples), dtype=wires[0].dtype)
-            self.buffers = [
-                as_bytes(wires[0].narrowed(self._whole, parcel.start, parcel.stop)) for parcel in parcels
-            ]
-        else:
-            self.buffers = [
-                torch.empty(_size(wires, parcel.stop - parcel.start), dtype=torch.uint8) for parcel in parcels
-            ]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What arrived, once all parcels have; nothing is copied where one parcel is all."""
-        if self._whole is not None:
-            return (self._whole,)
-        parts = [
-            _views(self._wires, parcel.stop - parcel.start, buffer)
-            for parcel, buffer in zip(self._parcels, self.buffers, strict=True)
-        ]
-        if len(parts) == 1:
-            return tuple(parts[0])
-        return tuple(
-            torch.cat(pieces, dim=wire.dim)
-            for wire, pieces in zip(self._wires, zip(*parts, strict=True), strict=True)
-        )
-
-    def gradients(self) -> tuple[Tensor | None, ...]:
-        """Likewise, None where no parcel has a gradient; zeros where only others have."""
-        if self._whole is not None:
-            found = [[self._wires[0].narrowed(self._whole, it.start, it.stop) for it in self._parcels]]
-        else:
-            parts = [
-                _views(self._wires, parcel.stop - parcel.start, buffer)
-                for parcel, buffer in zip(self._parcels, self.buffers, strict=True)
-            ]
-            found = [list(pieces) for pieces in zip(*parts, strict=True)]
-        absent = [[is_absent(piece) for piece in pieces] for pieces in found]
-        for piece, missing in zip(itertools.chain(*found), itertools.chain(*absent), strict=True):
-            if missing:
-                piece.zero_()
-        tensors = zip(self.tensors(), absent, strict=True)
-        return tuple(None if all(missing) else tensor for tensor, missing in tensors)
+            cut = wire.narrowed(tensor, part.start, part.stop)
+            parts.append(as_bytes(cut.resolve_conj().resolve_neg().contiguous()))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -140,16 +72,6 @@ def sharing(tensor: Tensor) -> Tensor:
     return other
 
 
-def _views(wires: Sequence[TensorSpec], samples: int, buffer: Tensor) -> list[Tensor]:
-    views, offset = [], 0
-    for wire in wires:
-        size = wire.bytes_of(samples)
-        part = buffer[offset : offset + size].view(wire.dtype).view(wire.shape_of(samples))
-        views.append(sharing(part))
-        offset += _padded(size)
-    return views
-
-
 def absent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The bytes that stand for a gradient that there is not."""
     return torch.full((math.prod(shape) * dtype.itemsize,), ABSENT, dtype=torch.uint8)
@@ -159,14 +81,6 @@ def is_absent(tensor: Tensor) -> bool:
     """Whether it stands for no gradient; told by the first byte as a rule."""
     raw = as_bytes(tensor)
     return raw.numel() > 0 and raw[0].item() == ABSENT and bool((raw == ABSENT).all())
-
-
-def _size(wires: Sequence[TensorSpec], samples: int) -> int:
-    return sum(_padded(wire.bytes_of(samples)) for wire in wires)
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass
@@ -215,7 +129,7 @@ class Messenger:
         self._group = group
         self._name = name
         self._recorder = recorder
-        self._watchers = None if isinstance(recorder, NullRecorder) else ThreadPoolExecutor(_WATCHERS)
+        self._watchers = ThreadPoolExecutor(_WATCHERS) if recorder.is_on else None
         self.messages = Messages()
 
     def send(self, tensor: Tensor, peer: int, tag: int, *, what: str, microbatch: int) -> Pending:
@@ -270,90 +184,131 @@ def wait(pending: Sequence[Pending]) -> None:
 
 
 TagOf = Callable[[int, int, bool], int]
-"""Of a message over one boundary: by a number of the tensor, the microbatch, and whether it is a gradient."""
+"""Of a message over one boundary: by 0 or (what types come) 1, the microbatch, and whether of gradients."""
 
 
-class BoundaryMessages(ABC):
-    """What a stage on this rank exchanges with the one before or behind, for batches of one shape."""
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """What is being received of a microbatch.
 
-    @abstractmethod
-    def receive(self, microbatch: int, *, back: bool) -> None:
-        """Post the receives of this rank's part of a microbatch's tensors, or (`back`) of their gradients."""
+    Attributes:
+        parts: of each tensor, by number: where a part begins, and the part.
+        pending: the messages.
+        whole: of one tensor that is received in place.
+    """
 
-    @abstractmethod
-    def arrived(self, microbatch: int, *, back: bool) -> Sequence[Tensor | None]:
-        """What was received, once it is here, one for each tensor; None for a gradient that there is not."""
+    parts: dict[int, list[tuple[int, Tensor]]]
+    pending: list[Pending]
+    whole: Tensor | None
 
-    @abstractmethod
-    def send(self, microbatch: int, tensors: Sequence[Tensor | None], *, back: bool) -> list[Pending]:
-        """Begin to send what a pass made, one for each tensor that crosses."""
+
+SlicesOf = Callable[[int, int, bool], Sequence[PeerSlice]]
+"""By the number of a tensor, the microbatch, and whether of gradients: with whom this rank exchanges what."""
 
 
 @dataclass(eq=False)
-class SampleMessages(BoundaryMessages):
-    """Between stages whose replicas have shares of the samples.
+class BoundaryMessages:
+    """What a stage on this rank exchanges with the one before or behind, for batches of one shape.
 
     Args:
         where: the stage, for errors.
         wires: what crosses.
-        slices: by microbatch, who has which samples of this rank's share.
+        slices: of this rank's part of each.
         links: to other ranks.
         tag_of: of its messages.
+        samples: of this rank's share of each microbatch, which outputs are checked for; None for no check.
     """
 
     where: str
     wires: Sequence[TensorSpec]
-    slices: Sequence[Sequence[SampleSlice]]
+    slices: SlicesOf
     links: Messenger
     tag_of: TagOf
+    samples: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Nothing is on its way."""
-        self._arrivals: dict[tuple[int, bool], tuple[ReceiveTarget, list[Pending]]] = {}
+        self._arrivals: dict[tuple[int, bool], _Arrival] = {}
 
     def receive(self, microbatch: int, *, back: bool) -> None:
-        """As `BoundaryMessages.receive`."""
-        wires, slices = self._crossing(back), self.slices[microbatch]
-        if not wires:
-            return
-        target = ReceiveTarget(wires, slices[-1].stop, slices)
+        """Post the receives of this rank's part of a microbatch's tensors, or (`back`) of their gradients."""
         tag, what = self.tag_of(0, microbatch, back), "gradient" if back else "input"
-        pending = [
-            self.links.receive(buffer, part.peer, tag, what=what, microbatch=microbatch)
-            for buffer, part in zip(target.buffers, slices, strict=True)
-        ]
-        self._arrivals[microbatch, back] = target, pending
+        arrival = self._arrivals[microbatch, back] = _Arrival({}, [], self._in_place(microbatch, back))
+        for peer, pieces in self._parcels(microbatch, back).items():
+            sizes = [(self.wires[number], part.stop - part.start) for number, part in pieces]
+            if arrival.whole is not None:
+                views = [sizes[0][0].narrowed(arrival.whole, pieces[0][1].start, pieces[0][1].stop)]
+                buffer = as_bytes(views[0])
+            else:
+                lengths = [wire.bytes_of(entries) for wire, entries in sizes]
+                buffer = torch.empty(sum(lengths), dtype=torch.uint8)
+                views = [
+                    sharing(raw.view(wire.dtype).view(wire.shape_of(entries)))
+                    for raw, (wire, entries) in zip(buffer.split(lengths), sizes, strict=True)
+                ]
+            for (number, part), view in zip(pieces, views, strict=True):
+                arrival.parts.setdefault(number, []).append((part.start, view))
+            pending = self.links.receive(buffer, peer, tag, what=what, microbatch=microbatch)
+            arrival.pending.append(pending)
 
     def arrived(self, microbatch: int, *, back: bool) -> Sequence[Tensor | None]:
-        """As `BoundaryMessages.arrived`."""
-        target, pending = self._arrivals.pop((microbatch, back))
-        wait(pending)
-        if not back:
-            return target.tensors()
-        found = iter(target.gradients())
-        return [next(found) if wire.needs_gradient else None for wire in self.wires]
+        """What was received, once it is here, one for each tensor; None for a gradient that there is not.
+
+        A gradient that some ranks have and others not is zero where it is not.
+        """
+        arrival = self._arrivals.pop((microbatch, back))
+        wait(arrival.pending)
+        found: list[Tensor | None] = []
+        for number, wire in enumerate(self.wires):
+            views = [view for _, view in sorted(arrival.parts.get(number, ()), key=lambda it: it[0])]
+            missing = [back and is_absent(it) for it in views]
+            if all(missing):
+                found.append(None)
+                continue
+            for view, lacks in zip(views, missing, strict=True):
+                if lacks:
+                    view.zero_()
+            if arrival.whole is not None:
+                found.append(arrival.whole)
+            else:  # nothing is copied where one part is all
+                found.append(views[0] if wire.dim is None or len(views) == 1 else torch.cat(views, wire.dim))
+        return found
 
     def send(self, microbatch: int, tensors: Sequence[Tensor | None], *, back: bool) -> list[Pending]:
-        """As `BoundaryMessages.send`.
+        """Begin to send what a pass made, one for each tensor that crosses.
 
         Raises:
             PartitionError: a tensor is not of the shape that its samples should give.
         """
-        slices = self.slices[microbatch]
-        if not back:
-            self._check(tensors, slices[-1].stop)
-        pairs = zip(tensors, self.wires, strict=True)
-        given = [tensor for tensor, wire in pairs if wire.needs_gradient or not back]
-        words, wires = f"sending the {'gradient' if back else 'output'}", self._crossing(back)
+        if not back and self.samples is not None:
+            self._check(tensors, self.samples[microbatch])
+        words = f"sending the {'gradient' if back else 'output'}"
         tag = self.tag_of(0, microbatch, back)
-        return [
-            self.links.send(packed(wires, given, part), part.peer, tag, what=words, microbatch=microbatch)
-            for part in slices
-            if wires
-        ]
+        sent = []
+        for peer, pieces in self._parcels(microbatch, back).items():
+            message = packed((self.wires[number], tensors[number], part) for number, part in pieces)
+            sent.append(self.links.send(message, peer, tag, what=words, microbatch=microbatch))
+        return sent
 
-    def _crossing(self, back: bool) -> Sequence[TensorSpec]:
-        return [it for it in self.wires if it.needs_gradient] if back else self.wires
+    def _crossing(self, back: bool) -> list[int]:
+        """Which tensors do: of gradients those that have some."""
+        return [number for number, it in enumerate(self.wires) if it.needs_gradient or not back]
+
+    def _in_place(self, microbatch: int, back: bool) -> Tensor | None:
+        """Memory for a tensor that comes alone, of whose first dimension peers have slices; else None."""
+        numbers = self._crossing(back)
+        if len(numbers) != 1 or self.wires[numbers[0]].dim != 0:
+            return None
+        length = max(it.stop for it in self.slices(numbers[0], microbatch, back))
+        return torch.empty(self.wires[numbers[0]].shape_of(length), dtype=self.wires[numbers[0]].dtype)
+
+    def _parcels(self, microbatch: int, back: bool) -> dict[int, list[tuple[int, PeerSlice]]]:
+        """By peer what goes there or comes from there, in the order of the message."""
+        found: dict[int, list[tuple[int, PeerSlice]]] = {}
+        for number in sorted(self._crossing(back), key=lambda it: -self.wires[it].dtype.itemsize):
+            for part in self.slices(number, microbatch, back):
+                found.setdefault(part.peer, []).append((number, part))
+        return found
 
     def _check(self, tensors: Sequence[Tensor | None], samples: int) -> None:
         for wire, tensor in zip(self.wires, tensors, strict=True):

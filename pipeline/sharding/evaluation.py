@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Axes, Spec
-from arborcast.pipeline.sharding.fabric_prices import CollectivePrices
 from arborcast.pipeline.sharding.graph import Graph, Tensor
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import local_bytes, spec_of
@@ -185,17 +184,3 @@ def updates_ps(graph: Graph, chosen: Sequence[Strategy | None], setting: Setting
         for it, way in zip(graph.operators, chosen, strict=True)
         if way is not None and way.update is not None and it.given is not None and it.given.is_trained
     )
-
-
-def repriced(
-    graph: Graph, chosen: Sequence[Strategy | None], setting: Setting, prices: CollectivePrices
-) -> Cost:
-    """The cost of the same collectives at other prices."""
-    cost = cost_of(graph, chosen, setting)
-    microbatch, step = 0, 0
-    for call in calls(graph, chosen, setting):
-        old, new = (it.ps(call.kind, call.axes, call.size_bytes) for it in (setting.prices, prices))
-        assert old is not None and new is not None, "links allowed it"
-        microbatch += call.per_microbatch * (new - old)
-        step += call.per_step * (new - old)
-    return replace(cost, communication_ps=cost.communication_ps + microbatch, step_ps=cost.step_ps + step)

@@ -37,7 +37,7 @@ class Pair:
         self.src = src
         self.dst = dst
         self.path = network.path(src, dst)
-        self.latency_us = float(sum(network.topology.latency_us[hop] for hop in self.path))
+        self.latency_us = float(network.latency_us(src, dst))
         self.rate: float | None = None
         self.free_us = 0.0
         self.busy = False

@@ -113,8 +113,8 @@ def _messages(plan: Plan, profile: Profile, network: LinkCosts, samples: int) ->
     for (src, dst), size_bytes in sizes.items():
         path = network.path(src, dst)
         rate = min(network.topology.bandwidth[hop] / users[hop] for hop in path)
-        latency = sum(network.topology.latency_us[hop] for hop in path)
-        yield network.message_us + float(latency) + size_bytes / (float(rate) * BYTES_PER_US)
+        latency_us = float(network.latency_us(src, dst))
+        yield network.message_us + latency_us + size_bytes / (float(rate) * BYTES_PER_US)
 
 
 def _sizes(plan: Plan, profile: Profile, samples: int) -> Mapping[tuple[int, int], float]:

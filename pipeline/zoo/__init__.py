@@ -1,4 +1,4 @@
-"""The networks that planners are compared on, to build and to plan for without building.
+"""Networks with names, to build and to plan for without building; any other is planned for as a module.
 
     model, example, loss_fn = networks.build("bert-large", samples=8)       # on "meta": nothing is allocated
     profile = networks.analytic_profile("bert-large", "v100", samples=8)
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 SAMPLES: Mapping[str, int] = {
     "vgg19": 32,
-    "resnet152": 32,
-    "inception-v3": 32,
-    "transformer": 32,
     "bert-large": 8,
-    "xlnet-large": 8,
     "bert-base": 8,
 }
 """Samples of a profile unless told otherwise: a batch that one GPU of 16 GB trains."""

@@ -40,8 +40,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="a profile file, vgg19, resnet152, inception-v3, transformer, bert-large, xlnet-large or "
-        "bert-base, or FILE.py:FUNCTION, which returns (model, inputs) or (model, (inputs, targets), loss)",
+        help="a profile file, vgg19, bert-large or bert-base, or FILE.py:FUNCTION, which returns "
+        "(model, inputs) or (model, (inputs, targets), loss)",
     ),
 ]
 

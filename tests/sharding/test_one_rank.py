@@ -20,7 +20,7 @@ from arborcast.pipeline.operators import Operand, Primitive
 from arborcast.pipeline.run.intra.divided_operators import AGREEING, Division, run
 from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
-from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor, SliceMessages
+from arborcast.pipeline.run.intra.slice_messages import TYPES, CrossingTensor, TypedMessages, slices_of
 from arborcast.pipeline.sharding import graph
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices
 from arborcast.pipeline.sharding.graph import merged
@@ -355,8 +355,15 @@ def test_every_type_that_crosses_is_said_and_heard() -> None:
         CrossingTensor(graph.Tensor(str(number), (None,), (4,), 4 * it.element_size()), torch.float32, False)
         for number, it in enumerate(values)
     ]
+    ends = Mesh((), (0,)), Mesh((), (1,))
     front, behind = (
-        SliceMessages(crossing, Mesh((), (0,)), Mesh((), (1,)), rank, Links(), True, lambda *at: hash(at))  # type: ignore[arg-type]
+        TypedMessages(
+            "stage",
+            [it.spec for it in crossing],
+            slices_of([it.tensor for it in crossing], *ends, rank),
+            Links(),  # type: ignore[arg-type]
+            lambda *at: hash(at),
+        )
         for rank in range(2)
     )
     front.send(0, values, back=False)

@@ -19,7 +19,7 @@ from arborcast.pipeline.run import boundary
 from arborcast.pipeline.run.activation_treatment import TreatedPasses, divided
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.boundary import Boundaries, FakeStage, TensorSpec
-from arborcast.pipeline.run.stage_messages import ReceiveTarget, SampleSlice, packed, sharing
+from arborcast.pipeline.run.stage_messages import BoundaryMessages, PeerSlice, packed, sharing
 from arborcast.pipeline.stages import Plan, shares
 from tests.support.training_cases import FEATURES, branching, frozen, network, normalised
 
@@ -233,6 +233,31 @@ def wires() -> st.SearchStrategy[list[TensorSpec]]:
     return st.lists(st.builds(wire, shapes, types, st.integers(0, 2)), min_size=1, max_size=3)
 
 
+class Links:
+    """Messages of several ranks in one process: what is sent is there at once, received when waited for."""
+
+    sent: dict[tuple[int, int], Tensor]
+
+    def __init__(self, rank: int, sent: dict[tuple[int, int], Tensor]) -> None:
+        self.rank, self.sent = rank, sent
+
+    def send(self, tensor: Tensor, peer: int, tag: int, **_: Any) -> Any:
+        self.sent[self.rank, peer] = tensor.clone()
+
+    def receive(self, tensor: Tensor, peer: int, tag: int, **_: Any) -> Any:
+        links = self
+
+        class Pending:
+            def wait(self) -> None:
+                tensor.copy_(links.sent.pop((peer, links.rank)))
+
+        return Pending()
+
+
+def messages(crossing: list[TensorSpec], parcels: Sequence[PeerSlice], links: Links) -> BoundaryMessages:
+    return BoundaryMessages("stage", crossing, lambda *_: parcels, links, lambda *_: 0)  # type: ignore[arg-type]
+
+
 @given(wires(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_all_that_is_sent_arrives(
@@ -245,24 +270,22 @@ def test_all_that_is_sent_arrives(
     whole = [
         torch.randint(0, 2, wire.shape_of(samples), generator=generator).to(wire.dtype) for wire in crossing
     ]
-    sent = {}
+    sent: dict[tuple[int, int], Tensor] = {}
     for rank in range(senders):
         (place,) = Assignment.all_of(plan, rank)
         assert place is not None
         start, stop = shares(samples, senders)[rank]
         mine = [wire.narrowed(tensor, start, stop) for wire, tensor in zip(crossing, whole, strict=True)]
-        for parcel in place.behind(samples):
-            sent[rank, parcel.peer] = packed(crossing, mine, parcel)
+        messages(crossing, place.behind(samples), Links(rank, sent)).send(0, mine, back=False)
+    assert sum(it.nbytes for it in sent.values()) == sum(it.nbytes for it in whole)
     for rank in range(senders, senders + receivers):
         (place,) = Assignment.all_of(plan, rank)
         assert place is not None
-        parcels = place.before(samples)
-        arrival = ReceiveTarget(crossing, place.count(samples), parcels)
-        for parcel, buffer in zip(parcels, arrival.buffers, strict=True):
-            buffer.copy_(sent.pop((parcel.peer, rank)))
+        arrival = messages(crossing, place.before(samples), Links(rank, sent))
+        arrival.receive(0, back=False)
         start, stop = place.share(samples)
-        for wire, tensor, arrived in zip(crossing, whole, arrival.tensors(), strict=True):
-            assert torch.equal(arrived, wire.narrowed(tensor, start, stop))
+        for wire, tensor, arrived in zip(crossing, whole, arrival.arrived(0, back=False), strict=True):
+            assert arrived is not None and torch.equal(arrived, wire.narrowed(tensor, start, stop))
     assert not sent
 
 
@@ -272,16 +295,16 @@ def test_gradients_that_there_are_not(count: int) -> None:
     crossing = [TensorSpec((1, 3), FLOAT, 0, True)] * count
     (place,) = Assignment.all_of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
     assert place is not None
-    parcels = place.behind(4)
     nothing = torch.full((2, 3), float("nan"))
+    sent: dict[tuple[int, int], Tensor] = {}
     for pair in ([None, None], [None, torch.ones(2, 3)], [nothing, -nothing]):
-        arrival = ReceiveTarget(crossing, 4, parcels)
-        for buffer, tensor in zip(arrival.buffers, pair, strict=True):
-            sent = packed(crossing, [tensor] * count, SampleSlice(0, 0, 2))
-            assert sent.shape == buffer.shape
-            buffer.copy_(sent)
+        for rank, tensor in enumerate(pair, 1):
+            theirs = messages(crossing, [PeerSlice(0, 0, 2)], Links(rank, sent))
+            theirs.send(0, [tensor] * count, back=True)
+        arrival = messages(crossing, place.behind(4), Links(0, sent))
+        arrival.receive(0, back=True)
         rows = [torch.zeros(2, 3) if tensor is None else tensor for tensor in pair]
-        for arrived in arrival.gradients():
+        for arrived in arrival.arrived(0, back=True):
             if pair == [None, None]:
                 assert arrived is None
             else:
@@ -293,7 +316,7 @@ def test_tensors_that_are_kept_otherwise_than_they_read() -> None:
     whole = torch.randn(2, 3, dtype=torch.complex64)
     for tensor in (whole.conj(), torch._neg_view(whole.real.contiguous())):
         wire = TensorSpec((1, 3), tensor.dtype, 0, True)
-        sent = packed([wire], [tensor], SampleSlice(1, 1, 2))
+        sent = packed([(wire, tensor, PeerSlice(1, 1, 2))])
         assert torch.equal(sent.view(tensor.dtype), tensor[1] + 0)
 
 
@@ -304,7 +327,7 @@ def test_one_tensor_is_neither_copied_nor_viewed() -> None:
     assert place is not None
     tensor = torch.randn(4, 3)
     second = place.behind(4)[1]
-    assert packed([wire], [tensor], second).data_ptr() == tensor[2:].data_ptr()
+    assert packed([(wire, tensor, second)]).data_ptr() == tensor[2:].data_ptr()
     other = sharing(tensor)
     other.add_(1)
     assert torch.equal(other, tensor)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast.pipeline.run import recorder as recorder_module
-from arborcast.pipeline.run.recorder import Notes, NullRecorder, PassRecorder, timeline_of, with_waiting
+from arborcast.pipeline.run.recorder import Notes, PassRecorder, timeline_of, with_waiting
 from arborcast.pipeline.simulation.timeline import Interval, Timeline
 from tests.support.ranks import run_ranks
 
@@ -151,7 +151,7 @@ def test_a_kernel_that_does_not_name_its_start_is_named_as_host(monkeypatch: pyt
 
 
 def test_nothing_is_recorded_unless_asked() -> None:
-    recorder = NullRecorder()
+    recorder = PassRecorder(is_on=False)
     recorder.start()
     with recorder.measure("forward", 0):
         recorder.add("forward", 0, 0, 1)

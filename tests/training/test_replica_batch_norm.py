@@ -17,11 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from arborcast.pipeline.errors import BatchError, PartitionError
 from arborcast.pipeline.run.batch_norm import (
+    BatchNorms,
     _merge,
     find_batch_norm,
-    restore_batch_norm,
     statistics_once,
-    synchronise_batch_norm,
 )
 from arborcast.pipeline.stages import shares
 from tests.support.packed import pack, unpack
@@ -118,39 +117,44 @@ def replica(rank: int, size: int) -> bytes:
 
     for case in range(len(CASES)):
         norm, x, gradient = made(case)
-        assert synchronise_batch_norm(norm, group) == 1
-        assert synchronise_batch_norm(norm, group) == 1  # again is the same
-        answers[f"case {case}"] = passes(norm, mine(x), mine(gradient)), facts(norm)
+        assert len(find_batch_norm(norm)) == 1
+        with BatchNorms(norm, group, is_deferred=False):
+            answers[f"case {case}"] = passes(norm, mine(x), mine(gradient)), facts(norm)
     for name, graph in (("aten", aten_graph()), ("fx", fx_graph())):
         x = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(9))
-        assert synchronise_batch_norm(graph, group) == 2
-        copied = copy.deepcopy(graph)
-        answers[name] = passes(copied, mine(x), mine(weights_like(x))), facts(copied)
+        assert len(find_batch_norm(graph)) == 2
+        with BatchNorms(graph, group, is_deferred=False):
+            answers[name] = passes(graph, mine(x), mine(weights_like(x))), facts(graph)
     norm, x, gradient = made(2)
-    synchronise_batch_norm(norm, group)
+    norms = BatchNorms(norm, group, is_deferred=False)
 
     def recomputed(part: Tensor) -> Tensor:
-        again: Any = checkpoint(
-            norm, part, use_reentrant=False, context_fn=lambda: (nullcontext(), statistics_once(norm))
-        )
+        with norms:
+            again: Any = checkpoint(
+                norm,
+                part,
+                use_reentrant=False,
+                context_fn=lambda: (nullcontext(), statistics_once(norm, norms)),
+            )
         return again
 
     answers["recomputed"] = passes(norm, mine(x), mine(gradient), run=recomputed), facts(norm)
     norm, x, gradient = made(2)
-    synchronise_batch_norm(norm, group)
-    with torch.no_grad():  # far from zero: sums of squares would lose all digits
+    norms = BatchNorms(norm, group, is_deferred=False)
+    with norms, torch.no_grad():  # far from zero: sums of squares would lose all digits
         answers["far"] = norm(mine(x)[0] + 1e4)
-    with torch.autocast("cpu", torch.bfloat16):
+    with norms, torch.autocast("cpu", torch.bfloat16):
         answers["half"] = norm(mine(x)[0].bfloat16()).dtype
     if rank == 0:  # nobody else takes part
         norm.eval()
-        answers["eval"] = norm(x[0])
-        restore_batch_norm(norm)
+        with norms:
+            answers["eval"] = norm(x[0])
         norm.train()
         answers["restored"] = norm(x[0])
     tiny = nn.BatchNorm1d(2)
-    synchronise_batch_norm(tiny, dist.new_group([rank], use_local_synchronization=True))
-    with pytest.raises(BatchError, match=r"must have more than 1 value per channel, got \(1, 2\)"):
+    alone = BatchNorms(tiny, dist.new_group([rank], use_local_synchronization=True), is_deferred=False)
+    message = r"must have more than 1 value per channel, got \(1, 2\)"
+    with alone, pytest.raises(BatchError, match=message):
         tiny(torch.ones(1, 2))
     return pack(answers)
 
@@ -218,13 +222,12 @@ def test_merged_statistics_are_those_of_all_samples(parts: list[list[int]]) -> N
 
 def test_what_is_found_and_what_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.InstanceNorm2d(2), nn.SyncBatchNorm(2))
-    assert find_batch_norm(model) == ("1", "3")
+    assert find_batch_norm(model[:3]) == ("1",)
     with pytest.raises(
         PartitionError,
         match=r"batch norm 3: on a replicated stage, or deferred, must be nn.BatchNorm1d, 2d or",
     ):
-        synchronise_batch_norm(model, None)  # type: ignore[arg-type]
-    assert type(model[1]) is nn.BatchNorm2d  # nothing is changed before all is checked
+        find_batch_norm(model)
     graph = aten_graph()
     assert find_batch_norm(graph) == ("batch_norm_default", "batch_norm_default_1")
     call = next(at for at in graph.graph.nodes if at.name == "batch_norm_default_1")
@@ -233,10 +236,10 @@ def test_what_is_found_and_what_is_refused() -> None:
         PartitionError,
         match=r"batch_norm_default_1: on a replicated stage, or deferred, must be a call of aten.batch",
     ):
-        synchronise_batch_norm(graph, None)  # type: ignore[arg-type]
+        find_batch_norm(graph)
     lazy = nn.Sequential(nn.LazyBatchNorm1d())
     with pytest.raises(PartitionError, match="got LazyBatchNorm1d"):
-        synchronise_batch_norm(lazy, None)  # type: ignore[arg-type]
+        find_batch_norm(lazy)
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), aten_graph])

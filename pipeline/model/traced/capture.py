@@ -73,6 +73,12 @@ class Captured:
         """Names in the model of all that it holds, by input of the graph."""
         return self.parameters | self.buffers
 
+    def module_of(self, node: fx.Node) -> str:
+        """The innermost module of the model that called an operator; "" for the model itself."""
+        path = next((str(path) for path, _ in reversed(node.meta.get("nn_module_stack", {}).values())), "")
+        path = f"{path.split('@')[0]}."  # torch marks repeated calls of a module
+        return path.removeprefix(self.prefix).removesuffix(".")
+
     @property
     def operators(self) -> list[fx.Node]:
         """The graph's operators in order, without torch.export's own checks."""

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from arborcast.pipeline.model.module_structure import storage_key
 from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def _rehearse_as_traced(node: fx.Node) -> Any:
 def _storages(value: object) -> Iterator[int]:
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
-            yield leaf.untyped_storage()._cdata
+            yield storage_key(leaf)
 
 
 def _changed(node: fx.Node) -> Iterator[fx.Node]:
@@ -175,6 +176,25 @@ def _changed(node: fx.Node) -> Iterator[fx.Node]:
 
 def _is_changing(node: fx.Node) -> bool:
     return node.op == "call_function" and next(_changed(node), None) is not None
+
+
+def named(node: fx.Node) -> dict[str, Any]:
+    """The arguments that an operator is called with, by name; those of Python's own are self, self1, ..."""
+    schema = getattr(node.target, "_schema", None)
+    names = (
+        [it.name for it in schema.arguments] if schema else [f"self{i or ''}" for i in range(len(node.args))]
+    )
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
+def with_defaults(node: fx.Node) -> dict[str, Any]:
+    """The same, and what it is called with by default."""
+    schema = getattr(node.target, "_schema", None)
+    given = named(node)
+    for it in schema.arguments if schema else ():
+        if it.has_default_value():
+            given.setdefault(it.name, it.default_value)
+    return given
 
 
 def is_random(node: fx.Node) -> bool:

@@ -94,9 +94,7 @@ def layer_names(table: OperatorTable, bounds: Sequence[int]) -> tuple[str, ...]:
     for start, end in pairwise(bounds):
         at = max(range(start, end), key=lambda index: heavy[index])
         node = table.nodes[table.placed[at].name]
-        path = next((str(path) for path, _ in reversed(node.meta.get("nn_module_stack", {}).values())), "")
-        path = f"{path.split('@')[0]}."  # torch marks repeated calls of a module
-        path = path.removeprefix(table.captured.prefix).removesuffix(".")
+        path = table.captured.module_of(node)
         if not path or path.startswith("_empty"):
             path = node.name
         names.append(f"{path}:{node.name}" if path in names else path)

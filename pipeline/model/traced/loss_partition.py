@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.traced.effects import effects, is_tensor
+from arborcast.pipeline.model.traced.effects import effects, is_tensor, with_defaults
 from arborcast.pipeline.model.traced.operator_table import OperatorTable
 from arborcast.pipeline.model.traced.segments import (
     LossCode,
@@ -261,7 +261,7 @@ class _GraphWriter:
             )
             return self._share.call_function(_ATEN.div.Tensor, (total, count))
         if packet in WEIGHED | AVERAGED:
-            given = _arguments(node)
+            given = with_defaults(node)
             if given["reduction"] == SUM:
                 return self._copy(node, self._share, self._count)
             if given["reduction"] == MEAN:
@@ -365,18 +365,9 @@ def _elements(sizes: Sizes, value: Any) -> int:
     return math.prod(sizes.shape(value))
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of an operator by name, defaults included."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    return {
-        it.name: node.args[at] if at < len(node.args) else node.kwargs.get(it.name, it.default_value)
-        for at, it in enumerate(schema.arguments)
-    }
-
-
 def _unreduced(node: fx.Node, sizes: Sizes) -> Any:
     """What an operator with an argument `reduction` gives without it, on the device that holds no data."""
-    given = _arguments(node) | {"reduction": 0}
+    given = with_defaults(node) | {"reduction": 0}
     given = fx.map_arg(given, lambda it: sizes.stand_in(it.meta["val"]))
     with torch.no_grad():
         return node.target(**given)  # type: ignore[operator]

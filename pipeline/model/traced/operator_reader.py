@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from arborcast.pipeline.model.traced.capture import Captured
-from arborcast.pipeline.model.traced.effects import effects
+from arborcast.pipeline.model.traced.effects import effects, with_defaults
 from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.model.traced.rules import PRODUCTS, OperatorCall, RuleResult, form_of
 from arborcast.pipeline.model.traced.tensor_sizes import Sizes
@@ -120,7 +120,7 @@ class _OperatorReader:
             extra_bytes=math.prod(shape) if kind in _MASKED else 0,
             statistics=tuple(Statistic(*it) for it in form.statistics),
             place=place,
-            module=_module(node, self.captured.prefix),
+            module=self.captured.module_of(node),
             constants=constants,
             has_gradient=has_gradient,
         )
@@ -198,28 +198,14 @@ def arguments(node: fx.Node) -> tuple[dict[str, fx.Node], dict[str, Any]]:
 
     Of a list with any, each entry stands alone: `tensors.0`.
     """
-    schema = getattr(node.target, "_schema", None)
-    given = named(node)
-    for it in schema.arguments if schema else ():
-        if it.has_default_value():
-            given.setdefault(it.name, it.default_value)
     tensors, options = {}, {}
-    for name, value in given.items():
+    for name, value in with_defaults(node).items():
         for key, it in _entries(name, value):
             if isinstance(it, fx.Node) and isinstance(_tensor(it), Tensor):
                 tensors[key] = it
             else:
                 options[key] = it
     return tensors, options
-
-
-def named(node: fx.Node) -> dict[str, Any]:
-    """The arguments that an operator is called with, by name; those of Python's own are self, self1, ..."""
-    schema = getattr(node.target, "_schema", None)
-    names = (
-        [it.name for it in schema.arguments] if schema else [f"self{i or ''}" for i in range(len(node.args))]
-    )
-    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def _entries(name: str, value: object) -> Iterator[tuple[str, Any]]:
@@ -247,8 +233,3 @@ def kind_of(node: fx.Node) -> str:
 
 def _is_pointwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
-
-
-def _module(node: fx.Node, prefix: str) -> str:
-    path = next((str(path) for path, _ in reversed(node.meta.get("nn_module_stack", {}).values())), "")
-    return f"{path.split('@')[0]}.".removeprefix(prefix).removesuffix(".")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from arborcast.pipeline.model.module_structure import named_tensors
+
 
 @dataclass(frozen=True)
 class Holdings:
@@ -28,7 +30,7 @@ class Holdings:
         """All names of some tensors in the model's order, each with the tensor and whether it is saved."""
         wanted = set(firsts)
         unsaved = _unsaved(self.model)
-        for name, tensor in _tensors(self.model):
+        for name, tensor in named_tensors(self.model):
             if self.names[name] in wanted:
                 yield name, tensor, name not in unsaved
 
@@ -46,12 +48,9 @@ class Holdings:
 def holdings(model: nn.Module) -> Holdings:
     """Find the parameters and buffers of a model and which names mean the same tensor."""
     first: dict[int, str] = {}
-    return Holdings(model, {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(model)})
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
+    return Holdings(
+        model, {name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(model)}
+    )
 
 
 def _unsaved(model: nn.Module) -> set[str]:

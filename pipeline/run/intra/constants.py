@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from arborcast.pipeline.model.traced.capture import Captured
-from arborcast.pipeline.model.traced.effects import is_random
-from arborcast.pipeline.model.traced.operator_reader import arguments, named
+from arborcast.pipeline.model.traced.effects import is_random, named
+from arborcast.pipeline.model.traced.operator_reader import arguments
 from arborcast.pipeline.model.traced.tensor_sizes import Sizes
 from arborcast.pipeline.run.intra.changes import changed_arguments, check_changes
 from arborcast.pipeline.run.intra.divided_operators import called

@@ -20,13 +20,13 @@ from arborcast.pipeline.model.traced.model import Traced
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batches import Batch
-from arborcast.pipeline.run.boundary import Boundaries, TensorSpec
+from arborcast.pipeline.run.boundary import Boundaries
 from arborcast.pipeline.run.executor import LocalStage, StepExecutor
 from arborcast.pipeline.run.gradients import Gradients
 from arborcast.pipeline.run.initial_weights import broadcast, give_values
 from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
-from arborcast.pipeline.run.intra.slice_messages import CrossingTensor, SliceMessages
+from arborcast.pipeline.run.intra.slice_messages import CrossingTensor, TypedMessages, slices_of
 from arborcast.pipeline.run.intra.stage_contents import StageContents
 from arborcast.pipeline.run.local_model import LocalModel
 from arborcast.pipeline.run.rank_context import RankContext
@@ -110,7 +110,7 @@ class DividedOperators(LocalStage):
         *,
         says_types: bool,
     ) -> None:
-        self.assignment, self.tensors = assignment, 1 + max(map(len, crossing), default=0)
+        self.assignment = assignment
         self._stage, self._meshes, self._says_types = stage, meshes, says_types
         number = assignment.stage
         self._ends = ((), *crossing, ())[number : number + 2]
@@ -123,10 +123,7 @@ class DividedOperators(LocalStage):
 
     def boundaries(self, batch: Batch, *, training: bool) -> Boundaries:
         """As `LocalStage.boundaries`: as traced."""
-        before, behind = (
-            tuple(TensorSpec(it.tensor.shape, it.dtype, 0, it.needs_gradient) for it in tensors)
-            for tensors in self._ends
-        )
+        before, behind = (tuple(it.spec for it in tensors) for tensors in self._ends)
         return Boundaries(before, behind, overwrites=False)
 
     def messages(
@@ -135,8 +132,10 @@ class DividedOperators(LocalStage):
         """As `LocalStage.messages`."""
         number = self.assignment.stage - (not behind)
         senders, receivers = self._meshes[number : number + 2]
-        tensors, rank = self._ends[behind], dist.get_rank()
-        return SliceMessages(tensors, senders, receivers, rank, links, self._says_types, tag_of)
+        slices = slices_of([it.tensor for it in self._ends[behind]], senders, receivers, dist.get_rank())
+        kind = TypedMessages if self._says_types else BoundaryMessages
+        wires = boundaries.given if behind else boundaries.taken
+        return kind(f"stage {self.assignment.stage}", wires, slices, links, tag_of)
 
     def begin(self, batch: Batch) -> None:
         """As `LocalStage.begin`."""
