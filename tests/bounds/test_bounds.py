@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations
 
 import networkx as nx
 import pytest
@@ -17,52 +16,13 @@ from arborcast.synth.bounds import bound, certified_rate
 from arborcast.synth.certificate import Bound, Cut, Dual, Partition, Scope
 from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
 from arborcast.synth.topology import Link, Topology
+from tests.fuzzing.limits import least_cut
 from tests.support.strategies import collectives
 from tests.support.strategies import topologies as drawn_topologies
 
 TREES = [Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER]
 FLOWS = [Kind.GATHER, Kind.SCATTER]
 UNIT = 25  # GB/s of a DGX-1 NVLink by the data sheet
-
-
-def sides(topology: Topology):
-    """All sets of vertices but none and all."""
-    for size in range(1, topology.size):
-        for chosen in combinations(range(topology.size), size):
-            yield frozenset(chosen)
-
-
-def leaves(topology: Topology, side: frozenset[int]) -> Fraction:
-    return sum(
-        (link.bandwidth for link in topology.links if link.src in side and link.dst not in side), Fraction(0)
-    )
-
-
-def must_leave(collective: Collective, side: frozenset[int]) -> Fraction:
-    """Count, block by block, what some rank outside needs and nobody outside can make alone."""
-    ranks, root = set(collective.ranks), collective.root
-    inside, outside = ranks & side, ranks - side
-    share = Fraction(1, len(ranks))
-    if not inside or not outside:
-        return Fraction(0)
-    return {
-        Kind.BROADCAST: Fraction(root in inside),
-        Kind.REDUCE: Fraction(root in outside),
-        Kind.ALLGATHER: len(inside) * share,
-        Kind.REDUCE_SCATTER: len(outside) * share,
-        Kind.ALLREDUCE: Fraction(1),
-        Kind.GATHER: len(inside) * share * (root in outside),
-        Kind.SCATTER: len(outside) * share * (root in inside),
-        Kind.ALLTOALL: len(inside) * len(outside) * share,
-    }[collective.kind]
-
-
-def least_cut(topology: Topology, collective: Collective) -> Fraction:
-    return min(
-        leaves(topology, side) / must_leave(collective, side)
-        for side in sides(topology)
-        if must_leave(collective, side)
-    )
 
 
 def partitions(ranks: list[int]):
