@@ -18,7 +18,7 @@ from arborcast.synth.baselines.cyclic import around, bine
 from arborcast.synth.baselines.multiring import BY_HIGHS
 from arborcast.synth.baselines.switch_paths import switch_paths
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
@@ -342,13 +342,6 @@ def widest(fabric: Topology, src: int, dst: int) -> Fraction:
 # --- errors --------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_schedule() -> None:
-    fabric = topologies.load("dgx-a100:boxes=2")
-    collective = Collective.on(fabric, "broadcast")
-    first, second = (solve_baseline(fabric, collective, "multiring", seed=7) for _ in range(2))
-    assert first == second
-
-
 def test_an_unsupported_kind_names_what_is_supported() -> None:
     fabric = topologies.load("full:4")
     with pytest.raises(CollectiveError, match="alltoall: method ring makes only broadcast, reduce, allg"):
@@ -368,9 +361,3 @@ def test_a_graph_in_two_parts_carries_its_proof() -> None:
         solved(fabric, "allreduce", "ring")
     assert caught.value.proof is not None
     assert caught.value.proof.rate == 0
-
-
-def test_the_deadline_is_kept() -> None:
-    fabric = topologies.load("torus:8x6")  # rings of square ones are known without a search
-    with pytest.raises(TimedOutError, match="did not end within"):
-        solve_baseline(fabric, Collective.on(fabric, "allreduce"), "multiring", deadline_s=1e-6)

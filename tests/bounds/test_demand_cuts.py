@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
 
-import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +13,6 @@ from arborcast import synth, topologies
 from arborcast.synth.bounds import bound, certified_rate
 from arborcast.synth.bounds.demand_cuts import demand_cuts
 from arborcast.synth.certificate import Cut, Dual
-from arborcast.synth.certification import dual_of
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.topology import Link, Topology
@@ -86,28 +83,6 @@ def test_named_collectives_written_out_have_the_same_limit(data: st.DataObject) 
         named = bound(topology, Collective.on(topology, kind, root=root))
         custom = bound(topology, Collective.custom(topology, demands))
         assert custom.rate == named.rate * factor, kind
-
-
-@given(st.data())
-@settings(max_examples=40)
-def test_distances_by_networkx(data: st.DataObject) -> None:
-    topology = data.draw(drawn_topologies(max_ranks=5, switches=1, symmetric=False))
-    collective = data.draw(custom_collectives(topology))
-    lengths = data.draw(
-        st.lists(st.integers(1, 5), min_size=len(topology.links), max_size=len(topology.links))
-    )
-    graph = nx.DiGraph()
-    for link, length in zip(topology.links, lengths, strict=True):
-        graph.add_edge(link.src, link.dst, weight=length)
-    total = 0
-    for each in collective.demands:
-        far = nx.multi_source_dijkstra_path_length(graph, set(each.sources))
-        total += max(far[target] for target in each.targets)
-    dual = dual_of(topology, collective, tuple(map(Fraction, lengths)))
-    assert dual.distance == Fraction(total, len(collective.demands))
-    assert certified_rate(topology, collective, dual) == dual.capacity / dual.distance
-    with pytest.raises(InputError, match=r"dual: capacity .* the certificate says"):
-        certified_rate(topology, collective, replace(dual, distance=dual.distance + 1))
 
 
 def test_beside_a_slow_link_that_nobody_needs() -> None:

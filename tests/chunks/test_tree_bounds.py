@@ -143,11 +143,6 @@ def test_out_of_time_leaves_a_proven_limit_and_a_packing(kind):
     assert 0 < found.bound.ratio < sum(found.durations)
 
 
-def test_the_same_question_has_the_same_answer():
-    problem = problem_of("dgx1", "broadcast")
-    assert tree_bound(problem, 4, deadline=NO_LIMIT) == tree_bound(problem, 4, deadline=NO_LIMIT)
-
-
 def test_candidates_cost_what_the_packing_does():
     problem = problem_of("dgx1", "broadcast")
     found = tree_bound(problem, 5, deadline=NO_LIMIT)

@@ -146,13 +146,6 @@ def test_rows_and_columns_of_a_torus_share_it():
     assert set(rates_of(mixed)) == {"8/3"}
 
 
-def test_same_seed_same_schedules():
-    torus = topologies.load("torus:4x4")
-    groups = mesh_lines(torus, ["allgather", "allreduce"])
-    first, second = (solve_groups(torus, groups, seed=3) for _ in range(2))
-    assert first == second
-
-
 def test_a_group_that_cannot_is_named():
     torus = topologies.load("torus:4x4")
     groups = [Collective.on(torus, "broadcast", ranks=ranks, root=ranks[0]) for ranks in ([0, 1], [0, 5])]

@@ -133,16 +133,6 @@ def test_six_trees_of_height_four_fill_the_links_of_the_dgx1() -> None:
     assert [chunk.share for chunk in found.chunks] == [Fraction(1, 6)] * 6
 
 
-@pytest.mark.parametrize("kind", ["allgather", pytest.param("allreduce", marks=pytest.mark.long)])
-def test_the_same_question_has_the_same_answer(kind: str) -> None:
-    fabric = load("torus:3x4")  # beyond the ranks where the best comes at once
-    first, second = (
-        solve(fabric, kind, method="trees", max_height=4, deadline_s=1000, seed=3) for _ in range(2)
-    )
-    assert first == second
-    assert verify(first).correct
-
-
 def test_few_trees_within_a_height() -> None:
     fabric = load("dgx1")
     for most, rate in ((1, 25), (2, 50), (3, 75)):
