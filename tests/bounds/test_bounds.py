@@ -7,14 +7,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 import networkx as nx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.synth.bounds import bound, certified_rate
 from arborcast.synth.certificate import Bound, Cut, Dual, Partition, Scope
-from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.topology import Link, Topology
 from tests.fuzzing.limits import least_cut
 from tests.support.strategies import collectives
@@ -102,43 +101,6 @@ def test_broadcast_bound_is_no_larger_than_networkx_flows(topology):
     flows = min(nx.maximum_flow_value(graph, 0, rank) for rank in range(1, topology.ranks))
     found = bound(topology, Collective.on(topology, "broadcast"))
     assert found.rate == flows if isinstance(found.certificate, Cut) else found.rate < flows
-
-
-@pytest.mark.parametrize(
-    ("spec", "ranks", "broadcast", "per_root", "allreduce"),
-    [
-        ("dgx1", None, 6 * UNIT, Fraction(6 * UNIT, 7), Fraction(24 * UNIT, 7)),
-        ("dgx1", (0, 2, 3), 3 * UNIT, Fraction(3 * UNIT, 2), Fraction(5 * UNIT, 2)),
-        ("dgx1", (0, 1, 2, 3, 4, 5), 3 * UNIT, Fraction(3 * UNIT, 5), Fraction(5 * UNIT, 2)),
-        ("dgx1", (0, 3, 4), 2 * UNIT, UNIT, 2 * UNIT),
-        ("dgx-a100:boxes=2", None, 200, Fraction(65, 3), Fraction(520, 3)),
-        ("mi250:boxes=2", None, 256, Fraction(166, 15), Fraction(2656, 15)),
-        ("torus:4x4", None, 4, Fraction(4, 15), Fraction(32, 15)),
-    ],
-)
-def test_known_values(spec, ranks, broadcast, per_root, allreduce):
-    topology = topologies.load(spec)
-    if ranks:
-        topology = topology.subset(ranks)
-    rates = {kind: bound(topology, Collective.on(topology, kind)) for kind in NAMED_KINDS}
-    assert all(found.scope is Scope.EVERY_SCHEDULE for found in rates.values())
-    assert {kind: found.rate for kind, found in rates.items() if kind in [*TREES, Kind.ALLREDUCE]} == {
-        Kind.BROADCAST: broadcast,
-        Kind.REDUCE: broadcast,
-        Kind.ALLGATHER: topology.ranks * per_root,
-        Kind.REDUCE_SCATTER: topology.ranks * per_root,
-        Kind.ALLREDUCE: allreduce,
-    }
-
-
-def test_two_disconnected_pairs():
-    links = [Link(u, v, Fraction(1)) for u, v in [(0, 1), (1, 0), (2, 3), (3, 2)]]
-    topology = Topology.build("pairs", 4, links)
-    for kind in NAMED_KINDS:
-        found = bound(topology, Collective.on(topology, kind))
-        assert found.rate == 0
-        assert isinstance(found.certificate, Cut)
-        assert found.certificate.side in ({0, 1}, {2, 3})
 
 
 def star(leaves_: int, *, up: int = 1, down: int = 1) -> Topology:

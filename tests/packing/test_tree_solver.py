@@ -28,34 +28,6 @@ def solved(topology, kind, method="trees", **wishes):
     return solve(topology, Collective.on(topology, kind), Request(**wishes))
 
 
-@pytest.mark.parametrize(
-    ("spec", "ranks", "broadcast", "per_root", "allreduce"),
-    [
-        ("dgx1", range(8), 6, Fraction(6, 7), Fraction(24, 7)),
-        ("dgx1", [0, 2, 3], 3, Fraction(3, 2), Fraction(5, 2)),
-        ("dgx1", range(6), 3, Fraction(3, 5), Fraction(5, 2)),
-        ("dgx1", [0, 3, 4], 2, 1, 2),
-        ("dgx-a100:boxes=2", range(16), 200, Fraction(65, 3), Fraction(520, 3)),
-        ("mi250:boxes=2", range(32), 256, Fraction(166, 15), Fraction(2656, 15)),
-        ("torus:4x4", range(16), 4, Fraction(4, 15), Fraction(32, 15)),
-    ],
-)
-def test_the_optimum_is_reached(spec, ranks, broadcast, per_root, allreduce):
-    topology = catalog.load(spec).subset(list(ranks))
-    unit = 25 if spec == "dgx1" else 1  # the values are for links of 1 GB/s; the DGX-1 has 25
-    wanted = {
-        "broadcast": broadcast,
-        "reduce": broadcast,
-        "allgather": per_root * len(ranks),
-        "reduce-scatter": per_root * len(ranks),
-        "allreduce": allreduce,
-    }
-    for kind, rate in wanted.items():
-        schedule = solved(topology, kind)
-        assert schedule.rate == schedule.bound.rate == rate * unit
-        assert verify(schedule).correct
-
-
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
 @settings(max_examples=60)
 def test_exact_trees_reach_the_bound_on_any_graph(topology, data):
