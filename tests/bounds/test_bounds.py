@@ -5,64 +5,23 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations
 
 import networkx as nx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.synth.bounds import bound, certified_rate
 from arborcast.synth.certificate import Bound, Cut, Dual, Partition, Scope
-from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.topology import Link, Topology
+from tests.fuzzing.limits import least_cut
 from tests.support.strategies import collectives
 from tests.support.strategies import topologies as drawn_topologies
 
 TREES = [Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER]
 FLOWS = [Kind.GATHER, Kind.SCATTER]
 UNIT = 25  # GB/s of a DGX-1 NVLink by the data sheet
-
-
-def sides(topology: Topology):
-    """All sets of vertices but none and all."""
-    for size in range(1, topology.size):
-        for chosen in combinations(range(topology.size), size):
-            yield frozenset(chosen)
-
-
-def leaves(topology: Topology, side: frozenset[int]) -> Fraction:
-    return sum(
-        (link.bandwidth for link in topology.links if link.src in side and link.dst not in side), Fraction(0)
-    )
-
-
-def must_leave(collective: Collective, side: frozenset[int]) -> Fraction:
-    """Count, block by block, what some rank outside needs and nobody outside can make alone."""
-    ranks, root = set(collective.ranks), collective.root
-    inside, outside = ranks & side, ranks - side
-    share = Fraction(1, len(ranks))
-    if not inside or not outside:
-        return Fraction(0)
-    return {
-        Kind.BROADCAST: Fraction(root in inside),
-        Kind.REDUCE: Fraction(root in outside),
-        Kind.ALLGATHER: len(inside) * share,
-        Kind.REDUCE_SCATTER: len(outside) * share,
-        Kind.ALLREDUCE: Fraction(1),
-        Kind.GATHER: len(inside) * share * (root in outside),
-        Kind.SCATTER: len(outside) * share * (root in inside),
-        Kind.ALLTOALL: len(inside) * len(outside) * share,
-    }[collective.kind]
-
-
-def least_cut(topology: Topology, collective: Collective) -> Fraction:
-    return min(
-        leaves(topology, side) / must_leave(collective, side)
-        for side in sides(topology)
-        if must_leave(collective, side)
-    )
 
 
 def partitions(ranks: list[int]):
@@ -142,43 +101,6 @@ def test_broadcast_bound_is_no_larger_than_networkx_flows(topology):
     flows = min(nx.maximum_flow_value(graph, 0, rank) for rank in range(1, topology.ranks))
     found = bound(topology, Collective.on(topology, "broadcast"))
     assert found.rate == flows if isinstance(found.certificate, Cut) else found.rate < flows
-
-
-@pytest.mark.parametrize(
-    ("spec", "ranks", "broadcast", "per_root", "allreduce"),
-    [
-        ("dgx1", None, 6 * UNIT, Fraction(6 * UNIT, 7), Fraction(24 * UNIT, 7)),
-        ("dgx1", (0, 2, 3), 3 * UNIT, Fraction(3 * UNIT, 2), Fraction(5 * UNIT, 2)),
-        ("dgx1", (0, 1, 2, 3, 4, 5), 3 * UNIT, Fraction(3 * UNIT, 5), Fraction(5 * UNIT, 2)),
-        ("dgx1", (0, 3, 4), 2 * UNIT, UNIT, 2 * UNIT),
-        ("dgx-a100:boxes=2", None, 200, Fraction(65, 3), Fraction(520, 3)),
-        ("mi250:boxes=2", None, 256, Fraction(166, 15), Fraction(2656, 15)),
-        ("torus:4x4", None, 4, Fraction(4, 15), Fraction(32, 15)),
-    ],
-)
-def test_known_values(spec, ranks, broadcast, per_root, allreduce):
-    topology = topologies.load(spec)
-    if ranks:
-        topology = topology.subset(ranks)
-    rates = {kind: bound(topology, Collective.on(topology, kind)) for kind in NAMED_KINDS}
-    assert all(found.scope is Scope.EVERY_SCHEDULE for found in rates.values())
-    assert {kind: found.rate for kind, found in rates.items() if kind in [*TREES, Kind.ALLREDUCE]} == {
-        Kind.BROADCAST: broadcast,
-        Kind.REDUCE: broadcast,
-        Kind.ALLGATHER: topology.ranks * per_root,
-        Kind.REDUCE_SCATTER: topology.ranks * per_root,
-        Kind.ALLREDUCE: allreduce,
-    }
-
-
-def test_two_disconnected_pairs():
-    links = [Link(u, v, Fraction(1)) for u, v in [(0, 1), (1, 0), (2, 3), (3, 2)]]
-    topology = Topology.build("pairs", 4, links)
-    for kind in NAMED_KINDS:
-        found = bound(topology, Collective.on(topology, kind))
-        assert found.rate == 0
-        assert isinstance(found.certificate, Cut)
-        assert found.certificate.side in ({0, 1}, {2, 3})
 
 
 def star(leaves_: int, *, up: int = 1, down: int = 1) -> Topology:

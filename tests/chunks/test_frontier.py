@@ -181,11 +181,6 @@ def test_what_was_found_by_the_deadline_is_returned(monkeypatch: pytest.MonkeyPa
     check(found)
 
 
-def test_the_same_seed_gives_the_same_schedules(tmp_path: Path) -> None:
-    first, second = (frontier("dgx1", "allgather", seed=7) for _ in range(2))
-    assert [p.schedule for p in first.points] == [p.schedule for p in second.points]
-
-
 def test_the_cache_gives_the_same_answer_and_forgets_no_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

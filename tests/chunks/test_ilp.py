@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.synth.chunks.bounds.flow_bounds import flow_bound
 from arborcast.synth.chunks.encodings import ilp
 from arborcast.synth.chunks.encodings.ilp import IlpSearch, flow_groups
 from arborcast.synth.chunks.encodings.integer_program import IntegerProgram, Values
@@ -21,7 +23,6 @@ from arborcast.synth.errors import Prover
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.support.chunk_replay import instance_of, replay
-from tests.support.rounds_lp import least_rounds
 from tests.support.strategies import collectives, topologies
 
 ROUTING = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
@@ -57,7 +58,7 @@ def routing_instances(draw: st.DrawFn) -> Instance:
     chunks = draw(st.integers(1, 3))
     assert problem.latency is not None
     steps = problem.latency + draw(st.integers(0, 2))
-    least = least_rounds(problem, chunks, steps, deadline=Deadline())
+    least = math.ceil(flow_bound(problem, steps, deadline=Deadline()).ratio * chunks)
     rounds = max(steps, least + draw(st.integers(-1, 0)))
     return Instance(ChunkOrbits.trivial(problem, chunks), steps, rounds)
 

@@ -218,32 +218,6 @@ def test_slices_grow_and_the_search_goes_on(child: SolverProcess) -> None:
     assert found(4).rounds == (100, 400, 1600, 6400)
 
 
-@pytest.mark.parametrize(
-    "scripts, winner, slices",
-    [
-        (["found_0", "found_0"], 0, 1),
-        # The first does not answer in its first slice, and the second does.
-        (["found_1", "found_0"], 1, 1),
-        (["found_1", "found_1", "found_0"], 2, 1),
-        # Equal slices: preference decides.
-        (["found_2", "found_2", "found_2"], 0, 3),
-    ],
-)
-def test_the_first_in_order_wins(
-    child: SolverProcess, scripts: Sequence[str], winner: int, slices: int
-) -> None:
-    result = run(child, *((script, WHOLE) for script in scripts))
-    assert result.member is not None
-    assert (result.member.encoding, result.slices) == (f"{winner}:{scripts[winner]}", slices)
-    assert result.outcome == found(slices)
-
-
-def test_nobody_has_a_turn_after_the_answer(child: SolverProcess) -> None:
-    """Without a deadline: a search that never ends is not begun."""
-    assert run(child, ("found_0", WHOLE), ("never_0", WHOLE)).outcome == found(1)
-    assert run(child, ("impossible_0", WHOLE), ("never_0", ROTATED)) == PortfolioResult(REFUTED)
-
-
 def test_without_a_proof_a_claim_waits_for_whoever_could_judge_it(
     child: SolverProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,29 +238,6 @@ def test_a_claim_that_is_not_judged_in_time_is_told() -> None:
         assert run(child, ("found_0", WHOLE)).outcome == found(1)  # it has imported what it needs
         with pytest.raises(TimedOutError, match=told):
             run(child, ("claimed_0", WHOLE), ("never_0", WHOLE), seconds=1)
-
-
-def test_a_claim_under_a_group_retires_the_claimant_alone(child: SolverProcess) -> None:
-    assert run(child, ("claimed_0", ROTATED), ("found_1", ROTATED)).outcome == found(2)
-
-
-def test_a_proof_under_a_group_retires_the_group_alone(child: SolverProcess) -> None:
-    result = run(child, ("impossible_0", ROTATED), ("found_1", WHOLE))
-    assert (result.outcome, result.slices) == (found(2), 2)
-    # Another encoding of the same group, who would never answer, has no turn.
-    result = run(child, ("impossible_0", ROTATED), ("never_0", ROTATED), ("found_1", HALVED))
-    assert result.outcome == found(2)
-
-
-def test_without_the_whole_problem_nothing_is_proved(child: SolverProcess) -> None:
-    result = run(child, ("impossible_0", ROTATED), ("impossible_1", HALVED))
-    assert result == PortfolioResult(NoneSymmetric())
-    assert result.outcome not in (REFUTED, CLAIMED, Unknown())
-
-
-def test_effort_ends(child: SolverProcess) -> None:
-    assert run(child, ("found_2", WHOLE), ("found_3", ROTATED), slices=2) == PortfolioResult(Unknown())
-    assert run(child, ("found_2", WHOLE), ("found_3", ROTATED), slices=3).outcome == found(3)
 
 
 def test_the_deadline_ends_everything() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.synth.chunks.bounds.step_certificate import StepBound, TreeDual
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.trees.column_generation import StepTree, TreeBound, tree_bound
 from arborcast.synth.chunks.trees.tree_schedule import (
     NoPlanError,
@@ -25,6 +23,7 @@ from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.topology import Topology
+from tests.support.chunk_replay import replay_plan
 from tests.support.strategies import topologies as fabrics
 
 DGX1 = (  # its automorphisms
@@ -35,30 +34,6 @@ DGX1 = (  # its automorphisms
 )
 CUBE = tuple(tuple(rank ^ mask for rank in range(8)) for mask in range(8))
 RING = tuple(tuple((rank + by) % 8 for rank in range(8)) for by in range(8))
-
-
-def replay(problem: ChunkProblem, chunks: int, plan: ChunkPlan) -> None:
-    """Held before sent, no link over its capacity, every chunk at every target."""
-    held = {
-        (demand, chunk): set(problem.demands[demand].sources)
-        for demand in range(len(problem.demands))
-        for chunk in range(chunks)
-    }
-    for step, rounds in enumerate(plan.rounds):
-        assert rounds >= 1
-        load: Counter[int] = Counter()
-        arriving = []
-        for send in plan.sends:
-            if send.step == step:
-                route = problem.routes[send.route]
-                assert route.src in held[send.demand, send.chunk]
-                arriving.append((send.demand, send.chunk, route.dst))
-                load.update(route.links)
-        assert all(count <= problem.capacities[link] * rounds for link, count in load.items())
-        for demand, chunk, rank in arriving:
-            held[demand, chunk].add(rank)
-    for (demand, _), ranks in held.items():
-        assert problem.demands[demand].targets <= ranks
 
 
 @pytest.mark.parametrize(
@@ -85,7 +60,7 @@ def test_the_fewest_chunks_that_attain_the_bound(spec, kind, group, steps, chunk
     problem = ChunkProblem.of(topology, Collective.on(topology, kind))
     bound = tree_bound(problem, steps, deadline=Deadline(), group=group)
     found, plan = plan_of(problem, steps, bound, group=group)
-    replay(problem, found, plan)
+    replay_plan(problem, found, plan)
     assert (found, len(plan.rounds), sum(plan.rounds)) == (chunks, steps, rounds)
 
 
@@ -95,7 +70,7 @@ def test_the_packing_as_it_stands():
     bound = tree_bound(problem, 4, deadline=Deadline())
     chunks = chunks_of(bound)
     plan = plan_as_it_stands(problem, bound)
-    replay(problem, chunks, plan)
+    replay_plan(problem, chunks, plan)
     assert Fraction(sum(plan.rounds), chunks) == Fraction(4, 13)
 
 
@@ -117,7 +92,7 @@ def test_an_empty_step_is_filled_where_the_optimum_allows():
     problem, lengths = pair()
     chunks, plan = plan_of(problem, 2, packed(lengths, Fraction(1)))
     assert (chunks, plan.rounds) == (2, (1, 1))
-    replay(problem, chunks, plan)
+    replay_plan(problem, chunks, plan)
 
 
 def test_what_is_no_plan_says_why():
@@ -144,5 +119,5 @@ def test_a_plan_with_another_number_of_chunks(fabric: Topology, chunks: int) -> 
     packed = tree_bound(problem, problem.latency, deadline=Deadline())
     rounded = rounded_packing(problem, packed)
     plan = rounded.plan(chunks)
-    replay(problem, chunks, plan)
+    replay_plan(problem, chunks, plan)
     assert sum(plan.rounds) >= packed.bound.ratio * chunks

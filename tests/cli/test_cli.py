@@ -444,13 +444,6 @@ def test_simulate_prints_a_column_per_method(command: Command, tmp_path: Path) -
     assert "\nnccl: NCCL's planning model, re-implemented here; NCCL itself was not run\n" in out
 
 
-def test_the_same_seed_gives_the_same_file(command: Command, tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("a.json", "b.json")]
-    for file in files:
-        command("solve", "dgx1", "allgather", "--ranks", "0-5", "--seed", "7", "-o", str(file))
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
 # A small question of the same sort imports everything first: Python loses a Ctrl-C that meets an import.
 INTERRUPTIBLE = """
 import sys

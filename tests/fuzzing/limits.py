@@ -39,7 +39,7 @@ def ways(topology: Topology, ranks: Sequence[int], through: Sequence[int]) -> li
 
 
 def parts(ranks: Sequence[int]) -> Iterator[frozenset[int]]:
-    """All sets of the ranks but none and all."""
+    """All sets of them but none and all."""
     for size in range(1, len(ranks)):
         yield from map(frozenset, combinations(ranks, size))
 
@@ -127,13 +127,8 @@ def best_rate(topology: Topology, collective: Collective) -> Fraction:
 
 def least_cut(topology: Topology, collective: Collective) -> Fraction:
     """The least bandwidth out of a set of vertices, over the share of the buffer that must leave it."""
-    found = []
-    for size in range(1, topology.size):
-        for side in combinations(range(topology.size), size):
-            share = must_leave(collective, frozenset(side))
-            if share:
-                found.append(leaving(topology, frozenset(side)) / share)
-    return min(found)
+    shares = {side: must_leave(collective, side) for side in parts(range(topology.size))}
+    return min(leaving(topology, side) / share for side, share in shares.items() if share)
 
 
 def leaving(topology: Topology, side: frozenset[int]) -> Fraction:
@@ -146,6 +141,9 @@ def leaving(topology: Topology, side: frozenset[int]) -> Fraction:
 
 def must_leave(collective: Collective, side: frozenset[int]) -> Fraction:
     """What some rank outside needs and those outside cannot make alone, of the buffer."""
+    if collective.kind is Kind.CUSTOM:
+        demands = collective.demands
+        return Fraction(sum(d.sources <= side and bool(d.targets - side) for d in demands), len(demands))
     inside = len(side.intersection(collective.ranks))
     outside = len(collective.ranks) - inside
     if not inside or not outside:

@@ -133,12 +133,3 @@ def test_at_least_one_tree_must_be_allowed(most):
 def test_a_tolerance_is_a_share_that_leaves_something(tolerance):
     with pytest.raises(InputError, match=f"tolerance: must be from 0 to below 1, got {tolerance}"):
         fewest(catalog.load("ring:3"), None, Fraction(1), [], Request(tolerance=tolerance))
-
-
-def test_the_same_seed_gives_the_same_choice():
-    topology = catalog.load("dgx1")
-    first, again = (
-        fewest(topology, range(8), Fraction(150, 7), [], Request(tolerance=TWENTIETH, seed=2))
-        for _ in range(2)
-    )
-    assert (first.trees, first.settings) == (again.trees, again.settings)

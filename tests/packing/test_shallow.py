@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 
-import highspy
 import networkx as nx
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from typer.testing import CliRunner
 
 from arborcast.synth.api import approach, solve
 from arborcast.synth.cli.app import app
-from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.collective import TREE_KINDS, Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.packing.bounded_height import shallow_frontier
@@ -28,26 +26,13 @@ from arborcast.synth.packing.symmetric import generation
 from arborcast.synth.packing.tree_solver import shallow_schedules, solve_by_trees
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.topology import Hop, Link, Topology
+from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load
+from tests.fuzzing.all_trees import best_of_height
+from tests.fuzzing.tally import spreading
 from tests.support.strategies import collectives
 from tests.support.strategies import topologies as graphs
-
-Ways = tuple[tuple[int, ...], ...]  # a tree's edges, each as the vertices that it passes
-
-
-def ways(topology: Topology) -> dict[Hop, list[tuple[int, ...]]]:
-    """Every simple way through switches from rank to rank."""
-    found = {}
-    for src in range(topology.ranks):
-        for dst in range(topology.ranks):
-            if src != dst:
-                kept = {src, dst, *range(topology.ranks, topology.size)}
-                graph = nx.DiGraph([hop for hop in topology.bandwidth if kept >= set(hop)])
-                if src in graph and dst in graph:
-                    found[src, dst] = [tuple(way) for way in nx.all_simple_paths(graph, src, dst)]
-    return found
 
 
 def height_of(graph: nx.DiGraph, root: int) -> int:
@@ -55,65 +40,6 @@ def height_of(graph: nx.DiGraph, root: int) -> int:
     if root not in graph or not nx.is_arborescence(graph):
         return 1 << 30
     return max(nx.single_source_shortest_path_length(graph, root).values())
-
-
-def every_tree(topology: Topology, root: int, height: int) -> Iterator[Ways]:
-    """All out-trees from a root of at most a height, each with all its ways through switches."""
-    known = ways(topology)
-    others = [rank for rank in range(topology.ranks) if rank != root]
-    for parents in product(range(topology.ranks), repeat=len(others)):
-        edges = list(zip(parents, others, strict=True))
-        graph = nx.DiGraph(edges)
-        if all(known.get(edge) for edge in edges) and height_of(graph, root) <= height:
-            yield from product(*(known[edge] for edge in edges))
-
-
-def best_rate(topology: Topology, kind: Kind, root: int, height: int) -> float:
-    """By a linear program over every tree."""
-    if kind.reduces and kind is not Kind.ALLREDUCE:
-        topology = topology.reversed()
-    groups = [root] if kind in {Kind.BROADCAST, Kind.REDUCE} else list(range(topology.ranks))
-    model = highspy.Highs()
-    model.silent()
-    load: dict[Hop, list] = {hop: [] for hop in topology.bandwidth}
-    carried = []
-
-    def weigh(fabric: Topology, start: int, *, turned: bool):
-        total = []
-        for tree in every_tree(fabric, start, height):
-            total.append(model.addVariable(lb=0))
-            for way in tree:
-                for src, dst in pairwise(way):
-                    load[(dst, src) if turned else (src, dst)].append(total[-1])
-        return sum(total[1:], total[0] + 0) if total else None
-
-    for start in groups:
-        out = weigh(topology, start, turned=False)
-        if kind is Kind.ALLREDUCE:
-            into = weigh(topology.reversed(), start, turned=True)
-            if out is None or into is None:
-                model.addConstr(0 * model.addVariable(lb=0) <= 0)
-                for side in (out, into):
-                    if side is not None:
-                        model.addConstr(side <= 0)
-                continue
-            model.addConstr(out - into == 0)
-        elif out is None:
-            return 0.0
-        carried.append(out)
-    for hop, users in load.items():
-        if users:
-            model.addConstr(sum(users[1:], users[0] + 0) <= float(topology.bandwidth[hop]))
-    if not carried:
-        return 0.0
-    if kind is Kind.ALLREDUCE:
-        model.maximize(sum(carried[1:], carried[0] + 0))
-        return float(model.getObjectiveValue())
-    rate = model.addVariable(lb=0)
-    for total in carried:
-        model.addConstr(total - rate >= 0)
-    model.maximize(rate + 0)
-    return float(model.getObjectiveValue()) * len(carried)
 
 
 def within(topology: Topology, collective: Collective, height: int, **knobs: object) -> Schedule | None:
@@ -127,12 +53,14 @@ def within(topology: Topology, collective: Collective, height: int, **knobs: obj
 def check_against_enumeration(topology: Topology, collective: Collective) -> None:
     for height in range(1, topology.ranks):
         found = within(topology, collective, height)
-        best = best_rate(topology, collective.kind, collective.root or 0, height)
+        best = best_of_height(*spreading(topology, collective), height)
         if found is None:
             assert best == 0
             continue
-        assert float(found.rate) == pytest.approx(best, rel=1e-7)
+        assert found.rate == best
         assert found.height <= height
+        shown = dict(found.method.settings)["within_height"]
+        assert shown == ("the limit of any height" if found.is_optimal else "best")
         assert verify(found).errors == ()
         assert verify(found).rate == found.rate <= found.bound.rate
     assert found is not None and found.is_optimal  # any tree is as low as the ranks are many
@@ -203,16 +131,6 @@ def test_six_trees_of_height_four_fill_the_links_of_the_dgx1() -> None:
     found = solve(load("dgx1"), "broadcast", method="trees", max_height=4)
     assert found.is_optimal and found.height == 4
     assert [chunk.share for chunk in found.chunks] == [Fraction(1, 6)] * 6
-
-
-@pytest.mark.parametrize("kind", ["allgather", pytest.param("allreduce", marks=pytest.mark.long)])
-def test_the_same_question_has_the_same_answer(kind: str) -> None:
-    fabric = load("torus:3x4")  # beyond the ranks where the best comes at once
-    first, second = (
-        solve(fabric, kind, method="trees", max_height=4, deadline_s=1000, seed=3) for _ in range(2)
-    )
-    assert first == second
-    assert verify(first).correct
 
 
 def test_few_trees_within_a_height() -> None:

@@ -18,7 +18,7 @@ from arborcast.synth.packing.tree_solver import solve_by_trees, solve_by_weights
 from arborcast.synth.request import Request
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
-from tests.packing.test_lift import assert_correct
+from tests.fuzzing.replay import objections
 from tests.support.strategies import collectives
 from tests.support.strategies import topologies as graphs
 
@@ -26,34 +26,6 @@ from tests.support.strategies import topologies as graphs
 def solved(topology, kind, method="trees", **wishes):
     solve = {"trees": solve_by_trees, "mwu": solve_by_weights}[method]
     return solve(topology, Collective.on(topology, kind), Request(**wishes))
-
-
-@pytest.mark.parametrize(
-    ("spec", "ranks", "broadcast", "per_root", "allreduce"),
-    [
-        ("dgx1", range(8), 6, Fraction(6, 7), Fraction(24, 7)),
-        ("dgx1", [0, 2, 3], 3, Fraction(3, 2), Fraction(5, 2)),
-        ("dgx1", range(6), 3, Fraction(3, 5), Fraction(5, 2)),
-        ("dgx1", [0, 3, 4], 2, 1, 2),
-        ("dgx-a100:boxes=2", range(16), 200, Fraction(65, 3), Fraction(520, 3)),
-        ("mi250:boxes=2", range(32), 256, Fraction(166, 15), Fraction(2656, 15)),
-        ("torus:4x4", range(16), 4, Fraction(4, 15), Fraction(32, 15)),
-    ],
-)
-def test_the_optimum_is_reached(spec, ranks, broadcast, per_root, allreduce):
-    topology = catalog.load(spec).subset(list(ranks))
-    unit = 25 if spec == "dgx1" else 1  # the values are for links of 1 GB/s; the DGX-1 has 25
-    wanted = {
-        "broadcast": broadcast,
-        "reduce": broadcast,
-        "allgather": per_root * len(ranks),
-        "reduce-scatter": per_root * len(ranks),
-        "allreduce": allreduce,
-    }
-    for kind, rate in wanted.items():
-        schedule = solved(topology, kind)
-        assert schedule.rate == schedule.bound.rate == rate * unit
-        assert verify(schedule).correct
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
@@ -64,7 +36,7 @@ def test_exact_trees_reach_the_bound_on_any_graph(topology, data):
     verdict = verify(schedule)
     assert verdict.errors == ()
     assert verdict.rate == schedule.rate == schedule.bound.rate
-    assert_correct(schedule)
+    assert objections(schedule) == []
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
@@ -74,7 +46,7 @@ def test_relays_help_and_what_they_pass_on_is_correct(topology, data):
     schedule = solve_by_trees(topology, collective)
     assert verify(schedule).errors == ()
     assert 0 < schedule.rate <= schedule.bound.rate
-    assert_correct(schedule)
+    assert objections(schedule) == []
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=5, symmetric=symmetric)), st.data())
@@ -143,21 +115,6 @@ def test_one_way_streets_cut_off_who_cannot_come_or_go(kind, message):
     topology = Topology.build("street", 3, [Link(0, 1, Fraction(1)), Link(2, 0, Fraction(1))])
     with pytest.raises(InfeasibleError, match=message):
         solved(topology, kind)
-
-
-def test_the_same_seed_gives_the_same_schedule():
-    topology = catalog.load("dgx1")
-    for knobs in ({}, {"method": "mwu"}, {"max_trees": 2}):
-        first, again = (solved(topology, "allgather", seed=5, **knobs) for _ in range(2))
-        assert first == again
-        assert first.method.seed == 5
-
-
-def test_a_deadline_in_multiplicative_weights_leaves_the_best_so_far():
-    topology = catalog.load("torus:4x4")
-    with pytest.raises(TimedOutError, match="deadline") as caught:
-        solved(topology, "allgather", method="mwu", epsilon=Fraction(1, 10_000), deadline_s=1e-6)
-    assert caught.value.best is None or verify(caught.value.best).correct
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())

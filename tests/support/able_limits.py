@@ -66,6 +66,15 @@ def best_rate(topology: Topology, collective: Collective) -> Answer:
             return Answer(1 / program.values["all"], lengths, adders)
 
 
+def distance(topology: Topology, collective: Collective, prices: Prices) -> Fraction:
+    """The least cost of moving one unit of the buffer."""
+    roots: tuple[int | None, ...] = (collective.root,)
+    if collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}:
+        roots = collective.ranks
+    trees = Trees(topology, collective, prices)
+    return sum((trees.cheapest(root)[0] for root in roots), Fraction(0)) / len(roots)
+
+
 @dataclass(frozen=True)
 class Trees:
     """Trees under prices."""

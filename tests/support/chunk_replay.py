@@ -17,6 +17,7 @@ from arborcast.synth.chunks import curve
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Feasible, Instance
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.step_result import StepOptimum
 from arborcast.synth.collective import Collective, Kind
@@ -49,21 +50,26 @@ def instance_of(spec: str, kind: str, chunks: int, steps: int, rounds: int, root
 
 def replay(instance: Instance, found: Feasible) -> None:
     """Unfold the model and carry it out, step by step, looking at every rule."""
-    problem = instance.orbits.problem
     assert len(found.rounds) == instance.steps
-    assert min(found.rounds) >= 1 and sum(found.rounds) == instance.rounds
+    assert sum(found.rounds) == instance.rounds
     assert len(set(found.sends)) == len(found.sends)
     sends = list(instance.orbits.unfold(found.sends))
-    assert all(0 <= send.step < instance.steps for send in sends)
+    replay_plan(instance.orbits.problem, instance.orbits.chunks, ChunkPlan(found.rounds, tuple(sends)))
+
+
+def replay_plan(problem: ChunkProblem, chunks: int, plan: ChunkPlan) -> None:
+    """Held before sent, no link over its capacity, every chunk at every target."""
+    assert min(plan.rounds) >= 1
+    assert all(0 <= send.step < len(plan.rounds) for send in plan.sends)
     held = {
         (number, chunk): set(demand.sources)
         for number, demand in enumerate(problem.demands)
-        for chunk in range(instance.orbits.chunks)
+        for chunk in range(chunks)
     }
-    for step, rounds in enumerate(found.rounds):
+    for step, rounds in enumerate(plan.rounds):
         loads: Counter[int] = Counter()
         arrivals = []
-        for send in sends:
+        for send in plan.sends:
             if send.step == step:
                 route = problem.routes[send.route]
                 assert route.src in held[send.demand, send.chunk], f"{send}: sent before it was there"

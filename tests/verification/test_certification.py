@@ -21,11 +21,12 @@ from arborcast.synth.certification.exact_paths import FAR
 from arborcast.synth.certification.metric import Metric, Others
 from arborcast.synth.certification.proven_rates import share_leaving
 from arborcast.synth.certification.tree_costs import cheapest_cost, cheapest_costs, priced_sets, proved_costs
-from arborcast.synth.collective import NAMED_KINDS, Collective, Demand, Kind
+from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS, Collective, Demand, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.groups.view import view_of
 from arborcast.synth.topology import Link, Topology
-from tests.support.strategies import custom_collectives, topologies
+from tests.support.able_limits import distance
+from tests.support.strategies import collectives, custom_collectives, topologies
 
 SQUARE = Topology.build(
     "square",
@@ -188,12 +189,7 @@ def test_unreachable_ranks_prove_nothing_by_lengths(kind, total):
 @given(st.data())
 def test_distance_grows_with_lengths(data):
     topology = data.draw(topologies(symmetric=False))
-    collective = data.draw(
-        st.one_of(
-            st.sampled_from([Collective.on(topology, kind) for kind in NAMED_KINDS]),
-            custom_collectives(topology),
-        )
-    )
+    collective = data.draw(st.one_of(collectives(topology), custom_collectives(topology)))
     lengths, factor = (
         drawn_lengths(data, topology),
         data.draw(st.fractions(Fraction(1, 9), 9, max_denominator=10**6)),
@@ -230,37 +226,6 @@ def test_distances_of_demands_by_networkx(data):
     assert found.distance == Fraction(sum(max(map(min, to_all)) for to_all in ways), len(ways))
 
 
-def logical(topology: Topology, lengths: list[int]) -> dict[tuple[int, int], int]:
-    """Distances between ranks through switches, by networkx; missing where there is no way."""
-    found = {}
-    for source in range(topology.ranks):
-        graph = nx.DiGraph()
-        graph.add_node(source)
-        for link, length in zip(topology.links, lengths, strict=True):
-            if link.src == source or topology.is_switch(link.src):
-                graph.add_edge(link.src, link.dst, weight=length)
-        far = nx.single_source_dijkstra_path_length(graph, source)
-        found.update({(source, rank): far[rank] for rank in range(topology.ranks) if rank in far})
-    return found
-
-
-def cheapest_tree(ways: dict[tuple[int, int], int], root: int, members: tuple[int, ...], size: int) -> int:
-    """Over all choices of a parent for each vertex that a tree may use (-1: not in the tree)."""
-    best = None
-    others = [v for v in range(size) if v != root]
-    choices = [[p for p in range(size) if (p, v) in ways] + [-1] * (v not in members) for v in others]
-    for parents in product(*choices):
-        tree = {v: p for v, p in zip(others, parents, strict=True) if p != -1}
-        edges = [(p, v) for v, p in tree.items()]
-        graph = nx.DiGraph(edges)
-        graph.add_node(root)
-        if all(p == root or p in tree for p in tree.values()) and nx.is_arborescence(graph):
-            cost = sum(ways[edge] for edge in edges)
-            best = cost if best is None else min(best, cost)
-    assert best is not None
-    return best
-
-
 @settings(max_examples=60)
 @given(st.data())
 def test_distances_of_duals_by_brute_force(data):
@@ -269,21 +234,11 @@ def test_distances_of_duals_by_brute_force(data):
     lengths = data.draw(
         st.lists(st.integers(1, 4), min_size=len(topology.links), max_size=len(topology.links))
     )
-    ways = logical(topology, lengths)
-    back = {(v, u): length for (u, v), length in ways.items()}
-    size, n = topology.ranks, len(ranks)
-    out = [cheapest_tree(ways, root, ranks, size) for root in range(size)]
-    into = [cheapest_tree(back, root, ranks, size) for root in range(size)]
-    expected = {
-        Kind.BROADCAST: Fraction(out[1]),
-        Kind.REDUCE: Fraction(into[1]),
-        Kind.ALLGATHER: Fraction(sum(out[:n]), n),
-        Kind.REDUCE_SCATTER: Fraction(sum(into[:n]), n),
-        Kind.ALLREDUCE: Fraction(min(a + b for a, b in zip(out, into, strict=True))),
-    }
-    for kind, distance in expected.items():
+    prices = {hop: Fraction(length) for hop, length in zip(topology.bandwidth, lengths, strict=True)}
+    for kind in TREE_KINDS:
         collective = Collective.on(topology, kind, root=1, ranks=ranks)
-        assert dual_of(topology, collective, tuple(map(Fraction, lengths))).distance == distance
+        found = dual_of(topology, collective, tuple(map(Fraction, lengths)))
+        assert found.distance == distance(topology, collective, prices)
 
 
 @settings(max_examples=60)
@@ -345,8 +300,7 @@ def drawn_lengths(data, topology: Topology, least: int = 1) -> tuple[Fraction, .
 @given(st.data())
 def test_dual_of_a_link_length_changed_is_refused(data):
     topology = data.draw(topologies(symmetric=False))
-    kind = data.draw(st.sampled_from(NAMED_KINDS))
-    collective = Collective.on(topology, kind, root=0)
+    collective = data.draw(st.one_of(collectives(topology), custom_collectives(topology)))
     found = dual_of(topology, collective, drawn_lengths(data, topology))
     assert certified_rate(topology, collective, found) == found.capacity / found.distance
     link = data.draw(st.integers(0, len(topology.links) - 1))

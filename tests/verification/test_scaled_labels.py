@@ -25,22 +25,12 @@ from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
-from arborcast.synth.verification.verifier import verify
 from tests.fuzzing.all_trees import best_of, best_of_height, best_together
 from tests.packing.test_fewest import spanning_trees
 from tests.packing.test_symmetric_solver import circulants, declared
 from tests.support.carriers import carrier, choice_of, hops
 from tests.support.strategies import collectives
 from tests.support.strategies import topologies as graphs
-
-
-def best_rate(topology: Topology, collective: Collective, height: int) -> Fraction:
-    """GB/s of a broadcast, allgather or allreduce along trees of at most a height; zero without any."""
-    if collective.kind is Kind.ALLREDUCE:
-        return best_of_height(topology, None, height)
-    roots = collective.ranks if collective.root is None else (collective.root,)
-    return best_of_height(topology, roots, height)
-
 
 LABELS = ("within_height", "proved", "few", "best_trees")
 PROVED = {"the limit of any height", "best"}
@@ -85,23 +75,6 @@ def said(schedule: Schedule) -> tuple[object, ...]:
     return tuple(facts.get(label) for label in LABELS), shares, schedule.is_optimal, schedule.height
 
 
-@given(fabrics(), st.data())
-@settings(max_examples=12)
-def test_best_within_a_height_is_the_best(topology: Topology, data: st.DataObject) -> None:
-    kinds = [Kind.BROADCAST, Kind.ALLREDUCE]
-    collective = data.draw(collectives(topology, kinds if topology.ranks > 3 else [*kinds, Kind.ALLGATHER]))
-    height = data.draw(st.integers(1, topology.ranks - 1))
-    best = best_rate(topology, collective, height)
-    try:
-        found = solve_by_trees(topology, collective, Request(max_height=height))
-    except InfeasibleError:
-        assert best == 0
-        return
-    assert verify(found).rate == found.rate == best
-    shown = dict(found.method.settings)["within_height"]
-    assert shown == ("the limit of any height" if found.is_optimal else "best")
-
-
 @pytest.mark.parametrize("decimals", [6, 9])
 def test_meshes_with_many_decimals(decimals: int) -> None:
     """Prices times capacities outgrow 64 bits here, and raw capacities the tolerances of HiGHS."""
@@ -113,7 +86,7 @@ def test_meshes_with_many_decimals(decimals: int) -> None:
         few = topology.subset(range(5))
         if few.is_symmetric:
             broadcast = Collective.on(few, "broadcast")
-            best = best_rate(few, broadcast, 2)
+            best = best_of_height(few, (0,), 2)
             try:
                 assert solve_by_trees(few, broadcast, Request(max_height=2)).rate == best
             except InfeasibleError:
@@ -274,7 +247,7 @@ def test_best_trees_of_orbits_are_the_best_of_all_trees(topology: Topology, data
     assume(topology.ranks <= 4)
     height = data.draw(st.none() | st.integers(1, topology.ranks))
     collective = Collective.on(topology, "allgather")
-    best = best_rate(topology, collective, height or topology.ranks)
+    best = best_of_height(topology, collective.ranks, height or topology.ranks)
     try:
         found = solve_symmetric(
             topology, collective, Request(max_height=height), translations=declared(topology)
