@@ -170,9 +170,9 @@ class _Question:
 
     def _half(self, collective: Collective, limit: Bound) -> _Half:
         half = Half.of(self.topology, collective, limit)
-        encodings = (self.method.name,)
-        searcher = Searcher(half.problem, encodings, self.method.seed, self.deadline, self.child, self.cache)
-        return _Half(half, searcher, self.method)
+        method = self.method
+        searcher = Searcher(half.problem, method.name, method.seed, self.deadline, self.child, self.cache)
+        return _Half(half, searcher, method)
 
     def _sums(self) -> Schedule:
         """An allreduce searched as it is; its compositions, which are some, where that takes long."""

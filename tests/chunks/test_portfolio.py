@@ -78,7 +78,7 @@ def found(slices: int, seed: int = 0) -> Feasible:
 
 @dataclass(frozen=True)
 class Answering:
-    """What a member answers and in which slice: "found", "impossible", "claimed", "dies"; and its group."""
+    """What a member answers and in which slice: "found", "impossible", "dies"; and its group."""
 
     answer: str
     at: int
@@ -122,8 +122,6 @@ class _FakeChild:
                 return found(plan.at + 1)
             case "impossible":
                 return REFUTED
-            case "claimed":
-                return CLAIMED
             case _:
                 self.starts += 1
                 self.slices = {}
@@ -134,7 +132,6 @@ def by_the_rules(plans: Sequence[Answering], slices: int) -> tuple[object, int |
     """The outcome and whose it is, one turn after the other."""
     left = dict(enumerate(plans))
     has_died = False
-    is_claimed = False
     for index in range(slices):
         for preference, plan in list(left.items()):
             if preference not in left or plan.at != index:
@@ -146,13 +143,8 @@ def by_the_rules(plans: Sequence[Answering], slices: int) -> tuple[object, int |
             del left[preference]
             if plan.answer == "dies":
                 has_died = True
-            elif plan.answer == "impossible":
+            else:
                 left = {other: p for other, p in left.items() if p.orbits is not plan.orbits}
-            elif plan.orbits is WHOLE:
-                is_claimed = True
-                left = {other: p for other, p in left.items() if p.orbits is WHOLE}
-    if is_claimed:
-        return CLAIMED, None
     if left:
         return Unknown(), None
     return (WorkerDiedError if has_died else NoneSymmetric()), None
@@ -168,7 +160,7 @@ def fields(draw: st.DrawFn) -> list[Answering]:
     def plan(orbits: ChunkOrbits, answer: str, at: int) -> Answering:
         return Answering("found" if possible[orbits] and answer != "dies" else answer, at, orbits)
 
-    answers = st.sampled_from(["impossible", "impossible", "claimed", "dies"])
+    answers = st.sampled_from(["impossible", "impossible", "dies"])
     return draw(
         st.lists(
             st.builds(plan, st.sampled_from([WHOLE, ROTATED, HALVED]), answers, st.integers(0, 4)),
@@ -218,26 +210,10 @@ def test_slices_grow_and_the_search_goes_on(child: SolverProcess) -> None:
     assert found(4).rounds == (100, 400, 1600, 6400)
 
 
-def test_without_a_proof_a_claim_waits_for_whoever_could_judge_it(
-    child: SolverProcess, caplog: pytest.LogCaptureFixture
-) -> None:
-    confirmed = run(child, ("claimed_0", WHOLE), ("impossible_2", WHOLE))
-    assert confirmed == PortfolioResult(REFUTED)
-    # Nobody else is waited for.
+def test_that_there_is_none_is_said_by_whoever_searches_everything(child: SolverProcess) -> None:
+    """Of HiGHS it is no proof, and says so itself."""
     assert run(child, ("claimed_0", WHOLE), ("never_0", ROTATED)) == PortfolioResult(CLAIMED)
-    assert run(child, ("claimed_0", WHOLE), ("found_3", WHOLE), slices=3) == PortfolioResult(CLAIMED)
-    with caplog.at_level(logging.WARNING):
-        disproved = run(child, ("claimed_0", WHOLE), ("found_2", WHOLE))
-    assert (disproved.outcome, disproved.slices) == (found(3), 3)
-    assert caplog.messages == ["1:found_2 found what does not exist according to HiGHS, floating point"]
-
-
-def test_a_claim_that_is_not_judged_in_time_is_told() -> None:
-    told = "the search did not end within the deadline of 1 s: there is none according to HiGHS, floating"
-    with SolverProcess() as child:
-        assert run(child, ("found_0", WHOLE)).outcome == found(1)  # it has imported what it needs
-        with pytest.raises(TimedOutError, match=told):
-            run(child, ("claimed_0", WHOLE), ("never_0", WHOLE), seconds=1)
+    assert not CLAIMED.is_proof and REFUTED.is_proof
 
 
 def test_the_deadline_ends_everything() -> None:

@@ -42,7 +42,7 @@ class Scripted(Searcher):
     def __init__(self, problem: ChunkProblem, answer: Callable[[int, int], Answer]) -> None:
         self.now_s = 0.0
         deadline = Deadline.after(1, lambda: self.now_s)
-        super().__init__(problem, ("sat", "ilp"), 0, deadline, SolverProcess(), None)
+        super().__init__(problem, "sat", 0, deadline, SolverProcess(), None)
         self.answer = answer
         self.asked: list[Asked] = []
 
@@ -227,7 +227,7 @@ def test_a_packing_of_trees_is_a_plan_whose_c_is_the_smallest_only_if_refuted(
 
 def test_a_real_search_attains_the_limit() -> None:
     with SolverProcess() as child:
-        searcher = Searcher(problem("ring:4", "gather"), ("ilp", "sat"), 0, Deadline(), child, None)
+        searcher = Searcher(problem("ring:4", "gather"), "ilp", 0, Deadline(), child, None)
         optimum = step_optimum(searcher, 2, loose(2), None)
     assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 2, True)
 

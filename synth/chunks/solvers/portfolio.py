@@ -1,4 +1,4 @@
-"""Several encodings and groups search one instance in turns, in one process, by counted effort.
+"""An instance is searched under several groups and as it is, in turns, in one process, by counted effort.
 
 Every member searches in slices of effort that grow by `GROWTH`. Effort is counted in steps of the solver,
 so the slice in which a member answers is a property of the instance and the seed, and so is the order:
@@ -7,8 +7,8 @@ so the slice in which a member answers is a property of the instance and the see
     first    1 ---->   3 --------->
     second   2 ---->   4 ---answers: this counts
 
-A proof that there is no schedule at all is final for everybody. That HiGHS, in floating point, finds none is
-no proof: the other encodings that search all schedules go on, to confirm or to disprove it, and nobody else.
+Who finds that there is no schedule at all, of the problem as it is, ends it for everybody; whether that is a
+proof depends on the solver's arithmetic.
 
 What the others' turns cost: a third of the winner's last slice for each of them that goes on from slice to
 slice and each that starts every slice anew, and as much as that slice for each that is preferred to it. An
@@ -63,10 +63,6 @@ class PortfolioMember:
         """Whether it searches all schedules and not only those that a group maps to themselves."""
         return len(self.orbits.group) == 1
 
-    def may_judge(self, other: PortfolioMember) -> bool:
-        """Whether it can confirm or disprove that there is no schedule at all, as the other one says."""
-        return self.is_whole and self.encoding != other.encoding
-
     def __str__(self) -> str:
         """The encoding and how many symmetries help it."""
         return self.encoding if self.is_whole else f"{self.encoding} with {len(self.orbits.group)} symmetries"
@@ -85,9 +81,8 @@ class PortfolioResult:
     """What came out.
 
     Attributes:
-        outcome: `Feasible`, `Infeasible` (there is no schedule at all; no proof where no exact solver
-            confirmed it in the slices that were allowed), `NoneSymmetric`, or `Unknown` where the slices
-            ended without an answer.
+        outcome: `Feasible`, `Infeasible` (there is no schedule at all), `NoneSymmetric`, or `Unknown` where
+            the slices ended without an answer.
         member: who found it; None unless `Feasible`.
         slices: how many slices it needed; 0 unless `Feasible`.
     """
@@ -172,7 +167,6 @@ class _Portfolio:
         self._held: set[int] = set()  # searches that are in the child
         self._holder = 0  # which process that is
         self._alone: set[int] = set()  # who died in it beside others
-        self._claim: Infeasible | None = None
         self._lost: WorkerDiedError | None = None
 
     def slice_of(self, number: int, effort: int) -> Outcome:
@@ -189,8 +183,7 @@ class _Portfolio:
         try:
             return self._child.run(name, search_slice, *asked, deadline=self._deadline)
         except TimedOutError:
-            words = f": there is none according to {self._claim.proved_by}" if self._claim else ""
-            raise TimedOutError(f"{self._deadline.missed_by('the search')}{words}") from None
+            raise self._deadline.missed_by("the search") from None
         except WorkerDiedError as error:
             if others:  # they may have had the memory that it lacked: it goes on alone, and they begin anew
                 self._alone.add(number)
@@ -204,15 +197,9 @@ class _Portfolio:
         member = self._members[number]
         match outcome:
             case Feasible():
-                if self._claim is not None:
-                    claimed_by = self._claim.proved_by
-                    log.warning("%s found what does not exist according to %s", member, claimed_by)
                 return PortfolioResult(outcome, member, index + 1)
-            case Infeasible() if member.is_whole and outcome.is_proof:
-                return PortfolioResult(outcome)
             case Infeasible() if member.is_whole:
-                self._claim = outcome
-                self.left = {other for other in self.left if self._members[other].may_judge(member)}
+                return PortfolioResult(outcome)
             case Infeasible() if outcome.is_proof:
                 group = member.orbits.group
                 self.left = {other for other in self.left if self._members[other].orbits.group != group}
@@ -226,8 +213,6 @@ class _Portfolio:
         Raises:
             WorkerDiedError: solvers are gone, and all others are through.
         """
-        if self._claim is not None:
-            return PortfolioResult(self._claim)
         if self.left:
             return PortfolioResult(Unknown())
         if self._lost is not None:

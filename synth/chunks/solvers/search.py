@@ -1,4 +1,4 @@
-"""One instance of (C, S, R), answered: by the cache, or by encodings in turns, with and without symmetry.
+"""One instance of (C, S, R), answered: by the cache, or by an encoding, with and without symmetry in turns.
 
 This is where the pieces meet: groups of symmetries, encodings, child processes. A plan that comes out of
 here was pruned; that it is correct is still for `synth.verification.verifier` to say.
@@ -23,7 +23,7 @@ from arborcast.synth.errors import Prover
 Answer: TypeAlias = ChunkPlan | Infeasible | Unknown
 
 MOST_GROUPS = 3
-"""How many groups are tried by the preferred encoding: a large one may admit no schedule."""
+"""How many groups are tried: a large one may admit no schedule."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Searcher:
 
     Attributes:
         problem: what is to be done.
-        encodings: those that may run; the first is preferred.
+        encoding: by which a solver is asked.
         seed: of the solvers; the same seed gives the same plan on any machine.
         deadline: of all searches together.
         child: the process in which solvers run.
@@ -40,7 +40,7 @@ class Searcher:
     """
 
     problem: ChunkProblem
-    encodings: tuple[str, ...]
+    encoding: str
     seed: int
     deadline: Deadline
     child: SolverProcess
@@ -64,7 +64,7 @@ class Searcher:
             (ChunkPlan, ChunkSend, Infeasible, Prover),
             is_final=lambda answer: not isinstance(answer, Unknown),
             size=[chunks, steps, rounds],
-            encodings=self.encodings,
+            encoding=self.encoding,
             seed=self.seed,
             slices=slices,
         )
@@ -88,14 +88,10 @@ class Searcher:
                 return outcome
 
     def _members(self, chunks: int) -> list[PortfolioMember]:
-        """Groups first, the larger the faster where one fits, then the problem as it is; by each encoding."""
-        reduced = self._reduced(chunks)
+        """Groups first, the larger the faster where one fits, then the problem as it is."""
         whole = ChunkOrbits.trivial(self.problem, chunks)
-        first, *others = self.encodings
-        members = [PortfolioMember(first, orbits) for orbits in (*reduced[:MOST_GROUPS], whole)]
-        for encoding in others:
-            members += [PortfolioMember(encoding, orbits) for orbits in (*reduced[:1], whole)]
-        return members
+        orbits = (*self._reduced(chunks)[:MOST_GROUPS], whole)
+        return [PortfolioMember(self.encoding, each) for each in orbits]
 
     def _reduced(self, chunks: int) -> tuple[ChunkOrbits, ...]:
         if chunks not in self._groups:
