@@ -250,6 +250,10 @@ class Schedule(Playable):
         """Number of transfers."""
         return len(self.transfers)
 
+    def expand(self) -> Schedule:
+        """Itself: every chunk and transfer is written out, as those of an implicit schedule are by this."""
+        return self
+
     @property
     def is_optimal(self) -> bool:
         """Whether the rate equals the bound."""

@@ -35,7 +35,7 @@ from arborcast.backends.lowering.layout import Layout, lay_out
 from arborcast.backends.lowering.rank_view import refuse_switches
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule, Transfer
 
 
@@ -104,7 +104,7 @@ class Plan:
         for name, got in (("groups", groups), ("lanes", lanes), ("piece", piece)):
             if got < 1:
                 raise InputError(f"device: {name} must be at least 1, got {got}")
-        self.schedule: Schedule = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+        self.schedule: Schedule = schedule.expand()
         self.ranks = schedule.topology.ranks
         self._layout = lay_out(self.schedule, 0)
         self._instructions = self._values()

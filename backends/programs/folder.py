@@ -23,7 +23,6 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import check_folder, write_atomically
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Choice
@@ -103,7 +102,7 @@ def export_table(
     export, write, to = row.load("export"), row.load("write"), row.load("table")
     files: dict[str, GlobalProgram] = {}
     missing: list[str] = []
-    explicit = [replace(choice, schedule=_written_out(choice.schedule)) for choice in choices]
+    explicit = [replace(choice, schedule=choice.schedule.expand()) for choice in choices]
     for number, (choice, least, most, small) in enumerate(_ranges(explicit, most_bytes)):
         schedule = choice.schedule
         assert isinstance(schedule, Schedule), "it is written out"
@@ -139,10 +138,6 @@ def export_table(
         write_atomically(folder / to.programs / name, write(program))
     write_atomically(folder / "README.md", _readme(to, files, missing))
     return Exported(files, tuple(missing))
-
-
-def _written_out(schedule: AnySchedule) -> Schedule:
-    return schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
 
 
 def usual_units(schedule: Schedule) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from arborcast.backends.programs.program import ProgramError
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Hop, Vertex
 
@@ -75,7 +75,7 @@ def messages_of(
     """
     if size_bytes < 1:
         raise ProgramError(f"size must be at least 1 byte, got {size_bytes}")
-    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+    explicit = schedule.expand()
     if explicit.uses_switches:
         raise ProgramError("simulators' switches neither add nor multicast; solve with --no-in-network")
     if pieces < 1:

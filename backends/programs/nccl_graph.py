@@ -28,7 +28,7 @@ from arborcast.synth.baselines.switch_paths import switch_paths
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Method, Schedule, Transfer
 from arborcast.synth.topology import Topology
 
@@ -88,7 +88,7 @@ def export_graphs(schedule: AnySchedule) -> NcclGraphs:
     Raises:
         ProgramError: the schedule is not one that NCCL can run by rings or chains; what is in the way.
     """
-    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+    explicit = schedule.expand()
     collective, topology = explicit.collective, explicit.topology
     if collective.kind not in TREE_KINDS:
         raise ProgramError(f"{collective.kind}: NCCL runs it by sends, not by rings or chains")

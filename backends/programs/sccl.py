@@ -30,7 +30,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json
 from arborcast.synth.formats.shapes import check_shape
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Topology
 
@@ -101,7 +101,7 @@ def write(schedule: AnySchedule) -> str:
         ProgramError: switches, ranks left out, too many sends of chunks of one size, or a send that replaces
             what its receiver has to add: of the steps of a sum the file says no more than who sends.
     """
-    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+    explicit = schedule.expand()
     collective, topology = explicit.collective, explicit.topology
     kind = collective.kind
     if kind not in NAMES or collective.ranks != tuple(range(topology.ranks)):

@@ -42,7 +42,7 @@ class OldTrees:
         relays = schedule.collective.relays(schedule.topology)
         if schedule.rounds is not None or relays or schedule.uses_switches:
             return None
-        whole = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+        whole = schedule.expand()
         ranks, kind, moves = whole.topology.ranks, whole.collective.kind, whole.columns
         spread = _in_order(moves.taken(np.flatnonzero(~moves.reduce)))
         gather = _in_order(moves.taken(np.flatnonzero(moves.reduce)).turned)

@@ -16,7 +16,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_from_document
 from arborcast.synth.formats.any_schedule import read_schedule
 from arborcast.synth.formats.reading import check_format
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.sweeps.answering import SOLVED
 from arborcast.synth.sweeps.questions import Question
@@ -94,7 +94,7 @@ class Table:
                 found = self._schedule(document, size_bytes, topology)
                 if images == identity(len(images)) and found.topology == topology:
                     return found
-                whole = found.expand() if isinstance(found, ImplicitSchedule) else found
+                whole = found.expand()
                 return renumbered(whole, topology, images)
         raise InputError(
             f"{self.folder}: has no answer for {kind} on {topology.name}; "

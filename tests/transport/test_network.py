@@ -735,7 +735,15 @@ def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: p
     assert not listening.take()
     call = dial_unix(listening.name, hello, 0, time.monotonic() + 90)
     assert call is not None
-    until(lambda: listening.wait(1) and [connection.close() for connection, _ in listening.take()])
+    came: list[PendingConnection] = []
+
+    def comes() -> bool:
+        listening.wait(1)
+        came.extend(connection for connection, _ in listening.take())
+        return bool(came)
+
+    until(comes)
+    came[0].close()
     call.close()
     listening.close()
     os.close(ended)

@@ -22,7 +22,7 @@ from arborcast.backends.programs.limits import MSCCL
 from arborcast.backends.programs.msccl.writer import KINDS, elements_of, file_steps
 from arborcast.backends.programs.program import GlobalProgram, ProgramError, RankPart
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Chunk, Schedule
 
@@ -160,7 +160,7 @@ def in_units(schedule: AnySchedule, chunks: int | None) -> tuple[Schedule, int]:
     Raises:
         ProgramError: the units are not a multiple of the blocks of the buffer.
     """
-    explicit = schedule.expand() if isinstance(schedule, ImplicitSchedule) else schedule
+    explicit = schedule.expand()
     shares = (chunk.share.denominator for chunk in explicit.chunks)
     exact = math.lcm(blocks_in(explicit.collective), *shares)
     if chunks is not None and chunks % exact:
