@@ -1,4 +1,4 @@
-"""The testbed: rows from what ranks saw, targets, timelines, and a small run where root and iproute2 are."""
+"""The testbed: rows from what ranks saw, targets, and a small run where root and iproute2 are."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_cases_by_name_and_others_with_a_rate() -> None:
         case_of("dgx1", "0,x", 9)
 
 
-# -------------------------------------------------------------------------------------- the timelines
+# ---------------------------------------------------------------------------------------------- small runs
 
 
 @needs_root
