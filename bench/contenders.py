@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from arborcast.bench.harness.payload import Payload
 from arborcast.bench.harness.turns import Sample
+from arborcast.synth.collective import Kind
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -163,50 +165,23 @@ def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:
 
 
 class Buffers:
-    """What the calls of one sample work on, filled afresh before each; values depend on rank and index.
-
-    Sums are exact in float32, whatever the order in which they are made.
-    """
+    """What the calls of one sample work on, filled afresh before each."""
 
     def __init__(self, case: Case, rank: int, ranks: int) -> None:
-        import torch
-
-        count = case.size_bytes // 4
-        whole = torch.arange(count, dtype=torch.float32).remainder_(1021)
-        block = slice(rank * count // ranks, (rank + 1) * count // ranks)
-        summed = whole * ranks + ranks * (ranks - 1) // 2
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
-        self._input: Tensor | None = None
-        self._initial: Tensor | None = None
-        match case.collective:
-            case "allreduce":
-                self._initial, self._expected = whole + rank, summed
-            case "broadcast":
-                self._initial, self._expected = whole + rank, whole
-            case "allgather":
-                self._input, self._expected = whole[block].clone(), whole
-            case _:
-                self._input, self._expected = whole + rank, summed[block].clone()
+        self._payload = Payload(Kind(case.collective), case.size_bytes // 4, rank, ranks)
 
     def fill(self, calls: int) -> None:
         """As many buffers as calls, in the state before them."""
-        self.inputs = [] if self._input is None else [self._input] * calls  # never written to
+        given = self._payload.given
+        self.inputs = [given] * calls if given.numel() else []  # never written to
         missing = range(len(self.outputs), calls)
-        self.outputs = [*self.outputs[:calls], *(self._expected.clone() for _ in missing)]
+        self.outputs = [*self.outputs[:calls], *(self._payload.initial.clone() for _ in missing)]
         for output in self.outputs:
-            if self._initial is None:
-                output.fill_(-1.0)
-            else:
-                output.copy_(self._initial)
+            output.copy_(self._payload.initial)
 
     def check(self, what: str) -> None:
         """Raise where a result is wrong anywhere."""
-        import torch
-
         for i, output in enumerate(self.outputs):
-            if not torch.equal(output, self._expected):
-                wrong = int((output != self._expected).nonzero()[0])
-                raise RuntimeError(
-                    f"{what}, call {i}: element {wrong} must be {self._expected[wrong]}, got {output[wrong]}"
-                )
+            self._payload.check(output, f"{what}, call {i}")

@@ -1,11 +1,11 @@
-"""Pipelined training beside serial training, predictions beside measurements, and the planners' own time.
+"""Trainings in stages beside serial ones, predictions beside measurements, and the planners' own time.
 
-Ten questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
-models of libraries in stages (models), predicted against measured time (prediction), the planner's own time
-(planner), a training step on emulated links (testbed), divided models on them (sharded), what orders leave of
-the bubble (bubbles), our steps beside those of torch's own schedules and DDP (runtimes), what ranks hold of a
-model made on "meta" (memory), and how long layouts of operators on meshes take to find (intra). What the
-experiments of SPP, RaNNC and Divisible gave is in `docs/explanation/findings.md`.
+Eight questions, each a results file `bench/results/pipeline_<part>.json`: models of libraries in stages
+(models), predicted against measured time (prediction), the planner's own time (planner), a training step on
+emulated links (testbed), what orders leave of the bubble (bubbles), our steps beside those of torch's own
+schedules and DDP (runtimes), what ranks hold of a model made on "meta" (memory), and how long layouts of
+operators on meshes take to find (intra). What the experiments of SPP, RaNNC and Divisible gave, loss curves
+and divided steps is in `docs/explanation/findings.md`.
 
     python bench/pipeline.py --only planner --only intra
 """

@@ -116,6 +116,17 @@ def without_identity(symmetries: Iterable[tuple[Vertex, ...]]) -> tuple[tuple[Ve
     return tuple(images for images in symmetries if list(images) != list(range(len(images))))
 
 
+def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """The sets of numbers below `count` that pairs join, directly or over others; by the least of each."""
+    sets = {number: [number] for number in range(count)}
+    for pair in pairs:
+        small, large = sorted((sets[number] for number in pair), key=len)
+        if small is not large:
+            large += small
+            sets.update(dict.fromkeys(small, large))
+    return sorted({id(each): tuple(sorted(each)) for each in sets.values()}.values())
+
+
 def holding(topology: Topology, candidates: Iterable[tuple[Vertex, ...]]) -> Iterator[tuple[Vertex, ...]]:
     """Those of the permutations that are symmetries of the topology, as they are asked for."""
     for images in candidates:

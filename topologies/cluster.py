@@ -163,17 +163,11 @@ def _nearest_ranks(topology: Topology, nic: Nic) -> tuple[int, tuple[Vertex, ...
     return topology.size, ()
 
 
-def own_nics(ranks: int, rate: Fraction, *, each: int = 1) -> tuple[Nic, ...]:
-    """So many NICs for each rank."""
-    return tuple(Nic(f"nic{index}", rate, (index // each,)) for index in range(ranks * each))
-
-
-def shared_nics(ranks: int, rate: Fraction, *, nics: int) -> tuple[Nic, ...]:
-    """So many NICs that ranks share evenly, neighbours the same one."""
-    per = ranks // nics
-    return tuple(
-        Nic(f"nic{index}", rate, tuple(range(index * per, (index + 1) * per))) for index in range(nics)
-    )
+def even_nics(ranks: int, rate: Fraction, nics: int) -> tuple[Nic, ...]:
+    """So many NICs for these ranks: each has one or more of its own, or neighbours share one."""
+    per, each = max(1, ranks // nics), max(1, nics // ranks)
+    groups = [tuple(range(index // each * per, (index // each + 1) * per)) for index in range(nics)]
+    return tuple(Nic(f"nic{index}", rate, near) for index, near in enumerate(groups))
 
 
 def nics_by_host(machine: Machine) -> tuple[tuple[int, ...], ...]:

@@ -166,19 +166,19 @@ def extents(text: str) -> tuple[int, ...]:
 
 def bandwidth(text: str) -> Fraction:
     """A positive number, such as GB/s."""
-    number = parse_number(text)
-    if not Fraction(1, 10**9) <= number <= 10**9:
-        rule = "must be positive" if number <= 0 else "must be between 1e-9 and 1e9 GB/s"
-        raise ValueError(f"{rule}, got {shorten(text)}")
-    return number
+    return _number(text, Fraction(1, 10**9), "must be positive", "must be between 1e-9 and 1e9 GB/s")
 
 
 def latency(text: str) -> Fraction:
     """A number of microseconds, 0 allowed."""
+    return _number(text, Fraction(0), "must not be negative", "must be at most 1e9 us")
+
+
+def _number(text: str, least: Fraction, sign: str, limits: str) -> Fraction:
     number = parse_number(text)
-    if not 0 <= number <= 10**9:
-        rule = "must not be negative" if number < 0 else "must be at most 1e9 us"
-        raise ValueError(f"{rule}, got {shorten(text)}")
+    if not least <= number <= 10**9:
+        below = number < 0 or number == 0 < least
+        raise ValueError(f"{sign if below else limits}, got {shorten(text)}")
     return number
 
 

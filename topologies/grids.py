@@ -123,12 +123,20 @@ def full(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> To
     return Topology.build(name, ranks, links, symmetries=without_identity([rotation(ranks)]))
 
 
-def star(*, name: str, ranks: int, in_network: str, bandwidth: Fraction, latency: Fraction) -> Topology:
+def star(
+    *,
+    name: str,
+    ranks: int,
+    in_network: str,
+    bandwidth: Fraction,
+    latency: Fraction,
+    switch: str = "switch",
+) -> Topology:
     """Ranks around one switch, which can do what a word of `IN_NETWORK` says. Symmetries: the rotation."""
     check_size(name, ranks + 1, 2 * ranks)
     links = [link for rank in range(ranks) for link in cable(rank, ranks, bandwidth, latency)]
     symmetries = without_identity([side_by_side(rotation(ranks), [0])])
-    return Topology.build(name, ranks, links, [switch_that("switch", in_network)], symmetries)
+    return Topology.build(name, ranks, links, [switch_that(switch, in_network)], symmetries)
 
 
 def fat_tree(

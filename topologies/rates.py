@@ -55,10 +55,6 @@ def pcie_rate(gigatransfers: Fraction, lanes: int, rates: Rates) -> Fraction:
     return gigatransfers * lanes / 8 * code
 
 
-NO_SOCKETS = "PCIe paths are no links here, so that --between-sockets changes nothing; --pcie takes them"
-"""The note on a rate between sockets that was stated in vain."""
-
-
 PCIE_HOP_US = Fraction(1)
 """One PCIe link: assumed; public figures for a whole path between two GPUs are 2 to 10 us."""
 

@@ -1,1 +1,1 @@
-"""What the testbed runs on emulated links: cases, contenders, ranks, rows; and who waited for what."""
+"""What the testbed runs on emulated links: cases, contenders, ranks, rows."""

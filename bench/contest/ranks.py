@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.contest.contenders import Contender
+from arborcast.bench.harness.payload import Payload
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Schedule
 
@@ -30,7 +31,6 @@ LOOK_S = 0.001
 """Before the begin, when the processors' clocks are read: long enough for that, and not long beside a run."""
 
 ITEM_BYTES = 4
-_PERIOD = 1021  # of the data; sums of it are exact in float32 whatever the order
 
 
 @dataclass(frozen=True)
@@ -246,29 +246,17 @@ class Participant:
 
 
 class Data:
-    """The buffers of a rank; what they hold depends on rank and index."""
+    """The buffers of a rank."""
 
     def __init__(self, order: Order, rank: int) -> None:
         import torch
 
-        ranks = len(order.collective.ranks)
-        whole = torch.arange(order.elements, dtype=torch.float32).remainder_(_PERIOD)
-        block = order.elements // ranks
-        self.given: torch.Tensor = whole[rank * block :][:block].clone()
-        self._expected = whole
-        self._is_gathered = order.collective.kind is Kind.ALLGATHER
-        match order.collective.kind:
-            case Kind.ALLREDUCE:
-                self._initial = whole + rank
-                self._expected = whole * ranks + ranks * (ranks - 1) // 2
-            case Kind.BROADCAST:
-                root = order.collective.root
-                self._initial = whole if rank == root else whole + (rank + 1)
-            case Kind.ALLGATHER:
-                self._initial = torch.full_like(whole, -1.0)
-            case kind:
-                raise NotImplementedError(f"the testbed has no data for {kind}")
-        self.output: torch.Tensor = torch.empty_like(whole)
+        collective = order.collective
+        self._payload = Payload(
+            collective.kind, order.elements, rank, len(collective.ranks), root=collective.root
+        )
+        self.given = self._payload.given
+        self.output: torch.Tensor = torch.empty_like(self._payload.initial)
 
     @property
     def memory(self) -> dict[Buffer, torch.Tensor]:
@@ -276,22 +264,17 @@ class Data:
         from arborcast.backends.lowering.layout import Buffer
 
         found = {Buffer.OUTPUT: self.output}
-        if self._is_gathered:
+        if self.given.numel():
             found[Buffer.INPUT] = self.given
         return found
 
     def fill(self) -> None:
         """The state before a run."""
-        self.output.copy_(self._initial)
+        self.output.copy_(self._payload.initial)
 
     def check(self, what: str) -> None:
         """Raise where any element is not what it must be."""
-        import torch
-
-        if not torch.equal(self.output, self._expected):
-            wrong = int((self.output != self._expected).nonzero()[0])
-            due, got = self._expected[wrong].item(), self.output[wrong].item()
-            raise RuntimeError(f"{what}: element {wrong} must be {due:g}, got {got:g}")
+        self._payload.check(self.output, what)
 
 
 def _digest_of(contender: Contender) -> bytes:

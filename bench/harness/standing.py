@@ -28,7 +28,6 @@ COMMAND = "arborcast/__main__.py"
 SHOWING = (
     "synth/formats/results.py",
     "bench/harness/standing.py",
-    "bench/harness/parts.py",
     "bench/page/",
     "bench/report.py",
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from arborcast.bench.harness.processes import cpu_seconds
 from arborcast.synth.formats.results import Measure
@@ -21,6 +21,9 @@ UNITS = {
     "cpu_saving": "gloo's CPU time over this one's in the same round; median over the rounds",
 }
 """Of what `beside_gloo` adds to a row."""
+
+_Name = TypeVar("_Name", bound=Hashable)
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,31 @@ def sample(work: Callable[[], None], calls: int = 1) -> Sample:
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     dist.all_reduce(total)
     return Sample(slowest.item() / calls, total.item() / calls, calls)
+
+
+def in_turns(
+    steps: Mapping[_Name, Callable[[], _Found]], turns: int, *, warm_ups: int = 1
+) -> tuple[dict[_Name, list[float]], dict[_Name, _Found]]:
+    """Seconds of each kind of step on this rank, and what its last one gave.
+
+    Args:
+        steps: the same names in the same order on every rank, which begin each step together.
+        turns: that are counted; every other one goes through the steps backwards.
+        warm_ups: turns before, which find shapes and buffers.
+    """
+    import torch.distributed as dist
+
+    names = tuple(steps)
+    seconds: dict[_Name, list[float]] = {name: [] for name in names}
+    last: dict[_Name, _Found] = {}
+    for turn in range(warm_ups + turns):
+        for name in names if turn % 2 else reversed(names):
+            dist.barrier()
+            begin = time.perf_counter()
+            last[name] = steps[name]()
+            if turn >= warm_ups:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds, last
 
 
 def beside_gloo(gloo: Sequence[Sample], samples: Sequence[Sample], target: float | None) -> dict[str, Any]:

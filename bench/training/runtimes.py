@@ -8,13 +8,13 @@ compute, so that ranks on few cores do not wait for each other's cores.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.emulation.machine import real_time
 from arborcast.bench.harness.processes import run_ranks
+from arborcast.bench.harness.turns import in_turns
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -259,29 +259,20 @@ def _in_turns(setting: Setting, contenders: Sequence[Contender], rounds: int) ->
 
 def _train(rank: int, setting: Setting, contenders: Sequence[Contender], rounds: int) -> list[list[float]]:
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
-    steps, ends = [], []
+    steps, ends = dict[Contender, Step](), []
     for contender in contenders:
         if contender.by != "torch":
-            step, end = _ours(rank, setting, contender)
+            steps[contender], end = _ours(rank, setting, contender)
         else:
             make = _ddp if contender.order == DATA_PARALLEL else _torchs
-            step, end = make(rank, setting, contender.order)
-        steps.append(step)
+            steps[contender], end = make(rank, setting, contender.order)
         ends.append(end)
-    times: list[list[float]] = [[] for _ in contenders]
-    for turn in range(rounds + 2):
-        for index, step in enumerate(steps):
-            dist.barrier()
-            begin = time.perf_counter_ns()
-            step()
-            if turn > 1:  # the first steps find shapes and buffers
-                times[index].append((time.perf_counter_ns() - begin) / 1e3)
+    seconds, _ = in_turns(steps, rounds, warm_ups=2)
     for end in ends:
         end()
-    return times
+    return [[1e6 * each for each in seconds[contender]] for contender in contenders]
 
 
 Step = Callable[[], object]

@@ -13,10 +13,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.emulation.machine import real_time
 from arborcast.bench.harness.processes import run_ranks
+from arborcast.bench.harness.turns import in_turns
 
 if TYPE_CHECKING:
     import torch
@@ -211,7 +213,6 @@ def _train(
     rank: int, sleep: Sleep, plans: Sequence[Plan], runs: int, record: bool
 ) -> list[tuple[list[float], Timeline]]:
     import torch
-    import torch.distributed as dist
 
     from arborcast import pipeline
 
@@ -227,14 +228,8 @@ def _train(
             check_loss=False,
             record=record,
         )
-        times = []
-        for run in range(runs + 1):
-            dist.barrier()
-            begin = time.perf_counter_ns()
-            trainer.step(inputs, targets)
-            if run:  # the first step finds shapes and buffers
-                times.append((time.perf_counter_ns() - begin) / 1e3)
-        results.append((times, trainer.timeline()))
+        seconds, _ = in_turns({"step": partial(trainer.step, inputs, targets)}, runs)
+        results.append(([1e6 * each for each in seconds["step"]], trainer.timeline()))
         trainer.close()
     return results
 

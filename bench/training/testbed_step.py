@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from arborcast.bench.emulation import network
 from arborcast.bench.emulation.plan import at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
+from arborcast.bench.harness.turns import in_turns
 
 if TYPE_CHECKING:
     from arborcast.pipeline.stages import Plan
@@ -141,30 +141,6 @@ def measure(
         }
         for way in WAYS
     }
-
-
-def in_turns(
-    steps: Mapping[str, Callable[[], float]], turns: int
-) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of each kind of step on this rank, and its last loss; one turn before is not counted.
-
-    Args:
-        steps: give the loss; the same names in the same order on every rank, which begin each step together.
-        turns: that are counted; every other one goes through the steps backwards.
-    """
-    import torch.distributed as dist
-
-    names = tuple(steps)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    losses: dict[str, float] = {}
-    for turn in range(turns + 1):
-        for name in names if turn % 2 else reversed(names):
-            dist.barrier()
-            begin = time.perf_counter()
-            losses[name] = steps[name]()
-            if turn:
-                seconds[name].append(time.perf_counter() - begin)
-    return seconds, losses
 
 
 def _trainer(case: Case, plan: Plan, way: str) -> Any:

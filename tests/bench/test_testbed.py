@@ -1,4 +1,4 @@
-"""The testbed: rows from what ranks saw, targets, timelines, and a small run where root and iproute2 are."""
+"""The testbed: rows from what ranks saw, targets, and a small run where root and iproute2 are."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_the_wait_for_the_begin_is_not_idle_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(participant, "_agree_on_begin", lambda: begin)
     monkeypatch.setattr(contest_ranks, "_processors", look)
     monkeypatch.setattr("torch.distributed.barrier", lambda: None)
-    participant.timed(lambda: participant.data.output.copy_(participant.data._expected), "nothing")
+    participant.timed(lambda: participant.data.output.copy_(participant.data._payload.expected), "nothing")
     assert looked[0] >= begin - contest_ranks.LOOK_S
     assert looked[1] >= begin
 
@@ -234,7 +234,7 @@ def test_cases_by_name_and_others_with_a_rate() -> None:
         case_of("dgx1", "0,x", 9)
 
 
-# -------------------------------------------------------------------------------------- the timelines
+# ---------------------------------------------------------------------------------------------- small runs
 
 
 @needs_root

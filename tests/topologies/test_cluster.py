@@ -17,7 +17,7 @@ from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.topologies import Machine, Nic, load, load_machine
-from arborcast.topologies.cluster import join, own_nics, shared_nics, with_nics
+from arborcast.topologies.cluster import even_nics, join, with_nics
 from arborcast.topologies.fabrics import FatTree, Rails, fabric_named
 from arborcast.topologies.rates import Rates
 
@@ -40,7 +40,7 @@ def pair(rate: int = 100, *, gpu: str | None = None) -> Machine:
 
 
 def test_rails_drawn() -> None:
-    host = replace(pair(), nics=own_nics(2, Fraction(25)))
+    host = replace(pair(), nics=even_nics(2, Fraction(25), 2))
     found = join("two", [host, host], Rails())
     assert cables(found.machine.topology) == {
         ("0", "1"): 100,
@@ -58,7 +58,7 @@ def test_rails_drawn() -> None:
 
 def test_a_nic_that_gpus_share_is_a_vertex_behind_their_slots() -> None:
     # PCIe generation 3: 128 Gb/s less 2 in 130 bits, 1024/65 GB/s; the NIC has 50.
-    host = replace(pair(gpu="v100"), nics=shared_nics(2, Fraction(50), nics=1))
+    host = replace(pair(gpu="v100"), nics=even_nics(2, Fraction(50), 1))
     topology = join("two", [host, host], Rails(1)).machine.topology
     slot = Fraction(1024, 65)
     assert cables(topology) == {
@@ -71,7 +71,7 @@ def test_a_nic_that_gpus_share_is_a_vertex_behind_their_slots() -> None:
         ("host0.nic0", "fabric"): 50,
         ("host1.nic0", "fabric"): 50,
     }
-    unknown = replace(pair(), nics=shared_nics(2, Fraction(50), nics=1))
+    unknown = replace(pair(), nics=even_nics(2, Fraction(50), 1))
     assert cables(join("two", [unknown, unknown], Rails(1)).machine.topology)["0", "host0.nic0"] == 50
 
 
@@ -86,7 +86,7 @@ def test_two_nics_of_the_same_gpus_share_their_slots() -> None:
 
 def test_a_nic_of_a_gpus_own_is_no_faster_than_its_slot() -> None:
     slot = Fraction(1024, 65)  # PCIe generation 3
-    host = replace(pair(gpu="v100"), nics=own_nics(2, Fraction(25)))
+    host = replace(pair(gpu="v100"), nics=even_nics(2, Fraction(25), 2))
     found = join("two", [host, host], Rails()).machine
     assert {rate for ends, rate in cables(found.topology).items() if "fabric" in ends[1]} == {slot}
     assert found.notes == ("pair: NICs of 25 GB/s count with the 15.7538 of the PCIe slot (v100)",)
@@ -94,14 +94,14 @@ def test_a_nic_of_a_gpus_own_is_no_faster_than_its_slot() -> None:
     assert cables(planned) == cables(found.topology)
     # Below its slot, and where the GPU is unknown, a NIC is as fast as it says.
     for gpu in ("a100", None):
-        fine = replace(pair(gpu=gpu), nics=own_nics(2, Fraction(25)))
+        fine = replace(pair(gpu=gpu), nics=even_nics(2, Fraction(25), 2))
         joined = join("two", [fine, fine], Rails(), rates=Rates.NCCL).machine
         assert (cables(joined.topology)["0", "fabric0"], joined.notes) == (25, ())
 
 
 def test_nics_of_a_gpus_own_share_its_slot() -> None:
     # 10 + 10 GB/s through 15.75: a vertex behind the slot, each NIC at its own rate.
-    host = replace(pair(gpu="v100"), nics=own_nics(2, Fraction(10), each=2)[:3])
+    host = replace(pair(gpu="v100"), nics=even_nics(2, Fraction(10), 4)[:3])
     found = join("two", [host, host], Rails()).machine
     outside = {ends: rate for ends, rate in cables(found.topology).items() if "host0.nic0" in ends}
     slot = Fraction(1024, 65)
@@ -122,7 +122,7 @@ def test_nics_on_pcie_switches_are_reached_through_them() -> None:
 
 
 def test_a_fat_tree_thins_out_above_its_leaves() -> None:
-    host = replace(pair(), nics=own_nics(2, Fraction(25)))
+    host = replace(pair(), nics=even_nics(2, Fraction(25), 2))
     found = cables(join("six", [host] * 6, FatTree(Fraction(4))).machine.topology)
     assert {ends: rate for ends, rate in found.items() if ends[1] == "core"} == {
         (f"leaf{leaf}", "core"): Fraction(2 * 2 * 25, 4) for leaf in range(3)
@@ -133,7 +133,7 @@ def test_a_fat_tree_thins_out_above_its_leaves() -> None:
 
 
 def test_three_tiers_thin_out_at_leaves_and_at_spines() -> None:
-    host = replace(pair(), nics=own_nics(2, Fraction(24)))
+    host = replace(pair(), nics=even_nics(2, Fraction(24), 2))
     topology = join("ten", [host] * 10, fabric_named("fat-tree:2:2:3:2")).machine.topology
     found = cables(topology)
     # A leaf has 2 hosts of 48 GB/s: 48 up. Two leaves of a spine send it 96: 32 up; the last has one leaf.
@@ -174,7 +174,7 @@ def test_a_machine_of_two_hosts_is_cabled_host_by_host() -> None:
 
 
 def test_machines_of_several_hosts_turn_with_blocks_of_a_fat_tree() -> None:
-    single = replace(pair(), nics=own_nics(2, Fraction(25)))
+    single = replace(pair(), nics=even_nics(2, Fraction(25), 2))
     several = join("four", [two_hosts(25, 25, 25, 25)] * 2, FatTree(Fraction(2), 2)).machine
     alone = join("four", [single] * 4, FatTree(Fraction(2), 2)).machine
     assert several.hosts == alone.hosts == (0, 0, 1, 1, 2, 2, 3, 3)
@@ -202,7 +202,7 @@ def test_the_fastest_nics_are_those_of_each_host() -> None:
 
 
 def test_symmetries_of_a_fat_tree_turn_hosts_and_leaves() -> None:
-    host = replace(pair(), nics=own_nics(2, Fraction(25)))
+    host = replace(pair(), nics=even_nics(2, Fraction(25), 2))
     topology = join("six", [host] * 6, FatTree(Fraction(4), 2)).machine.topology
     assert set(topology.symmetries) == {
         (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 12, 13, 14, 15),
@@ -212,8 +212,8 @@ def test_symmetries_of_a_fat_tree_turn_hosts_and_leaves() -> None:
 
 
 def test_hosts_of_two_kinds_are_symmetric_among_their_own() -> None:
-    one = replace(pair(100), nics=own_nics(2, Fraction(25)))
-    other = replace(pair(60, gpu="l4"), nics=own_nics(2, Fraction(50)))
+    one = replace(pair(100), nics=even_nics(2, Fraction(25), 2))
+    other = replace(pair(60, gpu="l4"), nics=even_nics(2, Fraction(50), 2))
     found = join("mixed", [one, other, one], Rails(1)).machine
     assert found.gpus == (None, None, "l4", "l4", None, None)
     assert set(found.topology.symmetries) == {
@@ -261,7 +261,7 @@ def test_two_ndv2_from_the_file_of_one(tmp_path: Path) -> None:
 
 
 def test_only_the_fastest_nics_join() -> None:
-    nics = (*own_nics(2, Fraction(50)), Nic("eth0", Fraction("1.25"), (0, 1)))
+    nics = (*even_nics(2, Fraction(50), 2), Nic("eth0", Fraction("1.25"), (0, 1)))
     machine = with_nics(replace(pair(), nics=nics))
     assert [nic.name for nic in machine.nics] == ["nic0", "nic1"]
     assert machine.notes == ("pair: NICs of less than 50 GB/s are left out: eth0 (1.25)",)
@@ -274,7 +274,7 @@ def test_only_the_fastest_nics_join() -> None:
 def test_switches_that_reduce_stay_such() -> None:
     links = [Link(*ends, Fraction(10)) for rank in range(2) for ends in ((rank, 2), (2, rank))]
     host = Machine.of(Topology.build("pair", 2, links, [Switch("sharp", reduces=True)]))
-    pod = join("two", [replace(host, nics=own_nics(2, Fraction(1)))] * 2, Rails()).machine.topology
+    pod = join("two", [replace(host, nics=even_nics(2, Fraction(1), 2))] * 2, Rails()).machine.topology
     assert [(switch.name, switch.reduces) for switch in pod.switches] == [
         ("host0.sharp", True),
         ("host1.sharp", True),
@@ -287,7 +287,7 @@ def test_switches_that_reduce_come_first() -> None:
     """The second host's alone reduces: it and the fabric change places with the first one's."""
     links = [Link(*ends, Fraction(10)) for rank in range(2) for ends in ((rank, 2), (2, rank))]
     hosts = [Topology.build(name, 2, links, [Switch("hub", name == "able")]) for name in ("plain", "able")]
-    members = [replace(Machine.of(host), nics=own_nics(2, Fraction(1))) for host in hosts]
+    members = [replace(Machine.of(host), nics=even_nics(2, Fraction(1), 2)) for host in hosts]
     found = join("two", members, fabric_named("full+sharp"))
     pod = found.machine.topology
     assert [switch.name for switch in pod.switches] == ["host1.hub", "fabric", "host0.hub"]
@@ -302,7 +302,7 @@ def test_switches_that_reduce_come_first() -> None:
 def test_hosts_without_nics_or_their_rates() -> None:
     with pytest.raises(TopologyError, match=r"^pair: shows no NICs; nic GB/s gives each of its ranks one"):
         with_nics(pair())
-    assert with_nics(pair(), Fraction(5)).nics == own_nics(2, Fraction(5))
+    assert with_nics(pair(), Fraction(5)).nics == even_nics(2, Fraction(5), 2)
     unknown = replace(pair(), nics=(Nic("NIC0", None, (0, 1)),))
     with pytest.raises(TopologyError, match=r"^pair: does not say how fast NIC0 is; --nic GB/s does"):
         with_nics(unknown, option="--nic")
@@ -353,7 +353,7 @@ def test_wrong_fabrics(text: str, message: str) -> None:
 
 
 def test_what_does_not_fit() -> None:
-    host = replace(pair(), nics=own_nics(2, Fraction(25)))
+    host = replace(pair(), nics=even_nics(2, Fraction(25), 2))
     with pytest.raises(TopologyError, match="one: must join at least 2 hosts, got 1"):
         join("one", [host], Rails())
     with pytest.raises(TopologyError, match="two: rails must divide the 2 NICs of a host, got 4"):
@@ -513,7 +513,7 @@ def test_nics_added_to_a_pcie_box_are_beyond_its_slots() -> None:
 
 
 def test_rails_under_a_core_drawn() -> None:
-    host = replace(pair(), nics=own_nics(2, Fraction(40)))
+    host = replace(pair(), nics=even_nics(2, Fraction(40), 2))
     found = cables(join("four", [host] * 4, fabric_named("rail-tree:4:2")).machine.topology)
     outside = {ends: rate for ends, rate in found.items() if ends[0].isdecimal() and not ends[1].isdecimal()}
     assert outside == {
@@ -523,4 +523,4 @@ def test_rails_under_a_core_drawn() -> None:
         (f"pod{pod}.rail{rail}", "core"): 20 for pod in range(2) for rail in range(2)
     }
     with pytest.raises(TopologyError, match="got 2 hosts with 2 under a leaf and 1 NIC each"):
-        join("two", [replace(pair(), nics=own_nics(1, Fraction(1)))] * 2, fabric_named("rail-tree:2"))
+        join("two", [replace(pair(), nics=even_nics(1, Fraction(1), 1))] * 2, fabric_named("rail-tree:2"))

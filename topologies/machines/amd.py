@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import assuming, cable, check_size, rotation
-from arborcast.topologies.cluster import own_nics
+from arborcast.topologies.cluster import even_nics
 from arborcast.topologies.entries import BOTH, Entry
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine
@@ -28,7 +28,7 @@ def _mi250(*, name: str, boxes: int, rates: Rates) -> Machine:
         links += cable(first, second, rate * count, NVLINK_LATENCY_US)
     links = assuming(links, latency=NOT_NVLINK)
     topology = Topology.build(name, 16, links, symmetries=(rotation(16, 8), MI250_MIRROR))
-    nics = own_nics(16, Fraction(16))
+    nics = even_nics(16, Fraction(16), 16)
     machine = several(
         name, topology, nics, gpu="mi250", boxes=boxes, rails=1, rates=rates, network="its fabric"
     )

@@ -7,10 +7,11 @@ from fractions import Fraction
 from functools import partial
 
 from arborcast.topologies.builders import assumed
+from arborcast.topologies.cluster import even_nics
 from arborcast.topologies.entries import DATASHEET, Entry
 from arborcast.topologies.grids import lattice
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.machines.boxes import BOXES, nic, nics_of, rails, several
+from arborcast.topologies.machines.boxes import BOXES, nic, rails, several
 from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US
 
 _BOTH_WAYS = "of NeuronLink: the published sums taken as both ways, shared evenly by neighbours"
@@ -31,7 +32,7 @@ def _instances(
     sides, rates = ([4, 4, 4], [across, inside, inside]) if across else ([4, 4], [inside, inside])
     torus = lattice(name, sides, [*map(Fraction, rates)], NVLINK_LATENCY_US, [True] * len(sides))
     torus = assumed(torus, rate=_BOTH_WAYS, latency=NOT_NVLINK)
-    hung = nics_of(torus.ranks, nic, nics)
+    hung = even_nics(torus.ranks, nic, nics)
     return several(name, torus, hung, gpu=None, boxes=boxes, rails=rails, host=16, network="EFA")
 
 

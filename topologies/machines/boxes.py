@@ -10,17 +10,12 @@ from arborcast.synth.topology import Topology
 from arborcast.topologies import cluster
 from arborcast.topologies.builders import (
     assumed,
-    cable,
     check_size,
-    rotation,
-    side_by_side,
-    switch_that,
-    without_identity,
 )
 from arborcast.topologies.entries import BOTH, IN_NETWORK, Entry, Parameter, bandwidth, count, one_of
 from arborcast.topologies.fabrics import Rails
 from arborcast.topologies.gpus import GPUS, NVIDIA
-from arborcast.topologies.grids import full
+from arborcast.topologies.grids import full, star
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import INFINIBAND, NOT_NVLINK, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 
@@ -45,10 +40,8 @@ def switched(name: str, gpus: int, rate: Fraction, in_network: str = "none") -> 
     All NVSwitch chips of a box, or of a rack, carry every pair of GPUs at full rate together: one vertex.
     What it can do beside is a word of `IN_NETWORK`.
     """
-    check_size(name, gpus + 1, 2 * gpus)
-    links = [link for gpu in range(gpus) for link in cable(gpu, gpus, rate, NVSWITCH_HOP_US)]
-    symmetries = without_identity([side_by_side(rotation(gpus), [0])])
-    return Topology.build(name, gpus, links, [switch_that("nvswitch", in_network)], symmetries)
+    hop = NVSWITCH_HOP_US
+    return star(name=name, ranks=gpus, in_network=in_network, bandwidth=rate, latency=hop, switch="nvswitch")
 
 
 def meshed(name: str, gpus: int, rate: Fraction) -> Topology:
@@ -101,6 +94,7 @@ def box_entry(
     network: str = INFINIBAND,
     nics_assumed: str = "",
     of_pair: int = 0,
+    tray: int = 0,
 ) -> Entry:
     """An entry for boxes in which all links of a GPU go to one switch, or an equal share to each other GPU.
 
@@ -118,12 +112,27 @@ def box_entry(
         network: what that fabric is.
         nics_assumed: why NICs are assumed to be so fast, unless told.
         of_pair: links of each pair of a mesh; 0 where all links of a GPU are shared by the others.
+        tray: GPUs of a host, where a box is several, and may be had with fewer of them; a NIC for each GPU.
+
+    Raises:
+        TopologyError: when built, GPUs that are not whole trays.
     """
     ports, _, speed = nics.partition(" x ")
+    most = gpus
 
     def build(
-        *, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates, fabric: str = "plain"
+        *,
+        name: str,
+        boxes: int,
+        nic: Fraction,
+        rails: int,
+        rates: Rates,
+        fabric: str = "plain",
+        gpus: int = gpus,
     ) -> Machine:
+        if tray and (gpus % tray or gpus > most):
+            rule = f"must be a multiple of {tray} (a tray) of at most {most}"
+            raise TopologyError(f"{name}: gpus {rule}, got {gpus}")
         rate = GPUS[gpu].links * GPUS[gpu].rate(rates)
         if shape == "switch":
             topology = switched(name, gpus, rate, GPUS[gpu].in_network)
@@ -132,7 +141,7 @@ def box_entry(
             unlike = "" if GPUS[gpu].vendor == NVIDIA else NOT_NVLINK
             topology = assumed(meshed(name, gpus, each), latency=unlike)
         topology = assumed(topology, rate=GPUS[gpu].assumed)
-        hung = nics_of(gpus, nic, int(ports))
+        hung = cluster.even_nics(gpus, nic, gpus if tray else int(ports))
         if nic == Fraction(speed):
             hung = tuple(replace(each, assumed=nics_assumed) for each in hung)
         return several(
@@ -143,27 +152,22 @@ def box_entry(
             boxes=boxes,
             rails=rails,
             rates=rates,
+            host=tray or None,
             fabric=fabric,
             network=network,
         )
 
+    slices = [Parameter("gpus", "N", count, most)] if tray else []
     return Entry(
         name,
         description,
         build,
-        (BOXES, nic(Fraction(speed)), rails(deal), *([FABRIC] if infiniband else [])),
+        (*slices, BOXES, nic(Fraction(speed)), rails(deal), *([FABRIC] if infiniband else [])),
         BOTH,
         gpu,
         vendor,
         f"{GPUS[gpu].source}; {source}",
     )
-
-
-def nics_of(gpus: int, rate: Fraction, nics: int) -> tuple[Nic, ...]:
-    """So many NICs of a box: each GPU has one or more of its own, or several share one."""
-    if nics >= gpus:
-        return cluster.own_nics(gpus, rate, each=nics // gpus)
-    return cluster.shared_nics(gpus, rate, nics=nics)
 
 
 def _boxes(
@@ -199,7 +203,7 @@ def _boxes(
     else:
         topology = meshed(name, gpus, inside / (gpus - 1))
     topology = assumed(topology, latency=NOT_NVLINK)
-    hung = () if nic is None else nics_of(gpus, nic, ports)
+    hung = () if nic is None else cluster.even_nics(gpus, nic, ports)
     if boxes == 1:
         return Machine(topology, (None,) * gpus, ("",) * gpus, (0,) * gpus, hung)
     network = "a fabric of no product"

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import partial
 
 from arborcast.topologies.builders import assumed
-from arborcast.topologies.cluster import own_nics
+from arborcast.topologies.cluster import even_nics
 from arborcast.topologies.entries import DATASHEET, Entry
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import BOXES, meshed, nic, rails, several
@@ -21,7 +21,7 @@ _SOURCE = (
 def _gaudi(*, name: str, boxes: int, nic: Fraction, rails: int, port: Fraction) -> Machine:
     """Boxes in which three ports lead to each other accelerator; the NIC is the three that are left."""
     box = assumed(meshed(name, 8, 3 * port), latency=NOT_NVLINK)
-    return several(name, box, own_nics(8, nic), gpu=None, boxes=boxes, rails=rails, network="Ethernet")
+    return several(name, box, even_nics(8, nic, 8), gpu=None, boxes=boxes, rails=rails, network="Ethernet")
 
 
 def _entry(name: str, description: str, port: Fraction) -> Entry:

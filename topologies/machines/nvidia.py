@@ -6,22 +6,18 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 
-from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Topology
 from arborcast.topologies.builders import cable
-from arborcast.topologies.cluster import shared_nics
-from arborcast.topologies.entries import BOTH, Entry, Parameter, count
+from arborcast.topologies.cluster import even_nics
+from arborcast.topologies.entries import BOTH, Entry
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import (
     BOXES,
-    FABRIC,
     box_entry,
     nic,
-    nics_of,
     rails,
     several,
-    switched,
 )
 from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
 
@@ -38,10 +34,6 @@ DGX1_NVLINKS = (
 )
 
 _BASEPOD = "DGX BasePOD reference architecture"
-_TRAY = 4
-_RACK = 72
-_EDR = (BOXES, nic(Fraction("12.5")), rails(1))
-"""NICs of 100 Gb/s, dealt to one switch of the fabric unless told."""
 
 
 def cube_mesh(name: str, gpu: str, rates: Rates) -> Topology:
@@ -64,49 +56,35 @@ def cube_mesh(name: str, gpu: str, rates: Rates) -> Topology:
 
 def dgx1(*, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates, gpu: str, nics: int) -> Machine:
     """DGX-1: the GPUs of a box share its NICs, two each of four."""
-    topology, shared = cube_mesh(name, gpu, rates), shared_nics(8, nic, nics=nics)
+    topology, shared = cube_mesh(name, gpu, rates), even_nics(8, nic, nics)
     return several(name, topology, shared, gpu=gpu, boxes=boxes, rails=rails, rates=rates)
 
 
-def _nvl72(
-    *,
-    name: str,
-    boxes: int,
-    gpus: int,
-    nic: Fraction,
-    rails: int,
-    rates: Rates,
-    gpu: str,
-    fabric: str,
-) -> Machine:
-    """NVL72 racks or slices of them: whole trays of four GPUs with a NIC each, in one domain of NVLink."""
-    if gpus % _TRAY or gpus > _RACK:
-        raise TopologyError(
-            f"{name}: gpus must be a multiple of {_TRAY} (a tray) of at most {_RACK}, got {gpus}"
-        )
-    topology = switched(name, gpus, GPUS[gpu].links * GPUS[gpu].rate(rates), GPUS[gpu].in_network)
-    hung = nics_of(gpus, nic, gpus)
-    return several(
-        name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates, host=_TRAY, fabric=fabric
+def _cube(name: str, gpu: str, wiring: str) -> Entry:
+    return Entry(
+        name,
+        f"boxes of 8 {gpu.upper()}, {wiring}, 4 NICs to a fabric",
+        partial(dgx1, gpu=gpu, nics=4),
+        (BOXES, nic(Fraction("12.5")), rails(1)),
+        BOTH,
+        gpu,
+        "NVIDIA",
+        f"{GPUS[gpu].source}; NADDOD on DGX servers (2023): 4 x 100 Gb/s",
     )
 
 
 def _rack(gpu: str, port: str, source: str) -> Entry:
-    return Entry(
+    """An entry for NVL72 racks or slices of them, in one domain of NVLink."""
+    return box_entry(
         f"{gpu}-nvl72",
         f"racks of 72 {gpu.upper()} in one NVLink domain, or slices of whole trays of 4 (gpus=)",
-        partial(_nvl72, gpu=gpu),
-        (
-            Parameter("gpus", "N", count, _RACK),
-            BOXES,
-            nic(Fraction(port)),
-            rails(1),
-            FABRIC,
-        ),
-        BOTH,
         gpu,
-        "NVIDIA",
-        f"{GPUS[gpu].source}; {source}",
+        f"72 x {port}",
+        vendor="NVIDIA",
+        source=source,
+        gpus=72,
+        tray=4,
+        infiniband=True,
     )
 
 
@@ -146,26 +124,8 @@ def _node(name: str, gpu: str, links: int, nics: str, source: str) -> Entry:
 
 
 ENTRIES: Sequence[Entry] = (
-    Entry(
-        "dgx1",
-        "boxes of 8 V100, hybrid cube mesh of NVLinks, 4 NICs to a fabric",
-        partial(dgx1, gpu="v100", nics=4),
-        _EDR,
-        BOTH,
-        "v100",
-        "NVIDIA",
-        f"{GPUS['v100'].source}; NADDOD on DGX servers (2023): 4 x 100 Gb/s",
-    ),
-    Entry(
-        "dgx1-p100",
-        "boxes of 8 P100, the same cube mesh with single links, 4 NICs to a fabric",
-        partial(dgx1, gpu="p100", nics=4),
-        _EDR,
-        BOTH,
-        "p100",
-        "NVIDIA",
-        f"{GPUS['p100'].source}; NADDOD on DGX servers (2023): 4 x 100 Gb/s",
-    ),
+    _cube("dgx1", "v100", "hybrid cube mesh of NVLinks"),
+    _cube("dgx1-p100", "p100", "the same cube mesh with single links"),
     box_entry(
         "dgx2",
         "boxes of 16 V100 on NVSwitch, 8 NICs to a fabric",

@@ -88,7 +88,7 @@ def _cray(*, name: str, nodes: int, groups: int, bundle: Fraction, rates: Rates,
 def _perlmutter(name: str, rates: Rates) -> Machine:
     """Four A100 with four NVLinks between each two, a NIC for each."""
     topology = meshed(name, 4, 4 * GPUS["a100"].rate(rates))
-    return several(name, topology, cluster.own_nics(4, _PORT), gpu="a100", boxes=1, rails=1)
+    return several(name, topology, cluster.even_nics(4, _PORT, 4), gpu="a100", boxes=1, rails=1)
 
 
 def _frontier(name: str, rates: Rates) -> Machine:

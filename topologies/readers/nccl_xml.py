@@ -14,14 +14,13 @@ from arborcast.synth.topology import Topology
 from arborcast.topologies.builders import with_obvious_symmetries
 from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.rates import NO_SOCKETS
 from arborcast.topologies.readers.nccl.xml_gpus import Device, find_devices
 from arborcast.topologies.readers.nccl.xml_links import find_wiring, links_of, links_to_cpus
 from arborcast.topologies.readers.nccl.xml_nics import find_nics
 from arborcast.topologies.readers.nccl.xml_pcie import PcieTree, pcie_links
 from arborcast.topologies.readers.nccl.xml_tree import Tree
 from arborcast.topologies.readers.options import Said, reader
-from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
+from arborcast.topologies.readers.pcie_wanted import wants_pcie
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -62,9 +61,7 @@ def parse_nccl_xml(text: str, place: str, said: Said) -> Machine:
     wiring = find_wiring(devices, known, pcie=bool(said.pcie), notes=notes)
     links, switches = links_of(devices, wiring, rates)
     paths = PcieTree([], [], {})
-    if wants_pcie(said.pcie, len(devices), links):
-        if said.pcie is None:
-            notes.append(SEPARATE if links else _why_pcie(devices))
+    if wants_pcie(said, len(devices), links, _why_pcie(devices), notes):
         first = len(devices) + len(switches)
         coherent = links_to_cpus(devices, wiring, rates)
         paths = pcie_links(
@@ -77,8 +74,6 @@ def parse_nccl_xml(text: str, place: str, said: Said) -> Machine:
             coherent=coherent,
             notes=notes,
         )
-    elif said.between_sockets is not None:
-        notes.append(NO_SOCKETS)
     if not links and not paths.links:
         raise TopologyError("shows neither NVLinks nor PCIe paths between its gpus")
     nics = find_nics(tree, devices, paths.over, rates, notes)

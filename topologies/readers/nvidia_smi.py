@@ -17,12 +17,12 @@ from itertools import combinations
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Switch, Topology, Vertex
-from arborcast.topologies.builders import assuming, cable, switch_that, with_obvious_symmetries
+from arborcast.topologies.builders import assuming, cable, joined, switch_that, with_obvious_symmetries
 from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, nvswitch_for
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.rates import NO_SOCKETS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+from arborcast.topologies.rates import NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 from arborcast.topologies.readers.options import Said, reader
-from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
+from arborcast.topologies.readers.pcie_wanted import wants_pcie
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
     lines_of,
@@ -33,7 +33,7 @@ from arborcast.topologies.readers.text.pasted import (
     taken_for,
     unnamed,
 )
-from arborcast.topologies.readers.text.pcie_paths import LEVELS, paths_in_text
+from arborcast.topologies.readers.text.pcie_paths import LEVELS, pcie_tree
 from arborcast.topologies.readers.text.topo_matrix import Matrix, read_matrix
 
 GRACE_CORES = 72
@@ -87,12 +87,10 @@ def parse_nvidia_smi(text: str, place: str, said: Said) -> Machine:
     links = assuming(links, rate=cards.links_assumed)
     if len(switches) == 1:
         switches = [replace(switches[0], name="nvswitch")]
-    if wants_pcie(said.pcie, count, links):
-        if said.pcie is None:
-            never = ", as topo -mp never does" if "topo -mp" in text else ""
-            only = f"shows no NVLinks{never}: its PCIe paths are the links; --pcie says so"
-            notes.append(SEPARATE if links else only)
-        tree = paths_in_text(
+    never = ", as topo -mp never does" if "topo -mp" in text else ""
+    alone = f"shows no NVLinks{never}: its PCIe paths are the links; --pcie says so"
+    if wants_pcie(said, count, links, alone, notes):
+        tree = pcie_tree(
             text,
             said,
             matrix.gpus,
@@ -111,7 +109,6 @@ def parse_nvidia_smi(text: str, place: str, said: Said) -> Machine:
         near = tree.near
     else:
         near = {nic: _nearest_gpus(matrix, nic) for nic in matrix.nics}
-        notes += [] if said.between_sockets is None else [NO_SOCKETS]
     return Machine(
         with_obvious_symmetries(Topology.build("nvidia-smi", count, links, switches)),
         gpus=tuple(None if kind is None else kind.name for kind in cards.kinds),
@@ -278,21 +275,9 @@ def _guess(matrix: Matrix, domains: Sequence[Sequence[int]]) -> Gpu:
 
 def _domains(matrix: Matrix) -> list[tuple[int, ...]]:
     """The sets of at least two GPUs that NVLinks join, directly or over others of the set."""
-    left = set(range(len(matrix.gpus)))
-    domains = []
-    while left:
-        todo = [min(left)]
-        left.discard(todo[0])
-        domain: list[int] = []
-        while todo:
-            here = todo.pop()
-            domain.append(here)
-            reached = {other for other in left if matrix.nvlinks(here, other)}
-            left -= reached
-            todo += reached
-        if len(domain) > 1:
-            domains.append(tuple(sorted(domain)))
-    return domains
+    pairs = combinations(range(len(matrix.gpus)), 2)
+    linked = (pair for pair in pairs if matrix.nvlinks(*pair))
+    return [domain for domain in joined(len(matrix.gpus), linked) if len(domain) > 1]
 
 
 def _direct_count(matrix: Matrix, here: int) -> int:

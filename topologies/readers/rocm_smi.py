@@ -21,9 +21,9 @@ from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import assuming, cable, with_obvious_symmetries
 from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_of_architecture
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.rates import NO_SOCKETS, NOT_NVLINK, NVLINK_LATENCY_US, Rates
+from arborcast.topologies.rates import NOT_NVLINK, NVLINK_LATENCY_US, Rates
 from arborcast.topologies.readers.options import Said, reader
-from arborcast.topologies.readers.pcie_wanted import SEPARATE, wants_pcie
+from arborcast.topologies.readers.pcie_wanted import wants_pcie
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
     lines_of,
@@ -32,7 +32,7 @@ from arborcast.topologies.readers.text.pasted import (
     taken_for,
     unnamed,
 )
-from arborcast.topologies.readers.text.pcie_paths import paths_in_text
+from arborcast.topologies.readers.text.pcie_paths import pcie_tree
 from arborcast.topologies.readers.text.rocm_tables import MAX_GPUS, Table, Tables, read_tables
 from arborcast.topologies.wirings import links_of_board
 
@@ -92,11 +92,9 @@ def parse_rocm_smi(text: str, place: str, said: Said) -> Machine:
         links += cable(*pair, speed[pair], NVLINK_LATENCY_US)
     links = assuming(links, rate=rates_assumed, latency=NOT_NVLINK)
     switches: list[str] = []
-    if wants_pcie(said.pcie, count, links):
-        if said.pcie is None:
-            only = "shows no xGMI links: its PCIe paths are the links; --pcie says so"
-            notes.append(SEPARATE if links else only)
-        tree = paths_in_text(
+    alone = "shows no xGMI links: its PCIe paths are the links; --pcie says so"
+    if wants_pcie(said, count, links, alone, notes):
+        tree = pcie_tree(
             text,
             said,
             tables.names,
@@ -111,8 +109,6 @@ def parse_rocm_smi(text: str, place: str, said: Said) -> Machine:
         links += tree.links
         switches += tree.names
         notes += tree.notes
-    elif said.between_sockets is not None:
-        notes.append(NO_SOCKETS)
     return Machine(
         with_obvious_symmetries(Topology.build("rocm-smi", count, links, switches)),
         gpus=(None if known is None else known.name,) * count,

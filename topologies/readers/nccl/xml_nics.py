@@ -24,8 +24,18 @@ if TYPE_CHECKING:
 MAX_NIC_ENDS = 1 << 20
 
 _UNKNOWN_MBITS = 10_000  # as in NCCL, where a port does not say
-ASSUMED_SLOT = "of NICs that do not say their speed: that of the slot"
 _MOST_MBITS = 10_000_000  # 10 Tbit/s: some drivers count in kbit/s
+
+# Why a rate is assumed, and the note that says so.
+_SILENT = (
+    "10 Gbit/s for NICs that do not say their speed, as in NCCL",
+    "does not say the speed of {}: 10 Gbit/s, as in NCCL",
+)
+_TOO_FAST = "of NICs whose speed must mean kbit/s", "must mean kbit/s in the speed of {}"
+_BARE = (
+    "of NICs that do not say their speed: that of the slot",
+    "does not say the speed of {}: that of the slot",
+)
 
 
 def find_nics(
@@ -45,31 +55,26 @@ def find_nics(
     """
     near = _Nearest(tree, devices, over)
     found: dict[tuple[int, str], Nic] = {}
-    silent: list[str] = []
-    too_fast: list[str] = []
-    bare: list[str] = []
+    told: dict[str, list[str]] = {note: [] for _, note in (_SILENT, _TOO_FAST, _BARE)}
     assumed: dict[str, str] = {}
     ends = 0
     for element in tree.order:
+        note = ""
         if element.tag == "net":
             name = printable(element.get("name") or f"net{element.get('dev') or ''}")
             speed = whole(element, "speed", f"net {shorten(name)}") if element.get("speed") is not None else 0
             if speed <= 0:
-                silent.append(name)
-                speed = _UNKNOWN_MBITS
-                assumed[name] = "10 Gbit/s for NICs that do not say their speed, as in NCCL"
+                speed, (assumed[name], note) = _UNKNOWN_MBITS, _SILENT
             elif speed > _MOST_MBITS:
-                too_fast.append(name)
-                speed //= 1000
-                assumed[name] = "of NICs whose speed must mean kbit/s"
-            rate = Fraction(speed, 8000)
+                speed, (assumed[name], note) = speed // 1000, _TOO_FAST
+            rate, why = Fraction(speed, 8000), assumed.get(name, "")
         elif _is_bare_nic(element):
-            name = bus_address(element.get("busid") or "?")
-            bare.append(name)
+            name, (why, note) = bus_address(element.get("busid") or "?"), _BARE
             rate = pcie_rate(link_speed(element) or GIGATRANSFERS[3], link_width(element) or 16, rates)
         else:
             continue
-        why = assumed.get(name, "") if element.tag == "net" else ASSUMED_SLOT
+        if note:
+            told[note].append(name)
         nic = Nic(name, rate, near.of(element), why)
         if not nic.near:
             continue
@@ -82,14 +87,10 @@ def find_nics(
             faster = max(twin, nic, key=lambda each: each.rate or rate)
             nic = replace(faster, near=tuple(sorted({*twin.near, *nic.near})))
         found[key] = nic
-    for names, what in (
-        (silent, "does not say the speed of {}: 10 Gbit/s, as in NCCL"),
-        (too_fast, "must mean kbit/s in the speed of {}"),
-        (bare, "does not say the speed of {}: that of the slot"),
-    ):
+    for note, names in told.items():
         if names:
             some = f"NIC {shorten(names[0])}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-            notes.append(f"{what.format(some)}; --nic of `synth cluster` says otherwise")
+            notes.append(f"{note.format(some)}; --nic of `synth cluster` says otherwise")
     return tuple(found.values())
 
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -20,8 +20,8 @@ from arborcast.topologies.rates import Rates
 _INVISIBLE = re.compile(
     "\x1b\\[[0-9;?]*[A-Za-z]|\x1b\\][^\x07\x1b]*\x07?|[\u200b-\u200f\u2060\ufeff\x00-\x08\x0b-\x1f]"
 )
-MOST_LINES = 5000
-"""Lines in which names of GPUs are looked for."""
+MOST_LINES, MOST_CHARACTERS = 5000, 1000
+"""Lines in which names and words are looked for, and how long they may be."""
 
 _FRAME = str.maketrans(dict.fromkeys("|│┃║*`", " "))
 
@@ -29,6 +29,13 @@ _FRAME = str.maketrans(dict.fromkeys("|│┃║*`", " "))
 def lines_of(text: str) -> list[str]:
     """The lines without colours, frames of tables, marks of markdown and characters of no width."""
     return [_INVISIBLE.sub("", line).translate(_FRAME) for line in text.replace("\r\n", "\n").split("\n")]
+
+
+def short_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines that are looked through, with their numbers from 1; tools print no longer ones."""
+    return (
+        (at, line) for at, line in enumerate(islice(lines, MOST_LINES), 1) if len(line) <= MOST_CHARACTERS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +155,8 @@ def named_gpus(lines: Iterable[str], vendor: str) -> Named:
     by_index: dict[int, Gpu] = {}
     anywhere: dict[str, int] = {}
     unknown: dict[str, None] = {}
-    for number, line in enumerate(islice(lines, MOST_LINES), 1):
-        kinds = [kind for kind in products(line) if kind.vendor == vendor] if len(line) < 1000 else []
+    for number, line in short_lines(lines):
+        kinds = [kind for kind in products(line) if kind.vendor == vendor]
         indexed = _INDEXED.match(line)
         if indexed and len(kinds) == 1:
             by_index.update((int(index), kinds[0]) for index in indexed[1].split(","))
@@ -181,7 +188,7 @@ def assumed_from_names(
 
 def crossing_of(lines: Iterable[str], rates: Rates) -> Crossing:
     """The way between two CPUs of the model that `lscpu` printed among the lines."""
-    texts = [line for line in islice(lines, MOST_LINES) if len(line) < 1000]
+    texts = [line for _, line in short_lines(lines)]
     said = _lscpu(texts)
     numbers = (said.get(key, "") for key in ("CPU family", "Model"))
     family, model = (int(number) if re.fullmatch("[0-9]{1,6}", number) else 0 for number in numbers)

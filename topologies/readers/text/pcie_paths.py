@@ -8,7 +8,7 @@ under it, and a CPU for each NUMA node; CPUs are joined pairwise, as NCCL has it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, product, starmap
 
@@ -60,50 +60,58 @@ class Tree:
 
 
 def pcie_tree(
+    text: str,
+    said: Said,
     gpus: Sequence[str],
     nics: Sequence[str],
     cells: Mapping[tuple[str, str], str],
-    slots: Sequence[Fraction],
+    kinds: Sequence[Gpu | None],
     *,
-    between: Fraction | None,
-    across: Crossing,
-    hidden: str,
+    assumed: str,
     together: Callable[[str, str], bool | None],
     first: Vertex,
-    nodes: Mapping[str, int],
-    sockets: Sockets,
+    nodes: tuple[Mapping[str, int], int],
+    are_sockets: bool = False,
 ) -> Tree:
-    """The tree that the words for pairs of devices describe.
+    """The tree that the words for pairs of devices describe, with what the rest of a tool's text says of it.
 
     Where NVLinks hide the path of two GPUs, NICs that are near to both tell it, then `together`; where that
     knows nothing either, the two count as near unless something near to them is far from the other.
 
-    What was assumed of the way between CPUs is a note of the tree.
+    What was assumed is noted in the tree.
 
     Args:
+        text: all of it: slots, sockets and the way between CPUs are what it says of them.
+        said: what else is said.
         gpus: names of the GPUs.
         nics: names of the other devices.
         cells: the word of each ordered pair of devices; anything else than a level is hidden.
-        slots: GB/s each way of the PCIe slot of each GPU; a switch has one like its fastest GPU.
-        between: GB/s each way between two CPUs, where it is stated.
-        across: the same where it is not.
-        hidden: why the rates of slots are assumed; empty where they are known.
+        kinds: what each GPU is; None where that is unknown. A switch has a slot like that of its fastest GPU.
+        assumed: why they are taken for these; empty where the text says it.
         together: whether two GPUs are at one NUMA node; None where that is not known.
         first: the number of the first vertex of the tree.
-        nodes: NUMA nodes of GPUs, as far as they are known.
-        sockets: which of these nodes are on one.
+        nodes: NUMA nodes of GPUs, as far as they are known, and how many the host has at least.
+        are_sockets: whether each of these is a socket.
 
     Raises:
         TopologyError: more CPUs than `MAX_SOCKETS`.
     """
-    growing = _Growing(gpus, nics, cells, slots, first)
+    lines = lines_of(text)
+    slot = said_slot(lines)
+    are_known = None not in kinds or slot.generation is not None
+    growing = _Growing(gpus, nics, cells, [slot.rate(kind, said.rates) for kind in kinds], first)
     for level, name in (("PIX", "pcie"), ("PXB", "bridges")):
         growing.merge_all([level])
         growing.add_where_several(name)
         growing.place_nics()
     growing.merge_all(["PHB", "NODE"])
     growing.merge_hidden(together)
-    notes = growing.merge_sockets(nodes, sockets)
+    at, total = nodes
+    sockets = Sockets()
+    if not are_sockets or said.numa_per_socket is not None:
+        counted = sockets_counted(lines)
+        sockets = sockets_of(at.values(), stated=said.numa_per_socket, counted=counted, total=total)
+    merged = growing.merge_sockets(at, sockets)
     cpus = growing.distinct()
     if len(cpus) > MAX_SOCKETS:
         raise TopologyError(f"must have at most {MAX_SOCKETS} CPUs with GPUs, got {len(cpus)}")
@@ -112,11 +120,15 @@ def pcie_tree(
             growing.add(group, "cpu")
     growing.place_nics()
     tops = [group.tops[0] for group in cpus]
-    way = across if between is None else Crossing(between, "")
+    stated = said.between_sockets
+    way = crossing_of(lines, said.rates) if stated is None else Crossing(stated, "")
     joined = [link for pair in combinations(tops, 2) for link in cable(*pair, way.rate, PCIE_HOP_US)]
     near = {nic: growing.near.get(nic, tuple(tops)) for nic in nics}
-    notes += [way.note] if joined and between is None else []
+    hidden = assumed if are_known else HIDDEN_SLOT
     links = [*assuming(growing.links, rate=hidden), *assuming(joined, rate=way.assumed)]
+    notes = [slot.note] if slot.note else [] if are_known else [assumed_slot(said.rates)]
+    notes += [*dict.fromkeys(filter(None, map(slot.holds_back, kinds))), *merged]
+    notes += [way.note] if joined and stated is None else []
     return Tree(assuming(links, latency=PCIE_HOP), growing.names, near, notes)
 
 
@@ -237,57 +249,3 @@ class _Growing:
             tops = self.groups[nic].tops
             if nic not in self.near and tops:
                 self.near[nic] = tuple(tops)
-
-
-def paths_in_text(
-    text: str,
-    said: Said,
-    gpus: Sequence[str],
-    nics: Sequence[str],
-    cells: Mapping[tuple[str, str], str],
-    kinds: Sequence[Gpu | None],
-    *,
-    assumed: str,
-    together: Callable[[str, str], bool | None],
-    first: Vertex,
-    nodes: tuple[Mapping[str, int], int],
-    are_sockets: bool = False,
-) -> Tree:
-    """`pcie_tree` with slots, sockets and the way between CPUs as the words of a tool's text have them.
-
-    Args:
-        text: all of it.
-        said: what else is said.
-        gpus: names of the GPUs.
-        nics: names of the other devices.
-        cells: see `pcie_tree`.
-        kinds: what each GPU is; None where that is unknown.
-        assumed: why they are taken for these; empty where the text says it.
-        together: see `pcie_tree`.
-        first: see `pcie_tree`.
-        nodes: NUMA nodes of GPUs, and how many the host has at least.
-        are_sockets: whether each of these is a socket.
-    """
-    lines = lines_of(text)
-    slots = said_slot(lines)
-    at, total = nodes
-    sockets = sockets_of(
-        at.values(), stated=said.numa_per_socket, counted=sockets_counted(lines), total=total
-    )
-    are_known = None not in kinds or slots.generation is not None
-    tree = pcie_tree(
-        gpus,
-        nics,
-        cells,
-        [slots.rate(kind, said.rates) for kind in kinds],
-        between=said.between_sockets,
-        across=crossing_of(lines, said.rates),
-        hidden=assumed if are_known else HIDDEN_SLOT,
-        together=together,
-        first=first,
-        nodes=at,
-        sockets=Sockets() if are_sockets and said.numa_per_socket is None else sockets,
-    )
-    notes = [slots.note] if slots.note else [] if are_known else [assumed_slot(said.rates)]
-    held_back = dict.fromkeys(filter(None, map(slots.holds_back, kinds)))
-    return replace(tree, notes=[*notes, *held_back, *tree.notes])

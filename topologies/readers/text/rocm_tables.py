@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
@@ -44,12 +44,6 @@ class Tables:
     weight: Table = field(default_factory=dict)
     bandwidth: Table = field(default_factory=dict)
     numa: Mapping[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, names: tuple[str, ...], tables: Mapping[str, Table], numa: Mapping[int, int]) -> Tables:
-        """From tables by the names of attributes; those that are not there are empty."""
-        known = {key: tables.get(key, {}) for key in ("kind", "hops", "weight", "bandwidth")}
-        return cls(names, known["kind"], known["hops"], known["weight"], known["bandwidth"], numa)
 
     def pair(self, one: int, other: int) -> str:
         """Two GPUs by their names, for messages."""
@@ -129,7 +123,7 @@ def _from_text(lines: Sequence[str]) -> Tables:
         for place, name in enumerate(gpus)
         if name[3:].isdecimal() and int(name[3:]) in numa
     }
-    return Tables.of(gpus, {name: table for name, (_, table) in found.items()}, by_place)
+    return Tables(gpus, numa=by_place, **{name: table for name, (_, table) in found.items()})
 
 
 def _table(section: str, lines: Sequence[str], start: int, end: int) -> tuple[tuple[str, ...], Table] | None:
@@ -190,7 +184,7 @@ def _from_json(text: str) -> Tables:
         raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {len(document)}")
     names = _addresses([str(gpu.get("bdf", f"GPU{place}")) for place, gpu in enumerate(document)])
     columns = {"kind": "link_type", "hops": "num_hops", "weight": "weight", "bandwidth": "bandwidth"}
-    tables: dict[str, Table] = {name: {} for name in columns}
+    cells: list[_Cell] = []
     for row, gpu in enumerate(document):
         links = gpu.get("links")
         if (
@@ -202,23 +196,20 @@ def _from_json(text: str) -> Tables:
         for column, link in enumerate(links):
             if link.get("bdf", names[column]) != names[column]:
                 raise TopologyError(f"{names[row]}: links must be in the order of the GPUs")
-            for name, key in columns.items():
-                if key in link and row != column:
-                    tables[name][row, column] = _word(name, link[key], names[row])
-    return Tables.of(names, {name: _whole(name, table, len(names)) for name, table in tables.items()}, {})
+            cells += [(name, row, column, link[key]) for name, key in columns.items() if key in link]
+    return _tables(names, cells)
 
 
 def _from_pairs(document: Mapping[str, object]) -> Tables:
     system = document.get("system", document)
-    tables: dict[str, Table] = {"kind": {}, "hops": {}, "weight": {}}
+    cells: list[_Cell] = []
     for key, value in system.items() if isinstance(system, dict) else ():
         match = _PAIR.fullmatch(key)
         if match:
             name = {"Link type": "kind", "Hops": "hops", "Weight": "weight"}[match[1]]
             one, other = int(match[2]), int(match[3])
-            word = _word(name, value, f"devices {one} and {other}")
-            tables[name][one, other] = tables[name][other, one] = word
-    count = 1 + max((max(pair) for table in tables.values() for pair in table), default=-1)
+            cells += [(name, one, other, value), (name, other, one, value)]
+    count = 1 + max((max(one, other) for _, one, other, _ in cells), default=-1)
     if count > MAX_GPUS:
         raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {count}")
     numa = {}
@@ -228,7 +219,7 @@ def _from_pairs(document: Mapping[str, object]) -> Tables:
         if isinstance(node, str | int) and re.fullmatch("[0-9]{1,4}", str(node)):
             numa[place] = int(node)
     names = tuple(f"GPU{place}" for place in range(count))
-    return Tables.of(names, {name: _whole(name, table, count) for name, table in tables.items()}, numa)
+    return _tables(names, cells, numa)
 
 
 _CSV = re.compile(r"gpu,(?:bdf,)?.*_gpu_[0-9]+")
@@ -241,13 +232,14 @@ def _from_csv(text: str) -> Tables:
         raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {len(rows)}")
     names = _addresses([row.get("bdf") or f"GPU{place}" for place, row in enumerate(rows)])
     columns = {"kind": "link_type", "hops": "hops", "weight": "weight", "bandwidth": "numa_bandwidth"}
-    tables: dict[str, Table] = {name: {} for name in columns}
-    for (one, row), name in ((pair, name) for pair in enumerate(rows) for name in columns):
-        for other in range(len(rows)):
-            word = row.get(f"{columns[name]}_gpu_{other}")
-            if word is not None and one != other:
-                tables[name][one, other] = _word(name, word, names[one])
-    return Tables.of(names, {name: _whole(name, table, len(names)) for name, table in tables.items()}, {})
+    cells = [
+        (name, one, other, word)
+        for one, row in enumerate(rows)
+        for name, column in columns.items()
+        for other in range(len(rows))
+        if (word := row.get(f"{column}_gpu_{other}")) is not None
+    ]
+    return _tables(names, cells)
 
 
 def _addresses(names: Sequence[str]) -> tuple[str, ...]:
@@ -260,21 +252,26 @@ def _addresses(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _word(name: str, value: object, where: str) -> str:
-    word = str(value)
-    if not _WORDS[name].fullmatch(word):
-        raise TopologyError(f"{where}: {name} cannot be {shorten(word)}")
-    return word
+_Cell = tuple[str, int, int, object]
+"""Of which table, for which GPU beside which other, and what stands there."""
 
 
-def _whole(name: str, table: Table, count: int) -> Table:
-    """The table, if it has all pairs or none.
+def _tables(names: tuple[str, ...], cells: Iterable[_Cell], numa: Mapping[int, int] | None = None) -> Tables:
+    """The tables of these cells, each of which has all pairs or none.
 
     Raises:
-        TopologyError: it has some.
+        TopologyError: a word that its table cannot hold, or a pair that is missing.
     """
-    missing = [pair for pair in permutations(range(count), 2) if pair not in table]
-    if table and missing:
-        one, other = missing[0]
-        raise TopologyError(f"{name} of GPUs {one} and {other} is missing")
-    return table
+    tables: dict[str, Table] = {}
+    for name, one, other, value in cells:
+        word = str(value)
+        if one == other:
+            continue
+        if not _WORDS[name].fullmatch(word):
+            raise TopologyError(f"{names[one]} and {names[other]}: {name} cannot be {shorten(word)}")
+        tables.setdefault(name, {})[one, other] = word
+    for name, table in tables.items():
+        missing = [pair for pair in permutations(range(len(names)), 2) if pair not in table]
+        if missing:
+            raise TopologyError(f"{name} of GPUs {missing[0][0]} and {missing[0][1]} is missing")
+    return Tables(names, numa=numa or {}, **tables)

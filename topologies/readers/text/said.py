@@ -10,14 +10,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
 
 from arborcast.topologies.gpus import GIGATRANSFERS, Gpu
 from arborcast.topologies.processors import NamedProcessor, processor_named
 from arborcast.topologies.rates import Rates, pcie_rate
-
-MOST_LINES = 5000
-"""Lines that are looked through."""
+from arborcast.topologies.readers.text.pasted import short_lines
 
 FULL_WIDTH = 16
 
@@ -79,9 +76,7 @@ def said_slot(lines: Iterable[str]) -> SaidSlot:
     widths: dict[int, int] = {}
     hosts: set[int] = set()
     processors: dict[str, NamedProcessor] = {}
-    for number, line in enumerate(islice(lines, MOST_LINES), 1):
-        if len(line) > 1000:
-            continue
+    for number, line in short_lines(lines):
         hosts.update(int(found) for found in _HOST.findall(line))
         found = processor_named(line)
         if found is not None:
