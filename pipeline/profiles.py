@@ -204,19 +204,11 @@ class Profile:
 
     def parameter_bytes(self, start: int, end: int) -> int:
         """Bytes of parameters and buffers of the layers [start, end), shared ones once."""
-        return self._once("parameter_bytes", [(start, end)])
+        return self.bytes_once("parameter_bytes", [(start, end)])
 
     def gradient_bytes(self, start: int, end: int) -> int:
         """Bytes of gradients of the layers [start, end), shared parameters once."""
-        return self._once("gradient_bytes", [(start, end)])
-
-    def gradient_bytes_of(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Bytes of gradients of several ranges of layers, shared parameters once."""
-        return self._once("gradient_bytes", ranges)
-
-    def parameter_bytes_of(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Bytes of parameters and buffers of several ranges of layers, shared ones once."""
-        return self._once("parameter_bytes", ranges)
+        return self.bytes_once("gradient_bytes", [(start, end)])
 
     def optimizer_bytes(self, start: int, end: int) -> int:
         """Bytes of the optimizer's state for the layers [start, end)."""
@@ -226,7 +218,7 @@ class Profile:
         """Time in which the optimizer steps for several ranges of layers, shared parameters once."""
         layers = [it for start, end in ranges for it in self.layers[start:end]]
         time_us, size = sum(it.update_us for it in layers), sum(it.gradient_bytes for it in layers)
-        return time_us * self.gradient_bytes_of(ranges) / size if size else time_us
+        return time_us * self.bytes_once("gradient_bytes", ranges) / size if size else time_us
 
     def ties_across(self, cuts: Iterable[int]) -> tuple[Tie, ...]:
         """Shared parameters whose layers lie in several stages, where stages begin at `cuts`."""
@@ -264,8 +256,8 @@ class Profile:
         share = samples / self.samples
         return sum(fixed + (total - fixed) * share for total, fixed in times)
 
-    def _once(self, field: str, ranges: Sequence[tuple[int, int]]) -> int:
-        """The sum of bytes over the layers, less what it counts more than once."""
+    def bytes_once(self, field: str, ranges: Sequence[tuple[int, int]]) -> int:
+        """A field of parameters or of gradients, summed over ranges of layers, of shared parameters once."""
         total = sum(getattr(it, field) for start, end in ranges for it in self.layers[start:end])
         for tie in self.ties:
             uses = sum(start <= layer < end for start, end in ranges for layer in tie.layers)

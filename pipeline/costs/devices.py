@@ -21,7 +21,7 @@ class DeviceRates:
     """The rates that the time of an operator follows from.
 
     `efficiency` and `memory_efficiency` are one number each for all operators, so that times are within a
-    factor of two of published training throughput (tests/test_networks.py holds those figures): 3 x 3
+    factor of two of published training throughput (tests/planning/test_networks.py holds that of BERT): 3 x 3
     convolutions come out too slow (libraries have algorithms with fewer operations), products of matrices
     too fast. Balance within a network of one kind of layer is better than that.
 

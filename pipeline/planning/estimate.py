@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,7 @@ from arborcast.pipeline.planning.tables import BoundaryCosts, Floats, Integers, 
 from arborcast.pipeline.stages import BUCKET_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class PassTimes:
+class PassTimes(NamedTuple):
     """Of the stages of a partition (columns) with each of some numbers of microbatches (rows), in us.
 
     Attributes:
@@ -111,9 +111,7 @@ def step_costs(
 
     forward, backward = passes(layers.forward), passes(layers.backward)
     if recompute:
-        backward = PassTimes(
-            forward.one + backward.one, forward.least + backward.least, forward.most + backward.most
-        )
+        backward = PassTimes(*np.add(forward, backward))
     if partition.segments:
         forward, backward = _with_extra(layers, partition, offload_gbps, (forward, backward), number, sizes)
     gradients = layers.gradient_bytes[start, end]
@@ -152,10 +150,7 @@ def _with_extra(
                 each = samples[row, stage] / count[row, 0]
                 both = extra_us(layers.profile, segments, each, offload_gbps)
                 added[:, part, row, stage] = count[row, 0] * np.array(both)
-    forward, backward = (
-        PassTimes(it.one + more[0], it.least + more[1], it.most + more[2])
-        for it, more in zip(passes, added, strict=True)
-    )
+    forward, backward = (PassTimes(*np.add(it, more)) for it, more in zip(passes, added, strict=True))
     return forward, backward
 
 

@@ -84,8 +84,8 @@ def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Mem
     # What recomputation repeats, or offload fetches, is there for one microbatch of one stage.
     kept = {it: held(profile, plan.segments(it), share).kept for it in own_stages}
     return MemoryNeed(
-        parameters=profile.parameter_bytes_of(ranges),
-        gradients=profile.gradient_bytes_of(ranges),
+        parameters=profile.bytes_once("parameter_bytes", ranges),
+        gradients=profile.bytes_once("gradient_bytes", ranges),
         optimizer=sum(it.optimizer for it in one.values()),
         activations=max(one[it].activations - kept[it] for it in own_stages)
         + peak_in_flight_of(plan.passes[number], kept.__getitem__),

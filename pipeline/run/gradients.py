@@ -101,7 +101,18 @@ class Gradients:
         self._hooks, self.parameters = [], ()
 
 
-class ShardedGradients(Gradients):
+class SummedGradients(Gradients):
+    """Gradients that come summed over all who share a parameter: it is used where it has one."""
+
+    def used(self) -> tuple[nn.Parameter, ...]:
+        """Those with a gradient."""
+        return tuple(it for it in self.parameters if it.grad is not None)
+
+    def detach_unused(self) -> None:
+        """They have none already."""
+
+
+class ShardedGradients(SummedGradients):
     """Gradients that FSDP2 makes, sums over the replicas and shards, in the last pass of an update.
 
     Args:
@@ -126,13 +137,6 @@ class ShardedGradients(Gradients):
         """Around the last pass of an update: with sums."""
         self._let(stage, sum_up=True)
         yield
-
-    def used(self) -> tuple[nn.Parameter, ...]:
-        """Those with a gradient."""
-        return tuple(it for it in self.parameters if it.grad is not None)
-
-    def detach_unused(self) -> None:
-        """They have none already."""
 
     def _let(self, stage: int, *, sum_up: bool) -> None:
         for module in self._modules[stage]:

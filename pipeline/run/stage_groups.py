@@ -83,7 +83,8 @@ class Groups:
             if rank in ranks:
                 row, place = divmod(ranks.index(rank), width)
                 self.stage = data[place] if len(rows) > 1 else None
-                self.mesh = _mesh(rows, data[place], along[row]) if is_mesh else None
+                groups = [it for it in (data[place], along[row]) if it is not None]
+                self.mesh = device_mesh(groups, torch.tensor(rows), AXES) if is_mesh else None
 
     def make(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Another group with the same collectives; None on ranks outside. Every rank of the job calls it."""
@@ -140,15 +141,12 @@ class Groups:
         return group
 
 
-def _mesh(
-    ranks: Sequence[Sequence[int]], data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None
-) -> DeviceMesh:
+def device_mesh(groups: list[dist.ProcessGroup], ranks: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """A mesh as torch has it, of groups that there are along each of its axes."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    assert data is not None and tensor is not None, "this rank is in both"
     forget_meshes()  # those of an earlier trainer
-    names = torch.tensor([list(row) for row in ranks])
-    return DeviceMesh.from_group([data, tensor], "cpu", names, mesh_dim_names=AXES)
+    return DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=names)
 
 
 def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topology | None:

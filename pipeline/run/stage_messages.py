@@ -244,7 +244,7 @@ class BoundaryMessages:
                 buffer = torch.empty(sum(lengths), dtype=torch.uint8)
                 views = [
                     sharing(raw.view(wire.dtype).view(wire.shape_of(entries)))
-                    for raw, (wire, entries) in zip(buffer.split(lengths), sizes, strict=True)
+                    for raw, (wire, entries) in zip(torch.split(buffer, lengths), sizes, strict=True)
                 ]
             for (number, part), view in zip(pieces, views, strict=True):
                 arrival.parts.setdefault(number, []).append((part.start, view))

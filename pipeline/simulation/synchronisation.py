@@ -45,7 +45,7 @@ def bucket_runs(plan: Plan, profile: Profile, network: LinkCosts, worker: StageW
         PlanError: links among the ranks of the worker do not connect them.
     """
     held = plan.layers_of(worker)
-    total = profile.gradient_bytes_of(held) if len(worker.ranks) > 1 else 0
+    total = profile.bytes_once("gradient_bytes", held) if len(worker.ranks) > 1 else 0
     if not total:
         return []
     whole_us = network.allreduce_us(worker.ranks, min(total, BUCKET_BYTES))

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from arborcast.backends.tensors.torch_compat import forget_meshes
 from arborcast.pipeline.costs.devices import device_named
 from arborcast.pipeline.meshes import Axes, Mesh
 from arborcast.pipeline.model.split import SplitBackward
@@ -22,7 +21,7 @@ from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batches import Batch
 from arborcast.pipeline.run.boundary import Boundaries
 from arborcast.pipeline.run.executor import LocalStage, StepExecutor
-from arborcast.pipeline.run.gradients import Gradients
+from arborcast.pipeline.run.gradients import Gradients, SummedGradients
 from arborcast.pipeline.run.initial_weights import broadcast, give_values
 from arborcast.pipeline.run.intra.divided_stage import DividedStage, undivided
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
@@ -30,6 +29,7 @@ from arborcast.pipeline.run.intra.slice_messages import CrossingTensor, TypedMes
 from arborcast.pipeline.run.intra.stage_contents import StageContents
 from arborcast.pipeline.run.local_model import LocalModel
 from arborcast.pipeline.run.rank_context import RankContext
+from arborcast.pipeline.run.stage_groups import device_mesh
 from arborcast.pipeline.run.stage_messages import BoundaryMessages, Messenger, TagOf
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.run.training_options import OptimizerOf
@@ -44,7 +44,7 @@ _ANY = device_named("h100")
 """What operators take does not count here: collectives alone do."""
 
 
-class DividedGradients(Gradients):
+class DividedGradients(SummedGradients):
     """Gradients that add up where values are read, and come home before an update.
 
     Args:
@@ -58,13 +58,6 @@ class DividedGradients(Gradients):
     def complete(self) -> None:
         """Bring them home."""
         self._stage.finish_gradients()
-
-    def used(self) -> tuple[nn.Parameter, ...]:
-        """Those with a gradient."""
-        return tuple(it for it in self.parameters if it.grad is not None)
-
-    def detach_unused(self) -> None:
-        """They have none already."""
 
     def updated(self) -> None:
         """Bring new values to where they are stored."""
@@ -273,11 +266,6 @@ def _device_mesh(collectives: MeshCollectives) -> Any:
     mesh = collectives.mesh
     if not mesh.shape:
         return None
-    from torch.distributed.device_mesh import DeviceMesh
-
-    forget_meshes()  # those of an earlier trainer
     groups = [collectives.lines[axis,].group for axis in range(len(mesh.shape))]
     names = tuple(f"axis {axis}" for axis in range(len(mesh.shape)))
-    return DeviceMesh.from_group(
-        groups, "cpu", torch.tensor(mesh.ranks).reshape(mesh.shape), mesh_dim_names=names
-    )
+    return device_mesh(groups, torch.tensor(mesh.ranks).reshape(mesh.shape), names)
