@@ -216,32 +216,6 @@ def test_solve_in_words_says_what_is_proved(command: Command) -> None:
     assert "% of the bound" in command("solve", "dgx1", "allreduce", "--method", "ring").out
 
 
-@pytest.mark.parametrize("method", ["mwu", "ring", "multiring", "binary-tree", "halving-doubling"])
-def test_every_method_of_trees_and_baselines(command: Command, method: str) -> None:
-    document = command("solve", "dgx1", "allreduce", "--method", method, "--json").document
-    assert document["method"] == method
-    assert 0 < Fraction(document["rate"]) <= Fraction(document["bound"])
-
-
-@pytest.mark.parametrize(
-    ("collective", "rate"),
-    [("gather", Fraction(48 * 25, 7)), ("scatter", Fraction(48 * 25, 7)), ("alltoall", 75)],
-)
-def test_routes_reach_the_bound_on_dgx1(command: Command, collective: str, rate: Fraction) -> None:
-    document = command("solve", "dgx1", collective, "--json").document
-    assert (document["method"], Fraction(document["rate"]), document["optimal"]) == ("routes", rate, True)
-
-
-def test_auto_with_a_size_is_never_slower_than_trees(command: Command, tmp_path: Path) -> None:
-    times = {}
-    for name, words in {"auto": ("--size", "1KiB"), "trees": ("--method", "trees")}.items():
-        file = tmp_path / f"{name}.json"
-        assert command("solve", "ring:4", "allreduce", *words, "-o", str(file)).status == 0
-        rows = command("simulate", str(file), "--sizes", "1KiB", "--json").document["rows"]
-        times[name] = rows[0]["time_us"]
-    assert times["auto"] <= times["trees"]
-
-
 def test_relays_may_only_help(command: Command) -> None:
     words = ("dgx1", "broadcast", "--ranks", "0,3,4", "--json")
     alone = command("solve", *words).document
