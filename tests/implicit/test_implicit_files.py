@@ -207,8 +207,8 @@ def test_wrong_documents(change: list[Any], message: str) -> None:
 def test_lengths_of_orbits_are_those_of_all_their_links() -> None:
     document = copy.deepcopy(implicit_to_document(small()))
     lengths = [{"from": 0, "to": 1, "length": "1"}, {"from": 0, "to": 5, "length": "2"}]
-    dual = {"kind": "dual", "lengths": lengths, "capacity": "1", "distance": "1"}
-    document["bound"]["certificate"] = dual
+    written = {"kind": "dual", "lengths": lengths, "capacity": "1", "distance": "1"}
+    document["bound"]["certificate"] = written
     dual = implicit_from_document(document, "f").bound.certificate
     assert isinstance(dual, Dual)
     ring = small().topology
