@@ -83,11 +83,8 @@ def test_show_says_where_a_file_is_silent_on_the_rates_of_nics(command: Command,
     ("words", "rate"),
     [
         (("dgx1", "broadcast"), 150),
-        (("dgx1", "allgather"), Fraction(48 * 25, 7)),
-        (("dgx1", "allreduce"), Fraction(24 * 25, 7)),
         (("dgx1", "allreduce", "--ranks", "0-5"), Fraction(5 * 25, 2)),
         (("dgx1", "broadcast", "--ranks", "0,3,4", "--root", "1"), 50),
-        (("torus:4x4", "allreduce"), Fraction(32, 15)),
     ],
 )
 def test_bound_gives_the_exact_rate_and_its_certificate(
