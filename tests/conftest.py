@@ -6,11 +6,9 @@ Beside it the fixture that many folders share, and what is left out where torch 
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Generator
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,7 +85,6 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 @pytest.fixture
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of schedules on local processes need not import torch anew, each for two seconds."""
-    from arborcast.backends.measure import launch
-    from tests.support.forked_workers import ForkedWorker
+    from tests.support.forked_workers import forks_workers
 
-    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedWorker}))
+    forks_workers(monkeypatch)

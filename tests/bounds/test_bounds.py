@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import networkx as nx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,27 +42,21 @@ def crossing(topology: Topology, blocks: list[list[int]]) -> Fraction:
     return sum(link.bandwidth for link in topology.links if of[link.src] < of[link.dst])
 
 
-@settings(max_examples=150)
+@pytest.mark.parametrize(
+    ("fabric", "relays"),
+    [
+        ({"switches": 3, "connected": True}, False),
+        ({"switches": 3, "connected": False}, False),
+        ({"switches": 2, "min_ranks": 3}, True),
+        ({"switches": 0, "symmetric": False, "connected": False}, False),
+    ],
+)
+@settings(max_examples=70)
 @given(st.data())
-def test_bound_is_the_least_cut_on_symmetric_links(data):
-    topology = data.draw(drawn_topologies(max_ranks=7, switches=3, connected=data.draw(st.booleans())))
-    collective = data.draw(collectives(topology, TREES + FLOWS))
-    assert bound(topology, collective).rate == least_cut(topology, collective)
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_bound_is_the_least_cut_with_relays(data):
-    topology = data.draw(drawn_topologies(max_ranks=7, switches=2, min_ranks=3))
-    collective = data.draw(collectives(topology, TREES + FLOWS, relays=True))
-    assert bound(topology, collective).rate == least_cut(topology, collective)
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_bound_is_the_least_cut_without_switches(data):
-    topology = data.draw(drawn_topologies(max_ranks=7, switches=0, symmetric=False, connected=False))
-    collective = data.draw(collectives(topology, TREES + FLOWS))
+def test_bound_is_the_least_cut(fabric, relays, data):
+    """On links that are alike both ways, and without switches on any."""
+    topology = data.draw(drawn_topologies(max_ranks=7, **fabric))
+    collective = data.draw(collectives(topology, TREES + FLOWS, relays=relays))
     assert bound(topology, collective).rate == least_cut(topology, collective)
 
 

@@ -48,6 +48,7 @@ from arborcast.topologies import load
 from tests.support.allreduce_search import can_be_done
 from tests.support.deadlock import check_deadlock
 from tests.support.interpreter import Freedom, interpret
+from tests.support.refusals import refusals
 from tests.support.strategies import topologies
 
 Triples = list[tuple[int, int, int]]
@@ -366,29 +367,7 @@ def test_one_size_searched_as_it_is(spec: str, size: tuple[int, int, int]) -> No
 
 @pytest.mark.parametrize(
     ("spec", "size", "method", "message"),
-    [
-        (
-            "ring:4",
-            (3, 2, 2),
-            "sat",
-            r"2 steps need at least 1 rounds per chunk, whatever .*got 2/3; proved by flows",
-        ),
-        ("star:3", (2, 2, 3), "sat", r"\(2, 2, 3\): there is none, proved by CaDiCaL over every schedule"),
-        (
-            "ring:5",
-            (1, 2, 5),
-            "sat",
-            "none with one partial sum per rank and chunk.*several apart are not excluded",
-        ),
-        ("full:2", (2, 2, 1), "sat", "every step takes a round, so 2 steps need as many, got 1"),
-        ("dgx1", (1, 1, 9), "sat", "allreduce: needs at least 2 steps, got 1"),
-        (
-            "star:4",
-            (4, 4, 5),
-            "ilp",
-            "no reduce-scatter and allgather compose it.*other schedules are not excluded",
-        ),
-    ],
+    refusals(__file__, "test_none_says_over_which_schedules"),
 )
 def test_none_says_over_which_schedules(
     spec: str, size: tuple[int, int, int], method: str, message: str

@@ -187,7 +187,7 @@ KNOWN = [
     ("ring:8", "allgather", (2, 4, 6), False, "smt ilp sat"),
     ("dgx1", "allgather", (2, 2, 3), True, "smt ilp sat"),
     ("dgx1", "allgather", (5, 2, 7), False, "smt ilp sat"),
-    ("dgx1", "allgather", (6, 3, 7), True, "ilp sat"),
+    ("dgx1", "allgather", (6, 3, 7), True, "ilp"),
     ("dgx1", "gather", (4, 2, 5), True, "ilp"),
     ("dgx1", "gather", (6, 2, 7), True, "smt ilp sat"),
     ("dgx1", "gather", (6, 3, 7), True, "ilp"),
@@ -205,6 +205,7 @@ KNOWN = [
     ("torus:4x4", "allgather", (4, 4, 15), True, "ilp"),
 ]
 LONG = [
+    ("dgx1", "allgather", (6, 3, 7), True, "sat"),
     ("dgx1", "broadcast", (22, 3, 9), True, "ilp"),
     ("dgx1", "broadcast", (31, 7, 7), True, "ilp"),
     ("torus:4x8", "allgather", (4, 6, 31), True, "ilp"),

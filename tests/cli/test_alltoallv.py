@@ -9,6 +9,7 @@ import pytest
 
 from arborcast import synth
 from tests.support.commands import Command, refused
+from tests.support.refusals import refusals
 
 
 @pytest.mark.parametrize(
@@ -31,14 +32,7 @@ def test_a_matrix_from_a_file(command: Command, tmp_path: Path, name: str, text:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("0,8\n1,many\n", "row 1, column 1: must be a whole number of bytes, got 'many'"),
-        ("[[0, 1.5], [0, 0]]", "row 0, column 1: must be a whole number of bytes, got '3/2'"),
-        ("[1, 2]", "must be rows of sizes"),
-        ("0,1\n1,0\n", "sizes: must be 3 rows of 3, got 2 rows"),
-        ("", "sizes: must be 3 rows of 3, got 0 rows"),
-        ("0,0,0\n0,0,0\n0,0,0\n", "sizes: must send something from one rank to another"),
-    ],
+    refusals(__file__, "test_what_is_no_matrix"),
 )
 def test_what_is_no_matrix(command: Command, tmp_path: Path, text: str, message: str) -> None:
     matrix = tmp_path / "m.csv"

@@ -15,6 +15,7 @@ from arborcast.topologies import Nic, load, load_machine
 from arborcast.topologies.readers.topology_documents import parse_document
 from tests.support.commands import Command, refused
 from tests.support.nccl_files import busid, gpu, nic, system
+from tests.support.refusals import refusals
 
 PAIR = """
 name: pair
@@ -151,15 +152,7 @@ def test_a_cluster_file_names_unequal_hosts(command: Command, host: Path, tmp_pa
 
 @pytest.mark.parametrize(
     ("text", "facts"),
-    [
-        ("hosts: []", ["mixed.yaml: hosts: "]),
-        ("hosts: [{count: 2}]", ["mixed.yaml: hosts[0].machine: is missing"]),
-        ("hosts: [{machine: mi300x, count: 0}]", ["mixed.yaml: hosts[0].count: ", "0"]),
-        ("hosts: [{machine: mi300x, nic: -1}]", ["mixed.yaml: hosts[0].nic: must be positive, got -1"]),
-        ("hosts: [{machine: mi300x, nisc: 1}]", ["mixed.yaml: hosts[0]", "nisc"]),
-        ("{fabric: bus, hosts: [{machine: mi300x, count: 2}]}", ["fabric 'bus': must be rail"]),
-        ("hosts: [{machine: nowhere.xml, count: 2}]", ["nowhere.xml"]),
-    ],
+    refusals(__file__, "test_wrong_cluster_files"),
 )
 def test_wrong_cluster_files(command: Command, tmp_path: Path, text: str, facts: list[str]) -> None:
     asked = tmp_path / "mixed.yaml"
@@ -228,12 +221,7 @@ def test_a_file_that_only_looks_shown_is_still_checked(command: Command, tmp_pat
 
 @pytest.mark.parametrize(
     ("gpu", "message"),
-    [
-        ("gtx", "gpu 'gtx': must be one of"),
-        ("[a100]", "gpu: must have one for each of 2 ranks, got 1"),
-        ("{a: 1}", "gpu: must be text, got"),
-        ("[1, a100]", "gpu: must be text, got [1, 'a100']"),
-    ],
+    refusals(__file__, "test_wrong_gpus_of_a_file"),
 )
 def test_wrong_gpus_of_a_file(command: Command, host: Path, gpu: str, message: str) -> None:
     host.write_text(f"gpu: {gpu}\n{PAIR}")
@@ -242,15 +230,7 @@ def test_wrong_gpus_of_a_file(command: Command, host: Path, gpu: str, message: s
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [
-        ("nics: [{name: nic0}]", r"nics\[0\].near: is missing"),
-        ("nics: [{name: nic0, near: [2]}]", r"nics\[0\].near\[0\]: rank must be in 0..1, got 2"),
-        ("nics: [{name: nic0, near: [0], rate: 0}]", r"nics\[0\].rate: must be positive, got 0"),
-        ("hosts: [0]", "hosts: must have one for each of 2 ranks, got 1"),
-        ("notes: [a, 1]", r"notes\[1\]: must be a line of printable text, got 1"),
-        ('notes: ["a\\nlinks: []"]', r"notes\[0\]: must be a line of printable text"),
-        ("devices: [0, 1]", r"devices\[0\]: must be text, got 0"),
-    ],
+    refusals(__file__, "test_wrong_machines_in_a_file"),
 )
 def test_wrong_machines_in_a_file(host: Path, more: str, message: str) -> None:
     host.write_text(f"{more}\n{PAIR}")

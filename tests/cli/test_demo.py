@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from collections import Counter
+from contextlib import redirect_stdout
 from fractions import Fraction
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from arborcast import synth
+from tests.support.forked_workers import forks_workers
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -22,18 +26,12 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the demo prints, and the folder that it leaves."""
     folder = tmp_path_factory.mktemp("demo") / "out"
-    done = subprocess.run(
-        [sys.executable, str(DEMO), "--out", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, folder
-
-
-pytestmark = pytest.mark.timeout(450)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        forks_workers(patch)
+        patch.setattr(sys, "argv", [str(DEMO), "--out", str(folder)])
+        patch.syspath_prepend(DEMO.parent)
+        runpy.run_path(str(DEMO), run_name="__main__")
+    return printed.getvalue(), folder
 
 
 def test_it_says_what_it_did(demo: tuple[str, Path]) -> None:

@@ -14,6 +14,7 @@ from arborcast.synth.bounds import bound, certified_rate
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.formats import collective_from_document, read_collective
+from tests.support.refusals import refusals
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "collectives").glob("*.yaml"))
 RING = topologies.load("ring:4")
@@ -79,47 +80,12 @@ def test_the_examples(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "halo.yaml: must be a mapping, got nothing"),
-        ("name: x", "halo.yaml: blocks: is missing"),
-        ("blocks: []", "halo.yaml: blocks: must have at least 1 entries, got 0"),
-        ("blocks: 3", "halo.yaml: blocks: must be a list, got 3"),
-        ("blocks: [{at: [0]}]", r"halo.yaml: blocks\[0\].to: is missing"),
-        ("blocks: [{at: [], to: [1]}]", r"halo.yaml: blocks\[0\].at: must have at least 1 entries, got 0"),
-        ("blocks: [{at: 0, to: [1]}]", r"halo.yaml: blocks\[0\].at: must be a list, got 0"),
-        (
-            "blocks: [{at: [a], to: [1]}]",
-            r"halo.yaml: blocks\[0\].at\[0\]: must be a whole number, got 'a'",
-        ),
-        (
-            "blocks: [{at: [0.5], to: [1]}]",
-            r"halo.yaml: blocks\[0\].at\[0\]: must be a whole number, got 1/2",
-        ),
-        (
-            "blocks: [{at: [true], to: [1]}]",
-            r"halo.yaml: blocks\[0\].at\[0\]: must be a whole number, got true",
-        ),
-        ("blocks: [{at: [0], to: [4]}]", r"halo.yaml: blocks\[0\].to: rank must be in 0..3, got 4"),
-        ("blocks: [{at: [-1], to: [1]}]", r"halo.yaml: blocks\[0\].at: rank must be in 0..3, got -1"),
-        (
-            "blocks: [{at: [0, 0], to: [1]}]",
-            r"halo.yaml: blocks\[0\].at: must name each rank once, got 0 twice",
-        ),
-        (
-            "blocks: [{at: [0], to: [1]}, {at: [1, 2], to: [2, 1]}]",
-            r"halo.yaml: blocks\[1\].to: must have a rank that does not hold it already, got \[1, 2\]",
-        ),
-        ("blocks: [{at: [0], to: [1], from: 2}]", r"halo.yaml: blocks\[0\].from: is no key known here"),
-        ("name: ''\nblocks: [{at: [0], to: [1]}]", "halo.yaml: name: must be 1 to 1000 printable characters"),
-        (
-            "blocks: [{at: [0], to: [1]}]\nblocks: 1",
-            "halo.yaml: line 2, column 1: key 'blocks' must stand once",
-        ),
+        *refusals(__file__, "test_wrong_collective_files"),
         (b"\xff", "halo.yaml: must be UTF-8 text"),
-        ("blocks: &a [*a]", "halo.yaml: line 1, column 13: must not use aliases"),
         ("#" * 2000, "halo.yaml: must be at most 1000 bytes, got more"),
     ],
 )
-def test_wrong_files(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_wrong_collective_files(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         read_collective(written(tmp_path, text), RING, max_bytes=1000)
     assert len(str(caught.value).splitlines()) == 1

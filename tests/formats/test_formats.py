@@ -33,6 +33,7 @@ from arborcast.synth.formats.numerals import parse_number, shorten
 from arborcast.synth.formats.reading import parse_json, read_text
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Switch, Topology
+from tests.support.refusals import refusals
 from tests.support.strategies import collectives, topologies
 
 # Two ranks on a switch: the file of a broadcast over it, to the letter of the design.
@@ -242,17 +243,7 @@ def test_transfers_that_end_at_switches_are_of_the_second_version(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
-    [
-        (
-            (0, "to"),
-            "hub",
-            r"f: transfers\[0\].to: must be a rank or name a switch of the topology, got 'hub'",
-        ),
-        ((2, "from"), 2, r"f: transfer 2: rank must be in 0..1, got 2"),
-        ((2, "from"), -1, r"f: transfer 2: rank must be in 0..1, got -1"),
-        ((2, "from"), None, r"f: transfers\[2\].from: must be a whole number, got nothing"),
-        ((2, "to"), "sw", r"f: transfer 2: there is no link sw->sw"),
-    ],
+    refusals(__file__, "test_wrong_ends_at_switches"),
 )
 def test_wrong_ends_at_switches(path: tuple[str | int, ...], value: object, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
@@ -297,37 +288,8 @@ def test_symmetries_of_the_ranks_alone_leave_the_switches_in_place() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ((), [], "f: must be a mapping, got a list of 0|f: must be a mapping, got \\[\\]"),
-        (("ranks",), None, "f: ranks: must be a whole number, got nothing"),
-        (("ranks",), True, "f: ranks: must be a whole number, got true"),
-        (("ranks",), 0, "f: ranks: must be at least 1, got 0"),
-        (("ranks",), 10**12, "f: ranks: must be at most 65536, got 1000000000000"),
-        (("name",), "a\nb", r"f: name: must be 1 to 1000 printable characters, got 'a\\nb'"),
-        (("colour",), "red", "f: colour: is no key known here"),
-        (("switches",), ["sw", "sw"], r"f: switches\[1\]: names must be unique, got 'sw' twice"),
-        (("switches", 0), {"reduces": True}, r"f: switches\[0\].name: is missing"),
-        (("links",), {}, "f: links: must be a list, got a mapping"),
-        (("links", 2, "bandwidth"), "-1", r"f: links\[2\].bandwidth: must be positive, got -1"),
-        (("links", 2, "bandwidth"), 0, r"f: links\[2\].bandwidth: must be positive, got 0"),
-        (("links", 2, "bandwidth"), "fast", r"must be a number such as 25, 0.7 or 25/2, got 'fast'"),
-        (("links", 2, "bandwidth"), float("nan"), r"links\[2\].bandwidth: must be a number"),
-        (("links", 2, "bandwidth"), float("inf"), r"links\[2\].bandwidth: must be a number"),
-        (("links", 2, "bandwidth"), "1e12", "must be between 1e-9 and 1e9 GB/s, got 1000000000000"),
-        (("links", 2, "bandwidth"), f"1/{10**18 + 1}", "must be between 1e-9 and 1e9 GB/s"),
-        (("links", 2, "bandwidth"), f"{10**19 + 1}/{10**19}", "must have a denominator of at most 1e18"),
+        *refusals(__file__, "test_wrong_topology_documents"),
         (("links", 2, "bandwidth"), 10**500, "must have at most 400 digits"),
-        (("links", 2, "latency_us"), "-1/2", r"links\[2\].latency_us: must not be negative, got -1/2"),
-        (("links", 2, "latency"), 1, r"f: links\[2\].latency: is no key known here"),
-        (("links", 2, "from"), "hub", r"links\[2\].from: must be a switch \('sw'\), got 'hub'"),
-        (("links", 2, "to"), 2, r"f: links\[2\].to: rank must be in 0..1, got 2"),
-        (("links", 2, "to"), "sw", r"f: links\[2\]: must join two different vertices, got 'sw' twice"),
-        (("links", 2, "between"), [0, 1], r"f: links\[2\]: must have either between, or from and to"),
-        (("symmetries", 0), [0, 0, "sw"], r"symmetry \[0, 0, 2\]: must name each of the 3 vertices exactly"),
-        (
-            ("symmetries", 0),
-            [0],
-            r"symmetries\[0\]: must have the images of the 2 ranks, or of these and the 1",
-        ),
     ],
 )
 def test_wrong_topology_documents(path: tuple[str | int, ...], value: object, message: str) -> None:
@@ -341,49 +303,7 @@ def test_wrong_topology_documents(path: tuple[str | int, ...], value: object, me
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
-    [
-        ((), None, "f: format: must be arborcast.schedule/1 or arborcast.schedule/2, got nothing"),
-        (
-            ("format",),
-            "arborcast.schedule/3",
-            "f: format: must be .* or arborcast.schedule/2, got 'arborcast.s",
-        ),
-        (("topology", "links", 0, "bandwidth"), 0, r"f: topology.links\[0\].bandwidth: must be positive"),
-        (("topology", "links", 0, "to"), 0, r"f: topology.links\[0\]: must join two different vertices"),
-        (("topology", "switches"), ["sw", "sw"], r"f: topology.switches\[1\]: names must be unique"),
-        (("collective", "kind"), "allred", "f: collective.kind: must be one of broadcast, .*got 'allred'"),
-        (("collective", "root"), 5, "f: broadcast: root must be one of the ranks 0, 1, got 5"),
-        (("collective", "ranks"), [0, 0], "f: broadcast: ranks must be named once"),
-        (("method", "name"), 3, "f: method.name: must be text, got 3"),
-        (("method", "epsilon"), [1], r"f: method.epsilon: must be text, a whole number or null, got \[1\]"),
-        (("rate",), "-1", "f: rate: must not be negative, got -1"),
-        (("bound", "scope"), "mine", "f: bound.scope: must be one of 'every schedule', .* got 'mine'"),
-        (("bound", "certificate", "kind"), "oath", "f: bound.certificate: kind must be one of 'cut', "),
-        (
-            ("bound", "certificate", "side"),
-            [7],
-            r"f: bound.certificate.side\[0\]: rank must be in 0..1, got 7",
-        ),
-        (("rounds",), [0], "f: rounds of a step must be at least 1, got"),
-        (("rounds",), [], "f: rounds: 1 steps need as many entries, got 0"),
-        (("chunks", 1, "share"), "0", "f: chunk 1: share must be positive, got 0"),
-        (("chunks", 1, "owner"), 2, "f: chunk 1: rank must be in 0..1, got 2"),
-        (("transfers", 1, "chunk"), 2, "f: transfer 1: chunk must be in 0..1, got 2"),
-        (("transfers", 1, "chunk"), 10**30, r"f: transfers\[1\].chunk: must be at most 2147483647"),
-        (("transfers", 1, "step"), -1, r"f: transfers\[1\].step: must be at least 0, got -1"),
-        (("transfers", 1, "step"), 10**9, r"f: transfers\[1\].step: must be at most 1048576"),
-        (
-            ("transfers", 1, "via"),
-            ["hub"],
-            r"f: transfers\[1\].via: must name switches of the topology, got 'h",
-        ),
-        (("transfers", 1, "via"), [], "f: transfer 1: there is no link 0->1"),
-        (("transfers", 1, "via"), ["sw", "sw"], "f: transfer 1: there is no link sw->sw"),
-        (("transfers", 1, "reduce"), 1, r"f: transfers\[1\].reduce: must be true or false, got 1"),
-        (("transfers", 1, "from"), "sw", r"f: transfers\[1\].from: must be a whole number, got 'sw'"),
-        (("transfers", 1, "to"), 2, r"f: transfer 1: rank must be in 0..1, got 2"),
-        (("transfers", 1, "too"), 1, r"f: transfers\[1\].too: is no key known here"),
-    ],
+    refusals(__file__, "test_wrong_schedule_documents"),
 )
 def test_wrong_schedule_documents(path: tuple[str | int, ...], value: object, message: str) -> None:
     with pytest.raises(ScheduleError, match=message) as caught:

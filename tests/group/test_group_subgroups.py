@@ -81,6 +81,7 @@ def check_collectives(group: Any, members: list[int], salt: int) -> None:
 
 
 def all_orders(rank: int, size: int) -> None:
+    """torch sorts the ranks of a group."""
     orders = [[2, 0, 3], [3, 1], [0, 1, 2, 3], [1, 2], [3, 2, 1], [2, 3, 0, 1]]
     for salt, order in enumerate(orders):
         group = dist.new_group(order)
@@ -92,11 +93,6 @@ def all_orders(rank: int, size: int) -> None:
                 (one, other) for one in range(len(order)) for other in range(len(order)) if one != other
             }
     check_collectives(dist.group.WORLD, [0, 1, 2, 3], 9)
-
-
-def test_groups_in_all_orders() -> None:
-    """torch sorts the ranks of a group."""
-    run_ranks(4, all_orders, backend="synth", environ=on("full:4"))
 
 
 def alone(rank: int, size: int) -> None:
@@ -153,10 +149,6 @@ def disjoint(rank: int, size: int) -> None:
     assert counted(dist.group.WORLD) == 20 * 4
 
 
-def test_disjoint_groups_and_the_world_at_once() -> None:
-    run_ranks(4, disjoint, backend="synth", environ=on("full:4"))
-
-
 def many_of_torchs(rank: int, size: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -180,8 +172,14 @@ def many_of_torchs(rank: int, size: int) -> None:
     check_collectives(dist.group.WORLD, [0, 1, 2, 3], 9)
 
 
-def test_groups_as_torch_makes_them() -> None:
-    run_ranks(4, many_of_torchs, backend="synth", environ=on("full:4"))
+def of_four(rank: int, size: int) -> None:
+    for body in (disjoint, all_orders, many_of_torchs):  # the first counts what the world does
+        body(rank, size)
+
+
+def test_groups_at_once_in_all_orders_and_as_torch_makes_them() -> None:
+    """On ranks that start once."""
+    run_ranks(4, of_four, backend="synth", environ=on("full:4"))
 
 
 # Which fragment -----------------------------------------------------------------------------------

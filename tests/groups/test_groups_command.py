@@ -10,6 +10,7 @@ import pytest
 from arborcast.synth.cli import app as cli
 from arborcast.synth.groups import verify_groups
 from arborcast.synth.groups.group_folder import read_groups
+from tests.support.refusals import refusals
 
 
 @pytest.fixture
@@ -53,24 +54,7 @@ def test_a_table_for_people(synth_groups):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ([], "needs --group KIND:RANKS or --mesh AxB --along AXIS:KIND, got neither"),
-        (["--group", "allreduce"], "--group allreduce: must be KIND:RANKS"),
-        (["--group", "sum:0,1"], "--group sum:0,1: collective sum: must be one of broadcast"),
-        (["--group", "allreduce:0,9"], "--group allreduce:0,9: allreduce: rank must be in 0..3, got 9"),
-        (["--group", "allreduce:a"], "--group allreduce:a: must be numbers or ranges"),
-        (["--group", "allreduce:0,1", "--weight", "0"], "--weight: must be positive, got 0"),
-        (["--group", "allreduce:0,1", "--weight", "x"], "--weight: must be a number"),
-        (["--group", "allreduce:0,1", "--weight", "1", "--weight", "1"], "--weight: must stand once for"),
-        (["--along", "0:allreduce"], "--along 0:allreduce: needs the shape of the mesh"),
-        (["--mesh", "2x2"], "--mesh 2x2: needs the axis of the groups"),
-        (["--mesh", "2x3", "--along", "0:allreduce"], "--mesh 2x3: must hold the 4 ranks"),
-        (["--mesh", "2xa", "--along", "0:allreduce"], "--mesh 2xa: must be sides of at least 1"),
-        (["--mesh", "2x2", "--along", "2:allreduce"], "--along 2:allreduce: must be AXIS:KIND with an axis"),
-        (["--mesh", "2x2", "--along", "0:sum"], "--along 0:sum: collective sum: must be one of"),
-        (["--mesh", "4x1", "--along", "1:allreduce"], "--along 1:allreduce: allreduce: needs at least 2"),
-        (["--group", "allreduce:0,1", "-o", "/nowhere/at/all"], "its parent folder /nowhere/at does not"),
-    ],
+    refusals(__file__, "test_wrong_input_is_one_line"),
 )  # fmt: skip
 def test_wrong_input_is_one_line(synth_groups, arguments, message):
     code, out, err = synth_groups("ring:4", *arguments)

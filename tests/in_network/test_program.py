@@ -27,9 +27,9 @@ def test_a_sum_may_be_handed_to_another_switch_that_multicasts():
     assert steiner_program(fabric.forwarding, Collective.on(fabric, "allreduce")).limit == Fraction(1, 4)
 
 
-def agrees_with_brute_force(seed: int) -> int:
+def agrees_with_brute_force(seed: int, most: int = 8) -> int:
     """Every kind on a drawn fabric, among all or some ranks: what ours carries is all that there can be."""
-    fabric, rng = drawn(seed), random.Random(seed)
+    fabric, rng = drawn(seed, most), random.Random(seed)
     compared = 0
     for kind in TREE_KINDS:
         count = rng.randint(2, fabric.ranks) if rng.random() < 0.4 else fabric.ranks
@@ -50,7 +50,7 @@ def agrees_with_brute_force(seed: int) -> int:
 
 @pytest.mark.parametrize("first", range(0, 8, 4))
 def test_no_trees_by_brute_force_are_better(first):
-    assert sum(map(agrees_with_brute_force, range(first, first + 4))) >= 10
+    assert sum(agrees_with_brute_force(seed, most=7) for seed in range(first, first + 4)) >= 10
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from fractions import Fraction
@@ -13,10 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from arborcast.synth.api import approach, solve
-from arborcast.synth.cli.app import app
 from arborcast.synth.collective import TREE_KINDS, Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
@@ -192,15 +189,6 @@ def test_what_cannot_be_done_is_said() -> None:
     half = Topology.build("half", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
     with pytest.raises(InfeasibleError, match="rank 2 cut off"):
         solve(half, "allreduce", method="trees", max_height=2)
-
-
-def test_the_command() -> None:
-    arguments = ["solve", "dgx1", "broadcast", "--method", "trees", "--max-height", "3", "--json"]
-    ran = CliRunner().invoke(app, arguments)
-    assert ran.exit_code == 0
-    document = json.loads(ran.stdout)
-    assert (document["rate"], document["height"], document["optimal"]) == ("125", 3, False)
-    assert document["bound"] == "150"
 
 
 def brute(entering: np.ndarray, root: int, height: int) -> int:

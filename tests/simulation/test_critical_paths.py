@@ -40,7 +40,9 @@ def test_no_run_is_faster(fabric: Topology, kind: str, size: int, pieces: int) -
 
 
 @pytest.mark.parametrize("kind", ["allreduce", "allgather"])
-@pytest.mark.parametrize("spec", ["dgx-h100", "dgx-h100:boxes=2", "dgx-a100"])
+@pytest.mark.parametrize(
+    "spec", ["dgx-h100", pytest.param("dgx-h100:boxes=2", marks=pytest.mark.long), "dgx-a100"]
+)
 def test_no_run_is_faster_where_switches_pass_on_frames(spec: str, kind: str) -> None:
     schedule = solve(load(spec), kind, cache=False)
     for size in (1 << 10, 1 << 16, 1 << 22):

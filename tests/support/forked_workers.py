@@ -11,10 +11,20 @@ import subprocess
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
+
+import pytest
 
 from tests.support.ranks import PROCESSES
 from tests.support.waiting import until
+
+
+def forks_workers(patch: pytest.MonkeyPatch) -> None:
+    """Have `launch` fork its workers."""
+    from arborcast.backends.measure import launch
+
+    patch.setattr(launch, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedWorker}))
 
 
 class ForkedWorker:

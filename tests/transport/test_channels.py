@@ -589,7 +589,7 @@ def meet(rank: int, transport: str, part_bytes: int) -> SocketChannel:
 
 def dies_while_sending(rank: int, size: int, transport: str) -> str:
     channel = meet(rank, transport, 1 << 20)
-    data = some_bytes(1 << 26)
+    data = some_bytes(1 << 25)
     if rank == 0:
         sent = 0
         while sent < len(data) // 4:
@@ -597,7 +597,7 @@ def dies_while_sending(rank: int, size: int, transport: str) -> str:
             end = (sent // channel.part_bytes + 1) * channel.part_bytes
             sent += channel.send(data[sent:end])
         os.kill(os.getpid(), signal.SIGKILL)
-    into = room_for(1 << 26)
+    into = room_for(1 << 25)
     received = 0
     try:
         while received < len(into):
@@ -615,7 +615,7 @@ def dies_while_receiving(rank: int, size: int, transport: str) -> str:
         into = room_for(1 << 20)
         until(lambda: channel.receive(into) > 0)
         os.kill(os.getpid(), signal.SIGKILL)
-    data = some_bytes(1 << 26)
+    data = some_bytes(1 << 25)
     sent = 0
     try:
         while sent < len(data):

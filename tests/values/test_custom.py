@@ -33,6 +33,7 @@ from arborcast.synth.verification.verifier import verify
 from tests.executors.test_conformance import check, interpreted
 from tests.support.definition import define
 from tests.support.drawn_schedules import custom_exchange, schedules
+from tests.support.refusals import refusals
 
 RING = topologies.load("ring:4")
 
@@ -150,28 +151,7 @@ def test_other_kinds_write_no_new_keys() -> None:
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
-    [
-        (["chunks", 1, "demand"], 2, "x: chunk 1: demand must be in 0..1, got 2"),
-        (["chunks", 1, "demand"], -1, "x: chunk 1: demand must be in 0..1, got -1"),
-        (["chunks", 0, "demand"], None, "x: chunk 0: demand must be in 0..1, got None"),
-        (["collective", "demands"], [], "x: custom: needs its blocks"),
-        (
-            ["collective", "demands", 0, "at"],
-            [1],
-            "x: custom: block 0: who must get it must not hold it before",
-        ),
-        (
-            ["collective", "demands", 1, "to"],
-            [0, 0],
-            r"x: collective.demands\[1\].to: must name each rank once",
-        ),
-        (
-            ["collective", "demands", 1, "to"],
-            [9],
-            "x: custom: block 1: must name ranks that take part, got 9",
-        ),
-        (["collective", "kind"], "allgather", "x: allgather: has no blocks of its own, got 2"),
-    ],
+    refusals(__file__, "test_wrong_schedule_documents"),
 )
 def test_wrong_schedule_documents(path: list[str | int], value: object, message: str) -> None:
     document = copy.deepcopy(schedule_to_document(halo()))

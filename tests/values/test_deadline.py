@@ -148,12 +148,11 @@ QUESTIONS = {
     "trees": lambda: solved(load("torus:3x3"), "allgather", method="trees"),
     "few trees": lambda: solved(load("torus:3x3"), "allreduce", max_trees=2),
     "few trees by tolerance": lambda: solved(load("dgx1"), "allgather", tolerance=Fraction(1, 10)),
-    "low trees": lambda: solved(load("torus:3x3"), "allreduce", max_height=4),
+    "low trees": lambda: solved(load("torus:2x3"), "allreduce", max_height=3),
     "weights": lambda: solved(load("torus:3x3"), "allgather", method="mwu", epsilon=Fraction(1, 50)),
     "routes": lambda: solved(load("torus:3x3"), "alltoall"),
     "through switches": lambda: solved(hub(), "allreduce"),
     "by size": lambda: solved(load("torus:3x3"), "allreduce", size_bytes=1 << 10),
-    "by size, larger": lambda: solved(load("mi250"), "allgather", size_bytes=1 << 20),
     "implicit": lambda: solved(load("torus:3x3"), "allreduce", form="implicit"),
     "implicit, few": lambda: solved(load("torus:4x4"), "allgather", form="implicit", max_trees=2),
     "implicit, low": lambda: solved(load("torus:3x4"), "allgather", form="implicit", max_height=4),
@@ -166,13 +165,14 @@ QUESTIONS = {
     "frontier": lambda: traced(load("ring:4"), "allgather"),
     "frontier of sums": lambda: traced(load("ring:4"), "allreduce", max_steps=5),
     "frontier, quick": lambda: traced(load("dgx1"), "allgather", proofs=False),
-    "latency and bandwidth": lambda: compared(load("torus:3x4"), "allgather"),
+    "latency and bandwidth": lambda: compared(load("torus:3x3"), "allgather"),
     "repair": lambda: repaired(load("torus:3x3"), "allreduce"),
     "groups": lambda: grouped(load("torus:3x4")),
 }
 
 
 OF_MANY = {
+    "by size": lambda: solved(load("mi250"), "allgather", size_bytes=1 << 20),
     "frontier": lambda: traced(load("ring:14"), "allgather", max_steps=7),
     "frontier of sums": lambda: traced(load("ring:14"), "allreduce", max_steps=8),
 }

@@ -28,8 +28,8 @@ QUESTIONS = [
     # fabric, cables that are down, collective, method, wishes, form of the answer
     ("dgx1", (), "allreduce", "auto", {}, "explicit"),
     ("mesh:2x3", (), "broadcast", "auto", {"size_bytes": 1 << 16}, "explicit"),
-    ("dgx1", (), "allgather", "auto", {"max_trees": 2}, "explicit"),
-    ("dgx1", (), "allgather", "auto", {"max_height": 3}, "explicit"),
+    ("mesh:2x3", (), "allgather", "auto", {"max_trees": 2}, "explicit"),
+    ("mesh:2x3", (), "allgather", "auto", {"max_height": 3}, "explicit"),
     ("dgx1", ("0-1",), "reduce-scatter", "auto", {}, "explicit"),
     ("mi250", (), "alltoall", "auto", {}, "explicit"),
     ("torus:8x8", (), "allgather", "auto", {}, "explicit"),
