@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.api import solve
-from arborcast.synth.collective import NAMED_KINDS
+from arborcast.synth.collective import NAMED_KINDS, Kind
 from arborcast.synth.errors import TimedOutError
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule, Transfer
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification import every_translate, verifier
 from arborcast.synth.verification.every_translate import loads_if_sound
+from tests.support.drawn_implicit import grid, implicit
 from tests.verification.test_verifier import RELAY, SQUARE, STAR
 
 
@@ -24,7 +26,7 @@ def _solved(topology: Topology, kind: str, ranks: tuple[int, ...] | None) -> Sch
     return solve(topology, kind, form="explicit", ranks=ranks)
 
 
-def _replayed(schedule: Schedule, patch: pytest.MonkeyPatch, many: int) -> verifier.Verdict:
+def _replayed(schedule: AnySchedule, patch: pytest.MonkeyPatch, many: int) -> verifier.Verdict:
     with patch.context() as context:
         context.setattr(verifier, "MANY", many)
         return verifier.verify(schedule)
@@ -40,6 +42,15 @@ def test_right_schedules_are_right_in_both(
     assert one.correct
     assert one == other
     assert loads_if_sound(schedule) == schedule.load
+
+
+def test_those_in_implicit_form_are_replayed_by_their_representatives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule = implicit(grid(2, 3, hubs=False), Kind.ALLGATHER)
+    one, other = (_replayed(schedule, monkeypatch, many) for many in (-1, 1 << 16))
+    assert one.correct
+    assert one == other
 
 
 def test_without_time_to_compile_kernels_it_is_replayed_chunk_by_chunk(monkeypatch) -> None:
