@@ -1,7 +1,8 @@
 """A schedule as tables that one kernel goes through on every GPU. It has not run on a GPU yet.
 
 `plan.Plan` makes an instruction of each value that a chunk has on a rank, and of these, for buffers of one
-length, the `Tables` of each rank. `kernel` goes through them in Triton, `memory` is what ranks reach of each
-other, and `executor.DeviceExecutor` one rank's calls. Flags and slots in such memory are all that ranks
-share. What judges tables (`tests/device`) shares no code with what makes them.
+length, the `Tables` of each rank. `check.check_tables` judges them and shares no code with it;
+`model.run_model` does what they say on arrays. `kernel` is the same in Triton, `memory` what ranks reach of
+each other, and `executor.DeviceExecutor` one rank's calls. Flags and slots in such memory are all that ranks
+share.
 """

@@ -1,4 +1,4 @@
-"""The tables that the kernel goes through, and what each column means."""
+"""The tables that the kernel, the checker and the model go through, and what each column means."""
 
 from __future__ import annotations
 
