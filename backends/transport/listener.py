@@ -1,4 +1,4 @@
-"""Where ranks connect to this one: who does so says the token of the group, and waits to be matched."""
+"""Where other ranks connect to this one: its listeners, and accepted connections not yet matched."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ HANDSHAKE_S = 5.0
 
 PAUSE_S = 0.05
 """That nobody is accepted where there are no descriptors, so that who waits for some does not spin."""
-
-LEAST_SILENT = 16
-"""Connections without a handshake that may be there at a time, in small groups."""
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -91,30 +88,28 @@ class Listener:
 
     Args:
         address: numeric, of a TCP listener.
-        token: of the group on this rank.
         is_local: whether to listen at a Unix socket too, under a name that the kernel forgets with it, to
             processes of the same user.
-        size: of the group; twice as many connections may be without a handshake at a time. Of more, the
-            oldest is dropped. Should that be a rank's, it dials again.
+        most_silent: connections without a handshake at a time; of more, the oldest is dropped. Should that be
+            a rank's, it dials again.
 
     Attributes:
         host, port: of the TCP listener.
         name: of the Unix socket, without the zero byte before it; None where there is none.
+        pending: connections whose handshake is here, not yet matched to a rank.
         trouble: why the last connection that came could not be accepted; None where it could.
 
     Raises:
         OSError: there is no listening at that address.
     """
 
-    def __init__(self, address: str, token: bytes, *, is_local: bool, size: int) -> None:
+    def __init__(self, address: str, *, is_local: bool, most_silent: int) -> None:
+        self.pending: list[PendingConnection] = []
         self.trouble: str | None = None
-        self._token = token
-        self._most_silent = max(LEAST_SILENT, 2 * size)
-        self._pending: list[tuple[PendingConnection, Handshake]] = []
+        self.most_silent = most_silent
         self._silent: dict[PendingConnection, None] = {}  # without a handshake, the oldest first
         self.name: str | None = None
         self._selector = selectors.PollSelector()
-        closed_in_children.add(self)  # who connects is meant for the parent
         tcp = listening_socket(address)
         self.host, self.port = tcp.getsockname()[:2]
         self._watch(tcp, None)
@@ -145,26 +140,19 @@ class Listener:
                 connection.close()
             elif connection.handshake is not None:
                 self._forget(connection)
-                if connection.handshake.token == self._token:
-                    self._pending.append((connection, connection.handshake))
-                else:
-                    connection.close()
+                self.pending.append(connection)
         self._drop_silent()
         return bool(events)
 
-    def take(self) -> list[tuple[PendingConnection, Handshake]]:
-        """The connections whose handshake is here, whose they are from now on."""
-        found, self._pending = self._pending, []
-        return found
-
     def close(self) -> None:
-        """Close the sockets and what they accepted. May be called twice."""
+        """Close the sockets and what they accepted."""
         for key in list((self._selector.get_map() or {}).values()):
             sock = key.fileobj if key.data is None else key.data
             assert isinstance(sock, socket.socket | PendingConnection)
             sock.close()
-        for connection, _ in self.take():
+        for connection in self.pending:
             connection.close()
+        self.pending.clear()
         self._selector.close()
 
     def _accept(self, door: object, seconds: float) -> None:
@@ -202,7 +190,7 @@ class Listener:
         """Close connections of strangers, who could otherwise hold all descriptors that there are."""
         late = time.monotonic() - HANDSHAKE_S
         while self._silent and (
-            len(self._silent) > self._most_silent or next(iter(self._silent)).since < late
+            len(self._silent) > self.most_silent or next(iter(self._silent)).since < late
         ):
             self._drop_oldest()
 

@@ -35,7 +35,8 @@ from arborcast.backends.transport.handshake import (
     dial_unix,
     read_reply,
 )
-from arborcast.backends.transport.listener import Listener, PendingConnection
+from arborcast.backends.transport.listener import PendingConnection
+from arborcast.backends.transport.reception import Reception
 from arborcast.backends.transport.shared_memory import (
     SLOT_BYTES,
     SLOTS,
@@ -147,19 +148,22 @@ class Network:
         self._at_work = threading.RLock()  # held by who connects or ends
         here = listening_address(store, address)
         try:
-            self._listener = Listener(
-                here, self._token, is_local=self.why_no_shared_memory is None, size=size
+            self._reception = Reception(
+                here,
+                self._token,
+                is_local=self.why_no_shared_memory is None,
+                size=size,
             )
             own_door = door(here)
         except OSError as error:
             raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
         entry = _PublishedAddress(
-            host=self._listener.host,
-            port=self._listener.port,
+            host=self._reception.host,
+            port=self._reception.port,
             door=own_door,
             token=self._token.hex(),
             boot_id=self._boot_id,
-            name=self._listener.name,
+            name=self._reception.name,
         )
         try:
             store.set(f"{_PREFIX}/{rank}", json.dumps(entry))
@@ -243,7 +247,7 @@ class Network:
                 self._at_work.release()
 
     def _hang_up(self, reason: str | None) -> None:
-        self._listener.close()
+        self._reception.close()
         if self._shelf is not None:
             self._shelf.close()
         for connection in self._early.values():
@@ -375,15 +379,15 @@ class Network:
         while expected := self._seat(expected):
             self._look(expected)
             left = deadline - time.monotonic()
-            self._listener.wait(min(max(0, left), LOOK_S))
+            self._reception.wait(min(max(0, left), LOOK_S))
             # Whoever keeps this rank busy with connections of no use must not keep it for ever.
             if left <= 0 and (expected := self._seat(expected)):
-                trouble = self._listener.trouble
+                trouble = self._reception.trouble
                 raise self._late(expected, f" in: {trouble} (see ulimit -n)" if trouble else "")
 
     def _seat(self, expected: set[int]) -> set[int]:
         """Make channels of the connections that are expected; returns who is still to come."""
-        for connection, handshake in self._listener.take():
+        for connection, handshake in self._reception.take():
             if handshake.to != self.rank or handshake.rank in self._early:
                 connection.close()
             else:

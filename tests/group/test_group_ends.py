@@ -135,13 +135,13 @@ def _dies_before_its_worker(rank: int, size: int) -> list[str]:
         before = _held()
         begin(rank, size, "group", PATIENCE_S)
         check_right(allreduce(rank, size, SMALL))
-        listener = dist.group.WORLD._communicator._network._listener  # type: ignore[union-attr]
+        reception = dist.group.WORLD._communicator._network._reception  # type: ignore[union-attr]
         worker = os.fork()
         if not worker:
             store.set("held", "\n".join(sorted(_held() - before)) or "nothing")
             store.wait(["ended"])
             os._exit(0)
-        store.set("where", f"{listener.host} {listener.port} {os.getpid()}")
+        store.set("where", f"{reception.host} {reception.port} {os.getpid()}")
         store.wait(["held"])
         os.kill(os.getpid(), signal.SIGKILL)
     begin(rank, size, "group", PATIENCE_S)

@@ -29,8 +29,9 @@ from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLe
 from arborcast.backends.transport import addresses
 from arborcast.backends.transport.addresses import address_of_interface, listening_address
 from arborcast.backends.transport.handshake import Handshake, UnansweredCall, dial_unix
-from arborcast.backends.transport.listener import LEAST_SILENT, Listener, PendingConnection
+from arborcast.backends.transport.listener import Listener, PendingConnection
 from arborcast.backends.transport.network import Network
+from arborcast.backends.transport.reception import LEAST_SILENT
 from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, create_memory, memory_bytes
 from arborcast.backends.transport.socket_channel import SocketChannel
 from tests.support.ranks import Failure, run_ranks, store_path
@@ -165,7 +166,7 @@ def with_strangers(rank: int, size: int) -> dict[int, str]:
     network = Network(store, rank, size, timeout_s=90, transport="sockets" if rank == 3 else "auto")
     kept = []
     if rank == 0:
-        listener = network._listener
+        listener = network._reception
         for at in range(6):
             if at % 2:
                 stranger = socket.create_connection((listener.host, listener.port))
@@ -201,7 +202,7 @@ def without_rank_1_among_strangers(rank: int, size: int) -> bool:
         store.wait(["ended"])
         return True
     network = Network(store, rank, size, timeout_s=0.5)
-    where = network._listener.host, network._listener.port
+    where = network._reception.host, network._reception.port
     ended = threading.Event()
 
     def connect_for_ever() -> None:
@@ -226,28 +227,32 @@ def test_strangers_who_come_again_and_again_hold_nobody_up() -> None:
 
 
 def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    most, token = 64, bytes(16)
-    listening = Listener("127.0.0.1", token, is_local=False, size=most // 2)
+    most = 64
+    listening = Listener("127.0.0.1", is_local=False, most_silent=most)
     where = listening.host, listening.port
     silent = [socket.create_connection(where) for _ in range(most + 3)]
     until(lambda: not listening.wait(0.05))  # all are accepted, the oldest 3 are too many
     assert [sock.recv(1) for sock in silent[:3]] == [b""] * 3
-    late = Handshake(token, 1, 0, 1, 1, wants_memory=False).to_bytes()
+    late = Handshake(bytes(16), 1, 0, 1, 1, wants_memory=False).to_bytes()
     silent[3].sendall(late)
     monkeypatch.setattr("arborcast.backends.transport.listener.HANDSHAKE_S", 0.0)
     listening.wait(90)  # who speaks in time is heard before others are dropped
-    assert [handshake for _, handshake in listening.take()] == [Handshake.from_bytes(late)]
+    assert [one.handshake for one in listening.pending] == [Handshake.from_bytes(late)]
     assert [sock.recv(1) for sock in silent[4:]] == [b""] * (most - 1)
     listening.close()
     for sock in silent:
         sock.close()
 
 
-def test_as_many_may_be_silent_as_a_group_needs() -> None:
-    for size, most in ((2, LEAST_SILENT), (40, 80)):
-        network = Network(dist.HashStore(), 0, size, timeout_s=90)
-        assert network._listener._most_silent == most
-        network.close()
+def test_as_many_may_be_silent_as_the_largest_group_needs() -> None:
+    store = dist.HashStore()
+    small, large = (Network(dist.PrefixStore(str(size), store), 0, size, timeout_s=90) for size in (2, 40))
+    shared = small._reception._mine
+    assert shared is not None and shared is large._reception._mine
+    assert shared.listener.most_silent == 80
+    large.close()
+    assert shared.listener.most_silent == LEAST_SILENT
+    small.close()
 
 
 def with_slots(rank: int, size: int) -> str:
@@ -403,29 +408,32 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_groups_of_a_process_connect_at_once() -> None:
-    """Ten groups of two ranks in one process, each rank's from ten threads: two listening sockets each."""
-    before = descriptors()
+def test_groups_of_a_process_share_a_listener_and_connect_at_once() -> None:
+    """Ten groups of two ranks in one process, each rank's from ten threads: two listening sockets in all."""
     store, of_rank = dist.HashStore(), []
+    Network(dist.PrefixStore("first", store), 0, 2, timeout_s=90).close()  # what a process opens once
+    before = descriptors()
     for rank in range(2):
         prefixes = [dist.PrefixStore(str(group), store) for group in range(10)]
         of_rank.append([Network(prefix, rank, 2, timeout_s=90) for prefix in prefixes])
     networks = [network for of in of_rank for network in of]
-    assert descriptors() == before + 2 * len(networks)
+    assert len({network._reception.name for network in networks}) == 1
+    assert descriptors() == before + 2
     with ThreadPoolExecutor(20) as pool:
         first = [pool.submit(network.connect, {1}) for network in of_rank[0]]
         second = [pool.submit(network.connect, {0}) for network in reversed(of_rank[1])]
         for connected in first + second:
             connected.result(90)
     assert {network.channels[1].transport for network in of_rank[0]} == {"shared memory"}
-    assert descriptors() == before + 3 * len(networks), "one more for each end of a channel, none for memory"
+    assert descriptors() == before + 2 + len(networks), "one for each end of a channel, none for memory"
     for low, high in zip(*of_rank, strict=True):
         passes_a_message(low.channels, high.channels)
-    for network in networks:
-        with socket.create_connection((network._listener.host, network._listener.port)):
-            network.close()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((network._listener.host, network._listener.port))
+    for network in networks[1:]:
+        network.close()
+    with socket.create_connection((networks[0]._reception.host, networks[0]._reception.port)):
+        networks[0].close()  # the last one ends the listening
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((networks[0]._reception.host, networks[0]._reception.port))
     assert descriptors() == before
 
 
@@ -448,7 +456,7 @@ def test_ipv6() -> None:
         pytest.skip("no IPv6 here")
     store = dist.HashStore()
     with in_threads([store, store], transport="sockets", address="::1") as (first, second):
-        assert first._listener.host == "::1"
+        assert first._reception.host == "::1"
         passes_a_message(first.channels, second.channels)
 
 
@@ -549,7 +557,7 @@ def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str
     network.connect(range(size))
     exchange(network)
     network.close()
-    return transports(network), network._listener.host
+    return transports(network), network._reception.host
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
@@ -669,10 +677,10 @@ def test_a_forked_child_keeps_no_connection_that_is_not_yet_a_channel() -> None:
     """Neither of a rank that came early, nor one of this rank that has not been answered yet."""
     store = dist.HashStore()
     network = Network(store, 0, 3, timeout_s=90, transport="sockets")
-    early = socket.create_connection((network._listener.host, network._listener.port))
+    early = socket.create_connection((network._reception.host, network._reception.port))
     early.sendall(Handshake(network._token, 2, 0, SLOT_BYTES, SLOTS, wants_memory=False).to_bytes())
     while not network._early:
-        network._listener.wait(0.05)
+        network._reception.wait(0.05)
         network._seat(set())
     answering, dialing = socket.socketpair()
     call = UnansweredCall(dialing)
@@ -713,10 +721,9 @@ def test_one_piece_of_memory_too_many_ends_a_handshake() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    token = bytes(16)
-    listening = Listener("127.0.0.1", token, is_local=True, size=2)
+    listening = Listener("127.0.0.1", is_local=True, most_silent=16)
     assert listening.name is not None
-    hello = Handshake(token, 1, 0, 4096, 2, wants_memory=False)
+    hello = Handshake(bytes(16), 1, 0, 4096, 2, wants_memory=False)
     nobody = 65534
     child = os.fork()
     if not child:
@@ -732,18 +739,10 @@ def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: p
     while not select.select([ended], [], [], 0)[0]:
         listening.wait(0.1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert not listening.take()
+    assert not listening.pending
     call = dial_unix(listening.name, hello, 0, time.monotonic() + 90)
     assert call is not None
-    came: list[PendingConnection] = []
-
-    def comes() -> bool:
-        listening.wait(1)
-        came.extend(connection for connection, _ in listening.take())
-        return bool(came)
-
-    until(comes)
-    came[0].close()
+    until(lambda: listening.wait(1) and listening.pending)
     call.close()
     listening.close()
     os.close(ended)
@@ -756,7 +755,7 @@ def without_descriptors(rank: int, size: int) -> tuple[str, str]:
         store = dist.PrefixStore(str(number), file_store(size))
         network = Network(store, rank, size, timeout_s=1 if is_for_good and not rank else 90)
         if rank == 0:
-            network._listener.wait(0)
+            network._reception.wait(0)
             kept = []
             with pytest.raises(OSError, match="Too many open files"):
                 while True:

@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from arborcast.backends.transport.handshake import Handshake
-from arborcast.backends.transport.network import Network
 from tests.support.faults import PATIENCE_S, begin, launch
 from tests.support.ranks import store_path
 
@@ -24,22 +23,24 @@ RANKS = 4
 GROUPS = 2
 
 
-def _attack(places: Sequence[Path], seed: int, counted: Path, has_ended: Callable[[], bool]) -> None:
-    """Connect again and again to where ranks last listened; keep as many connections as descriptors allow."""
+def _attack(
+    where: list[tuple[str, int, str]], seed: int, counted: Path, has_ended: Callable[[], bool]
+) -> None:
+    """Connect again and again, and keep as many connections as descriptors allow."""
     chance = random.Random(seed)
     kept: list[socket.socket] = []
     made = 0
     old = Handshake(bytes(range(16)), 1, 0, 1 << 20, 2, wants_memory=True).to_bytes()
     said = [b"", b"\0" * 5, old, old[:20], b"GET / HTTP/1.1\r\n" * 40, os.urandom(200)]
     while not has_ended():
+        host, port, name = chance.choice(where)
         with contextlib.suppress(OSError):
-            host, port, name = chance.choice(places).read_text().split()
             if name and chance.random() < 0.5:
                 stranger = socket.socket(socket.AF_UNIX)
                 stranger.settimeout(1)
                 stranger.connect(f"\0{name}")
             else:
-                stranger = socket.create_connection((host, int(port)), timeout=1)
+                stranger = socket.create_connection((host, port), timeout=1)
             kept.append(stranger)
             made += 1
             stranger.sendall(chance.choice(said))
@@ -55,28 +56,22 @@ def _attack(places: Sequence[Path], seed: int, counted: Path, has_ended: Callabl
 def _under_attack(rank: int, size: int, connections: int) -> float:
     """The sums of groups that are made while strangers come; every rank has a stranger of its own."""
     store = dist.FileStore(f"{store_path()}-where", size)
-    places = [store_path().with_name(f"where-{other}") for other in range(size)]
-    connect = Network.connect
-
-    def told(network: Network, peers: Iterable[int]) -> None:
-        listener, draft = network._listener, places[rank].with_suffix(".part")
-        draft.write_text(f"{listener.host} {listener.port} {listener.name}")
-        draft.replace(places[rank])
-        connect(network, peers)
-
-    Network.connect = told  # type: ignore[method-assign]  # in this rank's process
     begin(rank, size, "first", PATIENCE_S)
+    reception = dist.group.WORLD._communicator._network._reception  # type: ignore[union-attr]
+    store.set(f"{rank}", f"{reception.host} {reception.port} {reception.name}")
+    found = [store.get(str(other)).decode().split() for other in range(size)]
+    where = [(host, int(port), name) for host, port, name in found]
     counted = store_path().with_name(f"counted-{rank}")
     parent = os.getpid()
     stranger = os.fork()
     if not stranger:
-        _attack(places, rank, counted, lambda: os.getppid() != parent)
+        _attack(where, rank, counted, lambda: os.getppid() != parent)
         os._exit(0)
     try:
         total = 0.0
         groups = 0
         while groups < GROUPS or not _enough(store, rank, size, connections):
-            group = dist.new_group(backend="synth")
+            group = dist.new_group(backend="synth")  # the listener stays where it is
             tensor = torch.full((1000,), float(rank + groups))
             dist.all_reduce(tensor, group=group)
             assert tensor.eq(sum(range(size)) + size * groups).all()
