@@ -582,10 +582,11 @@ class Communicator:
         try:
             call.run()
             self._engine.wait_external(carrier.mark(given), look_every_s=MARKS_S)  # a peer may die meanwhile
-        except ExecutionError:
+        except BaseException as error:
+            carrier.end()  # or the device would wait for ever for a peer, and this thread for the device
+            if isinstance(error, RuntimeError) and not isinstance(error, ExecutionError):
+                self._engine.blame(opening, f"{call.reached}: {str(error).splitlines()[0]}")
             raise
-        except RuntimeError as error:
-            self._engine.blame(opening, f"{call.reached}: {str(error).splitlines()[0]}")
 
     def _by_gloo(
         self, opening: CollectiveFingerprint, start: Callable[[Any], Any], *, must_succeed: bool = True

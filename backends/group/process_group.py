@@ -526,6 +526,8 @@ class SynthGroup(dist.ProcessGroup):
         self._end()
         if self._nccl is not None:
             self._nccl.shutdown()
+        if self._communicator.carrier is not None:
+            self._communicator.carrier.close()
 
     def leave(self) -> None:
         """The same when the process ends; not in a child that it forked, whose locks nobody releases.

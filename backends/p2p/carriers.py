@@ -50,6 +50,9 @@ class MessageCarrier(Protocol):
     def end(self) -> None:
         """End all messages, now and later, here and on ranks that wait for this one; from any thread."""
 
+    def close(self) -> None:
+        """Free what it holds, when all calls are done on all ranks."""
+
 
 class HostCarrier:
     """Gloo, for tensors in host memory; to try what GPUs do where there are none.
@@ -80,6 +83,9 @@ class HostCarrier:
         return lambda: True
 
     def end(self) -> None:
+        """See `MessageCarrier`."""
+
+    def close(self) -> None:
         """See `MessageCarrier`."""
 
 
@@ -140,3 +146,8 @@ class CudaCarrier:
         self._has_ended = True
         if self._nccl is not None:
             self._nccl.abort()
+
+    def close(self) -> None:
+        """See `MessageCarrier`."""
+        if self._nccl is not None and not self._has_ended:
+            self._nccl.shutdown()

@@ -46,19 +46,35 @@ def strike_at(number: int, strike: Any) -> None:
     run.exchange = counted
 
 
-def _failing(rank: int, size: int) -> list[Ended]:
+def _failing(rank: int, size: int) -> tuple[list[Ended], int]:
     def fail() -> None:
         raise RuntimeError("the link has fallen off the bus")
 
+    has_ended: list[str] = []
+    carriers.HostCarrier.end = lambda self: has_ended.append("messages")  # type: ignore[method-assign]
+    carriers.HostCarrier.entering = lambda self, tensor: leaving(has_ended)  # type: ignore[method-assign]
     first = allreduce(rank, size, count=5000)
     if rank == 1:
         strike_at(2, fail)
-    return [first, allreduce(rank, size), allreduce(rank, size, count=5000)]
+    has_ended.clear()
+    calls = [first, allreduce(rank, size)]
+    before_the_call = has_ended.index("call")
+    return [*calls, allreduce(rank, size, count=5000)], before_the_call
+
+
+@contextmanager
+def leaving(has_ended: list[str]) -> Iterator[None]:
+    """Notes when a call has ended, for which a device would be waited for."""
+    try:
+        yield
+    finally:
+        has_ended.append("call")
 
 
 def test_a_message_that_fails_is_told_to_all_and_ends_the_group() -> None:
     for rank, result in enumerate(launch(_failing, environ=GROUPED, group_timeout_s=PATIENCE_S)):
-        first, second, third = result
+        (first, second, third), ended_before = result
+        assert ended_before, "messages end before anybody waits for the device"
         check_right(first)
         check_failed(second, f"rank {rank}: allreduce", "fallen off the bus" if rank == 1 else "rank ")
         check_failed(third, "an earlier call failed")
