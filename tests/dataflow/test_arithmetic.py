@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from arborcast.backends.dataflow.task_graph import Act
+from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.native import library
 from arborcast.backends.native.library import OPERATORS, TYPES, at_once, combiner
 from arborcast.backends.tensors.torch_reduction import operator_of
@@ -163,3 +165,11 @@ def test_long_runs_of_elements() -> None:
         a, b = numbers(torch.float32, count, 1), numbers(torch.float32, count, 2)
         assert same(combine("sum", a, b), a + b)
     assert ctypes.sizeof(ctypes.c_float) == a.itemsize
+
+
+def test_actions_and_buffers_are_numbered_as_in_the_header() -> None:
+    """The loop takes them by number; what is added on one side alone would be another one there."""
+    assert {act.name: act.value for act in Act} == {
+        act.name: act.value for act in library._enumeration("act")
+    }
+    assert library.RunState.memory.size == len(Buffer) * ctypes.sizeof(ctypes.c_void_p)
