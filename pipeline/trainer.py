@@ -27,6 +27,7 @@ from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batch_negotiation import BatchNegotiation
 from arborcast.pipeline.run.batches import Tensors
+from arborcast.pipeline.run.devices import device_of
 from arborcast.pipeline.run.distributed_batches import DistributedBatches
 from arborcast.pipeline.run.failures import ConfigBarrier, FailureBroadcast
 from arborcast.pipeline.run.initial_weights import Weights
@@ -101,7 +102,12 @@ class Trainer:
         timeout_s: after which waiting for another rank fails; longer than any step takes.
         start_timeout_s: the same at the start, where some ranks may have to find their schedules first, and
             while weights and checkpoints are read or written.
-        device: "cpu".
+        device: where passes run: "cpu", or an accelerator such as "cuda", whose number is LOCAL_RANK unless
+            it is given. Models and batches are given in host memory; this rank's layers are moved. Tensors
+            between stages go by torch's backend for the device, sums over replicas by schedules over it
+            ("synth"), by gloo, or by it ("nccl"). A step waits for the device where it tells its loss, where
+            it hears which gradients there are, and where `check_loss` looks at a loss. Not where the plan
+            divides layers.
         record: whether `timeline` has something to tell.
         weights: where values come from: a safetensors file, a folder of them, or one of
             torch.distributed.checkpoint, of which every rank reads what it holds; or what gives a module of a
@@ -173,26 +179,29 @@ class Trainer:
         self._agreement = ConfigBarrier(f"arborcast trainer {next(_numbers)}", rank, size, timeout_s)
         self.plan, self._by_schedule = plan, by_schedule
         try:
-            options.check_alone(min(timeout_s, start_timeout_s), device, precision)
+            self._device = device_of(device)
+            options.check_alone(min(timeout_s, start_timeout_s), self._device, precision)
             fabric, words = self._placed(model, optimizer, topology, groups)
         except InputError as error:
             self._agreement.say("start", f"what is refused: {error}")  # the others come with their plans
             raise
-        words += f", {options.words(collectives, precision)}"
+        words += f", {options.words(collectives, precision)}, device {self._device.type}"
         self._agreement.agree("start", words, what="trainer", timeout_s=start_timeout_s)
         replicated = None if plan.is_divided else self._place.plan
         shared = None if prepare is None else tensor_ranks
         self._groups = Groups(
-            replicated, collectives, fabric, timeout_s, start_timeout_s, shared, schedules=groups
+            replicated, collectives, fabric, timeout_s, start_timeout_s, shared, groups, self._device
         )
         # A rank that left before the others' groups are connected would break theirs.
         self._agreement.agree("groups", "connected", what="trainer", timeout_s=start_timeout_s)
         self._faults = FailureBroadcast(self._place.name, self._agreement, self._groups.break_all)
         if not isinstance(precision, Precision):
-            precision = Precision(precision or "float32", device, self._groups.job)
+            precision = Precision(precision or "float32", self._device.type, self._groups.job)
         self._precision = precision
         self._recorder = PassRecorder(is_on=record)
-        self._links = Messenger(self._groups.job, self._place.name, self._recorder)
+        self._links = Messenger(
+            self._groups.job, self._place.name, self._recorder, self._groups.ways, self._device
+        )
         self._messages = self._links.messages
         self._meeting = BatchNegotiation(
             self._place, loss_fn is None, self._agreement, self._faults, self._groups, timeout_s
@@ -233,7 +242,7 @@ class Trainer:
         if self.plan.is_divided:
             key = repr((self.plan, self._by_schedule, groups))
             words = f"plan {hashlib.sha256(key.encode()).hexdigest()[:12]} of {self.plan.model}, "
-            options.check_divided(model, optimizer)
+            options.check_divided(model, optimizer, self._device)
             plan = self.plan.undivided(getattr(model, "depth", 1))
             self._place = RankAssignment.in_mesh(plan, rank)
         else:
@@ -512,6 +521,7 @@ class Trainer:
             self._links,
             self._precision,
             self._recorder,
+            self._device,
         )
         if not self.plan.is_divided:
             self._local = LocalModel.of(model, optimizer, context)

@@ -4,8 +4,8 @@ Recomputed segments are checkpoints (`torch.utils.checkpoint`), which begin agai
 numbers. Offload goes by `torch.autograd.graph.saved_tensors_hooks`: what autograd keeps of an offloaded layer
 is copied to host memory, memory by memory (views of one are one), by a thread of its own while the layer
 behind it runs, and back while that one runs backward. On CPU ranks host memory is other memory of the same
-machine: the mechanism is the same, and only what autograd holds becomes less. It was never run on a GPU, on
-which copies would need pinned memory and streams of their own to run beside passes.
+machine: the mechanism is the same, and only what autograd holds becomes less. On devices copies go to pinned
+memory and back on a stream of their own, for which only that thread waits; it was never run on a GPU.
 
 What a layer hands on counts as the next layer's, so that it stays or goes with that; what a stage takes in
 stays.
@@ -29,6 +29,7 @@ from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, u
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.model.module_structure import flatten, storage_key
 from arborcast.pipeline.run.boundary import check_overwritten
+from arborcast.pipeline.run.devices import HOST
 from arborcast.pipeline.run.initial_weights import Stages
 
 Contexts: TypeAlias = Callable[[nn.Module], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -170,41 +171,47 @@ class TreatedPasses:
 
 
 class _Held:
-    """One memory that autograd keeps, on the device or on the host."""
+    """One memory that autograd keeps, as bytes on the device or on the host."""
 
-    __slots__ = ("__weakref__", "device", "host", "storage", "work")
+    __slots__ = ("__weakref__", "device", "host", "there_is", "work")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.storage: torch.UntypedStorage | None = tensor.untyped_storage()
+        size = tensor.untyped_storage().nbytes() // tensor.itemsize
+        whole = tensor.detach().as_strided((size,), (1,), 0)
+        self.there_is: Tensor | None = whole.view(torch.uint8)
         self.device = tensor.device
         self.host: Tensor | None = None
-        self.work: Future[Any] | None = None
+        self.work: Future[Tensor] | None = None
 
     def send(self) -> None:
-        """Begin to copy it to the host."""
-        assert self.storage is not None
-        self.work = _copier().submit(_copied, [_bytes(self.storage, self.device)], torch.device("cpu"))
+        """Begin to copy it to the host, behind all that was begun on the device."""
+        assert self.there_is is not None
+        begun = None
+        if self.device != HOST:
+            begun = torch.accelerator.current_stream(self.device).record_event()
+        self.work = _copier().submit(_copied, [self.there_is], HOST, begun)
 
     def sent(self) -> int:
         """Wait for that, and let go of it on the device; its bytes."""
         assert self.work is not None
-        self.host, self.work, self.storage = self.work.result(), None, None
-        assert self.host is not None
+        self.host, self.work, self.there_is = self.work.result(), None, None
         return self.host.numel()
 
     def call(self) -> None:
         """Begin to copy it back, unless that has begun."""
         if self.host is not None and self.work is None:
-            self.work = _copier().submit(_copied, [self.host], self.device)
+            self.work = _copier().submit(_copied, [self.host], self.device, None)
 
-    def there(self) -> torch.UntypedStorage:
+    def there(self) -> Tensor:
         """On the device."""
-        if self.storage is None:
+        if self.there_is is None:
             self.call()
             assert self.work is not None
-            self.storage = self.work.result().untyped_storage()
+            self.there_is = self.work.result()
+            if self.device != HOST:  # made on the stream of copies, used on this one
+                self.there_is.record_stream(torch.accelerator.current_stream(self.device))
             self.host, self.work = None, None
-        return self.storage
+        return self.there_is
 
 
 class HostMemory:
@@ -293,17 +300,31 @@ def _unpacked(packed: Any) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
     held, dtype, size, stride, offset = packed
-    storage = held.there()
-    return torch.empty(0, dtype=dtype, device=held.device).set_(storage, offset, size, stride)
+    whole = held.there()
+    values = whole[: whole.numel() - whole.numel() % dtype.itemsize].view(dtype)
+    made: Tensor = values.as_strided(size, stride, offset)
+    return made
 
 
-def _bytes(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-
-
-def _copied(sources: list[Tensor], device: torch.device) -> Tensor:
+def _copied(sources: list[Tensor], device: torch.device, begun: Any) -> Tensor:
     source = sources.pop()  # what executes may keep arguments for longer than the copy takes
-    return torch.empty_like(source, device=device).copy_(source)
+    away = source.device if device == HOST else device
+    if away == HOST:
+        return torch.empty_like(source).copy_(source)
+    stream = _stream(away)
+    if begun is not None:
+        stream.wait_event(begun)
+    with stream:
+        made = torch.empty_like(source, device=device, pin_memory=device == HOST)
+        made.copy_(source, non_blocking=True)
+    stream.synchronize()
+    return made
+
+
+@cache
+def _stream(device: torch.device) -> torch.Stream:
+    """Of copies from and to a device."""
+    return torch.Stream(device)
 
 
 @cache

@@ -179,10 +179,10 @@ class _Normalise(torch.autograd.Function):
         variance, mean = torch.var_mean(exact, dims, correction=0)
         count = x.numel() // x.shape[1]
         row = torch.cat(
-            [mean.double(), variance.double() * count, mean.new_tensor([count], dtype=torch.float64)]
+            [mean.double(), variance.double() * count, mean.new_full((1,), count, dtype=torch.float64)]
         )
         merged_mean, squares, total = _merge(_gathered(row, group), x.shape[1])
-        if total.item() <= 1:
+        if count <= 1 and total.item() <= 1:  # where it is sure, nothing is waited for
             raise BatchError(
                 f"batch norm: a microbatch must have more than 1 value per channel, got {tuple(x.shape)}"
             )

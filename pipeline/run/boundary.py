@@ -25,6 +25,7 @@ from arborcast.pipeline.model.deferred_init import stand_ins
 from arborcast.pipeline.model.layered import Layered, in_mode
 from arborcast.pipeline.model.module_structure import storage_key
 from arborcast.pipeline.run.batches import described, spread_dims
+from arborcast.pipeline.run.devices import HOST, placed
 
 KEPT_SHAPES = 32
 """Of batches; what is known of others before is found again."""
@@ -84,18 +85,22 @@ class FakeStage:
         model: whose layers they are; it may change afterwards.
         start: the first layer of the stage.
         end: the layer behind its last one.
+        device: that they run on, which tells what autocast makes of types.
     """
 
-    def __init__(self, model: Layered, start: int, end: int) -> None:
+    def __init__(self, model: Layered, start: int, end: int, device: torch.device = HOST) -> None:
         """Copy them; no memory is taken for parameters."""
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._start, self._end = start, end
+        self._start, self._end, self._device = start, end, device
         self._dims = {cut: model.sample_dims(cut) for cut in {0, start, end} - {model.depth}}
         parts = (model.divide(0, start) if start > 0 else None, model.divide(start, end))
         with stand_ins(parts, self._mode), FakeCopyMode(self._mode):
             self._before, self._stage = copy.deepcopy(parts[0]), copy.deepcopy(parts[1])
         for module in (self._before, self._stage):
             _forget_counts(module)
+            if module is not None:
+                with self._mode:
+                    placed(module, device, is_fake=True)
         self._known: dict[tuple[object, bool], Boundaries] = {}
 
     def follow(self, trained: Mapping[str, bool]) -> None:
@@ -161,7 +166,11 @@ class FakeStage:
 
     def _run(self, inputs: Sequence[Tensor], samples: int, training: bool) -> Boundaries:
         values = tuple(
-            torch.empty([*tensor.shape[:dim], samples, *tensor.shape[dim + 1 :]], dtype=tensor.dtype)
+            torch.empty(
+                [*tensor.shape[:dim], samples, *tensor.shape[dim + 1 :]],
+                dtype=tensor.dtype,
+                device=self._device,
+            )
             for tensor, dim in zip(inputs, spread_dims(self._dims[0], len(inputs)), strict=True)
         )
         taken: tuple[TensorSpec, ...] = ()

@@ -50,9 +50,8 @@ def clip_gradients(
     holders = ties or {}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     with torch.no_grad():
-        squares = {name: _square(it) for name, it in gradients.items()}
-        mine = sum(square / holders.get(name, replicas) for name, square in squares.items())
-        total = torch.tensor([mine], dtype=torch.float64)
+        squares = [_square(it) / holders.get(name, replicas) for name, it in gradients.items()]
+        total = torch.stack(squares).sum(0, keepdim=True).cpu() if squares else torch.zeros(1).double()
         if group is not None or dist.is_initialized():
             dist.all_reduce(total, group=group)
         norm = math.sqrt(total.item())
@@ -63,13 +62,13 @@ def clip_gradients(
     return norm
 
 
-def _square(gradient: Tensor) -> float:
+def _square(gradient: Tensor) -> Tensor:
     """Of its norm; of a part such that the mean over the ranks of its mesh is that of the whole."""
     sharded: Any = gradient
     if not is_sharded(gradient):
-        return float(torch.linalg.vector_norm(gradient)) ** 2
+        return torch.linalg.vector_norm(gradient).double().square()
     if any(it.is_partial() for it in sharded.placements):
-        return float(full(torch.linalg.vector_norm(gradient))) ** 2
+        return full(torch.linalg.vector_norm(gradient)).double().square()
     pairs = zip(sharded.device_mesh.shape, sharded.placements, strict=True)
     parts: int = math.prod(size for size, placement in pairs if not placement.is_replicate())
-    return parts * float(torch.linalg.vector_norm(local(gradient))) ** 2
+    return parts * torch.linalg.vector_norm(local(gradient)).double().square()

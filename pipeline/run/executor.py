@@ -29,6 +29,7 @@ from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import BatchNorms
 from arborcast.pipeline.run.batches import Batch, Signature, spread_dims
 from arborcast.pipeline.run.boundary import KEPT_SHAPES, Boundaries, FakeStage
+from arborcast.pipeline.run.devices import HOST, drawing_apart, moved
 from arborcast.pipeline.run.loop import StepLoop
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.passes import StagePasses
@@ -111,6 +112,7 @@ class ModuleStage(LocalStage):
         fake: these and those before, for their shapes.
         autocast: makes the context of forward passes.
         returns_loss: whether the last stage computes the loss of the model itself.
+        device: that they are on.
     """
 
     def __init__(
@@ -120,8 +122,10 @@ class ModuleStage(LocalStage):
         fake: FakeStage,
         autocast: Callable[[], AbstractContextManager[Any]],
         returns_loss: bool,
+        device: torch.device,
     ) -> None:
         self.assignment, self.module, self.takes_inputs = assignment, module, assignment.is_first
+        self._device = device
         self._fake, self._autocast, self._returns_loss = fake, autocast, returns_loss
 
     def follow(self, trained: Mapping[str, bool]) -> None:
@@ -149,7 +153,7 @@ class ModuleStage(LocalStage):
         """As `LocalStage.begin`."""
         loss: Any = self.module
         if self.assignment.is_last and self._returns_loss:
-            loss.begin_loss(batch.targets, batch.samples)
+            loss.begin_loss(moved(batch.targets, self._device), batch.samples)
 
     def loss_of(self, output: Any, labels: Any) -> Tensor:
         """As `LocalStage.loss_of`."""
@@ -182,6 +186,7 @@ class StepExecutor:
         """No batch yet."""
         context = self.context
         self.place, self.options, self.precision = context.place, context.options, context.precision
+        self._device = context.device
         self._job = context.groups.job
         self.plan = self.place.column
         self._loops: dict[Signature, StepLoop | None] = {}  # the one that was used last is last
@@ -236,8 +241,11 @@ class StepExecutor:
         in_flight = peak_in_flight([it.action for it in steps if it.kind == "compute"]) + 1
         # Those of forgotten shapes may be used again: all their messages have ended.
         first_tag = self._tags_of_a_shape(len(batch.sizes)) * (self._made % (2 * KEPT_SHAPES))
+        stages = {it.assignment.stage: self._passes_of(it, batch, training, first_tag) for it in self.parts}
+        ends = [end for it in stages.values() for end in (it.before, it.behind) if end is not None]
+        self.context.links.connect(peer for end in ends for peer in end.peers(len(batch.sizes)))
         self._loops[signature] = StepLoop(
-            {it.assignment.stage: self._passes_of(it, batch, training, first_tag) for it in self.parts},
+            stages,
             batch.sizes,
             steps,
             in_flight=in_flight if training else 2,
@@ -288,6 +296,7 @@ class StepExecutor:
             losses,
             self.context.recorder,
             differentiating=self.precision.no_autocast,
+            device=self._device,
             training=training,
             split=split,
             norms=self.norms,
@@ -318,11 +327,12 @@ class StepExecutor:
         if takes_inputs or last is not None:
             self._fingerprints = batch.fingerprints
         if takes_inputs:
-            inputs = [batch.inputs_of(m, share) for m, share in enumerate(shares)]
+            inputs = [moved(batch.inputs_of(m, share), self._device) for m, share in enumerate(shares)]
         if last is not None:
-            targets = [batch.targets_of(m, share) for m, share in enumerate(shares)]
+            given = [batch.targets_of(m, share) for m, share in enumerate(shares)]
+            targets = [moved(it, self._device) for it in given]
             losses = last.losses
-            losses.begin(batch.targets_of(0, (0, 1)), unit)
+            losses.begin(moved(batch.targets_of(0, (0, 1)), self._device), unit, given)
         with self._mode(signature.training):
             for part in self.parts:
                 part.begin(batch)
@@ -343,12 +353,11 @@ class StepExecutor:
             for stage in loop.stages
         }
         # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
-        apart = torch.random.fork_rng(devices=[])
         norms = self.norms if signature.training else None
         if norms is not None:
             norms.begin()
         with (
-            apart,
+            drawing_apart(self._device),
             self._mode(signature.training),
             torch.set_grad_enabled(signature.training),
             self.precision.autocast(),
@@ -423,7 +432,7 @@ class StepExecutor:
             sizes = self._loop.sizes
             starts = accumulate(sizes, initial=0)
             kept = [
-                (start + last.assignment.share(size)[0], last.losses.outputs[m])
+                (start + last.assignment.share(size)[0], moved(last.losses.outputs[m], HOST))
                 for m, (start, size) in enumerate(zip(starts, sizes, strict=False))
             ]
         found: list[Any] = [None] * dist.get_world_size(self._job)
@@ -447,12 +456,7 @@ class StepExecutor:
         count, others = len(sizes), len(self.options.metrics)
         self._sums = torch.zeros(2 * (count + others) + 7, dtype=torch.float64)
         if losses is not None and self.place.is_counted:
-            for microbatch, value in losses.sums.items():
-                self._sums[microbatch] = value
-                self._sums[count + microbatch] = losses.weights[microbatch]
-            for index, (value, weight) in enumerate(losses.measured.values(), 2 * count):
-                self._sums[index] = value
-                self._sums[index + others] = weight
+            self._sums[: 2 * (count + others)] = losses.totals()
             self._sums[-7] = losses.pairs
         for index, mark in enumerate(self._fingerprints):
             if mark is not None:

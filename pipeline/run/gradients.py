@@ -253,7 +253,8 @@ class GradientBuffer(Gradients):
                 break
             if self.began_ns is None:
                 self.began_ns = time.perf_counter_ns()
-            flat.flags.copy_(torch.tensor([id(parameter) in self._used for parameter in flat.parameters]))
+            used = torch.tensor([id(parameter) in self._used for parameter in flat.parameters])
+            flat.flags.copy_(used, non_blocking=True)
             work = dist.all_reduce(flat.whole, group=self._group, async_op=True)
             assert work is not None, "only those outside the group get no work"
             self._works.append(work)
@@ -277,10 +278,11 @@ class GradientBuffer(Gradients):
             return
         for work in works:
             work.wait()
-        for flat in self._flats:
-            for parameter, flag in zip(flat.parameters, flat.flags.tolist(), strict=True):
-                if flag:
-                    self.mark_used(parameter)
+        flags = torch.cat([flat.flags.double() for flat in self._flats]).cpu().tolist()
+        parameters = [parameter for flat in self._flats for parameter in flat.parameters]
+        for parameter, flag in zip(parameters, flags, strict=True):
+            if flag:
+                self.mark_used(parameter)
 
     def close(self) -> None:
         """As without buckets, which are let go of too."""

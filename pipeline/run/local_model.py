@@ -15,6 +15,7 @@ from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.activation_treatment import divided
 from arborcast.pipeline.run.batch_norm import BatchNorms, find_batch_norm
 from arborcast.pipeline.run.boundary import FakeStage
+from arborcast.pipeline.run.devices import placed
 from arborcast.pipeline.run.executor import ModuleStage, StepExecutor
 from arborcast.pipeline.run.initial_weights import broadcast, give_values, joined
 from arborcast.pipeline.run.prepared_layers import AXES, prepared
@@ -81,11 +82,12 @@ class LocalModel:
                 groups.job, lambda: give_values(model, ranges, options.weights, options.seed)
             )
         parts = []
-        for assignment, bounds in zip(place.assignments, ranges, strict=True):
-            fake = FakeStage(model, *bounds)
-            layers = divided(model, place.plan.segments(assignment.stage))
+        fakes = [FakeStage(model, *bounds, context.device) for bounds in ranges]
+        for assignment, fake in zip(place.assignments, fakes, strict=True):
+            layers = placed(divided(model, place.plan.segments(assignment.stage)), context.device)
             returns_loss = options.loss_fn is None
-            parts.append(ModuleStage(assignment, layers, fake, context.precision.autocast, returns_loss))
+            autocast = context.precision.autocast
+            parts.append(ModuleStage(assignment, layers, fake, autocast, returns_loss, context.device))
         module = joined([part.module for part in parts])
         parameters, trained = _named(module, model), {}
         with faults.all_or_nothing(lambda: "starting"):

@@ -57,7 +57,7 @@ class Losses:
         batches: how many an update is for.
         reference: the targets of one sample of the batch, the same on all replicas.
         unit: that sums are divided by until the weight of the whole update is known.
-        sums: by microbatch, of the losses of the share.
+        sums: by microbatch, of the losses of the share, where these are.
         weights: likewise, what divides them; samples where the function returned one number.
         pairs: how many times it returned a pair.
         metrics: what else is told of output and targets, by name; likewise one number, a mean, or a pair.
@@ -77,27 +77,45 @@ class Losses:
     batches: int = 1
     reference: Tensors | None = None
     unit: float = 1.0
-    sums: dict[int, float] = field(default_factory=dict)
-    weights: dict[int, float] = field(default_factory=dict)
+    sums: dict[int, Tensor] = field(default_factory=dict)
+    weights: dict[int, Tensor | float] = field(default_factory=dict)
     pairs: int = 0
     metrics: Mapping[str, LossFunction] = field(default_factory=dict)
-    measured: dict[str, tuple[float, float]] = field(default_factory=dict)
+    measured: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
     keeps: bool = False
     outputs: dict[int, Any] = field(default_factory=dict)
-    _made: tuple[Any, float | None] = (None, None)  # the output and the weight of what is to be added
+    _made: tuple[Any, Tensor | float | None] = (
+        None,
+        None,
+    )  # the output and the weight of what is to be added
+    _given: Sequence[Any] = ()
     _batches: int = 0
     _shares: int = 0
     _checked: list[tuple[float, float]] = field(default_factory=list)  # least and greatest, by tensor
 
-    def begin(self, reference: Tensors | None, unit: float) -> None:
-        """A new step."""
-        self.reference, self.unit = reference, unit
+    def begin(self, reference: Tensors | None, unit: float, given: Sequence[Any] = ()) -> None:
+        """A new step; `given` are the targets of each microbatch where the caller has them."""
+        self.reference, self.unit, self._given = reference, unit, given
         self.sums.clear()
         self.weights.clear()
         self.measured = dict.fromkeys(self.metrics, (0.0, 0.0))
         self.outputs.clear()
         self.pairs = 0
         self._batches += 1
+
+    def totals(self) -> Tensor:
+        """Behind one another all sums, their weights, metrics and theirs, in host memory.
+
+        Until now the host has waited for none of them.
+        """
+        numbers = [
+            by[microbatch] for by in (self.sums, self.weights) for microbatch in range(len(self.counts))
+        ]
+        numbers += [value for at in (0, 1) for value in (it[at] for it in self.measured.values())]
+        there = torch.stack([it.double() for it in numbers if isinstance(it, Tensor)]).cpu()
+        values = iter(there.tolist())
+        made = [next(values) if isinstance(it, Tensor) else it for it in numbers]
+        return torch.tensor(made, dtype=torch.float64)
 
     def of(self, targets: Any, microbatch: int, output: Any) -> Tensor:
         """What the function gives for one microbatch, to be added; in a checkpoint it is called again later.
@@ -124,10 +142,10 @@ class Losses:
         count = self.counts[microbatch]
         if self.check and self.reference is not None:
             reduction = "pair" if weight is not None else self.reduction
-            self._check(reduction, output, targets, self.reference, count)
+            self._check(reduction, output, targets, self.reference, count, microbatch)
         if self.metrics or self.keeps:
             self._measure(output, targets, microbatch)
-        value = loss.detach().double().item()
+        value = loss.detach().double()
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the weight may be too small for float16, or the scale too large
         if weight is not None:
@@ -156,13 +174,17 @@ class Losses:
                 found = metric(output, targets)
             value, weight = _sum_and_weight(found, f"metrics[{name!r}]")
             count = self.counts[microbatch]
-            both = (value.item() * count, count) if weight is None else (value.item(), weight)
+            value = value.double()
+            both = (value * count, count) if weight is None else (value, weight)
             before = self.measured[name]
             self.measured[name] = before[0] + both[0], before[1] + both[1]
 
-    def _check(self, reduction: str, output: Any, targets: Any, reference: Tensors, count: int) -> None:
+    def _check(
+        self, reduction: str, output: Any, targets: Any, reference: Tensors, count: int, microbatch: int
+    ) -> None:
         """Check the function for a share whose turn it is, or which has targets as none before."""
-        ranges = [_range(it) for it in as_tuple("targets", targets)]
+        looked_at = self._given[microbatch] if self._given else targets  # on the host, if it has them
+        ranges = [_range(it) for it in as_tuple("targets", looked_at)]
         known = self._checked or [(math.inf, -math.inf)] * len(ranges)
         is_new = not all(a[0] <= b[0] and b[1] <= a[1] for a, b in zip(known, ranges, strict=True))
         self._shares += 1
@@ -245,13 +267,13 @@ _REMEDY = (
 )
 
 
-def _sum_and_weight(returned: Any, name: str = "loss_fn") -> tuple[Tensor, float | None]:
+def _sum_and_weight(returned: Any, name: str = "loss_fn") -> tuple[Tensor, Tensor | float | None]:
     loss, weight = returned, None
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         loss, weight = returned
         if isinstance(weight, Tensor) and weight.numel() == 1 and not weight.requires_grad:
-            weight = weight.item()
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            weight = weight.detach().double().reshape(())
+        elif isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise InputError(
                 f"{name}: the weight of a pair must be one number that no parameter changes, got "
                 f"{_described(weight)}"
@@ -262,7 +284,7 @@ def _sum_and_weight(returned: Any, name: str = "loss_fn") -> tuple[Tensor, float
             f"{name}: must return a tensor of one number, or a pair of the sum of {words} and its weight, "
             f"got {_described(loss)}"
         )
-    return loss.reshape(()), None if weight is None else float(weight)
+    return loss.reshape(()), weight
 
 
 def _detached(output: Any) -> Any:
@@ -332,7 +354,7 @@ class _Parts:
         if leaves and loss.requires_grad:
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
         gradients = [it for it in found if it is not None]
-        return _Result(gradients, weight or 0.0, math.isfinite(_norm([loss.detach(), *gradients])))
+        return _Result(gradients, float(weight or 0.0), math.isfinite(_norm([loss.detach(), *gradients])))
 
 
 def _range(tensor: Tensor) -> tuple[float, float]:

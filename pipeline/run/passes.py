@@ -19,6 +19,7 @@ from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import BatchNorms, statistics_once
 from arborcast.pipeline.run.batches import Tensors
 from arborcast.pipeline.run.boundary import Boundaries
+from arborcast.pipeline.run.devices import finish, seed
 from arborcast.pipeline.run.losses import Losses
 from arborcast.pipeline.run.recorder import PassRecorder
 from arborcast.pipeline.run.stage_messages import BoundaryMessages, sharing
@@ -39,6 +40,7 @@ class StagePasses:
         losses: where those of the last stage go.
         recorder: notes what is done when.
         differentiating: makes the context of backward passes.
+        device: that it computes on.
         training: whether there are backward passes.
         split: halves backward passes; None where they are whole.
         norms: the mode of passes with batch norm over replicas, or deferred; None without.
@@ -54,6 +56,7 @@ class StagePasses:
     losses: Losses
     recorder: PassRecorder
     differentiating: Callable[[], AbstractContextManager[Any]]
+    device: torch.device
     training: bool
     split: SplitBackward | None
     norms: BatchNorms | None
@@ -74,12 +77,12 @@ class StagePasses:
         self._later: dict[int, Second] = {}
 
     def forward(
-        self, microbatch: int, inputs: tuple[Tensor, ...], seed: int, targets: Tensors | None
+        self, microbatch: int, inputs: tuple[Tensor, ...], number: int, targets: Tensors | None
     ) -> None:
-        """Of the last stage with its loss."""
+        """Of the last stage with its loss; `number` seeds what it draws."""
         self.doing = f"forward pass of microbatch {microbatch}"
         began_ns = time.perf_counter_ns()
-        torch.default_generator.manual_seed(seed)  # recomputation begins there again
+        seed(self.device, number)  # recomputation begins there again
         end: Callable[[Any], Any] = several
         if self.assignment.is_last:
             end = partial(self.losses.of, targets, microbatch)
@@ -161,6 +164,8 @@ class StagePasses:
 
     def _note(self, phase: Phase, microbatch: int, began_ns: int) -> None:
         stage = self.assignment.stage
+        if self.recorder.is_on:
+            finish(self.device)
         self.recorder.add(KIND_OF[phase], microbatch, began_ns, time.perf_counter_ns(), stage=stage)
 
 

@@ -64,7 +64,7 @@ class Precision:
             if not holds:
                 raise InputError(f"precision: {name} must be {rule}, got {value}")
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self._group = group
         self._scale = init_scale
         self._growth_factor = growth_factor
@@ -87,7 +87,7 @@ class Precision:
         """In which forward passes and losses are computed; backward passes follow by themselves."""
         if self.dtype == "float32":
             return contextlib.nullcontext()
-        return torch.autocast(self._device, dtype=_TYPES[self.dtype])
+        return torch.autocast(self.device, dtype=_TYPES[self.dtype])
 
     def no_autocast(self) -> contextlib.AbstractContextManager[Any]:
         """In which backward passes are computed where a forward pass may be under way around them.
@@ -96,14 +96,14 @@ class Precision:
         """
         if self.dtype == "float32":
             return contextlib.nullcontext()
-        return torch.autocast(self._device, enabled=False)
+        return torch.autocast(self.device, enabled=False)
 
     def scale(self, loss: Tensor) -> Tensor:
         """What backward passes begin with."""
         if not self.scales:
             return loss
         # A tensor, not a number: a float16 loss then becomes float32 instead of infinite.
-        return loss * torch.tensor(self._scale, dtype=torch.float32, device=loss.device)
+        return loss * torch.full((), self._scale, dtype=torch.float32, device=loss.device)
 
     def unscale(self, gradients: Iterable[Tensor]) -> None:
         """Divide this rank's summed gradients by the scale, in place, and hear of all ranks' infinite ones.
@@ -119,12 +119,13 @@ class Precision:
             raise RuntimeError("precision: unscale must be called once in a step, got a second call")
         # As GradScaler: the reciprocal in double precision, rounded once.
         inverse = torch.tensor(1.0 / self._scale, dtype=torch.float32).item()
-        found, half = False, False
+        finite, half = [], False
         with torch.no_grad():
             for gradient in gradients:
                 half = half or gradient.dtype == torch.float16
-                found = found or not bool(torch.isfinite(gradient).all())
+                finite.append(torch.isfinite(gradient).all())
                 gradient.mul_(inverse)
+        found = bool(finite) and not bool(torch.stack(finite).all())
         flag = torch.tensor([2.0 if half else float(found)])  # errors too are heard of by all ranks
         if self._group is not None or dist.is_initialized():
             dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)

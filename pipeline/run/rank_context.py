@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.failures import FailureBroadcast
 from arborcast.pipeline.run.precision import Precision
@@ -25,6 +27,7 @@ class RankContext:
         links: to other stages.
         precision: of passes and losses, and the scale of these.
         recorder: notes what is done when.
+        device: that passes run on.
     """
 
     place: RankAssignment
@@ -34,3 +37,4 @@ class RankContext:
     links: Messenger
     precision: Precision
     recorder: PassRecorder
+    device: torch.device

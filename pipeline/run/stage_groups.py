@@ -18,6 +18,7 @@ from arborcast.backends.group.process_group import SynthGroup
 from arborcast.backends.options import Options
 from arborcast.backends.tensors.torch_compat import break_gloo, forget_meshes
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.run.devices import HOST, backend_of
 from arborcast.pipeline.run.failures import TrainingError, words_of
 from arborcast.pipeline.run.prepared_layers import AXES
 from arborcast.pipeline.stages import Plan
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 COLLECTIVES = ("synth", "gloo")
-"""What sums gradients over replicas: synthesized schedules, or gloo's own."""
+"""What sums gradients over replicas: synthesized schedules, or gloo's own; on devices their own, too."""
 
 
 class Groups:
@@ -37,16 +38,18 @@ class Groups:
 
     Args:
         plan: whose stages they are for; None where all are made by `make`.
-        collectives: one of `COLLECTIVES`.
+        collectives: one of `COLLECTIVES`, or torch's own backend for the device.
         fabric: of the job; None for what the environment says, or a full mesh.
         timeout_s: after which a call without progress fails.
         start_timeout_s: likewise where ranks may differ by more: at the start, and while files are read and
             written.
         tensor_ranks: how many ranks share each replica of a stage; None where none are made a mesh.
         schedules: of groups that work at once, where they are known.
+        device: that passes run on.
 
     Attributes:
-        job: all ranks, gloo; also carries the messages between stages.
+        job: all ranks, gloo; also carries the messages between stages in host memory.
+        ways: all ranks, for messages between devices: from lower ranks to higher ones, and back.
         stage: this rank's place in all replicas of its stages; None without others, or without work.
         mesh: of all ranks of its stages; None without.
     """
@@ -60,17 +63,27 @@ class Groups:
         start_timeout_s: float,
         tensor_ranks: int | None = None,
         schedules: tuple[GroupSchedules, ...] = (),
+        device: torch.device = HOST,
     ) -> None:
-        if collectives not in COLLECTIVES:
-            raise InputError(f"collectives: must be one of {', '.join(COLLECTIVES)}, got {collectives}")
+        own = [] if device == HOST else [backend_of(device)]
+        known = [*(it for it in COLLECTIVES if it != "synth" or device.type in ("cpu", "cuda")), *own]
+        if collectives not in known:
+            raise InputError(f"collectives: must be one of {', '.join(known)}, got {collectives}")
         self._timeout, self._start_timeout = timedelta(seconds=timeout_s), timedelta(seconds=start_timeout_s)
         self._backend = collectives
-        self._options = _options(fabric, schedules) if collectives == "synth" else None
+        self._options = _options(fabric, schedules, device) if collectives == "synth" else None
+        self._device = device
         self._made: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         job = self._keep(dist.new_group(backend="gloo", timeout=self._timeout))
         assert job is not None
         self.job = job
+        self.ways: tuple[dist.ProcessGroup, ...] = ()
+        if device != HOST:
+            made = (
+                self._keep(dist.new_group(backend=backend_of(device), timeout=self._timeout)) for _ in "ab"
+            )
+            self.ways = tuple(it for it in made if it is not None)
         self.stage: dist.ProcessGroup | None = None
         self.mesh: DeviceMesh | None = None
         for worker in plan.workers if plan is not None else ():
@@ -84,7 +97,7 @@ class Groups:
                 row, place = divmod(ranks.index(rank), width)
                 self.stage = data[place] if len(rows) > 1 else None
                 groups = [it for it in (data[place], along[row]) if it is not None]
-                self.mesh = device_mesh(groups, torch.tensor(rows), AXES) if is_mesh else None
+                self.mesh = device_mesh(groups, torch.tensor(rows), AXES, device) if is_mesh else None
 
     def make(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Another group with the same collectives; None on ranks outside. Every rank of the job calls it."""
@@ -122,10 +135,10 @@ class Groups:
         """End all calls in flight, here and on ranks that wait for this one."""
         for group in self._made:
             with contextlib.suppress(RuntimeError):
-                if isinstance(group, SynthGroup):
+                if isinstance(group, SynthGroup) or group in self.ways:
                     group.abort()
                 else:
-                    break_gloo(group._get_backend(torch.device("cpu")))
+                    break_gloo(group._get_backend(HOST))
 
     def close(self) -> None:
         """End all connections."""
@@ -141,12 +154,17 @@ class Groups:
         return group
 
 
-def device_mesh(groups: list[dist.ProcessGroup], ranks: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:
+def device_mesh(
+    groups: list[dist.ProcessGroup],
+    ranks: torch.Tensor,
+    names: tuple[str, ...],
+    device: torch.device = HOST,
+) -> DeviceMesh:
     """A mesh as torch has it, of groups that there are along each of its axes."""
     from torch.distributed.device_mesh import DeviceMesh
 
     forget_meshes()  # those of an earlier trainer
-    return DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=names)
+    return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=names)
 
 
 def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topology | None:
@@ -171,12 +189,16 @@ def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topolog
     return found
 
 
-def _options(fabric: Topology | None, schedules: tuple[GroupSchedules, ...]) -> Options | None:
+def _options(
+    fabric: Topology | None, schedules: tuple[GroupSchedules, ...], device: torch.device
+) -> Options | None:
     """What a synthesized group is told; None leaves it to the default group's options or the environment."""
-    if fabric is None:
-        return None
     world = dist.group.WORLD
     known = world.options if isinstance(world, SynthGroup) else Options()
+    if device != HOST:
+        known = replace(known, p2p=device.type)
+    if fabric is None:
+        return None if device == HOST else known
     ranks = tuple(range(dist.get_world_size()))
     return replace(known, topology=fabric, ranks=ranks, groups=schedules or known.groups)
 

@@ -9,7 +9,8 @@ first, so that each may be read where it begins:
 Both sides know all shapes, so nothing but data travels. A single tensor whose first dimension is divided is
 sent and received in place, slice by slice. Where there is no gradient, as of what nobody uses, bytes travel
 that no arithmetic makes: then parameters are left alone as in serial training, where the optimizer skips what
-has no gradient and would not skip zeros.
+has no gradient and would not skip zeros. On devices the host would have to wait for such bytes, and is told
+beside them, by a message of its own, which gradients there are.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.run.batches import described
 from arborcast.pipeline.run.boundary import TensorSpec
+from arborcast.pipeline.run.devices import HOST
 from arborcast.pipeline.run.failures import TrainingError, words_of
 from arborcast.pipeline.run.recorder import PassRecorder
 
@@ -45,12 +47,14 @@ class PeerSlice:
     stop: int
 
 
-def packed(pieces: Iterable[tuple[TensorSpec, Tensor | None, PeerSlice]]) -> Tensor:
+def packed(
+    pieces: Iterable[tuple[TensorSpec, Tensor | None, PeerSlice]], device: torch.device = HOST
+) -> Tensor:
     """The bytes of a message: of tensors that cross what a peer gets; None where there is no gradient."""
     parts = []
     for wire, tensor, part in pieces:
         if tensor is None:
-            parts.append(absent(wire.shape_of(part.stop - part.start), wire.dtype))
+            parts.append(absent(wire.shape_of(part.stop - part.start), wire.dtype, device))
         else:
             cut = wire.narrowed(tensor, part.start, part.stop)
             parts.append(as_bytes(cut.resolve_conj().resolve_neg().contiguous()))
@@ -67,14 +71,12 @@ def sharing(tensor: Tensor) -> Tensor:
 
     A view would not do: what is written to one view counts as a change of all others.
     """
-    other = torch.empty(0, dtype=tensor.dtype)
-    other.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
-    return other
+    return tensor.data
 
 
-def absent(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def absent(shape: Sequence[int], dtype: torch.dtype, device: torch.device = HOST) -> Tensor:
     """The bytes that stand for a gradient that there is not."""
-    return torch.full((math.prod(shape) * dtype.itemsize,), ABSENT, dtype=torch.uint8)
+    return torch.full((math.prod(shape) * dtype.itemsize,), ABSENT, dtype=torch.uint8, device=device)
 
 
 def is_absent(tensor: Tensor) -> bool:
@@ -123,10 +125,21 @@ class Messenger:
         group: gloo, of all ranks of the job: tags tell messages apart whatever their order.
         name: of this rank in errors.
         recorder: notes when messages begin and end.
+        ways: for tensors on devices, of all ranks, too: one from lower ranks to higher ones, one back. They
+            know no tags: messages from one rank to another are received in the order in which they are sent.
+        device: where tensors between stages are.
     """
 
-    def __init__(self, group: dist.ProcessGroup, name: str, recorder: PassRecorder) -> None:
-        self._group = group
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        name: str,
+        recorder: PassRecorder,
+        ways: Sequence[dist.ProcessGroup] = (),
+        device: torch.device = HOST,
+    ) -> None:
+        self._group, self._ways, self.device = group, ways, device
+        self._met: set[int] = set()
         self._name = name
         self._recorder = recorder
         self._watchers = ThreadPoolExecutor(_WATCHERS) if recorder.is_on else None
@@ -146,7 +159,7 @@ class Messenger:
         self.messages.sent_bytes += tensor.nbytes
         words = f"{self._name}: {what} of microbatch {microbatch} to rank {peer}"
         begin = time.perf_counter_ns()
-        work = self._posted(words, dist.isend, tensor, peer, tag)
+        work = self._posted(words, dist.isend, tensor, peer, tag, is_up=peer > dist.get_rank())
         if self._watchers is None:
             return Pending(work, tensor, words)
         return Pending(self._watchers.submit(self._watch, work, microbatch, begin, peer), tensor, words)
@@ -156,17 +169,38 @@ class Messenger:
         self.messages.received += 1
         self.messages.received_bytes += tensor.nbytes
         words = f"{self._name}: waiting for the {what} of microbatch {microbatch} from rank {peer}"
-        return Pending(self._posted(words, dist.irecv, tensor, peer, tag), tensor, words)
+        work = self._posted(words, dist.irecv, tensor, peer, tag, is_up=peer < dist.get_rank())
+        return Pending(work, tensor, words)
+
+    def connect(self, peers: Iterable[int]) -> None:
+        """Meet with ranks that these messages are for, which come here, too.
+
+        Backends of devices connect two ranks when both first come to a message between them, and until then
+        the host waits, which no order of passes reckons with. Ranks meet two by two, all in one order.
+        """
+        if not self._ways:
+            return
+        own, byte = dist.get_rank(), torch.zeros(1, dtype=torch.uint8, device=self.device)
+        for low, high in sorted((min(own, it), max(own, it)) for it in {*peers} - self._met):
+            peer = low + high - own
+            for is_up in (True, False):
+                operation = dist.isend if is_up == (own == low) else dist.irecv
+                words = f"{self._name}: connecting to rank {peer}"
+                self._posted(words, operation, byte, peer, 0, is_up=is_up).wait()
+            self._met.add(peer)
 
     def close(self) -> None:
         """End the threads."""
         if self._watchers is not None:
             self._watchers.shutdown(wait=False, cancel_futures=True)
 
-    def _posted(self, words: str, operation: object, tensor: Tensor, peer: int, tag: int) -> dist.Work:
+    def _posted(
+        self, words: str, operation: object, tensor: Tensor, peer: int, tag: int, *, is_up: bool
+    ) -> dist.Work:
         assert callable(operation)
+        group = self._group if tensor.device == HOST else self._ways[0 if is_up else 1]
         try:
-            work = operation(tensor, peer, group=self._group, tag=tag)
+            work = operation(tensor, peer, group=group, tag=tag)
         except RuntimeError as error:
             raise TrainingError(f"{words}: {words_of(error)}") from error
         assert isinstance(work, dist.Work), "only ranks outside the group get none"
@@ -192,12 +226,13 @@ class _Arrival:
     """What is being received of a microbatch.
 
     Attributes:
-        parts: of each tensor, by number: where a part begins, and the part.
+        parts: of each tensor, by number: where a part begins, the part, and which gradients there are, with
+            its place among them, where that is told apart.
         pending: the messages.
         whole: of one tensor that is received in place.
     """
 
-    parts: dict[int, list[tuple[int, Tensor]]]
+    parts: dict[int, list[tuple[int, Tensor, tuple[Tensor, int] | None]]]
     pending: list[Pending]
     whole: Tensor | None
 
@@ -230,6 +265,11 @@ class BoundaryMessages:
         """Nothing is on its way."""
         self._arrivals: dict[tuple[int, bool], _Arrival] = {}
 
+    def peers(self, microbatches: int) -> set[int]:
+        """With whom it exchanges something in a batch."""
+        ways = ((m, back) for m in range(microbatches) for back in (False, True))
+        return {peer for way in ways for peer in self._parcels(*way)}
+
     def receive(self, microbatch: int, *, back: bool) -> None:
         """Post the receives of this rank's part of a microbatch's tensors, or (`back`) of their gradients."""
         tag, what = self.tag_of(0, microbatch, back), "gradient" if back else "input"
@@ -241,13 +281,18 @@ class BoundaryMessages:
                 buffer = as_bytes(views[0])
             else:
                 lengths = [wire.bytes_of(entries) for wire, entries in sizes]
-                buffer = torch.empty(sum(lengths), dtype=torch.uint8)
+                buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=self.links.device)
                 views = [
                     sharing(raw.view(wire.dtype).view(wire.shape_of(entries)))
                     for raw, (wire, entries) in zip(torch.split(buffer, lengths), sizes, strict=True)
                 ]
-            for (number, part), view in zip(pieces, views, strict=True):
-                arrival.parts.setdefault(number, []).append((part.start, view))
+            told: Tensor | None = None
+            if back and self.links.device != HOST:
+                told, head = torch.empty(len(pieces), dtype=torch.bool), self.tag_of(1, microbatch, back)
+                arrival.pending.append(self.links.receive(told, peer, head, what=what, microbatch=microbatch))
+            for at, ((number, part), view) in enumerate(zip(pieces, views, strict=True)):
+                said = None if told is None else (told, at)
+                arrival.parts.setdefault(number, []).append((part.start, view, said))
             pending = self.links.receive(buffer, peer, tag, what=what, microbatch=microbatch)
             arrival.pending.append(pending)
 
@@ -260,8 +305,12 @@ class BoundaryMessages:
         wait(arrival.pending)
         found: list[Tensor | None] = []
         for number, wire in enumerate(self.wires):
-            views = [view for _, view in sorted(arrival.parts.get(number, ()), key=lambda it: it[0])]
-            missing = [back and is_absent(it) for it in views]
+            parts = sorted(arrival.parts.get(number, ()), key=lambda it: it[0])
+            views = [view for _, view, _ in parts]
+            missing = [
+                back and (is_absent(view) if said is None else not said[0][said[1]])
+                for _, view, said in parts
+            ]
             if all(missing):
                 found.append(None)
                 continue
@@ -286,7 +335,16 @@ class BoundaryMessages:
         tag = self.tag_of(0, microbatch, back)
         sent = []
         for peer, pieces in self._parcels(microbatch, back).items():
-            message = packed((self.wires[number], tensors[number], part) for number, part in pieces)
+            if back and self.links.device != HOST:
+                told, head = (
+                    [tensors[number] is not None for number, _ in pieces],
+                    self.tag_of(1, microbatch, back),
+                )
+                sent.append(
+                    self.links.send(torch.tensor(told), peer, head, what=words, microbatch=microbatch)
+                )
+            each = ((self.wires[number], tensors[number], part) for number, part in pieces)
+            message = packed(each, self.links.device)
             sent.append(self.links.send(message, peer, tag, what=words, microbatch=microbatch))
         return sent
 
@@ -300,7 +358,8 @@ class BoundaryMessages:
         if len(numbers) != 1 or self.wires[numbers[0]].dim != 0:
             return None
         length = max(it.stop for it in self.slices(numbers[0], microbatch, back))
-        return torch.empty(self.wires[numbers[0]].shape_of(length), dtype=self.wires[numbers[0]].dtype)
+        wire = self.wires[numbers[0]]
+        return torch.empty(wire.shape_of(length), dtype=wire.dtype, device=self.links.device)
 
     def _parcels(self, microbatch: int, back: bool) -> dict[int, list[tuple[int, PeerSlice]]]:
         """By peer what goes there or comes from there, in the order of the message."""

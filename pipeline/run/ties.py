@@ -115,10 +115,10 @@ class TieGroups:
             parameter.grad is not None if used is None else id(parameter) in used for parameter in parameters
         ]
         parts = [_summand(parameter, adds).reshape(-1) for parameter in parameters]
-        flat = torch.cat([*parts, torch.tensor(flags).to(parts[0])])
+        flat = torch.cat([*parts, torch.tensor(flags).to(parts[0], non_blocking=True)])
         dist.all_reduce(flat, group=group.group)
         sums = torch.split(flat, [*(part.numel() for part in parts), len(flags)])
-        for parameter, total, flag in zip(parameters, sums[:-1], sums[-1].tolist(), strict=True):
+        for parameter, total, flag in zip(parameters, sums[:-1], sums[-1].cpu().tolist(), strict=True):
             if not flag:
                 continue
             if parameter.grad is None:
@@ -168,7 +168,7 @@ def _summand(parameter: nn.Parameter, adds: bool) -> Tensor:
     gradient: Any = parameter.grad
     if parameter.grad is not None and adds and not is_sharded(parameter.grad):
         return parameter.grad
-    whole = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=local(parameter).device)
     if gradient is None or not is_sharded(gradient):
         return whole
     part = whole

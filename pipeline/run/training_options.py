@@ -61,7 +61,7 @@ class TrainingOptions:
             + (f", tensor_ranks {self.tensor_ranks}" if self.prepare is not None else "")
         )
 
-    def check_alone(self, timeout_s: float, device: str, precision: str | Precision | None) -> None:
+    def check_alone(self, timeout_s: float, device: torch.device, precision: str | Precision | None) -> None:
         """See that each may be so whatever the plan.
 
         Raises:
@@ -75,13 +75,14 @@ class TrainingOptions:
             ("accumulate", self.accumulate, "be at least 1", self.accumulate >= 1),
             ("clip_norm", self.clip_norm, "not be negative", self.clip_norm is None or self.clip_norm >= 0),
             ("timeout_s", timeout_s, "be positive", timeout_s > 0),
-            ("device", device, "be cpu, which gloo sends from", device == "cpu"),
             ("tensor_ranks", self.tensor_ranks, "be at least 1", self.tensor_ranks >= 1),
         ):
             if not holds:
                 raise InputError(f"{name}: must {rule}, got {value}")
         if isinstance(precision, str):
-            Precision(precision, device)  # raises before any group is made
+            Precision(precision, device.type)  # raises before any group is made
+        elif precision is not None and precision.device != device.type:
+            raise InputError(f"precision: must be for device {device.type}, got one for {precision.device}")
 
     def check(self, plan: Plan, optimizer: OptimizerOf) -> None:
         """See that each may be so with a plan, in this job.
@@ -116,7 +117,7 @@ class TrainingOptions:
                     f"{described(stage.segments)}"
                 )
 
-    def check_divided(self, model: object, optimizer: OptimizerOf) -> None:
+    def check_divided(self, model: object, optimizer: OptimizerOf, device: torch.device) -> None:
         """See that each may be so where operators of stages are divided.
 
         Raises:
@@ -136,6 +137,8 @@ class TrainingOptions:
                 "optimizer: must be a function of parameters where layers are divided, got "
                 f"{type(optimizer).__name__}"
             )
+        if device.type != "cpu":
+            raise InputError(f"device: must be cpu where the plan divides layers, got {device}")
         if self.prepare is not None or self.batch_norm != "microbatch":
             name = "batch_norm" if self.prepare is None else "prepare"
             raise InputError(f"{name}: must be left out where the plan divides layers, got one")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.pipeline.stages import Plan, divided
+from arborcast.pipeline.trainer import Trainer
 
 FEATURES, CLASSES = 6, 4
 LAYERS = 8
@@ -285,6 +286,44 @@ def around(replicas: Sequence[int], order: str, *, depth: int, each: int = 2, **
     ends = list(accumulate(divided(depth, len(laid)), initial=0))
     stages = [(start, end, ranks) for (start, end), ranks in zip(pairwise(ends), laid, strict=True)]
     return Plan(stages, more.pop("microbatches", MICROBATCHES), order, **more)
+
+
+def trained(
+    plan: Plan,
+    make: Callable[[], nn.Module],
+    given: Sequence[tuple[Tensor, Tensor]],
+    after: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Curve:
+    """Train by a plan; the state is that of the whole model; `after` is called after each step."""
+    options = {"collectives": "gloo", "timeout_s": 60.0} | options
+    loss_fn = options.pop("loss_fn", cross_entropy)
+    optimizer = options.pop("optimizer", momentum)
+    with Trainer(make(), plan, loss_fn, optimizer, **options) as trainer:
+        losses = []
+        for batch in given:
+            losses.append(trainer.step(*batch))
+            after()
+        gradients = {
+            name: it.grad.cpu().numpy().copy()
+            for name, it in trainer.module.named_parameters()
+            if it.grad is not None
+        }
+        state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
+    return Curve(losses, gradients, state)
+
+
+def merged(curves: Sequence[Curve]) -> Curve:
+    """What all ranks saw; losses and states must be alike on all of them."""
+    for curve in curves:
+        assert curve.losses == curves[0].losses
+        for name, value in curve.state.items():
+            np.testing.assert_array_equal(value, curves[0].state[name])
+    return Curve(
+        curves[0].losses,
+        {name: value for curve in curves for name, value in curve.gradients.items()},
+        curves[0].state,
+    )
 
 
 def check_close(found: Curve, expected: Curve, tolerance: float = 1e-6) -> None:

@@ -19,6 +19,7 @@ from arborcast.pipeline.run import boundary
 from arborcast.pipeline.run.activation_treatment import TreatedPasses, divided
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.boundary import Boundaries, FakeStage, TensorSpec
+from arborcast.pipeline.run.devices import HOST
 from arborcast.pipeline.run.stage_messages import BoundaryMessages, PeerSlice, packed, sharing
 from arborcast.pipeline.stages import Plan, shares
 from tests.support.training_cases import FEATURES, branching, frozen, network, normalised
@@ -236,26 +237,28 @@ def wires() -> st.SearchStrategy[list[TensorSpec]]:
 class Links:
     """Messages of several ranks in one process: what is sent is there at once, received when waited for."""
 
-    sent: dict[tuple[int, int], Tensor]
+    sent: dict[tuple[int, int, int], Tensor]
 
-    def __init__(self, rank: int, sent: dict[tuple[int, int], Tensor]) -> None:
-        self.rank, self.sent = rank, sent
+    def __init__(
+        self, rank: int, sent: dict[tuple[int, int, int], Tensor], device: torch.device = HOST
+    ) -> None:
+        self.rank, self.sent, self.device = rank, sent, device
 
     def send(self, tensor: Tensor, peer: int, tag: int, **_: Any) -> Any:
-        self.sent[self.rank, peer] = tensor.clone()
+        self.sent[self.rank, peer, tag] = tensor.clone()
 
     def receive(self, tensor: Tensor, peer: int, tag: int, **_: Any) -> Any:
         links = self
 
         class Pending:
             def wait(self) -> None:
-                tensor.copy_(links.sent.pop((peer, links.rank)))
+                tensor.copy_(links.sent.pop((peer, links.rank, tag)))
 
         return Pending()
 
 
 def messages(crossing: list[TensorSpec], parcels: Sequence[PeerSlice], links: Links) -> BoundaryMessages:
-    return BoundaryMessages("stage", crossing, lambda *_: parcels, links, lambda *_: 0)  # type: ignore[arg-type]
+    return BoundaryMessages("stage", crossing, lambda *_: parcels, links, lambda number, *_: number)  # type: ignore[arg-type]
 
 
 @given(wires(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
@@ -270,7 +273,7 @@ def test_all_that_is_sent_arrives(
     whole = [
         torch.randint(0, 2, wire.shape_of(samples), generator=generator).to(wire.dtype) for wire in crossing
     ]
-    sent: dict[tuple[int, int], Tensor] = {}
+    sent: dict[tuple[int, int, int], Tensor] = {}
     for rank in range(senders):
         (place,) = Assignment.all_of(plan, rank)
         assert place is not None
@@ -289,19 +292,23 @@ def test_all_that_is_sent_arrives(
     assert not sent
 
 
+@pytest.mark.parametrize("device", [HOST, torch.device("cpu:0")], ids=["in-the-bytes", "told-apart"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_gradients_that_there_are_not(count: int) -> None:
-    """Absent where no replica has one, zeros where others have, and what is no number arrives as it is."""
+def test_gradients_that_there_are_not(count: int, device: torch.device) -> None:
+    """Absent where no replica has one, zeros where others have, and what is no number arrives as it is.
+
+    Any device but the host's is one whose bytes are not looked at: "cpu:0" is to torch another one.
+    """
     crossing = [TensorSpec((1, 3), FLOAT, 0, True)] * count
     (place,) = Assignment.all_of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
     assert place is not None
     nothing = torch.full((2, 3), float("nan"))
-    sent: dict[tuple[int, int], Tensor] = {}
+    sent: dict[tuple[int, int, int], Tensor] = {}
     for pair in ([None, None], [None, torch.ones(2, 3)], [nothing, -nothing]):
         for rank, tensor in enumerate(pair, 1):
-            theirs = messages(crossing, [PeerSlice(0, 0, 2)], Links(rank, sent))
+            theirs = messages(crossing, [PeerSlice(0, 0, 2)], Links(rank, sent, device))
             theirs.send(0, [tensor] * count, back=True)
-        arrival = messages(crossing, place.behind(4), Links(0, sent))
+        arrival = messages(crossing, place.behind(4), Links(0, sent, device))
         arrival.receive(0, back=True)
         rows = [torch.zeros(2, 3) if tensor is None else tensor for tensor in pair]
         for arrived in arrival.arrived(0, back=True):

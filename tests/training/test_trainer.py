@@ -36,6 +36,7 @@ from tests.support.training_cases import (
     cross_entropy,
     decaying,
     frozen,
+    merged,
     momentum,
     network,
     normalised,
@@ -43,43 +44,13 @@ from tests.support.training_cases import (
     serial,
     stopped,
     tied,
+    trained,
 )
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 """Gradients of a few bytes go by schedules too."""
-
-
-def trained(
-    plan: Plan, make: Callable[[], nn.Module], given: Sequence[tuple[Tensor, Tensor]], **options: Any
-) -> Curve:
-    """Train by a plan; the state is that of the whole model."""
-    options = {"collectives": "gloo", "timeout_s": 60.0} | options
-    loss_fn = options.pop("loss_fn", cross_entropy)
-    optimizer = options.pop("optimizer", momentum)
-    with Trainer(make(), plan, loss_fn, optimizer, **options) as trainer:
-        losses = [trainer.step(*batch) for batch in given]
-        gradients = {
-            name: it.grad.numpy().copy()
-            for name, it in trainer.module.named_parameters()
-            if it.grad is not None
-        }
-        state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
-    return Curve(losses, gradients, state)
-
-
-def merged(curves: Sequence[Curve]) -> Curve:
-    """What all ranks saw; losses and states must be alike on all of them."""
-    for curve in curves:
-        assert curve.losses == curves[0].losses
-        for name, value in curve.state.items():
-            np.testing.assert_array_equal(value, curves[0].state[name])
-    return Curve(
-        curves[0].losses,
-        {name: value for curve in curves for name, value in curve.gradients.items()},
-        curves[0].state,
-    )
 
 
 # Plans ---------------------------------------------------------------------------------------------
@@ -587,7 +558,7 @@ REFUSALS = [
     "InputError: accumulate: must be at least 1, got 0",
     "InputError: clip_norm: must not be negative, got -1.0",
     "InputError: timeout_s: must be positive, got 0",
-    "InputError: device: must be cpu, which gloo sends from, got cuda",
+    "InputError: device: must be cpu, or one that there is and torch can send from, got cuda",
     "InputError: precision: dtype must be one of float32, bfloat16, float16, got float8",
     "InputError: optimizer: must hold parameters of the model, got none of its 8 that are trained",
 ]
