@@ -179,7 +179,8 @@ def test_batches_that_differ_are_never_mixed(found: list[dict[str, Any]]) -> Non
 def test_arguments_that_differ_are_refused(found: list[dict[str, Any]]) -> None:
     for each in found:
         same = "layers [0, 4) on 0 [4, 8) on 1, 3 microbatches, order 1f1b, loss_reduction mean"
-        rest = "clip_norm None, precision float32, seed 0, batch_norm microbatch, collectives gloo, device cpu"
+        rest = "clip_norm None, precision float32, seed 0, batch_norm microbatch, collectives gloo"
+        rest += ", device cpu"
         assert each["other_arguments"] == (
             f"InputError: trainer: all ranks must be given the same one, got {same}, accumulate 1, {rest} on "
             f"rank 0 and {same}, accumulate 2, {rest} on rank 1"
