@@ -6,5 +6,6 @@ once for each shape of batches what crosses the boundaries (`boundary`) and lets
 send (`stage_messages`), with `losses` on the last stage. `update` sums the gradients (`gradients`, `ties`),
 scales and clips them (`precision`, `clipping`) and lets the optimizer step. Whoever cannot go on says so to
 all (`failures`). `checkpoints` write and read what a training goes on from. A stage is a module, or divided
-operators (`intra`).
+operators (`intra`). `devices` knows where passes run; nobody but `stage_messages`, `activation_treatment` and
+`stage_groups` does otherwise on a GPU than on the host.
 """
