@@ -15,7 +15,7 @@ import logging
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -68,7 +68,9 @@ from arborcast.backends.tensors.torch_compat import (
     PeerCalls,
     PrefixStore,
     Store,
+    asked_of_caller,
     has_nccl,
+    is_of_nccl,
     new_holder_of_names,
     new_nccl,
     outside_compilers,
@@ -139,6 +141,9 @@ class SynthGroup(dist.ProcessGroup):
         global_ranks: of the group's ranks.
         world_size: ranks of the default group.
         world: the default group, where that is one of this class and another.
+        devices: whose tensors it is to serve by schedules, where it can; None for all. Others go to gloo or
+            NCCL.
+        nccl_options: for the NCCL that serves what schedules do not.
     """
 
     def __init__(
@@ -152,6 +157,8 @@ class SynthGroup(dist.ProcessGroup):
         global_ranks: Sequence[int],
         world_size: int,
         world: SynthGroup | None = None,
+        devices: Set[str] | None = None,
+        nccl_options: Any = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
         self._communicator: Communicator = Communicator(
@@ -175,11 +182,13 @@ class SynthGroup(dist.ProcessGroup):
         self._register_backend(torch.device("meta"), types.CUSTOM, new_holder_of_names(rank, size))
         self._nccl: Any = None
         if has_nccl():
-            self._nccl = new_nccl(PrefixStore("nccl", store), rank, size, timeout)
+            self._nccl = new_nccl(PrefixStore("nccl", store), rank, size, timeout, nccl_options)
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
         self._peer_calls = PeerCalls(self._nccl)
         self._delegated: Counter[Kind] = Counter()
         self._devices = HOST | {"cuda"} if self._communicator.options.p2p == "cuda" else HOST
+        if devices is not None:
+            self._devices &= devices
         self._queue = WorkQueue("synth")
         self._communicator.when_begun(self._queue.leave)
         self._begun_calls = 0
@@ -776,16 +785,20 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
 
     Args:
         options: torch's, with the store, the ranks and the timeout.
-        backend_options: `Options` where the caller gave `pg_options`.
+        backend_options: `Options` where the caller gave `pg_options`, or NCCL's.
     """
     speak_up()
+    devices, bound = asked_of_caller("synth")
+    nccl_options = None
+    if is_of_nccl(backend_options):
+        nccl_options, backend_options = backend_options, None
     world = dist.group.WORLD if isinstance(dist.group.WORLD, SynthGroup) else None
     if backend_options is None and world is not None:
         backend_options = world.options  # what the job was told holds for its parts
     global_ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     # While the default group is being made it is not there to be asked, and the group is all there is.
     world_size = dist.get_world_size() if dist.is_initialized() else options.group_size
-    return SynthGroup(
+    group = SynthGroup(
         options.store,
         options.group_rank,
         options.group_size,
@@ -794,7 +807,12 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
         global_ranks=global_ranks,
         world_size=world_size,
         world=world,
+        devices=devices,
+        nccl_options=nccl_options,
     )
+    if bound is not None and has_nccl():  # torch told the group that this one takes the place of
+        cast(Any, group).bound_device_id = bound
+    return group
 
 
 def _announce(fabric: GroupFabric, is_whole: bool) -> None:

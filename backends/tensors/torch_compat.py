@@ -92,11 +92,35 @@ def has_nccl() -> bool:
     return torch.cuda.is_available() and dist.is_nccl_available()
 
 
-def new_nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """NCCL on all ranks of a group; it connects at its first call."""
-    options = c10d.ProcessGroupNCCL.Options()
-    cast(Any, options)._timeout = timeout
+def is_of_nccl(options: object) -> bool:
+    """Whether what a caller gave as `pg_options` is NCCL's."""
+    nccl = getattr(c10d, "ProcessGroupNCCL", None)
+    return nccl is not None and isinstance(options, nccl.Options)
+
+
+def new_nccl(store: Store, rank: int, size: int, timeout: timedelta, options: Any = None) -> Any:
+    """NCCL on all ranks of a group, with its own options or without; it connects at its first call."""
+    options = options or c10d.ProcessGroupNCCL.Options()
+    options._timeout = timeout
     return c10d.ProcessGroupNCCL(store, rank, size, options)
+
+
+def asked_of_caller(name: str) -> tuple[frozenset[str] | None, torch.device | None]:
+    """What torch was asked for when it has a group made, which it does not tell the backend that makes it.
+
+    Returns:
+        The devices whose tensors go by the backend of this name, as in "cpu:gloo,cuda:synth", None for all;
+        and the `device_id` that was given.
+    """
+    code = dist.distributed_c10d._new_process_group_helper.__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame is None:
+        return None, None
+    by_device = cast(Any, frame.f_locals["backend_config"]).get_device_backend_map()
+    devices = frozenset(device for device, backend in by_device.items() if backend == name)
+    return devices, cast("torch.device | None", frame.f_locals["device_id"])
 
 
 class PeerCalls:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from arborcast.backends.group import process_group
+from arborcast.backends.tensors import torch_compat
 from arborcast.backends.tensors.torch_compat import PeerCalls
 from tests.support.ranks import run_ranks
 
@@ -64,3 +66,47 @@ def test_batches_are_one_call_and_ends_reach_nccl() -> None:
         batch = ["_start_coalescing", *together, "_end_coalescing", "wait"]
         alone = [f"send 7 {peer} 0", f"recv 9 {peer} 0", "wait", "wait"]
         assert lines == [*batch, *batch, *alone, "abort", "shutdown"]
+
+
+def by_devices(rank: int, size: int) -> dict[str, tuple[list[float], dict[str, Any]]]:
+    found = {}
+    for name in ("synth", "cpu:synth", "cpu:gloo,cuda:synth"):
+        group: Any = dist.new_group(backend=name)
+        given = torch.full((1 << 15,), float(rank + 1))
+        dist.all_reduce(given, group=group)
+        found[name] = given.unique().tolist(), group.counters()["allreduce"]
+        dist.destroy_process_group(group)
+    return found
+
+
+def test_devices_that_are_named_go_by_schedules_and_others_by_gloo() -> None:
+    for found in run_ranks(2, by_devices, environ={"ARBORCAST_GLOO_BELOW": "0"}):
+        for name, (sums, counted) in found.items():
+            by_gloo = name.startswith("cpu:gloo")
+            assert sums == [3.0]
+            assert (counted["schedule"], counted.get("handed over", 0)) == ((0, 1) if by_gloo else (1, 0))
+
+
+def given_to_nccl(rank: int, size: int) -> tuple[Any, ...]:
+    class Stand:  # in for what a build of torch with GPUs has
+        class Options:
+            is_high_priority_stream = True
+
+    seen: list[Any] = []
+
+    def new_nccl(store: Any, rank: int, size: int, timeout: Any, options: Any) -> Any:
+        seen.append(options)
+        return torch_compat.new_holder_of_names(rank, size)
+
+    process_group.has_nccl = lambda: True  # type: ignore[attr-defined]
+    process_group.new_nccl = new_nccl  # type: ignore[attr-defined]
+    torch_compat.c10d.ProcessGroupNCCL = Stand  # type: ignore[assignment,misc]
+    options = Stand.Options()
+    own: Any = dist.new_group(backend="synth", pg_options=options)
+    bound = torch.device("cuda", rank)
+    on_device: Any = dist.new_group(backend="synth", device_id=bound)
+    return seen[0] is options, seen[1] is None, own.bound_device_id, on_device.bound_device_id == bound
+
+
+def test_options_of_nccl_and_the_device_of_a_group_arrive() -> None:
+    assert run_ranks(2, given_to_nccl) == [(True, True, None, True)] * 2
