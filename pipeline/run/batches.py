@@ -215,7 +215,7 @@ def fingerprint(tensors: Sequence[Tensor]) -> int:
         steps = (max(1, -(-size // most)) for size in tensor.shape)
         some = tensor.detach()[tuple(slice(None, None, step) for step in steps)]
         some = some.resolve_conj().resolve_neg().contiguous()
-        digest = zlib.crc32(some.view(-1).view(torch.uint8).numpy().data, digest)
+        digest = zlib.crc32(some.view(-1).view(torch.uint8).cpu().numpy().data, digest)
     return digest & 0xFFFF
 
 
