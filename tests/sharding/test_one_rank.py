@@ -338,6 +338,8 @@ def test_every_type_that_crosses_is_said_and_heard() -> None:
     sent: dict[tuple[int, int], Tensor] = {}
 
     class Links:
+        device = torch.device("cpu")
+
         def send(self, tensor: Tensor, peer: int, tag: int, **_: Any) -> Any:
             sent[peer, tag] = tensor.clone()
             return Done()
