@@ -17,7 +17,16 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.simulation.simulator import FRAME_BYTES, MAX_FRAMES, simulate, sweep, timeline
+from arborcast.synth.simulation.simulator import (
+    FRAME_BYTES,
+    MAX_FRAMES,
+    MAX_PASSAGES,
+    frames_per_piece,
+    lay_out,
+    simulate,
+    sweep,
+    timeline,
+)
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
@@ -170,7 +179,12 @@ def test_frames_are_of_switches_that_are_able_or_asked_for() -> None:
     assert (
         simulate(one, 100 * FRAME_BYTES).time_us == simulate(one, 100 * FRAME_BYTES, frame_bytes=4096).time_us
     )
-    # A chunk has so many frames at most, whatever it is cut into.
+    # A run has so many passages at most, whatever it is cut into: of 512 chunks, 2048 hops.
+    trees = [move for chunk in range(512) for move in turning({0: 2, 1: 2}, 2, chunk)]
+    hops = lay_out(allreduce(star(2, able()), ["1/512"] * 512, trees))
+    frames = [frames_per_piece(hops, 1 << 40, pieces) for pieces in (1, 2, 1000)]
+    assert frames == [MAX_PASSAGES // 2048, MAX_PASSAGES // 4096, 1]
+    # A chunk has so many frames at most.
     size = 1 << 30
     for pieces in (1, 8):
         late = simulate(one, size, pieces=pieces).time_us / (size / 1000) - 1
@@ -181,6 +195,9 @@ def test_a_rank_that_waits_for_what_is_stored_is_refused() -> None:
     schedule = star_allreduce(2, able(stores=True))
     with pytest.raises(InputError, match=r"service engine: .* switch s, which stores whole chunks"):
         simulate(schedule, 1 << 20, service="engine")
+    # Where frames are passed on, it takes as long as without waiting, as in `test_a_star`.
+    passing = star_allreduce(2, able())
+    assert simulate(passing, 100_000, pieces=5, frame_bytes=1000, service="engine").time_us == 100 + 1 + 2
     with pytest.raises(InputError, match="frame_bytes 0: must be at least 1"):
         simulate(schedule, 1 << 20, frame_bytes=0)
 
