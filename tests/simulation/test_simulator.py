@@ -20,7 +20,7 @@ from arborcast.synth.formats.sizes import LARGEST_SIZE
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.simulation import simulator
 from arborcast.synth.simulation.service import Service
-from arborcast.synth.simulation.simulator import Runs, simulate, sweep, timeline
+from arborcast.synth.simulation.simulator import Runs, lay_out, simulate, sweep, timeline
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Link, Topology
 from tests.support.drawn_implicit import circulant, translated
@@ -28,7 +28,7 @@ from tests.support.drawn_implicit import circulant, translated
 
 def draw(
     ranks: int,
-    links: Iterable[tuple[int, int, int | str, str]],
+    links: Iterable[tuple[int, int, int | str | Fraction, str | Fraction]],
     kind: str,
     shares: Sequence[str],
     transfers: Iterable[Transfer],
@@ -76,7 +76,7 @@ def test_a_chain_works_on_two_pieces_at_once() -> None:
     # Left to itself it cuts into the two pieces that its limits allow, and could not be faster.
     runs = Runs(schedule, min_piece_bytes=2000)
     assert runs.choice(4000) == (2, 8)
-    assert 8 * (1 - 2e-9) < runs.least_us(4000) < 8
+    assert 8 * (1 - 2e-9) < runs.least_us(4000) < 8 == lay_out(schedule).least_us(4000, 2)
     # Without latencies one link is as fast with one piece as with many, which it then keeps.
     still = draw(2, [(0, 1, 1, "0")], "broadcast", ["1"], [Transfer(0, 0, 1, 0)])
     assert [seen.piece for seen in timeline(still, 1 << 20)[0, 1]] == [*range(32)]
@@ -465,16 +465,25 @@ def test_the_choice_of_pieces_keeps_large_schedules_within_a_second(monkeypatch:
         dear = replace(schedule, topology=replace(schedule.topology, message_us=Fraction(1)))
         assert Runs(dear).most_pieces(1 << 40) == costing
     # Of representatives each hop is played once; written out, each of its five images counts.
-    form = translated(circulant(5, {1: 1}), Kind.ALLGATHER)
+    form = translated(circulant(5, {1: 1, 2: 2}), Kind.ALLGATHER)
     whole = form.expand()
     of_all = replace(whole)  # which forgets its representatives
     assert [Runs(each).effort for each in (form, whole, of_all)] == [4, 4, 20]
     assert [Runs(each).most_pieces(1 << 40) for each in (form, whole, of_all)] == [8, 2, 2]
     assert Runs(whole, frame_bytes=100).effort == 20
     for service in ("random:1", "engine"):
-        assert simulate(whole, 10000, pieces=2, service=service) == simulate(
-            of_all, 10000, pieces=2, service=service
-        )
+        played = (simulate(each, 10000, pieces=2, service=service) for each in (whole, of_all))
+        assert next(played) == next(played)
+
+
+def test_representatives_are_not_played_where_their_images_meet() -> None:
+    over_a_trunk = [(0, 2), (1, 2), (2, 3), (3, 0), (3, 1)]
+    past_two_of_an_orbit = [(0, 3), (1, 4), (2, 5), (3, 4), (4, 5), (5, 3), (3, 0), (4, 1), (5, 2)]
+    for ends, ranks, turn in ((over_a_trunk, 2, [1, 0, 2, 3]), (past_two_of_an_orbit, 3, [1, 2, 0, 4, 5, 3])):
+        switches = [f"s{number}" for number in range(ranks, len(turn))]
+        fabric = Topology.build("t", ranks, [Link(*pair, Fraction(1)) for pair in ends], switches, [turn])
+        form = translated(fabric, Kind.ALLGATHER)
+        assert Runs(form.expand()).effort == ranks * Runs(form).effort
 
 
 def chain(hops: int, chunks: int) -> Schedule:
@@ -509,6 +518,42 @@ def test_a_clock_for_years() -> None:
     )
     # 2^50 bytes at one byte a second, and one second on the way
     assert simulate(schedule, 1 << 50, pieces=1).time_us == pytest.approx((2.0**50 + 1) * 1e6)
+
+
+@pytest.mark.parametrize(("short_fs", "ticks"), [(1, 10**9), (0, 10**8)])
+def test_the_clock_is_the_finest_whose_62_bits_hold_every_hop_one_after_the_other(
+    short_fs: int, ticks: int
+) -> None:
+    # In units of 2^57 fs three bytes take 1, 1 and 18 of three links, and either piece of them 1, 1 and 4 of
+    # latencies: 32 in all, which is 2^62 fs.
+    unit, per_us = 1 << 57, 10**9
+    links = [
+        (rank, rank + 1, Fraction(3 * per_us, 1000 * unit * busy), Fraction(unit * late - short, per_us))
+        for rank, busy, late, short in ((0, 1, 1, short_fs), (1, 1, 1, 0), (2, 18, 4, 0))
+    ]
+    schedule = draw(4, links, "broadcast", ["1"], [Transfer(0, rank, rank + 1, rank) for rank in range(3)])
+    assert lay_out(schedule).play(3, 2).ticks_per_us == ticks
+
+
+def test_both_forms_of_a_schedule_have_one_clock() -> None:
+    form = translated(circulant(5, {1: 1}), Kind.ALLGATHER)
+    # Twenty hops of a fifth of 2e12 bytes at 1 GB/s: 8e18 fs, of which four representatives have a fifth.
+    for each in (form, form.expand()):
+        assert lay_out(each).play(2 * 10**12, 1).ticks_per_us == 10**8
+
+
+def test_times_are_rounded_up_to_a_femtosecond() -> None:
+    schedule = draw(2, [(0, 1, 3, "0")], "broadcast", ["1"], [Transfer(0, 0, 1, 0)])
+    assert timeline(schedule, 1000, pieces=1)[0, 1] == (Occupation(0, 0.333333334, 0, 0),)
+
+
+def test_of_parallel_links_each_has_its_own_latency_and_rate() -> None:
+    links = [(0, 1, 2, "1"), (0, 1, 1, "5")]
+    direct, beside = Transfer(0, 0, 1, 0), Transfer(1, 0, 1, 0, via=(2,))
+    schedule = draw(2, links, "broadcast", ["1/2", "1/2"], [direct, beside])
+    # 1000 bytes each: half a us and 1 on the way, or 1 us and 5 on the way
+    assert simulate(schedule, 2000, pieces=1).time_us == 1 + 5
+    assert [seen.end_us for seen in timeline(schedule, 2000, pieces=1)[0, 1]] == [0.5]
 
 
 def test_wrong_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,6 +628,31 @@ def test_random_orders_are_those_that_their_seeds_draw() -> None:
                 waiting[dst].pop()
         seen = timeline(schedule, 14000, pieces=1, service=f"random:{seed}")
         assert {dst: [passage.chunk for passage in seen[0, dst]] for dst in sent} == sent
+
+
+def test_random_orders_keep_the_frames_of_a_piece_in_theirs() -> None:
+    schedule = draw(2, [(0, 1, 1, "0")], "broadcast", ["1/5"] * 5, [Transfer(it, 0, 1, 0) for it in range(5)])
+    for seed in range(4):
+        waiting = [(chunk, piece, frame) for chunk in range(5) for piece in range(2) for frame in range(2)]
+        sent = []
+        for drawn in range(1, 21):
+            place = waiting[splitmix64(seed, drawn) % len(waiting)]
+            first = min(other for other in waiting if other[:2] == place[:2])
+            sent.append(first)
+            waiting[waiting.index(first)] = waiting[-1]
+            waiting.pop()
+        # A frame of 20000 bytes takes 1 us; rows are the four frames of both pieces of each chunk.
+        times = lay_out(schedule).play(20000, 2, Service.of(f"random:{seed}"), frames=2)
+        starts = [times.start[2 * piece + frame, chunk] for chunk, piece, frame in sent]
+        assert [int(start) for start in starts] == [10**9 * at for at in range(20)]
+
+
+def test_one_link_sends_one_piece_after_the_other_in_whatever_order() -> None:
+    schedule = chain(1, 1)
+    for service in ("priority", "fifo", "engine", "engine-random:1"):
+        assert timeline(schedule, 3000, pieces=3, service=service)[0, 1] == tuple(
+            Occupation(piece, piece + 1, 0, piece) for piece in range(3)
+        )
 
 
 def test_a_schedule_that_moves_nothing_takes_no_time() -> None:

@@ -17,10 +17,12 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.simulation.service import Service
 from arborcast.synth.simulation.simulator import (
     FRAME_BYTES,
     MAX_FRAMES,
     MAX_PASSAGES,
+    Runs,
     frames_per_piece,
     lay_out,
     simulate,
@@ -30,6 +32,7 @@ from arborcast.synth.simulation.simulator import (
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
+from tests.support.drawn_in_network import drawn_transfers
 
 BOUND = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))  # not used here
 METHOD = Method("drawn")
@@ -168,6 +171,56 @@ def test_sums_share_the_adder() -> None:
         (5.5, 8.5, 0, 1),
         (8.5, 9.5, 1, 1),
     ]
+    # A link carries the frames of a piece one after the other, planned or handed over in turn.
+    for service in ("priority", "engine", "engine-priority"):
+        up = timeline(schedule, 8000, pieces=2, frame_bytes=1500, service=service)[0, 3]
+        assert [(one.chunk, one.piece) for one in up] == [
+            (chunk, piece) for piece in (0, 1) for chunk in (0, 1) for _ in range(2)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "adds", "sent"),
+    [
+        (["0>4:0+ 1>4:0+", "4>2:0"], [(1, 3)], [6]),
+        (["0>4:0+", "1>4:0+", "2>4:0+", "4>2:0"], [(1, 3)], [6]),  # once for all, however late one comes
+        (["0>4:0", "1>4:0+", "4>2:0"], [(1, 3)], [6]),  # a copy, and what is added to it
+        (["0>4:0+", "1>4:0", "4>2:0"], [], [1]),  # a copy in place of what was there
+        (["0>4:0+ 1>4:0+", "2>4:0", "4>2:0"], [], [1]),
+        (["0>4:0", "4>1:0 4>2:0"], [], [4, 4]),  # a multicast takes the latency alone
+        (["0>4:0+ 1>4:0+", "4>1:0 4>2:0"], [(1, 3)], [6, 6]),
+        (["0>4:0+ 1>4:0+", "4>0:0", "4>2:0"], [(1, 3)], [6, 6]),
+        (
+            ["0>4:0+", "4>2:0", "1>4:0+", "4>2:0"],
+            [(2, 4)],
+            [1, 7],
+        ),  # what was alone has left before it is added to
+        (["0>4:0", "4>2:0", "1>4:0", "4>2:0"], [], [1, 2]),  # a copy waits until the one before has left
+        (["0>4:0+ 1>4:0+"], [], []),  # nobody asks for the sum
+    ],
+)
+def test_what_takes_time_in_the_second_of_two_switches(
+    steps: list[str], adds: list[tuple[int, int]], sent: list[int]
+) -> None:
+    """Of 1000 bytes, 1 us on a link: adding takes 2 us, and it or a multicast a latency of 3 us more."""
+    first = able("first", adder=Fraction(1, 7), latency_us=Fraction(11))
+    links = duplex((rank, switch, 1, 0) for rank in range(3) for switch in (3, 4))
+    second = able("second", adder=Fraction(1, 2), latency_us=Fraction(3))
+    fabric = Topology.build("two", 3, links, [first, second])
+    seen = timeline(allreduce(fabric, ["1"], drawn_transfers(steps)), 1000, pieces=1, frame_bytes=1000)
+    assert [(one.start_us, one.end_us) for one in seen[4, 4]] == adds
+    assert not seen[3, 3]
+    assert sorted(one.start_us for rank in range(3) for one in seen[4, rank]) == sent
+
+
+def test_a_switch_does_not_wait_for_what_it_sends_later() -> None:
+    links = [*duplex([(0, 3, 1, 0), (1, 3, 1, 0)]), Link(2, 3, Fraction(1, 10))]
+    fabric = Topology.build("slow", 3, links, [able()])
+    moves = drawn_transfers(["0>3:0 2>3:1", "", "", "3>1:0", "3>1:1"])
+    schedule = allreduce(fabric, ["1/2", "1/2"], moves)
+    seen = timeline(schedule, 2000, pieces=1, frame_bytes=1000, service=Service(ahead=2))[3, 1]
+    # Chunk 1 is there after 10 us; a rank would send nothing of step 3 before.
+    assert seen == (Occupation(1, 2, 0, 0), Occupation(10, 11, 1, 0))
 
 
 def test_frames_are_of_switches_that_are_able_or_asked_for() -> None:
@@ -321,6 +374,7 @@ def test_one_representative_of_each_orbit(limits: dict[str, Any]) -> None:
         tree,
     )
     whole = orbit.expand()
+    assert Runs(whole).effort == 4 * Runs(orbit).effort  # a switch that is able is no place for images
     for one, other in zip(
         sweep(orbit, [4_000, 400_000], pieces=1, frame_bytes=1000),
         sweep(whole, [4_000, 400_000], pieces=1, frame_bytes=1000),
