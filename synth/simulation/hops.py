@@ -166,9 +166,9 @@ class Hops:
         So it is where no two images of a hop share a link, no transfer passes two links of an orbit, and
         switches only forward.
         """
-        links, transfer = self.layout.link, self.layout.transfer
-        passed = np.unique(transfer * len(self.latencies_us) + links)
-        return not self.able and passed.size == links.size and bool((self.together[links] == 1).all())
+        links = self.layout.link
+        passed = np.unique(np.column_stack((self.layout.transfer, links)), axis=0)
+        return not self.able and len(passed) == len(links) and bool((self.together[links] == 1).all())
 
     def passages(self, schedule: AnySchedule) -> Iterator[tuple[int, Hop]]:
         """The chunk of each hop, and where it passes: a link, or a switch as (switch, switch)."""
@@ -352,7 +352,6 @@ def _inside_switches(
 ) -> tuple[Ints, Ints, Ints]:
     """The grain of each version, the versions that take time inside a switch, and the links for that."""
     topology, versions = schedule.topology, np.arange(len(inputs) + len(np.unique(writes)))
-    able = topology.switches[: topology.holders - topology.ranks]
     place = _place(inputs, versions)
     switch = (places % topology.holders - topology.ranks)[place]  # negative at ranks
     arriving, reading = (np.bincount(ends, minlength=len(versions)) for ends in (writes, reads))
@@ -364,7 +363,7 @@ def _inside_switches(
     is_sum = (switch >= 0) & (inputs_since > 1) & (reading > 0)
     works = is_sum | (switch >= 0) & (reading > 1)
     stores, waits, adds = (
-        np.array([bool(getattr(one, what)) for one in able])[np.maximum(switch, 0)] & working
+        np.array([bool(getattr(one, what)) for one in topology.switches])[np.maximum(switch, 0)] & working
         for what, working in (("stores", works), ("latency_us", works), ("adder", is_sum))
     )
     stored = np.isin(place, place[stores])
