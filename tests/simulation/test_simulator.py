@@ -15,7 +15,6 @@ from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, run_until
 from arborcast.synth.errors import InputError, TimedOutError, TopologyError
-from arborcast.synth.features import UNDERSTOOD
 from arborcast.synth.formats.sizes import LARGEST_SIZE
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.simulation import simulator
@@ -468,8 +467,9 @@ def test_the_choice_of_pieces_keeps_large_schedules_within_a_second(monkeypatch:
     form = translated(circulant(5, {1: 1, 2: 2}), Kind.ALLGATHER)
     whole = form.expand()
     of_all = replace(whole)  # which forgets its representatives
-    assert [Runs(each).effort for each in (form, whole, of_all)] == [4, 4, 20]
-    assert [Runs(each).most_pieces(1 << 40) for each in (form, whole, of_all)] == [8, 2, 2]
+    runs = [Runs(form), Runs(whole), Runs(of_all)]
+    assert [each.effort for each in runs] == [4, 4, 20]
+    assert [each.most_pieces(1 << 40) for each in runs] == [8, 2, 2]
     assert Runs(whole, frame_bytes=100).effort == 20
     for service in ("random:1", "engine"):
         played = (simulate(each, 10000, pieces=2, service=service) for each in (whole, of_all))
@@ -538,8 +538,8 @@ def test_the_clock_is_the_finest_whose_62_bits_hold_every_hop_one_after_the_othe
 def test_both_forms_of_a_schedule_have_one_clock() -> None:
     form = translated(circulant(5, {1: 1}), Kind.ALLGATHER)
     # Twenty hops of a fifth of 2e12 bytes at 1 GB/s: 8e18 fs, of which four representatives have a fifth.
-    for each in (form, form.expand()):
-        assert lay_out(each).play(2 * 10**12, 1).ticks_per_us == 10**8
+    for hops in (lay_out(form), lay_out(form.expand())):
+        assert hops.play(2 * 10**12, 1).ticks_per_us == 10**8
 
 
 def test_times_are_rounded_up_to_a_femtosecond() -> None:
@@ -573,7 +573,7 @@ def test_wrong_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate(schedule, 1, min_piece_bytes=0)
     with pytest.raises(InputError, match="max_pieces 0: must be at least 1"):
         simulate(schedule, 1, max_pieces=0)
-    monkeypatch.delitem(UNDERSTOOD, "link latency_us")  # type: ignore[attr-defined]
+    monkeypatch.setattr("arborcast.synth.features.UNDERSTOOD", {})
     with pytest.raises(TopologyError, match="simulator does not understand link latency_us"):
         simulate(schedule, 1)
 
