@@ -80,7 +80,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_costs.py",),
     "synth.chunks.bounds.allreduce_check": STEPS,
     "synth.simulation.events": SIMULATION,
-    "synth.simulation.hops": SIMULATION,
+    "synth.simulation.hops": (*SIMULATION, "implicit/test_orbit_timelines.py"),
     "synth.simulation.implicit_simulator": ("implicit/test_orbit_timelines.py",),
     "synth.simulation.pieces": ("simulation/test_piece_rules.py", "group/test_pieces.py"),
     "synth.simulation.service": SIMULATION,
