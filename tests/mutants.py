@@ -80,11 +80,16 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_costs.py",),
     "synth.chunks.bounds.allreduce_check": STEPS,
     "synth.simulation.events": SIMULATION,
-    "synth.simulation.hops": SIMULATION,
+    "synth.simulation.hops": (*SIMULATION, "implicit/test_orbit_timelines.py"),
     "synth.simulation.implicit_simulator": ("implicit/test_orbit_timelines.py",),
     "synth.simulation.pieces": ("simulation/test_piece_rules.py", "group/test_pieces.py"),
     "synth.simulation.service": SIMULATION,
-    "synth.simulation.simulator": (*SIMULATION, "simulation/test_message_costs.py"),
+    "synth.simulation.simulator": (
+        *SIMULATION,
+        "simulation/test_message_costs.py",
+        "implicit/test_orbit_timelines.py",
+        "implicit/test_implicit_simulator.py::test_orders_that_tell_the_links_of_an_orbit_apart_are_refused",
+    ),
     "synth.simulation.timing": BARS,
     "synth.lp.choice": ("packing/test_weights.py",),
     "synth.lp.branch_and_bound": ("packing/test_branch_and_bound.py",),
@@ -104,9 +109,28 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 LEFT_OUT = (
     "planning/test_allreduce_cost.py::test_the_prediction_has_the_schedules_own_time",
-    "simulation/test_simulator.py::test_the_choice_of_pieces_keeps_large_schedules_within_a_second",
-    "simulation/test_simulator.py::test_many_pieces_of_a_large_message_approach_the_rate",
-    "simulation/test_simulator.py::test_agrees_with_another_simulator",
+    *(
+        f"simulation/test_simulator.py::test_{name}"
+        for name in (
+            "a_byte_takes_the_longest_chain_of_latencies",
+            "a_larger_message_takes_longer_along_one_tree",
+            "agrees_with_another_simulator",
+            "links_are_busy_for_what_they_carry_and_never_twice",
+            "many_pieces_of_a_large_message_approach_the_rate",
+            "never_faster_than_the_rate",
+            "the_engine_leaves_no_order_open_on_links_of_one_sender",
+            "without_latency_time_is_proportional_to_size",
+        )
+    ),
+    *(
+        f"simulation/test_switches.py::test_{name}"
+        for name in (
+            "a_large_message_approaches_the_rate",
+            "never_faster_than_links_and_adders",
+            "what_a_switch_can_do_better_costs_no_time_along_one_tree",
+            "with_whole_pieces_a_switch_without_limits_is_a_relay",
+        )
+    ),
 )
 """Tests that take most of the time of their file where kernels are plain Python: mutants die without them."""
 

@@ -12,12 +12,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.simulation.service import EARLIEST
-from arborcast.synth.simulation.simulator import (
-    check_positive,
-    check_size,
-    frames_per_piece,
-    most_pieces,
-)
+from arborcast.synth.simulation.simulator import Runs, check_positive, check_size, frames_per_piece
 from arborcast.synth.simulation.timing import Timing
 
 if TYPE_CHECKING:
@@ -41,10 +36,6 @@ def simulate_groups(
     Raises:
         InputError: other numbers of sizes than of groups, or one that is not positive.
     """
-    from arborcast.synth.simulation.hops import (
-        Hops,  # compiled kernels come with it; a folder is read without
-    )
-
     if len(sizes) != len(found.groups):
         raise InputError(f"sizes: must be one for each of the {len(found.groups)} groups, got {len(sizes)}")
     for size in sizes:
@@ -53,11 +44,11 @@ def simulate_groups(
         check_positive("pieces", pieces)
     total = sum(sizes)
     merged = _merged(found, [Fraction(size, total) for size in sizes])
-    hops = Hops.of(merged)
+    runs = Runs(merged)
     owners = _groups_of_hops(found, merged)
-    powers = range(most_pieces(merged, total).bit_length())
+    powers = range(runs.most_free_pieces(total).bit_length())
     counts = [1 << power for power in powers] if pieces is None else [pieces]
-    tried = [_times(hops, owners, total, count) for count in counts]
+    tried = [_times(runs.hops, owners, total, count) for count in counts]
     count, times = min(tried, key=lambda one: (max(one[1].values(), default=0.0), one[0]))
     return tuple(
         Timing(

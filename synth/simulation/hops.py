@@ -18,7 +18,7 @@ from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, mul
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,7 +83,7 @@ class Hops:
         layout: the arrays that do not depend on the size.
         grain: of each version, a `Grain`.
         inside: chunk and switch of each of the last hops, which lie inside switches.
-        ranks: number of holders that are no switches.
+        ranks: number of holders that are no switches, and `holders` of all.
         able: whether some switch adds or multicasts.
         through_switches: whether a hop ends at a switch.
         largest: share of the largest chunk.
@@ -92,7 +92,6 @@ class Hops:
         latencies_us: latency of each link.
         together: of each link, how many pieces it serves as one; 1 unless links are orbits.
         senders: the holder that each transfer leaves, and `receivers` that it goes to.
-        streams: a number for each transfer, one for those from one rank to one other.
         images: how many hops of the schedule each hop stands for; 1 unless links are orbits.
     """
 
@@ -100,6 +99,7 @@ class Hops:
     grain: Ints
     inside: tuple[tuple[int, Vertex], ...]
     ranks: int
+    holders: int
     able: bool
     through_switches: bool
     largest: Fraction
@@ -109,7 +109,6 @@ class Hops:
     together: Ints
     senders: Ints
     receivers: Ints
-    streams: Ints
     images: int = 1
 
     @classmethod
@@ -140,6 +139,7 @@ class Hops:
             grain=grain,
             inside=inside,
             ranks=topology.ranks,
+            holders=topology.holders,
             able=bool(able),
             through_switches=any(
                 transfer.via or transfer.dst >= topology.ranks for transfer in schedule.transfers
@@ -157,7 +157,6 @@ class Hops:
             together=np.ones(len(paces), dtype=np.int64),
             senders=senders,
             receivers=receivers,
-            streams=senders * topology.holders + receivers,
         )
 
     @property
@@ -167,9 +166,9 @@ class Hops:
         So it is where no two images of a hop share a link, no transfer passes two links of an orbit, and
         switches only forward.
         """
-        links, transfer = self.layout.link, self.layout.transfer
-        passed = np.unique(transfer * len(self.latencies_us) + links)
-        return not self.able and passed.size == links.size and bool((self.together[links] == 1).all())
+        links = self.layout.link
+        passed = np.unique(np.column_stack((self.layout.transfer, links)), axis=0)
+        return not self.able and len(passed) == len(links) and bool((self.together[links] == 1).all())
 
     def passages(self, schedule: AnySchedule) -> Iterator[tuple[int, Hop]]:
         """The chunk of each hop, and where it passes: a link, or a switch as (switch, switch)."""
@@ -216,35 +215,33 @@ class Hops:
 
     def _lanes(self, pieces: int, frames: int, ahead: int | None) -> Lanes:
         """What is held back where ranks send in the planned order, `ahead` of what comes in."""
-        layout = self.layout
-        if ahead is None:
+        layout, hops = self.layout, len(self.layout.link)
+        if ahead is None or not hops:
             none = np.zeros(0, dtype=np.int64)
             return Lanes(none, none, none, none, none, none, none, np.zeros((0, 0), dtype=np.int64), 0)
-        hops, ranks = (
-            len(layout.link),
-            1 + int(max(self.senders.max(initial=-1), self.receivers.max(initial=-1))),
-        )
-        stream = np.unique(self.streams, return_inverse=True)[1][layout.transfer]
         begins = np.zeros(hops, dtype=np.bool_)
         begins[layout.first_hop[:-1]] = True
-        links, sender = len(self.latencies_us), self.senders[layout.transfer]
-        number = (stream * links + layout.link) * 2 + begins
+        sender, receiver = self.senders[layout.transfer], self.receivers[layout.transfer]
+        number = np.ravel_multi_index(
+            (sender, receiver, layout.link), (self.holders, self.holders, len(self.latencies_us))
+        )
         firsts, lane = np.unique(number, return_index=True, return_inverse=True)[1:]
         # Only ranks keep a pace; a switch passes on what comes.
         senders = np.where(begins[firsts] & (sender[firsts] < self.ranks), sender[firsts], -1)
+        paced = np.flatnonzero(senders >= 0)  # sender by sender, as lanes are
         rows = np.arange(pieces * frames)
         passing, frame = np.tile(np.arange(hops), len(rows)), np.repeat(rows, hops)
         times = layout.step[layout.transfer][passing] + frame // frames
-        due = np.zeros((ranks, int(layout.step.max(initial=0)) + pieces), dtype=np.int64)
+        due = np.zeros((self.holders, int(layout.step.max()) + pieces), dtype=np.int64)
         for one in range(pieces):
             np.add.at(due, (self.receivers, layout.step + one), frames)
         return Lanes(
             lane.astype(np.int64),
-            _offsets(np.bincount(lane, minlength=len(firsts)) * len(rows)),
+            _offsets(np.bincount(lane) * len(rows)),
             np.lexsort((frame, passing, times, lane[passing])).astype(np.int64),
             senders.astype(np.int64),
-            _offsets(np.bincount(senders[senders >= 0], minlength=ranks)),
-            np.argsort(senders, kind="stable")[np.count_nonzero(senders < 0) :].astype(np.int64),
+            _offsets(np.bincount(senders[paced], minlength=self.holders)),
+            paced.astype(np.int64),
             self.receivers,
             due,
             ahead,
@@ -261,12 +258,11 @@ class Hops:
     @cached_property
     def _in_turn_us(self) -> tuple[Fraction, Fraction]:
         """What all hops take one after the other: of links per byte of the whole buffer, of latencies."""
-        hops_per_cost = np.bincount(self.cost, minlength=len(self.costs_us)).tolist()
         different, latency = self._latencies
-        hops_per_latency = np.bincount(latency[self.layout.link], minlength=len(different)).tolist()
+        per_cost, per_latency = np.bincount(self.cost), np.bincount(latency[self.layout.link])
         return (
-            sum((hops * cost for hops, cost in zip(hops_per_cost, self.costs_us, strict=True)), Fraction(0)),
-            sum((hops * wait for hops, wait in zip(hops_per_latency, different, strict=True)), Fraction(0)),
+            sum(map(mul, per_cost.tolist(), self.costs_us), Fraction()),
+            sum(map(mul, per_latency.tolist(), different), Fraction()),
         )
 
     @cached_property
@@ -331,7 +327,7 @@ def _layout(schedule: AnySchedule) -> tuple[EventArrays, Ints, tuple[tuple[int, 
     needed[versions:] = 0
     needed += np.bincount(writes, minlength=len(follower))
     replaced = follower[reads]
-    needed += np.bincount(replaced[replaced >= 0], minlength=len(follower))
+    needed += np.bincount(replaced[replaced != -1], minlength=len(follower))
     return (
         EventArrays(
             first_hop=starts,
@@ -356,7 +352,6 @@ def _inside_switches(
 ) -> tuple[Ints, Ints, Ints]:
     """The grain of each version, the versions that take time inside a switch, and the links for that."""
     topology, versions = schedule.topology, np.arange(len(inputs) + len(np.unique(writes)))
-    able = topology.switches[: topology.holders - topology.ranks]
     place = _place(inputs, versions)
     switch = (places % topology.holders - topology.ranks)[place]  # negative at ranks
     arriving, reading = (np.bincount(ends, minlength=len(versions)) for ends in (writes, reads))
@@ -368,7 +363,7 @@ def _inside_switches(
     is_sum = (switch >= 0) & (inputs_since > 1) & (reading > 0)
     works = is_sum | (switch >= 0) & (reading > 1)
     stores, waits, adds = (
-        np.array([bool(getattr(one, what)) for one in able])[np.maximum(switch, 0)] & working
+        np.array([bool(getattr(one, what)) for one in topology.switches])[np.maximum(switch, 0)] & working
         for what, working in (("stores", works), ("latency_us", works), ("adder", is_sum))
     )
     stored = np.isin(place, place[stores])

@@ -126,12 +126,11 @@ def sweep(
     timings = []
     for size in sizes:
         check_size(size)
-        count, time_us, slowest = pieces or 0, 0.0, asked
-        if pieces is None:
-            count, time_us = runs.choice(size)
-        if pieces is not None or asked != EARLIEST:
-            time_us, slowest = runs.slowest(size, count, asked)
-        timings.append(_timing(schedule, size, count, time_us, slowest))
+        if pieces is None and asked == EARLIEST:
+            timings.append(_timing(schedule, size, *runs.choice(size), asked))
+        else:
+            count = pieces or runs.choice(size)[0]
+            timings.append(_timing(schedule, size, count, *runs.slowest(size, count, asked)))
     return tuple(timings)
 
 
@@ -152,21 +151,24 @@ class Runs:
     def most_pieces(self, size: int) -> int:
         """The most pieces that chunks are cut into of its own accord; no fewer for larger buffers."""
         if self.schedule.topology.message_us:
-            return max(1, min(SEVERAL_HOSTS.pieces(self.schedule, size), self._affordable))
-        fitting = int(self._share * size / self.min_piece_bytes)
-        return _power_of_two(min(self.max_pieces, fitting, self._affordable))
+            return min(SEVERAL_HOSTS.pieces(self.schedule, size), self._affordable)
+        return self.most_free_pieces(size)
+
+    def most_free_pieces(self, size: int) -> int:
+        """The largest power of two within the limits of size and work, whatever messages cost."""
+        fitting = int(self._mean_share * size / self.min_piece_bytes)
+        allowed = min(self.max_pieces, fitting, self._affordable)
+        return 1 << max(0, allowed.bit_length() - 1)
 
     def choice(self, size: int) -> tuple[int, float]:
         """The number of pieces, as `simulate` says, and the time in microseconds."""
         best = self.most_pieces(size)
         best_us = self._time_us(size, best)
         while best > 1 and not self.schedule.topology.message_us:
-            if self._least_us(size, best // 2) >= best_us:
+            fewer = best // 2
+            if self._least_us(size, fewer) >= best_us or (fewer_us := self._time_us(size, fewer)) >= best_us:
                 break
-            fewer_us = self._time_us(size, best // 2)
-            if fewer_us >= best_us:
-                break
-            best, best_us = best // 2, fewer_us
+            best, best_us = fewer, fewer_us
         return best, best_us
 
     def least_us(self, size: int) -> float:
@@ -185,14 +187,14 @@ class Runs:
 
     def _time_us(self, size: int, pieces: int, service: Service = EARLIEST) -> float:
         running().check("a simulation")
-        hops = self._hops if service == EARLIEST else self._every_hop
+        hops = self.hops if service == EARLIEST else self._every_hop
         frames = frames_per_piece(hops, size, pieces, self.frame_bytes)
         return max(hops.play(size, pieces, service, frames=frames).time_us, pieces * self.work_us)
 
     def _least_us(self, size: int, pieces: int) -> float:
         """A little less for what is rounded from ticks."""
-        frames = frames_per_piece(self._hops, size, pieces, self.frame_bytes)
-        least_us = self._hops.least_us(size, pieces, frames=frames)
+        frames = frames_per_piece(self.hops, size, pieces, self.frame_bytes)
+        least_us = self.hops.least_us(size, pieces, frames=frames)
         return (1 - 1e-9) * max(least_us, pieces * self.work_us)
 
     @cached_property
@@ -200,7 +202,7 @@ class Runs:
         return lay_out(self.schedule)
 
     @cached_property
-    def _hops(self) -> Hops:
+    def hops(self) -> Hops:
         """Of a schedule that was expanded its representatives' alone, where their run takes as long."""
         origin = self.schedule.expanded_from if isinstance(self.schedule, Schedule) else None
         if origin is not None and self.frame_bytes is None:
@@ -212,18 +214,20 @@ class Runs:
     @property
     def effort(self) -> int:
         """Passages that are played for a piece."""
-        return self._hops.layout.link.size
+        return self.hops.layout.link.size
 
     @cached_property
     def _affordable(self) -> int:
         """Pieces of which a run of the schedule in its form takes a second."""
-        hops = self._hops
-        images = hops.images if isinstance(self.schedule, Schedule) else 1
-        return MAX_PASSAGES // max(1, hops.layout.link.size * images)
+        images = self.hops.images if isinstance(self.schedule, Schedule) else 1
+        return max(1, MAX_PASSAGES // max(1, self.effort * images))
 
     @cached_property
-    def _share(self) -> Fraction:
-        return _mean_share(self.schedule)
+    def _mean_share(self) -> Fraction:
+        """The share of a chunk of average size."""
+        counts = Counter(chunk.share.as_integer_ratio() for chunk in self.schedule.chunks)
+        total = sum((count * Fraction(*ratio) for ratio, count in counts.items()), Fraction(0))
+        return total / max(1, len(self.schedule.chunks))
 
     @cached_property
     def work_us(self) -> float:
@@ -309,30 +313,6 @@ def frames_per_piece(hops: Hops, size: int, pieces: int, frame_bytes: int | None
         return 1
     wanted = -(-hops.largest * size // (pieces * (frame_bytes or FRAME_BYTES)))
     return max(1, min(int(wanted), MAX_FRAMES // pieces, MAX_PASSAGES // (pieces * hops.layout.link.size)))
-
-
-def most_pieces(schedule: AnySchedule, size_bytes: int) -> int:
-    """The largest power of two of pieces within the limits of size and work, whatever messages cost."""
-    fitting = int(_mean_share(schedule) * size_bytes / MIN_PIECE_BYTES)
-    allowed = min(MAX_PIECES, fitting, MAX_PASSAGES // max(1, _passages(schedule)))
-    return _power_of_two(allowed)
-
-
-def _passages(schedule: AnySchedule) -> int:
-    """Of a piece over links."""
-    return sum(len(transfer.via) + 1 for transfer in schedule.transfers)
-
-
-def _mean_share(schedule: AnySchedule) -> Fraction:
-    """The share of a chunk of average size."""
-    counts = Counter(chunk.share.as_integer_ratio() for chunk in schedule.chunks)
-    total = sum((count * Fraction(*ratio) for ratio, count in counts.items()), Fraction(0))
-    return total / max(1, len(schedule.chunks))
-
-
-def _power_of_two(allowed: int) -> int:
-    """The largest within what is allowed, at least 1."""
-    return 1 << max(0, allowed.bit_length() - 1)
 
 
 def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:

@@ -16,7 +16,7 @@ from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Selection
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
-from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.simulation.simulator import Runs, simulate
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 
@@ -47,6 +47,11 @@ def test_no_run_is_shorter_than_the_work_of_its_busiest_end() -> None:
     assert simulate(many, 1 << 10, pieces=2).time_us == 128 * COST_US
     assert simulate(few, 1 << 10).time_us == COST_US
     assert Selection((many, few)).fastest(1 << 10) is few
+    # Eight pieces through rank 1, which receives and sends each: no more is claimed than that.
+    moves = [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1)]
+    passing = replace(few, topology=costing("ring:3,bandwidth=1000"), transfers=moves)
+    assert simulate(passing, 1 << 20).time_us == 8 * 2 * COST_US
+    assert Runs(passing).least_us(1 << 20) == pytest.approx(160)
     # 1 GiB keeps the link longer than 64 messages their ends, and links alone have nothing against them.
     assert Selection((many, few)).fastest(1 << 30) is many
     free = load("ring:2,bandwidth=1000")

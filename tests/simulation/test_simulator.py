@@ -12,18 +12,22 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.synth.certificate import Bound, Cut
-from arborcast.synth.collective import Collective
-from arborcast.synth.errors import InputError
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline, run_until
+from arborcast.synth.errors import InputError, TimedOutError, TopologyError
+from arborcast.synth.formats.sizes import LARGEST_SIZE
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.simulation import simulator
 from arborcast.synth.simulation.service import Service
-from arborcast.synth.simulation.simulator import simulate, sweep, timeline
+from arborcast.synth.simulation.simulator import Runs, lay_out, simulate, sweep, timeline
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Link, Topology
+from tests.support.drawn_implicit import circulant, translated
 
 
 def draw(
     ranks: int,
-    links: Iterable[tuple[int, int, int | str, str]],
+    links: Iterable[tuple[int, int, int | str | Fraction, str | Fraction]],
     kind: str,
     shares: Sequence[str],
     transfers: Iterable[Transfer],
@@ -62,11 +66,19 @@ def test_a_chain_works_on_two_pieces_at_once() -> None:
     # 0->1   [ piece 0 ][ piece 1 ]              each 2000 bytes
     # 1->2               [ piece 0 ][ piece 1 ]  piece 0 arrives at rank 1 at 3, piece 1 at rank 2 at 8
     assert simulate(schedule, 4000, pieces=2).time_us == 8
-    assert timeline(schedule, 4000, pieces=2) == {
-        (0, 1): (Occupation(0, 2, 0, 0), Occupation(2, 4, 0, 1)),
-        (1, 2): (Occupation(3, 5, 0, 0), Occupation(5, 7, 0, 1)),
-    }
+    for frame_bytes in (None, 100):  # frames are of what passes switches
+        assert timeline(schedule, 4000, pieces=2, frame_bytes=frame_bytes) == {
+            (0, 1): (Occupation(0, 2, 0, 0), Occupation(2, 4, 0, 1)),
+            (1, 2): (Occupation(3, 5, 0, 0), Occupation(5, 7, 0, 1)),
+        }
     assert simulate(schedule, 4000, pieces=1).time_us == 4 + 1 + 4 + 1
+    # Left to itself it cuts into the two pieces that its limits allow, and could not be faster.
+    runs = Runs(schedule, min_piece_bytes=2000)
+    assert runs.choice(4000) == (2, 8)
+    assert 8 * (1 - 2e-9) < runs.least_us(4000) < 8 == lay_out(schedule).least_us(4000, 2)
+    # Without latencies one link is as fast with one piece as with many, which it then keeps.
+    still = draw(2, [(0, 1, 1, "0")], "broadcast", ["1"], [Transfer(0, 0, 1, 0)])
+    assert [seen.piece for seen in timeline(still, 1 << 20)[0, 1]] == [*range(32)]
 
 
 def test_two_transfers_share_a_link_piece_by_piece() -> None:
@@ -442,12 +454,61 @@ def test_the_choice_of_pieces_grows_with_the_size_within_its_limits() -> None:
     assert simulate(schedule, 1 << 30, max_pieces=7).pieces == 4
 
 
-def test_the_choice_of_pieces_keeps_large_schedules_within_a_second() -> None:
-    # Four chunks of five hops each: 20 hops at most 2^20 / 20 pieces, so the power of two below.
-    links = [(rank, rank + 1, 1, "0") for rank in range(5)]
-    transfers = [Transfer(chunk, rank, rank + 1, rank) for chunk in range(4) for rank in range(5)]
-    schedule = draw(6, links, "broadcast", ["1/4"] * 4, transfers)
-    assert simulate(schedule, 1 << 40, max_pieces=1 << 20).pieces == 1 << 15
+def test_the_choice_of_pieces_keeps_large_schedules_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Runs(chain(5, chunks=4), max_pieces=1 << 20).most_pieces(1 << 40) == 1 << 15
+    # By hand with 60 passages a run: as many pieces as a power of two allows, or a message's cost.
+    monkeypatch.setattr(simulator, "MAX_PASSAGES", 60)
+    for hops, chunks, free, costing in ((1, 1, 32, 60), (5, 4, 2, 3), (7, 9, 1, 1)):
+        schedule = chain(hops, chunks)
+        assert Runs(schedule).most_pieces(1 << 40) == Runs(schedule).most_free_pieces(1 << 40) == free
+        dear = replace(schedule, topology=replace(schedule.topology, message_us=Fraction(1)))
+        assert Runs(dear).most_pieces(1 << 40) == costing
+    # Of representatives each hop is played once; written out, each of its five images counts.
+    form = translated(circulant(5, {1: 1, 2: 2}), Kind.ALLGATHER)
+    whole = form.expand()
+    of_all = replace(whole)  # which forgets its representatives
+    runs = [Runs(form), Runs(whole), Runs(of_all)]
+    assert [each.effort for each in runs] == [4, 4, 20]
+    assert [each.most_pieces(1 << 40) for each in runs] == [8, 2, 2]
+    assert Runs(whole, frame_bytes=100).effort == 20
+    # In a random order images do not do the same at the same time.
+    whole = translated(circulant(5, {1: 1, 2: 2}), Kind.ALLREDUCE).expand()
+    times = [simulate(each, 10000, pieces=2, service="random:0") for each in (whole, replace(whole))]
+    assert times[0] == times[1]
+
+
+def test_representatives_are_not_played_where_their_images_meet() -> None:
+    over_a_trunk = [(0, 2), (1, 2), (2, 3), (3, 0), (3, 1)]
+    past_two_of_an_orbit = [(0, 3), (1, 4), (2, 5), (3, 4), (4, 5), (5, 3), (3, 0), (4, 1), (5, 2)]
+    for ends, ranks, turn in ((over_a_trunk, 2, [1, 0, 2, 3]), (past_two_of_an_orbit, 3, [1, 2, 0, 4, 5, 3])):
+        switches = [f"s{number}" for number in range(ranks, len(turn))]
+        fabric = Topology.build("t", ranks, [Link(*pair, Fraction(1)) for pair in ends], switches, [turn])
+        form = translated(fabric, Kind.ALLGATHER)
+        assert Runs(form.expand()).effort == ranks * Runs(form).effort
+
+
+def chain(hops: int, chunks: int) -> Schedule:
+    """A broadcast of equal chunks along so many links of 1 GB/s."""
+    links = [(rank, rank + 1, 1, "0") for rank in range(hops)]
+    transfers = [Transfer(chunk, rank, rank + 1, rank) for chunk in range(chunks) for rank in range(hops)]
+    return draw(hops + 1, links, "broadcast", [f"1/{chunks}"] * chunks, transfers)
+
+
+def test_nothing_is_run_behind_the_deadline() -> None:
+    with run_until(Deadline(1, 0)), pytest.raises(TimedOutError, match=r"a simulation did not .* of 1 s"):
+        simulate(chain(1, 1), 1, pieces=1)
+
+
+def test_pieces_that_make_the_last_chunk_later_are_not_cut() -> None:
+    links = [(0, 1, 1, "0"), (1, 2, 4, "10")]
+    moves = [Transfer(0, 0, 1, 0), Transfer(1, 0, 1, 0), Transfer(0, 1, 2, 1)]
+    schedule = draw(3, links, "broadcast", ["1/2", "1/2"], moves)
+    # us     0   1   2          2000 bytes: chunk 0 is sent on once it is there, and needs 10 us for that
+    # 0->1   [ 0 ][ 1 ]         in pieces that take turns with those of chunk 1 it is there later
+    # 1->2       [0]
+    times = [simulate(schedule, 2000, pieces=pieces).time_us for pieces in (1, 2, 4)]
+    assert times == [11.25, 11.625, 11.8125]
+    assert Runs(schedule, min_piece_bytes=250).choice(2000) == (1, 11.25)
 
 
 def test_a_clock_for_years() -> None:
@@ -460,10 +521,51 @@ def test_a_clock_for_years() -> None:
     assert simulate(schedule, 1 << 50, pieces=1).time_us == pytest.approx((2.0**50 + 1) * 1e6)
 
 
-def test_wrong_numbers_are_refused() -> None:
+@pytest.mark.parametrize(("short_fs", "ticks"), [(1, 10**9), (0, 10**8)])
+def test_the_clock_is_the_finest_whose_62_bits_hold_every_hop_one_after_the_other(
+    short_fs: int, ticks: int
+) -> None:
+    # In units of 2^57 fs three bytes take 1, 1 and 18 of three links, and either piece of them 1, 1 and 4 of
+    # latencies: 32 in all, which is 2^62 fs.
+    unit, per_us = 1 << 57, 10**9
+    links = [
+        (rank, rank + 1, Fraction(3 * per_us, 1000 * unit * busy), Fraction(unit * late - short, per_us))
+        for rank, busy, late, short in ((0, 1, 1, short_fs), (1, 1, 1, 0), (2, 18, 4, 0))
+    ]
+    schedule = draw(4, links, "broadcast", ["1"], [Transfer(0, rank, rank + 1, rank) for rank in range(3)])
+    assert lay_out(schedule).play(3, 2).ticks_per_us == ticks
+
+
+def test_both_forms_of_a_schedule_have_one_clock() -> None:
+    form = translated(circulant(5, {1: 1}), Kind.ALLGATHER)
+    # Twenty hops of a fifth of 2e12 bytes at 1 GB/s: 8e18 fs, of which four representatives have a fifth.
+    for hops in (lay_out(form), lay_out(form.expand())):
+        assert hops.play(2 * 10**12, 1).ticks_per_us == 10**8
+
+
+def test_times_are_rounded_up_to_a_femtosecond() -> None:
+    schedule = draw(2, [(0, 1, 3, "0")], "broadcast", ["1"], [Transfer(0, 0, 1, 0)])
+    assert timeline(schedule, 1000, pieces=1)[0, 1] == (Occupation(0, 0.333333334, 0, 0),)
+
+
+def test_of_parallel_links_each_has_its_own_latency_and_rate() -> None:
+    links = [(0, 1, 2, "1"), (0, 1, 1, "5")]
+    direct, beside = Transfer(0, 0, 1, 0), Transfer(1, 0, 1, 0, via=(2,))
+    schedule = draw(2, links, "broadcast", ["1/2", "1/2"], [direct, beside])
+    # 1000 bytes each: half a us and 1 on the way, or 1 us and 5 on the way
+    assert simulate(schedule, 2000, pieces=1).time_us == 1 + 5
+    assert [seen.end_us for seen in timeline(schedule, 2000, pieces=1)[0, 1]] == [0.5]
+
+
+def test_wrong_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = draw(2, [(0, 1, 1, "1")], "broadcast", ["1"], [Transfer(0, 0, 1, 0)])
     with pytest.raises(InputError, match="size 0: must be from 1 byte"):
         simulate(schedule, 0)
+    with pytest.raises(InputError, match="size 0: must be from 1 byte"):
+        timeline(schedule, 0, pieces=1)
+    assert simulate(schedule, LARGEST_SIZE, pieces=1).bytes == LARGEST_SIZE
+    with pytest.raises(InputError, match="must be from 1 byte to 1048576 TiB"):
+        simulate(schedule, LARGEST_SIZE + 1, pieces=1)
     with pytest.raises(InputError, match="pieces 0: must be at least 1"):
         simulate(schedule, 1, pieces=0)
     with pytest.raises(InputError, match="pieces -1: must be at least 1"):
@@ -472,6 +574,9 @@ def test_wrong_numbers_are_refused() -> None:
         simulate(schedule, 1, min_piece_bytes=0)
     with pytest.raises(InputError, match="max_pieces 0: must be at least 1"):
         simulate(schedule, 1, max_pieces=0)
+    monkeypatch.setattr("arborcast.synth.features.UNDERSTOOD", {})
+    with pytest.raises(TopologyError, match="simulator does not understand link latency_us"):
+        simulate(schedule, 1)
 
 
 def two_ways_to_the_end() -> Schedule:
@@ -488,13 +593,13 @@ def test_the_slowest_of_random_orders_is_the_slowest_of_all() -> None:
     # 0->1   [ 2 ][ 0 ][ 1 ]             for one link more: the last chunk is at rank 2 at 4, and chunk 2
     # 1->2        [ 2 ][ 0 ][ 1 ]        at rank 3 at 3, 4 or 5
     # 2->3             [ 2 ]
-    times = {simulate(schedule, 3000, pieces=1, service=f"random:{seed}").time_us for seed in range(50)}
+    times = {simulate(schedule, 3000, service=f"random:{seed}").time_us for seed in range(50)}
     assert times == {4, 5}
     worst = simulate(schedule, 3000, pieces=1, service="worst:50")
     assert worst.time_us == 5
     assert simulate(schedule, 3000, pieces=1, service=worst.service or "").time_us == 5
-    with pytest.raises(InputError, match="worst:50: a timeline shows one order"):
-        timeline(schedule, 3000, pieces=1, service="worst:50")
+    with pytest.raises(InputError, match="worst:2: a timeline shows one order"):
+        timeline(schedule, 3000, pieces=1, service="worst:2")
 
 
 def splitmix64(seed: int, count: int) -> int:
@@ -526,10 +631,36 @@ def test_random_orders_are_those_that_their_seeds_draw() -> None:
         assert {dst: [passage.chunk for passage in seen[0, dst]] for dst in sent} == sent
 
 
+def test_random_orders_keep_the_frames_of_a_piece_in_theirs() -> None:
+    schedule = draw(2, [(0, 1, 1, "0")], "broadcast", ["1/5"] * 5, [Transfer(it, 0, 1, 0) for it in range(5)])
+    for seed in range(4):
+        waiting = [(chunk, piece, frame) for chunk in range(5) for piece in range(2) for frame in range(2)]
+        sent = []
+        for drawn in range(1, 21):
+            place = waiting[splitmix64(seed, drawn) % len(waiting)]
+            first = min(other for other in waiting if other[:2] == place[:2])
+            sent.append(first)
+            waiting[waiting.index(first)] = waiting[-1]
+            waiting.pop()
+        # A frame of 20000 bytes takes 1 us; rows are the four frames of both pieces of each chunk.
+        times = lay_out(schedule).play(20000, 2, Service.of(f"random:{seed}"), frames=2)
+        starts = [times.start[2 * piece + frame, chunk] for chunk, piece, frame in sent]
+        assert [int(start) for start in starts] == [10**9 * at for at in range(20)]
+
+
+def test_one_link_sends_one_piece_after_the_other_in_whatever_order() -> None:
+    schedule = chain(1, 1)
+    for service in ("priority", "fifo", "engine", "engine-random:1"):
+        assert timeline(schedule, 3000, pieces=3, service=service)[0, 1] == tuple(
+            Occupation(piece, piece + 1, 0, piece) for piece in range(3)
+        )
+
+
 def test_a_schedule_that_moves_nothing_takes_no_time() -> None:
     schedule = draw(2, [(0, 1, 1, "1")], "broadcast", ["1"], [])
     for service in ("priority", "fifo", "random:1", "engine"):
-        assert simulate(schedule, 1000, pieces=2, service=service).time_us == 0
+        for pieces in (None, 2):
+            assert simulate(schedule, 1000, pieces=pieces, service=service).time_us == 0
 
 
 def test_a_rank_that_sends_all_it_has_stands_in_the_way() -> None:

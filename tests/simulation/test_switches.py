@@ -17,10 +17,22 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.simulation.simulator import FRAME_BYTES, MAX_FRAMES, simulate, sweep, timeline
+from arborcast.synth.simulation.service import Service
+from arborcast.synth.simulation.simulator import (
+    FRAME_BYTES,
+    MAX_FRAMES,
+    MAX_PASSAGES,
+    Runs,
+    frames_per_piece,
+    lay_out,
+    simulate,
+    sweep,
+    timeline,
+)
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
+from tests.support.drawn_in_network import drawn_transfers
 
 BOUND = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))  # not used here
 METHOD = Method("drawn")
@@ -159,6 +171,58 @@ def test_sums_share_the_adder() -> None:
         (5.5, 8.5, 0, 1),
         (8.5, 9.5, 1, 1),
     ]
+    # A link carries the frames of a piece one after the other, planned or handed over in turn.
+    for service in ("priority", "engine", "engine-priority"):
+        up = timeline(schedule, 8000, pieces=2, frame_bytes=1500, service=service)[0, 3]
+        assert [(one.chunk, one.piece) for one in up] == [
+            (chunk, piece) for piece in (0, 1) for chunk in (0, 1) for _ in range(2)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "adds", "sent"),
+    [
+        (["0>4:0+ 1>4:0+", "4>2:0"], [(1, 3)], [6]),
+        (["0>4:0+", "1>4:0+", "2>4:0+", "4>2:0"], [(1, 3)], [6]),  # once for all, however late one comes
+        (["0>4:0", "1>4:0+", "4>2:0"], [(1, 3)], [6]),  # a copy, and what is added to it
+        (["0>4:0+", "1>4:0", "4>2:0"], [], [1]),  # a copy in place of what was there
+        (["0>4:0+ 1>4:0+", "2>4:0", "4>2:0"], [], [1]),
+        (["0>4:0", "4>1:0 4>2:0"], [], [4, 4]),  # a multicast takes the latency alone
+        (["0>4:0+ 1>4:0+", "4>1:0 4>2:0"], [(1, 3)], [6, 6]),
+        (["0>4:0+ 1>4:0+", "4>0:0", "4>2:0"], [(1, 3)], [6, 6]),
+        (
+            ["0>4:0+", "4>2:0", "1>4:0+", "4>2:0"],
+            [(2, 4)],
+            [1, 7],
+        ),  # what was alone has left before it is added to
+        (["0>4:0", "4>2:0", "1>4:0", "4>2:0"], [], [1, 2]),  # a copy waits until the one before has left
+        (["0>4:0+ 1>4:0+"], [], []),  # nobody asks for the sum
+    ],
+)
+def test_what_takes_time_in_one_of_two_switches(
+    steps: list[str], adds: list[tuple[int, int]], sent: list[int]
+) -> None:
+    """Of 1000 bytes, 1 us on a link: adding takes 2 us, and it or a multicast a latency of 3 us more."""
+    links = duplex((rank, switch, 1, 0) for rank in range(3) for switch in (3, 4))
+    limits = [(Fraction(1, 7), Fraction(11)), (Fraction(1, 2), Fraction(3))]
+    for which, switches in ((4, limits), (3, limits[::-1])):
+        ones = [able(f"s{adder}", adder=adder, latency_us=late) for adder, late in switches]
+        moves = drawn_transfers([step.replace("4", str(which)) for step in steps])
+        schedule = allreduce(Topology.build("two", 3, links, ones), ["1"], moves)
+        seen = timeline(schedule, 1000, pieces=1, frame_bytes=1000)
+        assert [(one.start_us, one.end_us) for one in seen[which, which]] == adds
+        assert not seen[7 - which, 7 - which]
+        assert sorted(one.start_us for rank in range(3) for one in seen[which, rank]) == sent
+
+
+def test_a_switch_does_not_wait_for_what_it_sends_later() -> None:
+    links = [*duplex([(0, 3, 1, 0), (1, 3, 1, 0)]), Link(2, 3, Fraction(1, 10))]
+    fabric = Topology.build("slow", 3, links, [able()])
+    moves = drawn_transfers(["0>3:0 2>3:1", "", "", "3>1:0", "3>1:1"])
+    schedule = allreduce(fabric, ["1/2", "1/2"], moves)
+    seen = timeline(schedule, 2000, pieces=1, frame_bytes=1000, service=Service(ahead=2))[3, 1]
+    # Chunk 1 is there after 10 us; a rank would send nothing of step 3 before.
+    assert seen == (Occupation(1, 2, 0, 0), Occupation(10, 11, 1, 0))
 
 
 def test_frames_are_of_switches_that_are_able_or_asked_for() -> None:
@@ -170,7 +234,12 @@ def test_frames_are_of_switches_that_are_able_or_asked_for() -> None:
     assert (
         simulate(one, 100 * FRAME_BYTES).time_us == simulate(one, 100 * FRAME_BYTES, frame_bytes=4096).time_us
     )
-    # A chunk has so many frames at most, whatever it is cut into.
+    # A run has so many passages at most, whatever it is cut into: of 512 chunks, 2048 hops.
+    trees = [move for chunk in range(512) for move in turning({0: 2, 1: 2}, 2, chunk)]
+    hops = lay_out(allreduce(star(2, able()), ["1/512"] * 512, trees))
+    frames = [frames_per_piece(hops, 1 << 40, pieces) for pieces in (1, 2, 1000)]
+    assert frames == [MAX_PASSAGES // 2048, MAX_PASSAGES // 4096, 1]
+    # A chunk has so many frames at most.
     size = 1 << 30
     for pieces in (1, 8):
         late = simulate(one, size, pieces=pieces).time_us / (size / 1000) - 1
@@ -181,6 +250,9 @@ def test_a_rank_that_waits_for_what_is_stored_is_refused() -> None:
     schedule = star_allreduce(2, able(stores=True))
     with pytest.raises(InputError, match=r"service engine: .* switch s, which stores whole chunks"):
         simulate(schedule, 1 << 20, service="engine")
+    # Where frames are passed on, it takes as long as without waiting, as in `test_a_star`.
+    passing = star_allreduce(2, able())
+    assert simulate(passing, 100_000, pieces=5, frame_bytes=1000, service="engine").time_us == 100 + 1 + 2
     with pytest.raises(InputError, match="frame_bytes 0: must be at least 1"):
         simulate(schedule, 1 << 20, frame_bytes=0)
 
@@ -304,17 +376,18 @@ def test_one_representative_of_each_orbit(limits: dict[str, Any]) -> None:
         tree,
     )
     whole = orbit.expand()
+    assert Runs(whole).effort == 4 * Runs(orbit).effort  # a switch that is able is no place for images
     for one, other in zip(
-        sweep(orbit, [4_000, 400_000], pieces=1, frame_bytes=1000),
-        sweep(whole, [4_000, 400_000], pieces=1, frame_bytes=1000),
+        sweep(orbit, [4_000, 40_000], pieces=1, frame_bytes=1000),
+        sweep(whole, [4_000, 40_000], pieces=1, frame_bytes=1000),
         strict=True,
     ):
         # The frames of four chunks, 2 us each, pass the adder as one; written out, one after the other.
         apart = 4 * 2 if "adder" in limits else 1e-6
         assert one.time_us == pytest.approx(other.time_us, abs=apart)
-    seen, there = (timeline(one, 400_000, pieces=1, frame_bytes=1000) for one in (orbit, whole))
+    seen, there = (timeline(one, 40_000, pieces=1, frame_bytes=1000) for one in (orbit, whole))
     if "adder" in limits:
-        assert sum(one.end_us - one.start_us for one in seen[4, 4]) == pytest.approx(800)
+        assert sum(one.end_us - one.start_us for one in seen[4, 4]) == pytest.approx(80)
         assert {(one.chunk, one.piece) for one in seen[4, 4]} == {
             (one.chunk, one.piece) for one in there[4, 4]
         }
