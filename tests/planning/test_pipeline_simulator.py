@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import networkx as nx
 import pytest
@@ -93,6 +93,8 @@ def test_messages_occupy_their_pair_for_software_and_bytes_and_arrive_after_the_
         "communication": "m0 0>1 1-11, m1 0>1 8-18, m0 1>0 20-30, m1 1>0 27-37",
         "waiting": "waiting 1 0-11, waiting 0 2-30, waiting 1 12-18, waiting 1 21-50",
     }
+    uneven = simulate(plan, profile([(1, 10), (1, 1)], output_bytes=5000), LinkCosts(line(2)), batch=3)
+    assert picture(uneven)["communication"] == "m0 0>1 2-12, m1 0>1 12-17, m0 1>0 20-30, m1 1>0 30-35"
 
 
 def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
@@ -163,6 +165,16 @@ def test_buckets_of_gradients_are_summed_while_backward_passes_go_on(buckets, or
     assert waited == []
 
 
+def test_buckets_wait_for_the_replica_that_gets_its_input_last():
+    """It comes 5 us later to rank 1, 85 us after the start; of two layers the last one is through at 105."""
+    links = [Link(a, b, Fraction(1), Fraction(5 * (b == 1 and a == 2))) for a, b in permutations(range(3), 2)]
+    layers = tuple(Layer(f"{i}", 10, 20, 0, 0, 0, size) for i, size in enumerate((0, 4000, 0)))
+    plan = Plan([(0, 2, [0, 1]), (2, 3, [2])], 1)
+    network = LinkCosts(Topology.build("late", 3, links))
+    timeline = simulate(plan, Profile("late", 1, layers), network, batch=2)
+    assert {it.start_us for it in timeline.intervals if it.kind == "allreduce"} == {105}
+
+
 def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
     plan = one_layer_each(2, 1, "1f1b", recompute=True)
     assert picture(simulate(plan, profile([(10, 20), (1, 2)]), LinkCosts(line(2)), batch=1)) == {
@@ -203,6 +215,7 @@ def test_stages_on_one_rank_hand_over_without_a_message():
 def test_tied_stages_sum_once_more():
     """4000 bytes of stage 1's replicas, then 1000 of a parameter that stages 0 and 1 share, on 3 ranks."""
     costs = profile([(10, 20)] * 2, gradient_bytes=4000, ties=[Tie("shared", 1000, (0, 1))])
+    costs = replace(costs, layers=tuple(replace(it, update_us=7) for it in costs.layers))
     network = LinkCosts(load("full:3"))
     plan = Plan([(0, 1, [0]), (1, 2, [1, 2])], 1)
     timeline = simulate(plan, costs, network, batch=2)
@@ -214,6 +227,7 @@ def test_tied_stages_sum_once_more():
     assert sorted(allreduces) == sorted(
         [(1, 50, 50 + own_us), (2, 50, 50 + own_us)] + [(rank, start, start + shared_us) for rank in range(3)]
     )
+    assert {it.start_us for it in timeline.intervals if it.kind == "update"} == {start + shared_us}
 
 
 def test_all_that_the_same_workers_share_is_summed_together():
