@@ -505,8 +505,8 @@ def test_a_plan_for_something_else():
         simulate(one_layer_each(3, 1, "pe"), costs, network)
     with pytest.raises(PlanError, match="plan: is for model other, got the profile of drawn"):
         simulate(one_layer_each(2, 1, "pe", model="other"), costs, network)
-    unnamed = simulate(one_layer_each(2, 1, "pe", model="other"), replace(costs, model=""), network, batch=1)
-    assert unnamed.time_us == 4
+    for named in (replace(costs, model=""), replace(costs, model="other")):
+        assert simulate(one_layer_each(2, 1, "pe", model="other"), named, network, batch=1).time_us == 4
     with pytest.raises(PlanError, match="plan: divides operators, of which a profile of layers alone"):
         whole = Stage.divided(0, 2, StageSharding(Mesh((2,), (0, 1)), (), ()))
         simulate(Plan([whole], 1, topology=line(2), batch=2), costs, network)
