@@ -107,6 +107,9 @@ LEFT_OUT = (
     "simulation/test_simulator.py::test_the_choice_of_pieces_keeps_large_schedules_within_a_second",
     "simulation/test_simulator.py::test_many_pieces_of_a_large_message_approach_the_rate",
     "simulation/test_simulator.py::test_agrees_with_another_simulator",
+    "values/test_selection.py::test_choices_ascend_and_each_is_the_fastest_where_it_begins",
+    "values/test_selection.py::test_nothing_is_faster_between_the_sizes_of_the_table",
+    "values/test_selection.py::test_tables_of_machines_hold_between_their_sizes",
 )
 """Tests that take most of the time of their file where kernels are plain Python: mutants die without them."""
 
