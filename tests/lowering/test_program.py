@@ -266,6 +266,38 @@ def test_summands_that_meet_while_their_rank_sends_its_own_keep_apart() -> None:
     ]
 
 
+def test_ranks_that_exchange_summands_add_them_in_the_order_of_ranks() -> None:
+    """Rank 0 gives rank 1 its own in the step in which those of 2 and 1 come; inputs are not written.
+
+    What is written out of a symmetric form has its transfers in such an order.
+    """
+    met = [Transfer(0, 2, 0, 0, True), Transfer(0, 1, 0, 0, True), Transfer(0, 0, 1, 0, True)]
+    chunks = [Chunk(Fraction(1, 3), rank) for rank in range(3)]
+    schedule = dataclasses.replace(make("reduce-scatter", chunks, met, total=3), transfers=tuple(met))
+    program = lower_rank(schedule, 0, 300)
+    own, output, scratch = (BufferSlice(buffer, 0, 100) for buffer in Buffer)
+    assert program.operations == (
+        Receive(0, 2, output, 0),
+        Receive(0, 1, scratch, 1),
+        Send(0, 1, own, 2),
+        Reduce(0, own, scratch, (1,)),
+        Reduce(0, scratch, output, (0, 3)),
+    )
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_in_a_group_nothing_replaces_what_is_sent_from_there(grouped: bool) -> None:
+    """Rank 0 sends what the next message of the same time would replace; alone, that one waits for it."""
+    moves = [Transfer(0, 0, 2, 0, True), Transfer(0, 1, 0, 0)]
+    schedule = make("allreduce", [Chunk(Fraction(1), 1)], moves, total=3)
+    whole, aside = BufferSlice(Buffer.OUTPUT, 0, 6), BufferSlice(Buffer.SCRATCH, 0, 6)
+    assert lower_rank(schedule, 0, 6, grouped=grouped).operations == (
+        (Send(0, 2, whole, 0), Receive(0, 1, aside, 1), Copy(0, aside, whole, (0, 1)))
+        if grouped
+        else (Send(0, 2, whole, 0), Receive(0, 1, whole, 1, (0,)))
+    )
+
+
 def test_what_had_to_wait_for_a_send_makes_room_once_it_is_copied() -> None:
     """Rank 2 sends its value on in the step in which the sum comes, which must not overwrite it before."""
     moves = [
