@@ -396,6 +396,8 @@ def test_a_rank_cut_off_is_the_answer_of_the_first_method() -> None:
     half = Topology.build("half", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
     with pytest.raises(InfeasibleError):
         select(half, Collective.on(half, "broadcast"), QUIET)
+    with pytest.raises(InfeasibleError):
+        select(half, Collective.custom(half, [Demand(frozenset({0}), frozenset({2}))]), QUIET)
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "allgather", "allreduce"])
@@ -441,6 +443,24 @@ def test_above_16_ranks_low_trees_are_compared_too() -> None:
     assert not list(selection.shallow_by_symmetry(fabric, collective, Request(max_height=3), NO_DEADLINE))
     (low,) = selection.by_levels(fabric, Collective.on(fabric, "broadcast"), None, NO_DEADLINE)
     assert (low.method.name, low.steps) == ("levels", 4)
+
+
+def test_few_trees_that_are_alike_need_a_symmetry_of_few_orbits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that change places are one orbit, with a tree of height 1; a line has no translation."""
+
+    def heights(fabric: Topology, kind: str = "allgather", **wishes: int) -> list[int]:
+        request = Request(cache=False, **wishes)  # type: ignore[arg-type]
+        asked = Collective.on(fabric, kind), request, NO_DEADLINE
+        return [found.height for found in selection.shallow_by_symmetry(fabric, *asked)]
+
+    pair = load("full:2")
+    line = Topology.build("line", 3, [Link(a, b, Fraction(1)) for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))])
+    assert heights(pair) == heights(pair, max_height=1) == [1]
+    assert heights(line) == heights(pair, "broadcast") == []
+    monkeypatch.setattr(selection, "MOST_ORBITS", 1)
+    assert heights(pair) == [1]
+    monkeypatch.setattr(selection, "MOST_ORBITS", 0)
+    assert heights(pair) == []
 
 
 def test_on_many_ranks_trees_by_levels_are_written_out() -> None:
