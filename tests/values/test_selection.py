@@ -63,6 +63,7 @@ COMPARED = [
     ("ring:4", "broadcast", {"max_height": 2}, "trees/2 trees/2 trees/2"),
     ("ring:4", "broadcast", {"max_trees": 2}, "trees/3 trees/2"),
     ("ring:4", "broadcast", {"tolerance": Fraction(1, 20)}, "trees/3"),
+    ("full:2", "broadcast", {}, "trees/1 ring/1 binary-tree/1 pareto/1 levels/1"),
     ("ring:17", "broadcast", {}, "trees/16 ring/16 multiring/16 trees/8 trees/16 levels/8"),
     ("able", "allreduce", {}, "trees/2 trees/2 ring/4 binary-tree/4 halving-doubling/4 recursive-doubling/3 "
      "bruck/4 pat/4 bine/4 trees/2 pareto/1 pareto/2 exchange/2 exchange/4 exchange/1 exchange/1 "
@@ -81,6 +82,7 @@ def test_what_is_compared(spec: str, kind: str, wishes: dict[str, Any], wanted: 
     found = list(asked(spec, kind, **wishes))
     assert " ".join(f"{each.method.name}/{each.steps}" for each in found) == wanted
     assert found[0].rate == max(each.rate for each in found)
+    assert {isinstance(each, ImplicitSchedule) for each in found} == {"form" in wishes}
     for each in found:  # also what only asks switches to forward is of the whole fabric
         assert each.topology == fabric_of(spec) and synth.verify(each).correct
 
@@ -169,14 +171,17 @@ def exchange(again: Fraction = Fraction(0), rounds: Sequence[int] | None = None,
         (exchange(back=1), True, False),  # twice as long, though no link is busy for longer
         (exchange(rounds=(2,)), True, True),  # rounds count for the rate alone
         (exchange(Fraction(1), rounds=(2,)), False, False),
+        (replace(exchange(), chunks=(), transfers=(), rate=Fraction(0)), True, True),
+        (replace(exchange(rounds=(1,)), transfers=()), True, True),
+        (synth.solve(load("full:2"), "allreduce", form="implicit"), True, True),
     ],
 )
 def test_a_schedule_that_takes_nearly_the_least_time_is_enough(
-    first: Schedule, simulated: bool, enough: bool, monkeypatch: pytest.MonkeyPatch
+    first: AnySchedule, simulated: bool, enough: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = []
 
-    def noted(schedule: Schedule, size_bytes: int) -> object:
+    def noted(schedule: AnySchedule, size_bytes: int) -> object:
         ran.append(schedule)
         return simulate(schedule, size_bytes)
 
@@ -184,6 +189,25 @@ def test_a_schedule_that_takes_nearly_the_least_time_is_enough(
     found = selection.compared(iter([first, exchange()]), Kind.ALLREDUCE, size_bytes=1_000_000)
     assert (first in ran, len(found.schedules)) == (simulated, 1 if enough else 2)
     assert len(selection.compared(iter([first, exchange()]), Kind.ALLREDUCE).schedules) == 2
+
+
+def test_late_simulations_leave_the_first_schedule() -> None:
+    passed = Deadline(1.0, 0.0)
+    for earlier, said in ((None, "a simulation did not end within"), (TimedOutError("earlier"), "earlier")):
+        found = Selection((exchange(), exchange(back=1)), earlier, passed)
+        with pytest.raises(TimedOutError, match=said) as raised:
+            found.fastest(1000)
+        assert raised.value.best is found.schedules[0]
+
+
+def test_up_to_some_ranks_lower_trees_and_the_frontier_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most in (3, 4):
+        monkeypatch.setattr(selection, "LARGEST_SHALLOW", most)
+        monkeypatch.setattr(selection, "LARGEST_FRONTIER", most)
+        names = {each.method.name for each in asked("ring:4", "allgather")}
+        assert ("pareto" in names, "symmetric" in names) == (most == 4, most == 3)
+        fabric = load("ring:4")
+        assert select(fabric, shift(fabric), QUIET).schedules  # of a custom collective there is nothing else
 
 
 def test_every_second_size_is_looked_at_unless_another_stride_is_asked_for(
