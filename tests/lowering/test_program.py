@@ -230,6 +230,8 @@ def test_used_slots_are_used_again() -> None:
     assert default.scratch_elements == 3 * 4000 * 8 // 16
     assert wide.scratch_elements == 3 * 4000  # three of the four chunks pass here to be summed
     assert narrow.scratch_elements == 3 * 4000 * 2 // 16
+    grouped = lower_rank(ring_allreduce(4), 0, 16_000, pieces=16, window=2, grouped=True)
+    assert narrow.scratch_elements <= grouped.scratch_elements < wide.scratch_elements
 
 
 def test_what_a_relay_has_passed_on_makes_room() -> None:
