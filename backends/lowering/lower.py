@@ -42,7 +42,7 @@ class Scratch:
         later: whether a slot is used again only at a later time than that at which it was given back.
     """
 
-    def __init__(self, limit: int, window: int, *, later: bool = False) -> None:
+    def __init__(self, limit: int, window: int, *, later: bool) -> None:
         self.elements = 0
         self._limit = limit
         self._window = window
@@ -145,9 +145,9 @@ def _lower(
     messages = _messages_of(layout, rank, transfers, pieces)
     if rank not in layout.collective.members:  # all inputs of a piece take a slot, those of the next others
         window *= _most_inputs(rank, transfers)
-    sent = {(it.chunk, it.step, it.dst) for _, it in transfers if it.src == rank and it.reduce}
+    summands = {(it.chunk, it.step, it.dst) for _, it in transfers if it.reduce}
     scratch = Scratch(layout.count, window, later=grouped)
-    writer = _OperationWriter(layout, rank, pieces, scratch, sent)
+    writer = _OperationWriter(layout, rank, pieces, scratch, summands)
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
         writer.copy(0, *kept)
@@ -184,7 +184,7 @@ def _lower(
 def _most_inputs(rank: int, transfers: Sequence[tuple[int, Transfer]]) -> int:
     """How many transfers of one chunk in one step end here at most, at least 1."""
     inputs = Counter((transfer.chunk, transfer.step) for _, transfer in transfers if transfer.dst == rank)
-    return max(inputs.values(), default=1)
+    return max([1, *inputs.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class _OperationWriter:
     """Writes the operations of one rank and keeps track of what depends on what.
 
     Slices that are in use at the same time are disjoint and keep their start, so a slice is known by its
-    buffer and start. `sent_summands` has chunk, step and rank of what others are sent to be added.
+    buffer and start. `summands` has chunk, step and target of what is sent to be added.
     """
 
     def __init__(
@@ -262,14 +262,14 @@ class _OperationWriter:
         rank: int,
         pieces: int,
         scratch: Scratch,
-        sent_summands: Collection[tuple[int, int, int]],
+        summands: Collection[tuple[int, int, int]],
     ) -> None:
         self.operations: list[Operation] = []
         self.scratch = scratch
         self._layout = layout
         self._rank = rank
         self._pieces = pieces
-        self._sent_summands = sent_summands
+        self._summands = summands
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._uses: dict[tuple[Buffer, int], _SliceUse] = defaultdict(_SliceUse)
 
@@ -331,7 +331,7 @@ class _OperationWriter:
         given = [] if cell.home is None else [(self._rank, cell.home)]
         given += [(it.src, it.into) for it in arrivals]
         chunk, step = message.transfer.chunk, message.transfer.step
-        if any((chunk, step, it.src) in self._sent_summands for it in arrivals):
+        if any((chunk, step, it.src) in self._summands for it in arrivals):
             given.sort(key=lambda one: one[0])
         total, *rest = (it for _, it in given)
         for other in rest:

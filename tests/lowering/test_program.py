@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from collections import defaultdict
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from arborcast.backends.lowering.layout import Buffer, BufferSlice, lay_out
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
+from arborcast.backends.measure.job import Reduction
 from arborcast.backends.measure.program_description import program_of
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
@@ -22,6 +26,7 @@ from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.simulation.pieces import pieces_that_fit
 from arborcast.synth.topology import Link, Topology
 from tests.support.deadlock import DeadlockError, check_deadlock
+from tests.support.definition import define, inputs_of
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     direct,
@@ -32,6 +37,8 @@ from tests.support.drawn_schedules import (
     tree_broadcast,
     uneven_allreduce,
 )
+from tests.support.grouped_messages import run_grouped
+from tests.support.interpreter import Freedom, interpret
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100, 1009])
@@ -153,26 +160,48 @@ def test_numbers_below_one_are_refused(pieces: int, window: int) -> None:
         lower(tree_broadcast(), 12, pieces=pieces, window=window)
 
 
-@given(schedules(), st.integers(0, 30), st.integers(1, 4), st.integers(1, 3))
+@given(schedules(), st.integers(0, 20), st.integers(1, 4), st.integers(1, 3), st.booleans())
 @settings(max_examples=150)
-def test_programs_never_deadlock(schedule: Schedule, size: int, pieces: int, window: int) -> None:
-    layout = lay_out(schedule, 0)
-    programs = lower(schedule, size * layout.blocks, pieces=pieces, window=window)
+def test_programs_end_with_what_is_defined(
+    schedule: Schedule, size: int, pieces: int, window: int, grouped: bool
+) -> None:
+    count = size * lay_out(schedule, 0).blocks
+    programs = lower(schedule, count, pieces=pieces, window=window, grouped=grouped)
     check_deadlock(programs)
     for program in programs:
         assert program == lower_rank(
-            schedule, program.rank, size * layout.blocks, pieces=pieces, window=window
+            schedule, program.rank, count, pieces=pieces, window=window, grouped=grouped
         )
         _check_form(program)
+    inputs = inputs_of(schedule, count, "int64", Reduction.SUM)
+    run = run_grouped if grouped else partial(interpret, freedom=Freedom.DATAFLOW)
+    for want, got in zip(
+        define(schedule.collective, inputs, Reduction.SUM), run(programs, inputs, seed=size), strict=True
+    ):
+        assert want is None or np.array_equal(want, got)
 
 
 def _check_form(program: Program) -> None:
+    """Operations come after whoever wrote what they read, and after whoever last used what they write."""
     tags = [op.tag for op in program.operations if isinstance(op, Send | Receive)]
     assert len(tags) == len(set(tags))
+    written: dict[tuple[Buffer, int], set[int]] = defaultdict(set)
+    read: dict[tuple[Buffer, int], set[int]] = defaultdict(set)
     for index, operation in enumerate(program.operations):
-        assert all(before < index for before in operation.after)
+        after: set[int] = set()
         for part in _slices(operation):
             assert 0 <= part.start < part.stop <= program.elements(part.buffer)
+        for place in _elements(None if isinstance(operation, Receive) else operation.source):
+            after |= written[place]
+            read[place].add(index)
+        for place in _elements(None if isinstance(operation, Send) else operation.into):
+            after |= read[place] - {index} or written[place]
+            written[place], read[place] = {index}, set()
+        assert operation.after == tuple(sorted(after))
+
+
+def _elements(part: BufferSlice | None) -> list[tuple[Buffer, int]]:
+    return [] if part is None else [(part.buffer, at) for at in range(part.start, part.stop)]
 
 
 def _slices(operation: Send | Receive | Reduce | Copy) -> list[BufferSlice]:
@@ -201,6 +230,8 @@ def test_used_slots_are_used_again() -> None:
     assert default.scratch_elements == 3 * 4000 * 8 // 16
     assert wide.scratch_elements == 3 * 4000  # three of the four chunks pass here to be summed
     assert narrow.scratch_elements == 3 * 4000 * 2 // 16
+    grouped = lower_rank(ring_allreduce(4), 0, 16_000, pieces=16, window=2, grouped=True)
+    assert narrow.scratch_elements <= grouped.scratch_elements < wide.scratch_elements
 
 
 def test_what_a_relay_has_passed_on_makes_room() -> None:
@@ -235,6 +266,38 @@ def test_summands_that_meet_while_their_rank_sends_its_own_keep_apart() -> None:
         (sent.source, first.into),
         (second.into, first.into),
     ]
+
+
+def test_ranks_that_exchange_summands_add_them_in_the_order_of_ranks() -> None:
+    """Rank 0 gives rank 1 its own in the step in which those of 2 and 1 come; inputs are not written.
+
+    What is written out of a symmetric form has its transfers in such an order.
+    """
+    met = [Transfer(0, 2, 0, 0, True), Transfer(0, 1, 0, 0, True), Transfer(0, 0, 1, 0, True)]
+    chunks = [Chunk(Fraction(1, 3), rank) for rank in range(3)]
+    schedule = dataclasses.replace(make("reduce-scatter", chunks, met, total=3), transfers=tuple(met))
+    program = lower_rank(schedule, 0, 300)
+    own, output, scratch = (BufferSlice(buffer, 0, 100) for buffer in Buffer)
+    assert program.operations == (
+        Receive(0, 2, output, 0),
+        Receive(0, 1, scratch, 1),
+        Send(0, 1, own, 2),
+        Reduce(0, own, scratch, (1,)),
+        Reduce(0, scratch, output, (0, 3)),
+    )
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_in_a_group_nothing_replaces_what_is_sent_from_there(grouped: bool) -> None:
+    """Rank 0 sends what the next message of the same time would replace; alone, that one waits for it."""
+    moves = [Transfer(0, 0, 2, 0, True), Transfer(0, 1, 0, 0)]
+    schedule = make("allreduce", [Chunk(Fraction(1), 1)], moves, total=3)
+    whole, aside = BufferSlice(Buffer.OUTPUT, 0, 6), BufferSlice(Buffer.SCRATCH, 0, 6)
+    assert lower_rank(schedule, 0, 6, grouped=grouped).operations == (
+        (Send(0, 2, whole, 0), Receive(0, 1, aside, 1), Copy(0, aside, whole, (0, 1)))
+        if grouped
+        else (Send(0, 2, whole, 0), Receive(0, 1, whole, 1, (0,)))
+    )
 
 
 def test_what_had_to_wait_for_a_send_makes_room_once_it_is_copied() -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import networkx as nx
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Phase, parse
 from arborcast.pipeline.profiles import Layer, Profile, Tie
@@ -20,7 +21,8 @@ from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.link_sharing import MessageInFlight, SharedLinks
 from arborcast.pipeline.simulation.pass_simulator import simulate
 from arborcast.pipeline.simulation.synchronisation import ties_us
-from arborcast.pipeline.stages import BUCKET_BYTES, Plan, divided
+from arborcast.pipeline.stage_sharding import StageSharding
+from arborcast.pipeline.stages import BUCKET_BYTES, Plan, Stage, divided
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 
@@ -91,6 +93,8 @@ def test_messages_occupy_their_pair_for_software_and_bytes_and_arrive_after_the_
         "communication": "m0 0>1 1-11, m1 0>1 8-18, m0 1>0 20-30, m1 1>0 27-37",
         "waiting": "waiting 1 0-11, waiting 0 2-30, waiting 1 12-18, waiting 1 21-50",
     }
+    uneven = simulate(plan, profile([(1, 10), (1, 1)], output_bytes=5000), LinkCosts(line(2)), batch=3)
+    assert picture(uneven)["communication"] == "m0 0>1 2-12, m1 0>1 12-17, m0 1>0 20-30, m1 1>0 30-35"
 
 
 def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
@@ -103,6 +107,19 @@ def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
         "communication": "m0 0>1 10-10, m1 0>1 23-23, m0 1>0 56-56, m1 1>0 79-79",
         "waiting": "waiting 1 0-10, waiting 0 26-56, waiting 1 82-99",
     }
+    split = simulate(  # their second half has no messages
+        one_layer_each(2, 1, "zb-h1"), profile([(10, 20)] * 2, weights=0.5), network, batch=1
+    )
+    assert picture(split)[0] == "F0 0-10, B0 33-43, W0 46-56"
+    assert picture(split)[1] == "F0 10-20, B0 23-33, W0 36-46"
+    assert picture(split)["waiting"] == "waiting 1 0-10, waiting 0 13-33, waiting 1 46-56"
+
+
+def test_an_update_waits_for_all_replicas():
+    costs = Profile("drawn", 1, (Layer("layer", 10, 20, 0, 0, 0, 0, update_us=7),))
+    timeline = simulate(Plan([(0, 1, [0, 1])], 1), costs, LinkCosts(line(2)), batch=3)
+    assert picture(timeline)[0] == "F0 0-20, B0 20-60, update 60-67"
+    assert picture(timeline)[1] == "F0 0-10, B0 10-30, update 60-67"
 
 
 def test_replicas_then_allreduce_and_update():
@@ -148,6 +165,16 @@ def test_buckets_of_gradients_are_summed_while_backward_passes_go_on(buckets, or
     assert waited == []
 
 
+def test_buckets_wait_for_the_replica_that_gets_its_input_last():
+    """It comes 5 us later to rank 1, 85 us after the start; of two layers the last one is through at 105."""
+    links = [Link(a, b, Fraction(1), Fraction(5 * (b == 1 and a == 2))) for a, b in permutations(range(3), 2)]
+    layers = tuple(Layer(f"{i}", 10, 20, 0, 0, 0, size) for i, size in enumerate((0, 4000, 0)))
+    plan = Plan([(0, 2, [0, 1]), (2, 3, [2])], 1)
+    network = LinkCosts(Topology.build("late", 3, links))
+    timeline = simulate(plan, Profile("late", 1, layers), network, batch=2)
+    assert {it.start_us for it in timeline.intervals if it.kind == "allreduce"} == {105}
+
+
 def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
     plan = one_layer_each(2, 1, "1f1b", recompute=True)
     assert picture(simulate(plan, profile([(10, 20), (1, 2)]), LinkCosts(line(2)), batch=1)) == {
@@ -188,6 +215,7 @@ def test_stages_on_one_rank_hand_over_without_a_message():
 def test_tied_stages_sum_once_more():
     """4000 bytes of stage 1's replicas, then 1000 of a parameter that stages 0 and 1 share, on 3 ranks."""
     costs = profile([(10, 20)] * 2, gradient_bytes=4000, ties=[Tie("shared", 1000, (0, 1))])
+    costs = replace(costs, layers=tuple(replace(it, update_us=7) for it in costs.layers))
     network = LinkCosts(load("full:3"))
     plan = Plan([(0, 1, [0]), (1, 2, [1, 2])], 1)
     timeline = simulate(plan, costs, network, batch=2)
@@ -199,6 +227,7 @@ def test_tied_stages_sum_once_more():
     assert sorted(allreduces) == sorted(
         [(1, 50, 50 + own_us), (2, 50, 50 + own_us)] + [(rank, start, start + shared_us) for rank in range(3)]
     )
+    assert {it.start_us for it in timeline.intervals if it.kind == "update"} == {start + shared_us}
 
 
 def test_all_that_the_same_workers_share_is_summed_together():
@@ -476,6 +505,11 @@ def test_a_plan_for_something_else():
         simulate(one_layer_each(3, 1, "pe"), costs, network)
     with pytest.raises(PlanError, match="plan: is for model other, got the profile of drawn"):
         simulate(one_layer_each(2, 1, "pe", model="other"), costs, network)
+    for named in (replace(costs, model=""), replace(costs, model="other")):
+        assert simulate(one_layer_each(2, 1, "pe", model="other"), named, network, batch=1).time_us == 4
+    with pytest.raises(PlanError, match="plan: divides operators, of which a profile of layers alone"):
+        whole = Stage.divided(0, 2, StageSharding(Mesh((2,), (0, 1)), (), ()))
+        simulate(Plan([whole], 1, topology=line(2), batch=2), costs, network)
     with pytest.raises(PlanError, match=r"plan: rank must be in 0..1 of topology line, got 7"):
         simulate(Plan([(0, 1, [0]), (1, 2, [7])], 1), costs, network)
     with pytest.raises(PlanError, match="plan: is for topology ring:4, got line, which has other links"):
@@ -503,10 +537,16 @@ def test_an_order_of_ones_own():
     with pytest.raises(PlanError, match="order: must have 2 workers, got 1"):
         simulate(plan, costs, network, batch=2, order=other[:1])
     with pytest.raises(
-        PlanError, match=r"order: stage 1 must do both passes of microbatches 0..1, each once"
+        PlanError, match=r"order: stage 1 must do both passes of microbatches 0..1, each once, got F0 B0"
     ):
         simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 B0 F1 F1", 1)))
     with pytest.raises(
         PlanError, match="wait for each other in a circle, got stage 0 before B0, stage 1 before F1"
     ):
         simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 F1 B0 B1", 1)))
+    split = (parse("F0 F1 B0 B1 W0 W1"), parse("F0 B0 F1 B1 W1 W0", 1))
+    halves = simulate(plan, profile([(10, 20)] * 2, weights=0.5), network, batch=2, order=split)
+    assert picture(halves)[1] == "F0 10-20, B0 20-30, F1 30-40, B1 40-50, W1 50-60, W0 60-70"
+    rule = r"order: stage 0 must do all passes of microbatches 0..1, each once, got F0 F1 B0 B1 W0 W0"
+    with pytest.raises(PlanError, match=rule):
+        simulate(plan, costs, network, batch=2, order=(parse("F0 F1 B0 B1 W0 W0"), split[1]))

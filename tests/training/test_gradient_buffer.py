@@ -10,7 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from arborcast.pipeline.run.gradients import GradientBuffer, Gradients
+from arborcast.pipeline.run.gradients import (
+    GradientBuffer,
+    Gradients,
+    ShardedGradients,
+    SummedGradients,
+)
 from arborcast.pipeline.stages import shares
 from tests.support.packed import pack, unpack
 from tests.support.ranks import run_ranks
@@ -143,6 +148,41 @@ def test_without_replicas_gradients_are_as_in_serial_training() -> None:
     assert not found and set(gradients.used()) == set(model.parameters()) - set(model.never.parameters())
     gradients.close()
     assert all(it.grad is None for it in model.parameters()) and gradients.parameters == ()
+
+
+def test_a_gradient_that_comes_summed_is_used() -> None:
+    used, unused, frozen = (nn.Parameter(torch.ones(2), requires_grad=grows) for grows in (True, True, False))
+    gradients = SummedGradients([used, unused, frozen])
+    used.sum().backward()
+    gradients.detach_unused()
+    assert list(map(id, gradients.used())) == [id(used)] and used.grad is not None
+
+
+def test_sharded_gradients_are_summed_in_the_last_pass_of_their_stage() -> None:
+    said: list[tuple[str, str, bool]] = []
+
+    class Sharded(nn.Linear):
+        """Stands for a module that FSDP2 sharded."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__(1, 1)
+            self.name = name
+
+        def set_requires_gradient_sync(self, value: bool) -> None:
+            said.append((self.name, "sums", value))
+
+        def set_is_last_backward(self, value: bool) -> None:
+            said.append((self.name, "last", value))
+
+    stages = {0: nn.Sequential(nn.Linear(1, 1), Sharded("a")), 1: Sharded("b")}
+    gradients = ShardedGradients(stages[0].parameters(), stages)
+    assert list(map(id, gradients.parameters)) == list(map(id, stages[0].parameters()))
+    gradients.hold()
+    assert said == [(name, what, False) for name in "ab" for what in ("sums", "last")]
+    said.clear()
+    with gradients.last_pass(1):
+        assert said == [("b", "sums", True), ("b", "last", True)]
+    assert len(said) == 2
 
 
 def test_attach_brings_back_what_zero_grad_took() -> None:

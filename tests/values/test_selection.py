@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,16 +21,18 @@ from arborcast.synth.api import approach
 from arborcast.synth.bounds import bound
 from arborcast.synth.chunks import frontier
 from arborcast.synth.chunks.problem.instance import TooManyRoutesError
-from arborcast.synth.collective import Collective, Demand
-from arborcast.synth.deadline import NO_DEADLINE
+from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice, Selection
+from arborcast.synth.simulation import simulator
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
+from tests.support.able_fabrics import star
 from tests.support.strategies import topologies
 
 QUIET = Request(cache=False)
@@ -47,18 +50,195 @@ def shift(fabric: Topology) -> Collective:
     )
 
 
+COMPARED = [
+    ("ring:3", "broadcast", {}, "trees/2 ring/2 multiring/2 binary-tree/2 bine/2 trees/1 "
+     "pareto/1 pareto/2 pareto/3 levels/1"),
+    ("ring:3", "allgather", {}, "trees/1 ring/2 multiring/2 bruck/2 pat/2 trees/1 pareto/1 "
+     "exchange/1 exchange/2"),
+    ("ring:3", "alltoall", {}, "routes/1 pareto/1"),
+    ("ring:4", "alltoall", {}, "routes/2 pareto/2"),
+    ("ring:4", "allgather", {}, "trees/3 ring/3 multiring/3 two-way-rings/2 halving-doubling/2 multiport/2 "
+     "swing/2 trees/3 trees/3 trees/2 pareto/2"),
+    ("ring:4", "allgather", {"ranks": (0, 1, 2)}, "trees/3 trees/3 pareto/2 pareto/3 pareto/4"),
+    ("ring:4", "broadcast", {"max_height": 2}, "trees/2 trees/2 trees/2"),
+    ("ring:4", "broadcast", {"max_trees": 2}, "trees/3 trees/2"),
+    ("ring:4", "broadcast", {"tolerance": Fraction(1, 20)}, "trees/3"),
+    ("full:2", "broadcast", {}, "trees/1 ring/1 binary-tree/1 pareto/1 levels/1"),
+    ("ring:17", "broadcast", {}, "trees/16 ring/16 multiring/16 trees/8 trees/16 levels/8"),
+    ("able", "allreduce", {}, "trees/2 trees/2 ring/4 binary-tree/4 halving-doubling/4 recursive-doubling/3 "
+     "bruck/4 pat/4 bine/4 trees/2 pareto/1 pareto/2 exchange/2 exchange/4 exchange/1 exchange/1 "
+     "levels/2 levels/2"),
+    ("able", "alltoall", {}, "routes/1 pareto/1"),
+    ("able", "broadcast", {"max_height": 2, "max_trees": 2}, "trees/2 trees/2 trees/2"),
+    ("ring:4", "allgather", {"form": "implicit"}, "symmetric/2 symmetric/2 symmetric/2"),
+    ("ring:4", "alltoall", {"form": "implicit"}, "routes/2"),
+    ("ring:4", "allgather", {"form": "implicit", "max_height": 2}, "symmetric/2"),
+]  # fmt: skip
+"""Fabric, collective, wishes, and of each candidate the method with the number of steps."""
+
+
+@pytest.mark.parametrize(("spec", "kind", "wishes", "wanted"), COMPARED)
+def test_what_is_compared(spec: str, kind: str, wishes: dict[str, Any], wanted: str) -> None:
+    found = list(asked(spec, kind, **wishes))
+    assert " ".join(f"{each.method.name}/{each.steps}" for each in found) == wanted
+    assert found[0].rate == max(each.rate for each in found)
+    assert {isinstance(each, ImplicitSchedule) for each in found} == {"form" in wishes}
+    for each in found:  # also what only asks switches to forward is of the whole fabric
+        assert each.topology == fabric_of(spec) and synth.verify(each).correct
+
+
+def fabric_of(spec: str) -> Topology:
+    return star(3, reduces=True, multicasts=True, turns=True) if spec == "able" else load(spec)
+
+
+def asked(
+    spec: str, kind: str, form: str = "auto", ranks: tuple[int, ...] | None = None, **wishes: Any
+) -> Iterator[AnySchedule]:
+    request = replace(QUIET, **wishes)
+    return approach(fabric_of(spec), kind, request=request, form=form, ranks=ranks).candidates()
+
+
+class Clock:
+    """Stands still until a test lets it pass the deadline."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "form", "checked"),
+    [
+        ("ring:3", "broadcast", "auto", 6),
+        ("able", "broadcast", "auto", 6),
+        ("ring:4", "allgather", "implicit", 1),
+    ],
+)
+def test_nothing_more_is_built_after_the_deadline(spec: str, kind: str, form: str, checked: int) -> None:
+    for count in range(1, checked + 1):
+        found = asked(spec, kind, form, deadline_s=Deadline.after(1.0, clock := Clock()))
+        assert len(list(islice(found, count))) == count
+        clock.seconds = 2.0
+        with pytest.raises(TimedOutError, match=r"^the comparison of methods did not end"):
+            next(found)
+    collective = Collective.on(fabric_of(spec), "allgather")
+    late = Deadline(1.0, 1.0, clock)
+    with pytest.raises(TimedOutError, match=r"^the comparison of methods did not end"):
+        list(selection.shallow_by_symmetry(fabric_of(spec), collective, QUIET, late))
+
+
+def test_a_late_frontier_ends_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the best that it had, on the whole fabric."""
+    best = synth.solve(fabric_of("able").forwarding, "broadcast", method="ring")
+    late = TimedOutError("late")
+
+    def pareto(*_: object, **__: object) -> frontier.Frontier:
+        raise late
+
+    real = frontier.pareto
+    monkeypatch.setattr(frontier, "pareto", pareto)
+    for late in (TimedOutError("late"), TimedOutError("late", best)):
+        with pytest.raises(TimedOutError, match=r"^late$") as raised:
+            list(asked("able", "broadcast"))
+        assert raised.value.best == (late.best and replace(best, topology=fabric_of("able")))
+    monkeypatch.setattr(
+        frontier, "pareto", lambda *asked, **knobs: replace(real(*asked, **knobs), timed_out=True)
+    )
+    with pytest.raises(TimedOutError, match="the comparison of methods did not end within"):
+        list(asked("ring:3", "broadcast", deadline_s=100.0))
+
+
+def exchange(again: Fraction = Fraction(0), rounds: Sequence[int] | None = None, back: int = 0) -> Schedule:
+    """Two ranks add up a buffer along a link each way, 1 us for 2000 bytes; rank 0 sends a part once more."""
+    fabric = Topology.build("pair", 2, [Link(0, 1, Fraction(2)), Link(1, 0, Fraction(2))])
+    collective = Collective.on(fabric, "allreduce")
+    moves = [Transfer(0, 0, 1, 0, reduce=True), Transfer(0, 1, 0, back, reduce=not back)]
+    chunks = [Chunk(Fraction(1), 0)]
+    if again:
+        chunks.append(Chunk(again, 0))
+        moves.append(Transfer(1, 0, 1, 0, reduce=True))
+    limit = bound(fabric, collective)
+    return Schedule.build(fabric, collective, Method("drawn"), limit, chunks, moves, rounds)
+
+
+@pytest.mark.parametrize(
+    ("first", "simulated", "enough"),
+    [
+        (exchange(), True, True),
+        (exchange(Fraction(1, 500)), True, True),  # 501 us, 500 at least
+        (exchange(Fraction(1, 499)), False, False),  # its bytes alone take longer
+        (exchange(back=1), True, False),  # twice as long, though no link is busy for longer
+        (exchange(rounds=(2,)), True, True),  # rounds count for the rate alone
+        (exchange(Fraction(1), rounds=(2,)), False, False),
+        (replace(exchange(), chunks=(), transfers=(), rate=Fraction(0)), True, True),
+        (replace(exchange(rounds=(1,)), transfers=()), True, True),
+        (synth.solve(load("full:2"), "allreduce", form="implicit"), True, True),
+    ],
+)
+def test_a_schedule_that_takes_nearly_the_least_time_is_enough(
+    first: AnySchedule, simulated: bool, enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def noted(schedule: AnySchedule, size_bytes: int) -> object:
+        ran.append(schedule)
+        return simulate(schedule, size_bytes)
+
+    monkeypatch.setattr(simulator, "simulate", noted)
+    found = selection.compared(iter([first, exchange()]), Kind.ALLREDUCE, size_bytes=1_000_000)
+    assert (first in ran, len(found.schedules)) == (simulated, 1 if enough else 2)
+    assert len(selection.compared(iter([first, exchange()]), Kind.ALLREDUCE).schedules) == 2
+
+
+def test_late_simulations_leave_the_first_schedule() -> None:
+    passed = Deadline(1.0, 0.0)
+    for earlier, said in ((None, "a simulation did not end within"), (TimedOutError("earlier"), "earlier")):
+        found = Selection((exchange(), exchange(back=1)), earlier, passed)
+        with pytest.raises(TimedOutError, match=said) as raised:
+            found.fastest(1000)
+        assert raised.value.best is found.schedules[0]
+
+
+def test_up_to_some_ranks_lower_trees_and_the_frontier_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most in (3, 4):
+        monkeypatch.setattr(selection, "LARGEST_SHALLOW", most)
+        monkeypatch.setattr(selection, "LARGEST_FRONTIER", most)
+        names = {each.method.name for each in asked("ring:4", "allgather")}
+        assert ("pareto" in names, "symmetric" in names) == (most == 4, most == 3)
+        fabric = load("ring:4")
+        assert select(fabric, shift(fabric), QUIET).schedules  # of a custom collective there is nothing else
+
+
+def test_every_second_size_is_looked_at_unless_another_stride_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = []
+
+    def crossings(prices: object, sizes: list[int]) -> list[tuple[int, int]]:
+        looked_at.append(sizes)
+        return []
+
+    monkeypatch.setattr(selection, "crossings", crossings)
+    found = Selection((exchange(),))
+    assert found.choices() == found.choices(range(1, 7)) == found.choices(range(1, 7), stride=3) == ()
+    assert looked_at == [[1 << power for power in range(10, 31, 2)], [1, 3, 5, 6], [1, 4, 6]]
+
+
+def test_what_is_known_without_a_run_is_less_than_the_time() -> None:
+    """Also of messages that cost each end 3 us."""
+    costly = exchange()
+    costly = replace(costly, topology=replace(costly.topology, message_us=Fraction(3)))
+    for each in (exchange(), exchange(back=1), costly):
+        for size in (1_000, 100_000, 1_000_000):
+            prices = Selection((each,)).prices
+            assert 0 < prices.least_us(0, size) <= prices.time_us(0, size)
+
+
 @pytest.fixture(scope="module")
 def of_ring() -> Selection:
     fabric = load("ring:4")
     return select(fabric, Collective.on(fabric, "allgather"), QUIET)
-
-
-def test_trees_baselines_and_the_frontier_are_compared(of_ring: Selection) -> None:
-    names = [schedule.method.name for schedule in of_ring.schedules]
-    assert names[0] == "trees" and of_ring.schedules[0].is_optimal
-    assert {"trees", "ring", "pareto"} <= set(names)
-    assert of_ring.schedules[0].rate == max(schedule.rate for schedule in of_ring.schedules)
-    assert all(synth.verify(schedule).correct for schedule in of_ring.schedules)
 
 
 def test_choices_ascend_and_each_is_the_fastest_where_it_begins(of_ring: Selection) -> None:
@@ -240,6 +420,8 @@ def test_a_rank_cut_off_is_the_answer_of_the_first_method() -> None:
     half = Topology.build("half", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
     with pytest.raises(InfeasibleError):
         select(half, Collective.on(half, "broadcast"), QUIET)
+    with pytest.raises(InfeasibleError):
+        select(half, Collective.custom(half, [Demand(frozenset({0}), frozenset({2}))]), QUIET)
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "allgather", "allreduce"])
@@ -285,6 +467,24 @@ def test_above_16_ranks_low_trees_are_compared_too() -> None:
     assert not list(selection.shallow_by_symmetry(fabric, collective, Request(max_height=3), NO_DEADLINE))
     (low,) = selection.by_levels(fabric, Collective.on(fabric, "broadcast"), None, NO_DEADLINE)
     assert (low.method.name, low.steps) == ("levels", 4)
+
+
+def test_few_trees_that_are_alike_need_a_symmetry_of_few_orbits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that change places are one orbit, with a tree of height 1; a line has no translation."""
+
+    def heights(fabric: Topology, kind: str = "allgather", **wishes: int) -> list[int]:
+        request = Request(cache=False, **wishes)  # type: ignore[arg-type]
+        asked = Collective.on(fabric, kind), request, NO_DEADLINE
+        return [found.height for found in selection.shallow_by_symmetry(fabric, *asked)]
+
+    pair = load("full:2")
+    line = Topology.build("line", 3, [Link(a, b, Fraction(1)) for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))])
+    assert heights(pair) == heights(pair, max_height=1) == [1]
+    assert heights(line) == heights(pair, "broadcast") == []
+    monkeypatch.setattr(selection, "MOST_ORBITS", 1)
+    assert heights(pair) == [1]
+    monkeypatch.setattr(selection, "MOST_ORBITS", 0)
+    assert heights(pair) == []
 
 
 def test_on_many_ranks_trees_by_levels_are_written_out() -> None:
