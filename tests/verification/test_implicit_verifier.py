@@ -223,6 +223,21 @@ def check_judged_as_when_written_out(schedule: ImplicitSchedule) -> None:
     check_counted(schedule, on_all.errors)
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["0>3>1:0 0>3>0:0 1>3>2:0"],  # rank 0 sends to itself; rank 1 has nothing in this step, later or not
+        ["0>3>1:0 2>3>1:0+", "1>3>0:0 1>3>2:0"],
+        ["2>3>1:0+ 0>3>1:0", "1>3>0:0 1>3>2:0"],
+        ["2>3>1:0+ 0>3>1:0+", "1>3>0:0 1>3>2:0"],  # the one that is right
+    ],
+)
+@pytest.mark.parametrize("kind", [Kind.ALLGATHER, Kind.ALLREDUCE])
+def test_what_meets_is_judged_as_when_written_out(kind: Kind, steps: list[str]) -> None:
+    schedule = replace(translated(hub(3), kind), transfers=tuple(drawn_transfers(steps)))
+    check_judged_as_when_written_out(schedule)
+
+
 def check_counted(schedule: ImplicitSchedule, lines: tuple[str, ...]) -> None:
     """Of every translate as many lines as asked for are spelled out, and the others counted."""
     for limit in (0, 2) if lines else ():
