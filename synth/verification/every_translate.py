@@ -71,11 +71,11 @@ def check_every_translate(
 def loads_if_sound(schedule: Schedule) -> dict[Hop, Fraction] | None:
     """The share of the buffer over each link, if every chunk of a schedule does what the collective asks.
 
-    None where one does not, for `synth.verification.replay` to say why, and for what kernels do not replay:
-    custom collectives, and transfers that start or end at switches.
+    None where one does not, for `synth.verification.replay` to say why, and for custom collectives, which
+    kernels do not replay: several ranks may hold one block before.
     """
     topology, collective, columns = schedule.topology, schedule.collective, schedule.columns
-    if collective.kind is Kind.CUSTOM or schedule.uses_switches:
+    if collective.kind is Kind.CUSTOM:
         return None
     scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
     # With the identity alone; that shares make whole blocks is checked apart.
