@@ -229,6 +229,7 @@ def check_judged_as_when_written_out(schedule: ImplicitSchedule) -> None:
         ["0>3>1:0 0>3>0:0 1>3>2:0"],  # rank 0 sends to itself; rank 1 has nothing in this step, later or not
         ["0>3>1:0 2>3>1:0+", "1>3>0:0 1>3>2:0"],
         ["2>3>1:0+ 0>3>1:0", "1>3>0:0 1>3>2:0"],
+        ["0>3>2:0", "2>3>1:0+ 0>3>1:0"],
         ["2>3>1:0+ 0>3>1:0+", "1>3>0:0 1>3>2:0"],  # the one that is right
     ],
 )
