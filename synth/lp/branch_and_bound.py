@@ -84,9 +84,9 @@ def is_ruled_out(
             if weight > _USED and index not in taken
         }
         used = counts + Counter(trees[index].group for index in carrying)
-        if max(used.values(), default=0) <= most:
-            return False  # this choice reaches it, or nearly
         crowded = [index for index in carrying if used[trees[index].group] > most]
+        if not crowded:
+            return False  # this choice reaches it, or nearly
         branch = max(crowded, key=carrying.__getitem__)
         waiting += [(taken | {branch}, left_out), (taken, left_out | {branch})]
     return True

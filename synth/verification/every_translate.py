@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -37,19 +37,6 @@ from arborcast.synth.verification.replay_kernels import (
 from arborcast.synth.verification.switch_use import uses_of_chunk
 from arborcast.synth.verification.verdict import describe
 
-_Name = TypeVar("_Name", Hop, Vertex)
-
-_GOALS = {  # whether contributions add up, who must have a chunk, by what chunks are parts of blocks
-    Kind.ALLGATHER: (False, 0, 1),
-    Kind.REDUCE_SCATTER: (True, 1, 1),
-    Kind.ALLREDUCE: (True, 0, 0),
-    Kind.ALLTOALL: (False, 2, 2),
-    Kind.BROADCAST: (False, 0, 0),
-    Kind.REDUCE: (True, 1, 0),
-    Kind.GATHER: (False, 2, 0),
-    Kind.SCATTER: (False, 2, 0),
-}
-
 DIGIT_BITS = 30
 """Shares are counted in digits of so many bits: 2**33 of them fit an int64, whatever the denominators are."""
 
@@ -66,37 +53,36 @@ def check_every_translate(
     Time is linear in the transfers of all chunks, times the ranks / 64 where contributions add up; memory
     in those of the representatives, and in the square of the ranks for an alltoall.
     """
-    topology = schedule.topology
-    goal = _goal(schedule.collective, topology.ranks)
-    scale = math.lcm(len(schedule.collective.ranks), *(chunk.share.denominator for chunk in schedule.chunks))
-    moves = _moves(schedule, scale)
-    count = _replayed(moves, group, goal, topology, max(1, errors.limit))
+    topology, collective, chunks = schedule.topology, schedule.collective, schedule.chunks
+    required = collective.blocks(frozenset(group.vertex_orbit.tolist()))
+    scale = math.lcm(*{share.denominator for share in (*required.values(), *(it.share for it in chunks))})
+    in_block = [collective.block_of(chunk.owner, chunk.target) in required for chunk in chunks]
+    columns = Transfers.of(schedule.transfers)
+    moves = _moves(columns, chunks, np.array(in_block, dtype=np.bool_), topology, scale)
+    count = _replayed(moves, group, collective, topology, errors.limit)
     _check_chunks(schedule, group, moves, errors)
     _check_blocks(schedule, count.shares, scale, errors)
     _spell_out(schedule, group, count, errors)
     if count.numbers[2]:
         errors.add(f"transfers: {count.numbers[2]} hops are moved to where there is no link")
-    hops = [(link.src, link.dst) for link in topology.links]
-    return _amounts(hops, count.loads, scale), *_switch_uses(schedule, group, errors)
+    return _loads(topology, count.loads, scale), *_switch_uses(schedule, group, errors)
 
 
 def loads_if_sound(schedule: Schedule) -> dict[Hop, Fraction] | None:
     """The share of the buffer over each link, if every chunk of a schedule does what the collective asks.
 
-    None where one does not, for `synth.verification.replay` to say why, and for what kernels do not replay:
-    custom collectives, and transfers that start or end at switches.
+    None where one does not, for `synth.verification.replay` to say why, and for custom collectives, which
+    kernels do not replay: several ranks may hold one block before.
     """
     topology, collective, columns = schedule.topology, schedule.collective, schedule.columns
-    if collective.kind is Kind.CUSTOM or schedule.uses_switches:
+    if collective.kind is Kind.CUSTOM:
         return None
     scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
     # With the identity alone; that shares make whole blocks is checked apart.
     alone = identity_alone(topology)
-    moves = _moves_of(columns, schedule.chunks, np.zeros(len(schedule.chunks), np.bool_), topology, scale)
-    count = _replayed(moves, alone, _goal(collective, topology.ranks), topology, 1)
-    if count.numbers.any():
-        return None
-    return _amounts([(link.src, link.dst) for link in topology.links], count.loads, scale)
+    moves = _moves(columns, schedule.chunks, np.zeros(len(schedule.chunks), np.bool_), topology, scale)
+    count = _replayed(moves, alone, collective, topology, 0)
+    return None if count.numbers.any() else _loads(topology, count.loads, scale)
 
 
 def _ends(topology: Topology) -> tuple[Ints, Ints]:
@@ -105,9 +91,9 @@ def _ends(topology: Topology) -> tuple[Ints, Ints]:
 
 
 def _replayed(
-    moves: Moves, group: CheckedGroup, goal: ReplayGoal, topology: Topology, most_spelled: int
+    moves: Moves, group: CheckedGroup, collective: Collective, topology: Topology, most_spelled: int
 ) -> ReplayCount:
-    digits = moves.share.shape[1]
+    goal, digits = _goal(collective, topology.ranks), moves.share.shape[1]
     count = ReplayCount(
         np.zeros((most_spelled, 2), dtype=np.int64),
         np.zeros(3, dtype=np.int64),
@@ -123,12 +109,16 @@ def _replayed(
 def _goal(collective: Collective, ranks: int) -> ReplayGoal:
     member = np.zeros(ranks, dtype=np.bool_)
     member[list(collective.ranks)] = True
-    return ReplayGoal(member, *_GOALS[collective.kind])
+    kind = collective.kind
+    by_target = kind in {Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL}
+    by_owner = kind in {Kind.REDUCE, Kind.REDUCE_SCATTER}
+    blocks = {Kind.ALLREDUCE: 0, Kind.ALLTOALL: 2}.get(kind, 1)
+    return ReplayGoal(member, kind.reduces, 2 if by_target else 1 if by_owner else 0, blocks)
 
 
 def _state(goal: ReplayGoal, holders: int, most_transfers: int) -> ReplayState:
     ranks = goal.member.size
-    rows = np.zeros((1 + ranks + most_transfers, -(-ranks // 64) if goal.adds else 1), dtype=np.uint64)
+    rows = np.zeros((1 + ranks + most_transfers, -(-ranks // 64)), dtype=np.uint64)
     before = np.zeros(holders, dtype=np.int64)
     if goal.adds:
         before[:ranks][goal.member] = np.flatnonzero(goal.member) + 1
@@ -144,59 +134,46 @@ def _state(goal: ReplayGoal, holders: int, most_transfers: int) -> ReplayState:
     )
 
 
-def _moves(schedule: ImplicitSchedule, scale: int) -> Moves:
-    in_block = [_is_in_block(schedule.collective, chunk) for chunk in schedule.chunks]
-    columns, topology = Transfers.of(schedule.transfers), schedule.topology
-    return _moves_of(columns, schedule.chunks, np.array(in_block, dtype=np.bool_), topology, scale)
-
-
-def _moves_of(
+def _moves(
     columns: Transfers, chunks: Sequence[Chunk], in_block: Flags, topology: Topology, scale: int
 ) -> Moves:
     moves = columns.taken(np.lexsort((columns.step, columns.chunk)))
     starts, path = moves.paths
     known = topology.size * _ends(topology)[0] + _ends(topology)[1]
-    by_ends = np.argsort(known)
     tails = np.delete(np.arange(len(path)), starts[1:] - 1)  # a hop leads on from all but the last of a path
     hops = topology.size * path[tails] + path[tails + 1]
     return Moves(
         _ints([chunk.owner for chunk in chunks]),
         _ints([-1 if chunk.target is None else chunk.target for chunk in chunks]),
         in_block,
-        _digits([int(chunk.share * scale) for chunk in chunks], scale),
+        _digits([int(chunk.share * scale) for chunk in chunks]),
         np.concatenate(([0], np.cumsum(np.bincount(moves.chunk, minlength=len(chunks))))),
         moves.src,
         moves.dst,
         moves.step,
         moves.reduce,
         starts - np.arange(len(starts)),
-        by_ends[np.searchsorted(known, hops, sorter=by_ends)],
+        np.searchsorted(known, hops),
     )
-
-
-def _is_in_block(collective: Collective, chunk: Chunk) -> bool:
-    if chunk.owner not in collective.members:
-        return False
-    if collective.kind is Kind.ALLTOALL:
-        return chunk.target in collective.members and chunk.target != chunk.owner
-    return chunk.target is None
 
 
 def _ints(values: Sequence[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def _digits(numbers: Sequence[int], largest: int) -> Ints:
-    count = max(1, -(-largest.bit_length() // DIGIT_BITS))
-    mask = (1 << DIGIT_BITS) - 1
-    return np.array(
-        [[number >> DIGIT_BITS * place & mask for place in range(count)] for number in numbers],
-        dtype=np.int64,
-    ).reshape(len(numbers), count)
+def _digits(numbers: Sequence[int]) -> Ints:
+    """A row of digits for each number, as many as the largest has."""
+    columns: list[list[int]] = []
+    while any(numbers):
+        columns.append([number & (1 << DIGIT_BITS) - 1 for number in numbers])
+        numbers = [number >> DIGIT_BITS for number in numbers]
+    return np.array(columns, dtype=np.int64).reshape(len(columns), len(numbers)).T.copy()
 
 
-def _number(digits: Sequence[int]) -> int:
-    return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
+def _numbers(digits: Ints) -> Any:
+    """The numbers, of any size, whose digits are the columns."""
+    parts = (row.astype(object) << DIGIT_BITS * place for place, row in enumerate(digits))
+    return sum(parts, np.zeros(digits.shape[1], dtype=object))
 
 
 def _check_chunks(schedule: ImplicitSchedule, group: CheckedGroup, moves: Moves, errors: Errors) -> None:
@@ -207,52 +184,44 @@ def _check_chunks(schedule: ImplicitSchedule, group: CheckedGroup, moves: Moves,
             errors.add_unspelled(len(strange) * group.order - place)
             return
         chunk = _moved(schedule.chunks[index], _permutation(group, element))
-        owner = None if schedule.collective.kind is Kind.ALLREDUCE else chunk.owner
         errors.add(
             f"chunk {index * group.order + element}: {describe(schedule.collective)} moves no block with "
-            f"{Block(owner, chunk.target)}"
+            f"{schedule.collective.block_of(chunk.owner, chunk.target)}"
         )
 
 
 def _check_blocks(schedule: ImplicitSchedule, shares: Ints, scale: int, errors: Errors) -> None:
     """The chunks of every block add up to it."""
-    ranks = schedule.topology.ranks
-    taking_part = list(schedule.collective.ranks)
-    whole = scale if schedule.collective.kind is Kind.ALLREDUCE else scale // len(taking_part)
-    required = np.zeros((len(shares), shares.shape[1]), dtype=np.int64)
-    digits = _digits([whole], scale)[0][:, None]
-    match schedule.collective.kind:
+    collective, ranks = schedule.collective, schedule.topology.ranks
+    members, count = np.array(collective.ranks), len(collective.ranks)
+    found = _numbers(shares)
+    required = np.zeros_like(found)
+    match collective.kind:
         case Kind.ALLREDUCE:
-            required[:, 0] = digits[:, 0]
+            required[0] = scale
         case Kind.ALLTOALL:
-            pairs = np.add.outer(ranks * np.array(taking_part), np.array(taking_part))
-            required[:, pairs[~np.eye(len(taking_part), dtype=np.bool_)]] = digits
+            apart = ~np.eye(count, dtype=np.bool_)
+            sizes = np.array(collective.sizes or np.ones((count, count), dtype=np.int64), dtype=object)
+            total = collective.total or count * count
+            required[np.add.outer(ranks * members, members)[apart]] = sizes[apart] * count * scale // total
         case _:
-            required[:, taking_part] = digits
-    carried = shares.copy()
-    for place in range(len(carried) - 1):
-        carried[place + 1] += carried[place] >> DIGIT_BITS
-        carried[place] &= (1 << DIGIT_BITS) - 1
-    wrong = np.flatnonzero((carried != required).any(axis=0)).tolist()
+            required[members] = scale // count
+    wrong = np.flatnonzero(found != required).tolist()
     for place, index in enumerate(wrong):
         if errors.is_full:  # an alltoall has as many blocks as pairs of ranks
             errors.add_unspelled(len(wrong) - place)
             break
-        must, got = (Fraction(_number(digits[:, index].tolist()), scale) for digits in (required, shares))
-        block = _block(schedule.collective.kind, index, ranks)
+        must, got = Fraction(required[index], scale), Fraction(found[index], scale)
+        block = _block(collective.kind, index, ranks)
         errors.add(f"block with {block}: shares must add up to {must}, got {got}")
 
 
-def _amounts(names: Sequence[_Name], amounts: Ints, scale: int) -> dict[_Name, Fraction]:
-    """Shares out of their digits, a column for each name; those of nothing are left out."""
-    fractions: dict[tuple[int, ...], Fraction] = {}  # a regular fabric has few different loads
-    found = {}
-    for name, digits in zip(names, map(tuple, amounts.T.tolist()), strict=True):
-        if digits not in fractions:
-            fractions[digits] = Fraction(_number(digits), scale)
-        if fractions[digits]:
-            found[name] = fractions[digits]
-    return found
+def _loads(topology: Topology, amounts: Ints, scale: int) -> dict[Hop, Fraction]:
+    """The share over each link that is used, out of its digits."""
+    numbers = _numbers(amounts).tolist()
+    share = {number: Fraction(number, scale) for number in set(numbers)}  # a regular fabric has few of them
+    hops = ((link.src, link.dst) for link in topology.links)
+    return {hop: share[number] for hop, number in zip(hops, numbers, strict=True) if number}
 
 
 def _block(kind: Kind, index: int, ranks: int) -> Block:
@@ -271,8 +240,6 @@ def _spell_out(schedule: ImplicitSchedule, group: CheckedGroup, count: ReplayCou
         chunk = _moved(schedule.chunks[index], images)
         number = index * group.order + element
         replay_chunk(number, chunk, moved, schedule.topology, schedule.collective, everyone, errors)
-        if errors.is_full:
-            break
     errors.add_unspelled(int(count.numbers[1]) - (errors.count - before))
 
 
@@ -287,15 +254,14 @@ def _switch_uses(
     for transfer in schedule.transfers:
         if max(transfer.src, transfer.dst) >= ranks:
             at_switches.setdefault(transfer.chunk, []).append(transfer)
-    for element in range(group.order if at_switches else 0):
+    for (index, transfers), element in product(at_switches.items(), range(group.order)):
         images = _permutation(group, element)
-        for index, transfers in at_switches.items():
-            moved = [_image(transfer, images) for transfer in transfers]
-            uses = uses_of_chunk(index * group.order + element, moved, schedule.topology, errors)
-            trees.update({use.switch for use in uses})
-            for use in uses:
-                if use.adds:
-                    sums[use.switch] = sums.get(use.switch, Fraction(0)) + schedule.chunks[index].share
+        moved = [_image(transfer, images) for transfer in transfers]
+        uses = uses_of_chunk(index * group.order + element, moved, schedule.topology, errors)
+        trees.update({use.switch for use in uses})
+        for use in uses:
+            if use.adds:
+                sums[use.switch] = sums.get(use.switch, Fraction(0)) + schedule.chunks[index].share
     return sums, trees
 
 

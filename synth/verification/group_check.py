@@ -56,8 +56,8 @@ def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | No
     """The translations of a schedule with what follows from them; None, and why not, if they are none.
 
     They are permutations of the vertices that keep ranks, links (bandwidth and latency) and the ranks of the
-    collective among themselves, commute, have their declared orders, and no product of them but the identity
-    keeps a rank in its place.
+    collective among themselves, map its blocks to others of their size, commute, have their declared orders,
+    and no product of them but the identity keeps a rank in its place.
     """
     before = errors.count
     topology = schedule.topology
@@ -77,13 +77,14 @@ def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | No
         for index, images in enumerate(declared.generators)
     ]
     found = [row for row in rows if row is not None]
-    if len(found) < len(rows) or len(declared.orders) != len(rows) or declared.ranks != topology.ranks:
+    if len(found) < len(rows) or len(declared.orders) != len(rows):
         return None
     generators = np.array(declared.generators, dtype=np.int64).reshape(len(rows), topology.size)
     link_images = np.array(found, dtype=np.int64).reshape(len(rows), len(topology.links))
     _check_orders(generators, declared.orders, errors)
     _check_commuting(generators, errors)
     _check_members(generators, schedule, errors)
+    _check_sizes(generators, schedule, errors)
     if errors.count > before:
         return None
     order = math.prod(declared.orders)
@@ -110,7 +111,7 @@ def checked_link_images(
     Objects, under a name, to what an automorphism would do otherwise: to vertices, to links, to what switches
     can do. Links are looked at only where vertices are mapped rightly.
     """
-    if len(images) != topology.size or set(images) != set(range(topology.size)):
+    if sorted(images) != list(range(topology.size)):
         errors.add(f"{name}: must name each of the {topology.size} vertices exactly once")
         return None
     for vertex, image in enumerate(images):
@@ -134,7 +135,7 @@ def checked_link_images(
     wanted = moved[:, 0] * topology.size + moved[:, 1]
     found = np.searchsorted(keys, wanted)
     found[found == len(keys)] = 0
-    wrong = np.flatnonzero((keys[found] != wanted) | (kind[found] != kind)) if len(keys) else found
+    wrong = np.flatnonzero((keys[found] != wanted) | (kind[found] != kind))
     if wrong.size:
         src, dst = map(topology.label, ends[wrong[0]].tolist())
         to, into = map(topology.label, moved[wrong[0]].tolist())
@@ -194,6 +195,23 @@ def _check_members(generators: Integers, schedule: ImplicitSchedule, errors: Err
             errors.add(
                 f"translation {index}: maps rank {wrong[0]}, which takes part, to {images[wrong[0]]}, "
                 "which does not"
+            )
+
+
+def _check_sizes(generators: Integers, schedule: ImplicitSchedule, errors: Errors) -> None:
+    """Of an alltoall whose blocks differ, all images of a block are as large as it."""
+    collective, ranks = schedule.collective, schedule.topology.ranks
+    if not collective.sizes:
+        return
+    sizes = np.zeros((ranks, ranks), dtype=np.int64)
+    sizes[np.ix_(collective.ranks, collective.ranks)] = collective.sizes
+    np.fill_diagonal(sizes, 0)  # what a rank keeps is no block
+    for index, images in enumerate(generators[:, :ranks]):
+        moved = sizes[np.ix_(images, images)]
+        for src, dst in np.argwhere(moved != sizes)[:1]:
+            errors.add(
+                f"translation {index}: maps the block from rank {src} to rank {dst}, of {sizes[src, dst]} "
+                f"bytes, to one of {moved[src, dst]} bytes"
             )
 
 

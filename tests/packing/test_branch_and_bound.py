@@ -157,5 +157,13 @@ def test_effort_counts_the_entries_of_every_program() -> None:
     assert ruled_out(*PAIRS, 2, Fraction(101, 100), strictly=True, effort=6 + 4 + 6 + 4 + 1)
 
 
+def test_what_is_taken_leaves_fewer_trees_for_the_others() -> None:
+    """Beside the three pairs a tree of 1/2: two carry 3/2, parts of all 7/4. One branch tells, whichever."""
+    rows = TreeRows((Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2)), (0,))
+    trees = [*PAIRS[1], Uses(0, {3: 1})]
+    assert not ruled_out(rows, trees, 2, Fraction(3, 2), strictly=True)
+    assert ruled_out(rows, trees, 2, Fraction(8, 5), strictly=True, effort=7 + 6 + 1)
+
+
 def test_a_deadline_that_has_passed_proves_nothing() -> None:
     assert not ruled_out(APART, ALONE, 2, Fraction(1), strictly=True, deadline=Deadline.after(0))

@@ -63,6 +63,13 @@ def keeps(topology: Topology, images: Images) -> bool:
     } == {(a, b): data for a, b, data in graph.edges.data()}
 
 
+def acts_freely(declared: Translations, ranks: int) -> bool:
+    """Of permutations that commute: a product for each choice of powers, of which one keeps a rank alone."""
+    group = elements(declared.generators, declared.size)
+    kept = [one for one in group if any(one[rank] == rank for rank in range(ranks))]
+    return len(group) == math.prod(declared.orders) and len(kept) == 1
+
+
 def is_right(said: Said) -> bool:
     """By the definition: `check_group`."""
     topology, declared = said.topology, said.translations
@@ -70,7 +77,6 @@ def is_right(said: Said) -> bool:
         return False
     if any(sorted(images) != list(range(topology.size)) for images in declared.generators):
         return False
-    group = elements(declared.generators, topology.size)
     members = set(said.collective.ranks)
     return (
         tuple(map(order_of, declared.generators)) == declared.orders
@@ -81,11 +87,7 @@ def is_right(said: Said) -> bool:
             for a, b in permutations(declared.generators, 2)
         )
         and all({images[rank] for rank in members} == members for images in declared.generators)
-        and len(group) == math.prod(declared.orders)
-        and all(
-            one == tuple(range(topology.size)) or all(one[rank] != rank for rank in range(topology.ranks))
-            for one in group
-        )
+        and acts_freely(declared, topology.ranks)
     )
 
 
@@ -195,6 +197,15 @@ def test_without_links_there_is_nothing_to_map() -> None:
     said = Said(alone, Collective.on(alone, "allgather"), forged_group([1, 0], orders=[2], ranks=2, size=2))
     found, told = checked(said)
     assert not told and found is not None and found.link_images.shape == (1, 0)
+
+
+def test_the_first_rank_with_few_images_is_named() -> None:
+    """A rank in its place, two and four that go around."""
+    apart = Topology.build("apart", 7, [])
+    images = forged_group([0, 2, 1, 4, 5, 6, 3], orders=[4], ranks=7, size=7)
+    found, told = checked(Said(apart, Collective.on(apart, "allgather"), images))
+    few = "translations: only the identity may keep a rank in its place, rank 0 has 1 images under 4 elements"
+    assert found is None and told == [few]
 
 
 def test_the_identity_alone_keeps_everything_in_its_place() -> None:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.schedule import Chunk, Transfer
+from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
+from arborcast.synth.verification.every_translate import check_every_translate
+from arborcast.synth.verification.group_check import check_group
+from arborcast.synth.verification.replay import Errors
 from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
 from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, parts, translated
+from tests.support.drawn_in_network import drawn_transfers
 
 RING = circulant(4, {1: 1})
 
@@ -57,7 +64,7 @@ def test_without_any_translation_everything_is_a_representative() -> None:
 
 
 def test_more_ranks_than_fit_a_word() -> None:
-    schedule = translated(topologies.load("torus:9x9"), Kind.ALLREDUCE)
+    schedule = translated(topologies.load("torus:5x13"), Kind.ALLREDUCE)
     whole = verify(schedule.expand())
     assert whole.correct and judged(schedule) == (whole, whole)
 
@@ -70,6 +77,53 @@ def test_shares_of_any_denominator_are_added_up_exactly(kind: Kind) -> None:
     assert whole.correct and judged(schedule) == (whole, whole)
     lost = replace(schedule, chunks=(replace(schedule.chunks[0], share=part / 8), *schedule.chunks[1:]))
     assert not verify(lost, every_translate=True).correct
+
+
+EVEN = circulant(6, {1: 1, 2: 1})
+BY_TWO = Translations.generated(EVEN, [[2, 3, 4, 5, 0, 1]])
+"""On a circle of six: orbits 0, 2, 4, which take part in what follows, and 1, 3, 5, which do not."""
+
+
+def test_the_parts_of_an_allreduce_may_be_named_after_relays() -> None:
+    """0 and 2 (with what 4 has) are added up at 1, which takes no part, and go back."""
+    words = ["4>2:0+", "2>1:0+ 0>1:0+", "1>0:0 1>2:0", "2>4:0"]
+    everyone = Collective.on(EVEN, Kind.ALLREDUCE, ranks=(0, 2, 4))
+    for owner in (0, 1):
+        schedule = ImplicitSchedule.build(
+            EVEN,
+            everyone,
+            Method("drawn"),
+            bound(EVEN, everyone),
+            BY_TWO,
+            [Chunk(Fraction(1, 3), owner)],
+            drawn_transfers(words),
+        )
+        whole = verify(schedule.expand())
+        assert whole.correct and judged(schedule) == (whole, whole)
+
+
+def test_alltoalls_whose_blocks_differ() -> None:
+    """Of 27 bytes 1 goes to the next rank but one, 3 to the one before: 1/9 and 1/3 of what a rank holds."""
+
+    def sized(far: int, *wrong: tuple[int, int]) -> ImplicitSchedule:
+        ranks = (4, 0, 2)
+        rows = [[{0: 5, 2: 1, 4: far}[(dst - src) % 6] for dst in ranks] for src in ranks]
+        for row, column in wrong:
+            rows[row][column] += 1
+        chunks = [Chunk(Fraction(1, 3), 0, 4), Chunk(Fraction(1, 9), 0, 2)]
+        blocks = Collective.alltoallv(EVEN, rows, ranks=ranks)
+        proven = bound(EVEN, blocks)
+        transfers = drawn_transfers(["0>4:0 0>2:1"])
+        return ImplicitSchedule.build(EVEN, blocks, Method("drawn"), proven, BY_TWO, chunks, transfers)
+
+    whole = verify(sized(3).expand())
+    assert whole.correct and whole.rate == 3 and judged(sized(3)) == (whole, whole)
+    # What stays where it is may differ, and makes all others smaller parts.
+    same = sized(3, (0, 0), (1, 1))
+    refused(same, "block with owner 0 and target 2: shares must add up to 3/29, got 1/9")
+    refused(sized(0), "chunk 0: alltoall among 3 ranks moves no block with owner 0 and target 4")
+    message = "translation 0: maps the block from rank 2 to rank 4, of 1 bytes, to one of 2 bytes"
+    assert [verdict.errors for verdict in judged(sized(3, (0, 1)))] == [(message,), (message,)]
 
 
 # --- broken on purpose, drawn by dice -------------------------------------------------------------------
@@ -166,9 +220,30 @@ def check_judged_as_when_written_out(schedule: ImplicitSchedule) -> None:
         )
     # Line by line, but for the links of an orbit, which share a line.
     assert unlinked(on_all) == unlinked(whole)
-    assert verify(schedule, every_translate=True, max_errors=0).errors == (
-        (f"and {len(on_all.errors)} more",) if on_all.errors else ()
-    )
+    check_counted(schedule, on_all.errors)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["0>3>1:0 0>3>0:0 1>3>2:0"],  # rank 0 sends to itself; rank 1 has nothing in this step, later or not
+        ["0>3>1:0 2>3>1:0+", "1>3>0:0 1>3>2:0"],
+        ["2>3>1:0+ 0>3>1:0", "1>3>0:0 1>3>2:0"],
+        ["0>3>2:0", "2>3>1:0+ 0>3>1:0"],
+        ["2>3>1:0+ 0>3>1:0+", "1>3>0:0 1>3>2:0"],  # the one that is right
+    ],
+)
+@pytest.mark.parametrize("kind", [Kind.ALLGATHER, Kind.ALLREDUCE])
+def test_what_meets_is_judged_as_when_written_out(kind: Kind, steps: list[str]) -> None:
+    schedule = replace(translated(hub(3), kind), transfers=tuple(drawn_transfers(steps)))
+    check_judged_as_when_written_out(schedule)
+
+
+def check_counted(schedule: ImplicitSchedule, lines: tuple[str, ...]) -> None:
+    """Of every translate as many lines as asked for are spelled out, and the others counted."""
+    for limit in (0, 2) if lines else ():
+        rest = (f"and {len(lines) - limit} more",) if len(lines) > limit else ()
+        assert verify(schedule, every_translate=True, max_errors=limit).errors == (*lines[:limit], *rest)
 
 
 def unlinked(verdict: Verdict) -> list[str]:
@@ -299,7 +374,9 @@ def test_shares_blocks_and_rates_are_named() -> None:
     schedule = translated(RING, Kind.ALLGATHER)
     small = replace(schedule, chunks=(Chunk(Fraction(1, 8), 0),))
     refused(small, "block with owner 0: shares must add up to 1/4, got 1/8")
-    assert len(verify(small).errors) + 3 == len(verify(small, every_translate=True).errors)
+    alone, moved = judged(small)
+    assert len(alone.errors) + 3 == len(moved.errors)
+    check_counted(small, moved.errors)
     alltoall = translated(RING, Kind.ALLTOALL)
     refused(
         replace(alltoall, chunks=(replace(alltoall.chunks[0], share=Fraction(1, 2)), *alltoall.chunks[1:])),
@@ -309,6 +386,11 @@ def test_shares_blocks_and_rates_are_named() -> None:
     refused(
         replace(allreduce, chunks=(Chunk(Fraction(1, 5), 0),)),
         "block with owner any: shares must add up to 1, got 4/5",
+    )
+    # Beyond the digits that the whole buffer needs, too.
+    refused(
+        replace(schedule, chunks=(Chunk(2**28 + Fraction(1, 4), 0),)),
+        "block with owner 0: shares must add up to 1/4, got 1073741825/4",
     )
     refused(replace(schedule, rate=schedule.rate / 2), f"rate: {schedule.rate / 2} GB/s declared")
     refused(
@@ -330,10 +412,13 @@ def test_shares_blocks_and_rates_are_named() -> None:
 def test_chunks_of_no_block_are_named(kind: Kind) -> None:
     schedule = translated(hub(4), kind)  # the last vertex is a switch: no rank has its number
     target = None if kind is Kind.ALLTOALL else 1
-    strange = replace(schedule, chunks=(replace(schedule.chunks[0], target=target), *schedule.chunks[1:]))
-    refused(strange, f"chunk 0: {kind} among 4 ranks moves no block with owner ")
+    *chunks, last = schedule.chunks
+    strange = replace(schedule, chunks=(*chunks, replace(last, target=target)))
+    refused(strange, f"{kind} among 4 ranks moves no block with owner ")
     whole = verify(strange.expand(), max_errors=10**6)
-    assert unlinked(verify(strange, every_translate=True, max_errors=10**6)) == unlinked(whole)
+    moved = verify(strange, every_translate=True, max_errors=10**6)
+    assert unlinked(moved) == unlinked(whole)
+    check_counted(strange, moved.errors)
 
 
 def test_chunks_are_named_as_representatives_or_as_written_out() -> None:
@@ -344,3 +429,30 @@ def test_chunks_are_named_as_representatives_or_as_written_out() -> None:
     assert alone.errors[0] == "chunk 0: rank 3 must end with the contribution of rank 0, got that of no rank"
     assert moved.errors[1] == "chunk 1: rank 0 must end with the contribution of rank 1, got that of no rank"
     assert len([line for line in moved.errors if line.startswith("chunk")]) == 4
+
+
+@pytest.mark.parametrize("pair", [((0, 1), (0, 3)), ((0, 1), (2, 1))])
+def test_hops_go_where_their_ends_do(pair: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    """Two links whose images are exchanged, of one tail or one head: no check of translations passes it."""
+    chain = (Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1), Transfer(0, 2, 3, 2))
+    schedule = replace(translated(RING, Kind.ALLGATHER), transfers=chain)
+    ends = [(link.src, link.dst) for link in RING.links]
+    image = {(a, b): ((a + 1) % 4, (b + 1) % 4) for a, b in ends}
+    image |= {pair[0]: image[pair[1]], pair[1]: image[pair[0]]}
+    loads: Counter[tuple[int, int]] = Counter()
+    lost = 0
+    for first in range(4):
+        for hop in ((0, 1), (1, 2), (2, 3)):
+            moved = hop
+            for _ in range(first):
+                moved = image[moved]
+            is_right = moved == tuple((end + first) % 4 for end in hop)
+            loads[moved] += is_right
+            lost += not is_right
+    errors = Errors(9)
+    group = check_group(schedule, errors)
+    assert group is not None
+    images = np.array([[ends.index(image[hop]) for hop in ends]])
+    counted, *_ = check_every_translate(schedule, replace(group, link_images=images), errors)
+    assert errors.all() == (f"transfers: {lost} hops are moved to where there is no link",)
+    assert counted == {hop: Fraction(count, 4) for hop, count in loads.items() if count}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 
 import pytest
@@ -13,17 +14,22 @@ from arborcast.synth.api import solve
 from arborcast.synth.collective import NAMED_KINDS, Kind
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.schedule import Schedule, Transfer
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification import every_translate, verifier
 from arborcast.synth.verification.every_translate import loads_if_sound
 from tests.support.drawn_implicit import grid, implicit
-from tests.verification.test_verifier import RELAY, SQUARE, STAR
+from tests.support.drawn_in_network import TURNS, star
+from tests.verification.test_verifier import RELAY, SQUARE, STAR, custom, draw
 
 
 @cache
 def _solved(topology: Topology, kind: str, ranks: tuple[int, ...] | None) -> Schedule:
     return solve(topology, kind, form="explicit", ranks=ranks)
+
+
+TURNING = star(3, TURNS)
+"""Whose switch holds sums and copies as ranks do."""
 
 
 def _replayed(schedule: AnySchedule, patch: pytest.MonkeyPatch, many: int) -> verifier.Verdict:
@@ -33,7 +39,9 @@ def _replayed(schedule: AnySchedule, patch: pytest.MonkeyPatch, many: int) -> ve
 
 
 @pytest.mark.parametrize("kind", NAMED_KINDS)
-@pytest.mark.parametrize(("topology", "ranks"), [(SQUARE, None), (STAR, None), (RELAY, (0, 1))])
+@pytest.mark.parametrize(
+    ("topology", "ranks"), [(SQUARE, None), (STAR, None), (RELAY, (0, 1)), (TURNING, None)]
+)
 def test_right_schedules_are_right_in_both(
     topology: Topology, ranks: tuple[int, ...] | None, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +61,16 @@ def test_those_in_implicit_form_are_replayed_by_their_representatives(
     assert one == other
 
 
+def test_custom_collectives_are_replayed_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 holds the block before: what it adds of rank 0's is twice the same."""
+    twice = draw(
+        SQUARE, custom(SQUARE, ([0, 1], [2])), [Chunk(Fraction(1), 0, demand=0)], ["0>1:0+", "1>2:0"]
+    )
+    one, other = (_replayed(twice, monkeypatch, many) for many in (-1, 1 << 16))
+    assert one == other
+    assert one.errors == ("chunk 0: rank 1 would count rank 0's contribution twice in step 0",)
+
+
 def test_without_time_to_compile_kernels_it_is_replayed_chunk_by_chunk(monkeypatch) -> None:
     def late(*_: object) -> None:
         raise TimedOutError("not compiled yet")
@@ -64,7 +82,7 @@ def test_without_time_to_compile_kernels_it_is_replayed_chunk_by_chunk(monkeypat
 
 
 @settings(max_examples=60)
-@given(st.data(), st.sampled_from(NAMED_KINDS), st.sampled_from([SQUARE, STAR]))
+@given(st.data(), st.sampled_from(NAMED_KINDS), st.sampled_from([SQUARE, STAR, TURNING]))
 def test_broken_schedules_are_named_alike(data: st.DataObject, kind: str, topology: Topology) -> None:
     whole = _solved(topology, kind, None)
     transfers = list(whole.transfers)
