@@ -173,15 +173,15 @@ class Steiner:
             paid[ranks:] = [self.adders.get(vertex, 0) for vertex in self.switches]
         kinds = self._kinds(onward)
         sizes = np.bincount(kinds)
-        firsts = np.unique(kinds, return_index=True)[1].tolist()
-        lasts = (count - 1 - np.unique(kinds[::-1], return_index=True)[1]).tolist()
+        order, ends = np.argsort(kinds, kind="stable"), np.cumsum(sizes)
+        firsts, lasts = order[ends - sizes], order[ends - 1]
         others = range(count, len(self.points))
         # From the first of a class to the last of it is the way between any two.
         between = np.ascontiguousarray(onward[np.ix_([*firsts, *others], [*lasts, *others])])
-        few, many = _fork(between, paid[[*firsts, *others]], sizes)
+        strides = np.cumprod([1, *(sizes + 1)])
+        few, many = _fork(between, paid[[*firsts, *others]], sizes, strides)
         # A terminal reaches all others, which is one less of its own class.
-        rows = len(few) - 1 - np.cumprod([1, *(sizes[:-1] + 1)])[kinds]
-        costs[:count] = np.minimum(few, many)[rows, kinds]
+        costs[:count] = np.minimum(few, many)[strides[-1] - 1 - strides[kinds], kinds]
         costs[count:] = few[-1, len(sizes) :]
         at = ranks + np.array(forks, dtype=np.int64)
         forked[at] = many[-1, at - count + len(sizes)] + paid[at]
@@ -237,7 +237,7 @@ def _are_alike(ways: Matrix, first: int, other: int) -> bool:
 
 
 @kernel
-def _fork(ways: Matrix, paid: Ints, sizes: Ints) -> tuple[Matrix, Matrix]:
+def _fork(ways: Matrix, paid: Ints, sizes: Ints, strides: Ints) -> tuple[Matrix, Matrix]:
     """What the cheapest trees from each point to so many terminals of each class cost.
 
     Dreyfus and Wagner 1971, over numbers of terminals that are alike rather than over sets: a tree to some of
@@ -249,32 +249,29 @@ def _fork(ways: Matrix, paid: Ints, sizes: Ints) -> tuple[Matrix, Matrix]:
             come first, is one point, with the way between two of them.
         paid: what it costs to fork at each point, in however many.
         sizes: how many terminals each class has.
+        strides: how many rows one of each class is worth, and at the end the number of rows.
 
     Returns:
         Trees, and trees that fork where they start without what that costs. A row per numbers of terminals,
         in mixed radix, the first class the fastest.
     """
-    points, classes = ways.shape[0], sizes.shape[0]
-    stride = np.ones(classes + 1, dtype=np.int64)
-    for place in range(classes):
-        stride[place + 1] = stride[place] * (sizes[place] + 1)
-    rows = stride[classes]
+    points, classes, rows = len(ways), len(sizes), strides[-1]
     costs, forked = np.full((rows, points), FAR), np.full((rows, points), FAR)
     costs[0] = 0
     wanted, part = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
     for row in range(1, rows):
         for place in range(classes):
-            wanted[place] = row // stride[place] % (sizes[place] + 1)
+            wanted[place] = row // strides[place] % (sizes[place] + 1)
         part[:] = 0
         one = 0
         while True:  # all parts of what is wanted, like digits, ascending
             place = 0
             while part[place] == wanted[place]:
-                one -= part[place] * stride[place]
+                one -= part[place] * strides[place]
                 part[place] = 0
                 place += 1
             part[place] += 1
-            one += stride[place]
+            one += strides[place]
             other = row - one
             if one > other:
                 break  # the other half of the pairs is the same
@@ -285,7 +282,7 @@ def _fork(ways: Matrix, paid: Ints, sizes: Ints) -> tuple[Matrix, Matrix]:
         for point in range(points):
             for target in range(points):
                 if target < classes and wanted[target] > 0:
-                    rest = row - stride[target]
+                    rest = row - strides[target]
                     reached = ways[point, target] + min(costs[rest, target], forked[rest, target])
                 else:
                     reached = ways[point, target] + forked[row, target] + paid[target]
