@@ -55,7 +55,6 @@ BARS = ("simulation/test_bars.py",)
 CERTIFICATION = ("verification/test_certification.py",)
 PIPELINE = ("planning/test_pipeline_simulator.py",)
 SIMULATION = ("simulation/test_simulator.py", "simulation/test_switches.py")
-STEPS = ("chunks/test_step_certification.py", "chunks/test_tree_bounds.py", "chunks/test_allreduce_search.py")
 SYMMETRIC = ("verification/test_implicit_verifier.py", "verification/test_machine_replay.py")
 TIMES = "verification/test_certified_times.py"
 VERIFIER = ("verification/test_verifier.py", "verification/test_switch_use.py")
@@ -76,9 +75,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.certification.steiner": ("verification/test_steiner.py",),
     "synth.certification.windows": (TIMES,),
     "synth.certification.tolls": (TIMES,),
-    "synth.chunks.bounds.step_check": STEPS,
+    "synth.chunks.bounds.step_check": ("chunks/test_step_certification.py",),
     "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_costs.py",),
-    "synth.chunks.bounds.allreduce_check": STEPS,
+    "synth.chunks.bounds.allreduce_check": ("chunks/test_allreduce_certificates.py",),
     "synth.simulation.events": SIMULATION,
     "synth.simulation.hops": SIMULATION,
     "synth.simulation.implicit_simulator": ("implicit/test_orbit_timelines.py",),
