@@ -105,6 +105,16 @@ def test_what_is_as_far_from_all_but_not_as_near_to_all_is_not_alike() -> None:
         assert found(fabric, lengths, {}, Collective.on(fabric, "broadcast", root=root)) == cost
 
 
+def test_what_another_switch_hands_on_does_not_come_back() -> None:
+    """From 0 by 3 to 4, which alone has loopback and is 1 from the others; the way back is 11, not 2."""
+    lengths = {hop: 1 for v, hub in ((0, 3), (1, 4), (2, 4)) for hop in ((v, hub), (hub, v))}
+    lengths |= {(3, 4): 1, (4, 3): 10}
+    switches = [Switch("near", **ABLE[2]), Switch("far", **ABLE[4])]
+    fabric = Topology.build("two hubs", 3, [Link(*hop, Fraction(1)) for hop in lengths], switches)
+    for kind, cost in (("broadcast", 1 + 1 + 2), ("reduce", 2 + 10 + 1)):
+        assert found(fabric, lengths, {}, Collective.on(fabric, kind)) == cost
+
+
 def test_what_a_switch_at_a_rank_can_do_the_rank_can() -> None:
     fabric, lengths = around({"reduces": True}, [(0, 0), (3, 2)], {})
     assert found(fabric, lengths, {}, Collective.on(fabric, "broadcast")) == 2
