@@ -116,6 +116,15 @@ def test_what_another_switch_hands_on_does_not_come_back() -> None:
         assert found(fabric, lengths, {}, Collective.on(fabric, kind)) == cost
 
 
+def test_what_joins_at_one_switch_forks_at_another() -> None:
+    """Up to 3, which adds, 1, 2 and 3; over 1 to 4, which copies, and down 1 each."""
+    lengths = {hop: far for v in range(3) for hop, far in (((v, 3), v + 1), ((4, v), 1))} | {(3, 4): 1}
+    switches = [Switch("in", reduces=True), Switch("out", multicasts=True)]
+    fabric = Topology.build("two ways", 3, [Link(*hop, Fraction(1)) for hop in lengths], switches)
+    for kind, cost in (("allreduce", 6 + 1 + 3), ("broadcast", 1 + 1 + 2), ("reduce", 2 + 3 + 1 + 1)):
+        assert found(fabric, lengths, {}, Collective.on(fabric, kind)) == cost
+
+
 def test_what_a_switch_at_a_rank_can_do_the_rank_can() -> None:
     fabric, lengths = around({"reduces": True}, [(0, 0), (3, 2)], {})
     assert found(fabric, lengths, {}, Collective.on(fabric, "broadcast")) == 2
