@@ -100,10 +100,14 @@ def test_ranks_that_are_alike_are_counted(can: dict[str, bool], kind: Kind) -> N
 
 
 def test_what_is_as_far_from_all_but_not_as_near_to_all_is_not_alike() -> None:
-    """The hub is 20, 22 and 9 away and each of them 1 from it; between 0 and 1 it is 4."""
-    fabric, lengths = around({"multicasts": True}, [(20, 1), (22, 1), (9, 1)], {(0, 1): 4, (1, 0): 4})
-    for root, cost in enumerate((22, 24, 11)):
-        assert found(fabric, lengths, {}, Collective.on(fabric, "broadcast", root=root)) == cost
+    """Between 0 and 1 it is 4. The hub is 20, 22 and 9 away and they 1 from it, then turned round."""
+    for ways, costs in (
+        ([(20, 1), (22, 1), (9, 1)], (22, 24, 11)),
+        ([(1, 20), (1, 22), (1, 9)], (14, 14, 25)),
+    ):
+        fabric, lengths = around({"multicasts": True}, ways, {(0, 1): 4, (1, 0): 4})
+        for root, cost in enumerate(costs):
+            assert found(fabric, lengths, {}, Collective.on(fabric, "broadcast", root=root)) == cost
 
 
 def test_what_another_switch_hands_on_does_not_come_back() -> None:
@@ -117,12 +121,12 @@ def test_what_another_switch_hands_on_does_not_come_back() -> None:
 
 
 def test_what_joins_at_one_switch_forks_at_another() -> None:
-    """Up to 3, which adds, 1, 2 and 3; over 1 to 4, which copies, and down 1 each."""
-    lengths = {hop: far for v in range(3) for hop, far in (((v, 3), v + 1), ((4, v), 1))} | {(3, 4): 1}
-    switches = [Switch("in", reduces=True), Switch("out", multicasts=True)]
+    """Up to 4, which adds for 2, ways are 1, 2 and 3; over 1 to 3, which copies, and down 1 each."""
+    lengths = {hop: far for v in range(3) for hop, far in (((v, 4), v + 1), ((3, v), 1))} | {(4, 3): 1}
+    switches = [Switch("out", multicasts=True), Switch("in", reduces=True, adder=Fraction(1))]
     fabric = Topology.build("two ways", 3, [Link(*hop, Fraction(1)) for hop in lengths], switches)
-    for kind, cost in (("allreduce", 6 + 1 + 3), ("broadcast", 1 + 1 + 2), ("reduce", 2 + 3 + 1 + 1)):
-        assert found(fabric, lengths, {}, Collective.on(fabric, kind)) == cost
+    for kind, cost in (("allreduce", 6 + 2 + 1 + 3), ("broadcast", 1 + 1 + 2), ("reduce", 2 + 3 + 2 + 1 + 1)):
+        assert found(fabric, lengths, {4: 2}, Collective.on(fabric, kind)) == cost
 
 
 def test_what_a_switch_at_a_rank_can_do_the_rank_can() -> None:
