@@ -55,7 +55,6 @@ BARS = ("simulation/test_bars.py",)
 CERTIFICATION = ("verification/test_certification.py",)
 PIPELINE = ("planning/test_pipeline_simulator.py",)
 SIMULATION = ("simulation/test_simulator.py", "simulation/test_switches.py")
-STEPS = ("chunks/test_step_certification.py", "chunks/test_tree_bounds.py", "chunks/test_allreduce_search.py")
 SYMMETRIC = ("verification/test_implicit_verifier.py", "verification/test_machine_replay.py")
 TIMES = "verification/test_certified_times.py"
 VERIFIER = ("verification/test_verifier.py", "verification/test_switch_use.py")
@@ -76,9 +75,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.certification.steiner": ("verification/test_steiner.py",),
     "synth.certification.windows": (TIMES,),
     "synth.certification.tolls": (TIMES,),
-    "synth.chunks.bounds.step_check": STEPS,
+    "synth.chunks.bounds.step_check": ("chunks/test_step_certification.py",),
     "synth.chunks.bounds.spanning_check": ("chunks/test_spanning_costs.py",),
-    "synth.chunks.bounds.allreduce_check": STEPS,
+    "synth.chunks.bounds.allreduce_check": ("chunks/test_allreduce_certificates.py",),
     "synth.simulation.events": SIMULATION,
     "synth.simulation.hops": (*SIMULATION, "implicit/test_orbit_timelines.py"),
     "synth.simulation.implicit_simulator": ("implicit/test_orbit_timelines.py",),
@@ -108,6 +107,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "pipeline.simulation.timeline": BARS,
 }
 LEFT_OUT = (
+    "bounds/test_time_limits.py::test_nothing_simulates_faster",
+    "bounds/test_time_limits.py::test_no_exchange_of_blocks_that_differ_simulates_faster",
+    "bounds/test_time_limits.py::test_switches_that_add_and_copy_do_not_go_below_it",
+    "chunks/test_step_certification.py::test_every_rank_of_many_may_be_a_target",
+    "chunks/test_step_certification.py::test_the_most_targets_that_are_possible",
     "planning/test_allreduce_cost.py::test_the_prediction_has_the_schedules_own_time",
     *(
         f"simulation/test_simulator.py::test_{name}"

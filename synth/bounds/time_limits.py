@@ -136,7 +136,7 @@ def _latencies(fabric: Topology) -> tuple[Ints, int]:
 
 def _upper(lines: set[Line]) -> Iterator[Line]:
     """Those that no other one is above at all sizes."""
-    steepest = Fraction(-1)
+    steepest = Fraction(0)
     for line in sorted(lines, key=lambda line: (-line.latency_us, -line.us_per_byte)):
         if line.us_per_byte > steepest:
             steepest = line.us_per_byte

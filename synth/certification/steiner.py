@@ -45,11 +45,11 @@ class Trees:
 
     Attributes:
         any: what the cheapest tree costs; `FAR` for none.
-        passed_on: what it costs where the point, a switch, hands on to another one that joins or forks.
+        forked: what it costs where it joins or forks at the point, of switches alone.
     """
 
     any: Ints
-    passed_on: Ints
+    forked: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,17 +123,18 @@ class Steiner:
 
     @cached_property
     def pairs(self) -> Ints:
-        """What the cheapest in-tree to each point and the cheapest out-tree from it cost together."""
-        both = self.into.any + self.out.any
+        """What in-trees to each point and out-trees from it cost together; the cheapest pair is among them.
+
+        What joins at one switch and forks at another is counted at the latter.
+        """
+        both: Ints = self.into.any + self.out.any
         first = len(self.points) - len(self.switches)
         for place, vertex in enumerate(self.switches, first):
             if not self.topology.switches[vertex - self.topology.ranks].turns:
-                both[place] = min(
-                    self.into.any[place] + self.out.passed_on[place],
-                    self.into.passed_on[place] + self.out.any[place],
-                )
-        least: Ints = np.minimum(both, FAR)
-        return least
+                near = self._between_holders[list(self.switches), vertex]
+                near[place - first] = FAR
+                both[place] = (near + self.into.forked[first:]).min() + self.out.any[place]
+        return both
 
     @cached_property
     def ways(self) -> Matrix:
@@ -150,193 +151,140 @@ class Steiner:
         """The trees of one direction; those that gather are out-trees over the links turned round."""
         ways = self.ways.T if turned else self.ways
         count, ranks = len(self.terminals), len(self.terminals) + len(self.relays)
-        nowhere = np.full(len(self.points), FAR)
+        costs, forked = np.full((2, len(self.points)), FAR)
         able = [self.topology.switches[vertex - self.topology.ranks] for vertex in self.switches]
         forks = [
             place for place, switch in enumerate(able) if (switch.reduces if turned else switch.multicasts)
         ]
-        if count == 1:
-            return Trees(ways[:, 0].copy(), nowhere)
         if not forks and not self.relays:
-            costs, among = nowhere.copy(), ways[:count, :count]
+            among = ways[:count, :count]
             if self.collective.root is None:
                 costs[:count] = cheapest_costs(among)
             else:  # which need not be reached from others
                 root = self.place(self.collective.root)
                 costs[root] = cheapest_cost(among, root)
-            return Trees(costs, nowhere)
-        to_forks = np.full_like(ways, FAR)
-        to_forks[:, :ranks] = ways[:, :ranks]
+            return Trees(costs, forked)
+        onward = np.full_like(ways, FAR)
+        onward[:, :ranks] = ways[:, :ranks]
         for place in forks:
-            to_forks[:, ranks + place] = self._ways_to_fork(ways, place, turned=turned)
+            onward[:, ranks + place] = self._ways_to_fork(ways, place, turned=turned)
         paid = np.zeros(len(self.points), dtype=np.int64)
         if turned:
             paid[ranks:] = [self.adders.get(vertex, 0) for vertex in self.switches]
-        alike = _alike(ways, to_forks, count)
-        sizes = np.bincount(alike)
-        if math.prod((size + 1) * (size + 2) // 2 for size in sizes.tolist()) > MOST_PARTS:
-            raise InputError(
-                f"dual for {self.collective.kind}: with relays or able switches at most {MOST_APART} ranks "
-                f"may be apart, or more that are alike, got {count}"
-            )
-        first = np.unique(alike, return_index=True)[1]
-        kept = np.array([*first.tolist(), *range(count, len(self.points))])
-        of_class = np.array([*range(len(sizes)), *[-1] * (len(kept) - len(sizes))])
-        chosen = np.ix_(kept, kept)
-        few, many = _fork(
-            np.ascontiguousarray(ways[chosen]),
-            np.ascontiguousarray(to_forks[chosen]),
-            paid[kept],
-            sizes,
-            of_class,
-            _within(ways, alike),
-        )
+        kinds = self._kinds(onward)
+        sizes = np.bincount(kinds)
+        order, ends = np.argsort(kinds, kind="stable"), np.cumsum(sizes)
+        firsts, lasts = order[ends - sizes], order[ends - 1]
+        others = range(count, len(self.points))
+        # From the first of a class to the last of it is the way between any two.
+        between = np.ascontiguousarray(onward[np.ix_([*firsts, *others], [*lasts, *others])])
+        strides = np.cumprod([1, *(sizes + 1)])
+        few, many = _fork(between, paid[[*firsts, *others]], sizes, strides)
         # A terminal reaches all others, which is one less of its own class.
-        own = np.cumprod([1, *(sizes[:-1] + 1)])
-        costs, forked = np.full(len(self.points), FAR), np.full(len(self.points), FAR)
-        costs[count:], forked[count:] = few[-1, len(sizes) :], many[-1, len(sizes) :]
-        for terminal, kind in enumerate(alike.tolist()):
-            row = len(few) - 1 - own[kind]
-            costs[terminal] = min(few[row, kind], many[row, kind])
-        passed_on = nowhere.copy()
-        for place, vertex in enumerate(self.switches):
-            for fork in forks:
-                if fork != place:
-                    way = self._near(vertex, self.switches[fork], turned=turned)
-                    passed_on[ranks + place] = min(
-                        passed_on[ranks + place], way + forked[ranks + fork] + paid[ranks + fork]
-                    )
-        return Trees(costs, passed_on)
-
-    def _near(self, src: Vertex, dst: Vertex, *, turned: bool) -> int:
-        near = self._between_holders
-        return int(near[dst, src] if turned else near[src, dst])
+        costs[:count] = np.minimum(few, many)[strides[-1] - 1 - strides[kinds], kinds]
+        costs[count:] = few[-1, len(sizes) :]
+        at = ranks + np.array(forks, dtype=np.int64)
+        forked[at] = many[-1, at - count + len(sizes)] + paid[at]
+        return Trees(costs, forked)
 
     def _ways_to_fork(self, ways: Matrix, place: int, *, turned: bool) -> Ints:
         """What it costs to come from each point to a switch and fork there."""
         vertex, first = self.switches[place], len(self.terminals) + len(self.relays)
         if not self.topology.switches[vertex - self.topology.ranks].loopback:
-            found: Ints = ways[:, first + place]
-            return found
+            straight: Ints = ways[:, first + place]
+            return straight
         near = self._between_holders.T if turned else self._between_holders
         ranks = self.topology.ranks
         others = [other for other in range(ranks, self.topology.holders) if other != vertex]
-        from_ranks = near[:ranks, vertex] + near[vertex, :ranks]
-        if others:  # a rank's data that another switch hands on do not come back
-            from_ranks = np.minimum(from_ranks, (near[:ranks, others] + near[others, vertex]).min(axis=1))
-        found = np.full(len(self.points), FAR)
-        for rank, cost in enumerate(from_ranks.tolist()):
-            found = np.minimum(found, ways[:, self.place(rank)] + cost)
-        for other, point in enumerate(self.switches, first):
-            found[other] = 0 if point == vertex else min(found[other], near[point, vertex])
-        return np.minimum(found, FAR)
+        from_ranks = np.minimum(
+            near[:ranks, vertex] + near[vertex, :ranks],
+            # A rank's data that another switch hands on do not come back.
+            (near[:ranks, others] + near[others, vertex]).min(axis=1, initial=FAR),
+        )
+        found: Ints = (ways[:, [self.place(rank) for rank in range(ranks)]] + from_ranks).min(axis=1)
+        found[first:] = np.minimum(found[first:], near[list(self.switches), vertex])
+        return found
+
+    def _kinds(self, onward: Matrix) -> Ints:
+        """The class of each terminal: those that may be exchanged without any way changing.
+
+        Raises:
+            InputError: there are too many.
+        """
+        kinds: list[int] = []
+        firsts: list[int] = []
+        for terminal in range(len(self.terminals)):
+            alike = (kind for kind, first in enumerate(firsts) if _are_alike(onward, first, terminal))
+            kinds.append(next(alike, len(firsts)))
+            if kinds[-1] == len(firsts):
+                firsts.append(terminal)
+            sizes = np.bincount(kinds).tolist()
+            if math.prod((size + 1) * (size + 2) // 2 for size in sizes) > MOST_PARTS:
+                raise InputError(
+                    f"dual for {self.collective.kind}: with relays or able switches at most {MOST_APART} "
+                    f"ranks may be apart, or more that are alike, got {len(self.terminals)}"
+                )
+        return np.array(kinds)
 
 
-def _alike(ways: Matrix, to_forks: Matrix, count: int) -> Ints:
-    """The class of each of the first `count` points: those that may be exchanged without any way changing."""
-    classes = np.full(count, -1)
-    for first in range(count):
-        if classes[first] >= 0:
-            continue
-        found = classes.max() + 1
-        if found > MOST_APART:  # too many, whatever the others are
-            classes[classes < 0] = np.arange(found, found + np.count_nonzero(classes < 0))
-            break
-        classes[first] = found
-        for other in range(first + 1, count):
-            if classes[other] < 0 and _may_be_exchanged((ways, to_forks), first, other):
-                classes[other] = found
-    return classes
-
-
-def _may_be_exchanged(matrices: tuple[Matrix, ...], first: int, other: int) -> bool:
-    order = np.arange(len(matrices[0]))
+def _are_alike(ways: Matrix, first: int, other: int) -> bool:
+    """Whether two points may be exchanged."""
+    order = np.arange(len(ways))
     order[[first, other]] = other, first
-    return all(
-        np.array_equal(matrix[first][order], matrix[other])
-        and np.array_equal(matrix[order, first], matrix[:, other])
-        for matrix in matrices
+    return np.array_equal(ways[first][order], ways[other]) and np.array_equal(
+        ways[order, first], ways[:, other]
     )
 
 
-def _within(ways: Matrix, alike: Ints) -> Ints:
-    """The way between two terminals of each class; `FAR` where it has only one."""
-    found = np.full(alike.max() + 1, FAR)
-    for kind in range(len(found)):
-        members = np.flatnonzero(alike == kind)
-        if len(members) > 1:
-            found[kind] = ways[members[0], members[1]]
-    return found
-
-
 @kernel
-def _fork(  # noqa: PLR0912
-    ways: Matrix, to_forks: Matrix, paid: Ints, sizes: Ints, of_class: Ints, within: Ints
-) -> tuple[Matrix, Matrix]:
+def _fork(ways: Matrix, paid: Ints, sizes: Ints, strides: Ints) -> tuple[Matrix, Matrix]:
     """What the cheapest trees from each point to so many terminals of each class cost.
 
     Dreyfus and Wagner 1971, over numbers of terminals that are alike rather than over sets: a tree to some of
-    them costs what one to any others costs. Trees from a terminal go to others. A tree is a way to a point
-    where it forks, or to a terminal from where it goes on.
+    them costs what one to any others costs. A tree is a way to a point where it forks, or to a terminal from
+    where it goes on. Trees from a terminal go to others: what is found of one and all of its class is unused.
 
     Args:
-        ways: the way between points; a class of terminals, which come first, is one point.
-        to_forks: the way from each point to where each one forks; `FAR` where it may not, 0 to itself.
+        ways: from each point to where a tree goes on; `FAR` to what may not fork. A class of terminals, which
+            come first, is one point, with the way between two of them.
         paid: what it costs to fork at each point, in however many.
         sizes: how many terminals each class has.
-        of_class: of each point, its class; -1 for those that are no terminals.
-        within: the way between two terminals of each class.
+        strides: how many rows one of each class is worth, and at the end the number of rows.
 
     Returns:
         Trees, and trees that fork where they start without what that costs. A row per numbers of terminals,
         in mixed radix, the first class the fastest.
     """
-    points, classes = ways.shape[0], sizes.shape[0]
-    stride = np.ones(classes + 1, dtype=np.int64)
-    for place in range(classes):
-        stride[place + 1] = stride[place] * (sizes[place] + 1)
-    rows = stride[classes]
+    points, classes, rows = len(ways), len(sizes), strides[-1]
     costs, forked = np.full((rows, points), FAR), np.full((rows, points), FAR)
     costs[0] = 0
     wanted, part = np.zeros(classes, dtype=np.int64), np.zeros(classes, dtype=np.int64)
     for row in range(1, rows):
         for place in range(classes):
-            wanted[place] = row // stride[place] % (sizes[place] + 1)
+            wanted[place] = row // strides[place] % (sizes[place] + 1)
         part[:] = 0
         one = 0
-        while True:  # all parts of what is wanted, like digits; each half of the pairs is enough
+        while True:  # all parts of what is wanted, like digits, ascending
             place = 0
-            while place < classes and part[place] == wanted[place]:
-                one -= part[place] * stride[place]
+            while part[place] == wanted[place]:
+                one -= part[place] * strides[place]
                 part[place] = 0
                 place += 1
-            if place == classes:
-                break
             part[place] += 1
-            one += stride[place]
+            one += strides[place]
             other = row - one
             if one > other:
-                continue
+                break  # the other half of the pairs is the same
             for point in range(points):
-                both = min(costs[one, point], forked[one, point]) + min(
-                    costs[other, point], forked[other, point]
-                )
+                both = min(costs[one, point], forked[one, point])
+                both += min(costs[other, point], forked[other, point])
                 forked[row, point] = min(forked[row, point], both)
         for point in range(points):
-            its = of_class[point]
-            if to_forks[point, point] >= FAR or (its >= 0 and wanted[its] == sizes[its]):
-                forked[row, point] = FAR
-        for point in range(points):
-            its = of_class[point]
-            if its >= 0 and wanted[its] == sizes[its]:
-                continue  # there are not so many others
             for target in range(points):
-                kind = of_class[target]
-                if kind >= 0 and wanted[kind] > 0:
-                    way = within[kind] if point == target else ways[point, target]
-                    rest = row - stride[kind]
-                    reached = way + min(costs[rest, target], forked[rest, target])
+                if target < classes and wanted[target] > 0:
+                    rest = row - strides[target]
+                    reached = ways[point, target] + min(costs[rest, target], forked[rest, target])
                 else:
-                    reached = to_forks[point, target] + forked[row, target] + paid[target]
+                    reached = ways[point, target] + forked[row, target] + paid[target]
                 costs[row, point] = min(costs[row, point], reached)
     return costs, forked

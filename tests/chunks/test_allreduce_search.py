@@ -319,25 +319,8 @@ def test_certificates_that_promise_too_much_are_refused() -> None:
     )
     assert read == whole
     longer = tuple((i, r, tuple((s, w, 2 * length) for s, w, length in rows)) for i, r, rows in whole.pairs)
-    for wrong, message in (
-        (replace(whole, pairs=longer), "lengths must add up to at most"),
-        (replace(whole, links=tuple(tuple(2 * x for x in row) for row in whole.links)), "at most 1, got 2"),
-        (replace(whole, pairs=whole.pairs + whole.pairs[:1]), "a pair of ranks must be named once"),
-        (replace(whole, pairs=((0, 0, ()),)), "0 to 0 is no pair"),
-        (replace(whole, pairs=((*whole.symmetries[0][:2], ()), *whole.pairs)), "one of those that are alike"),
-        (replace(whole, symmetries=((0, 0, 2, 3, 4, 5, 6, 7),)), "must be a permutation of the vertices"),
-        (replace(whole, symmetries=((1, 0, 2, 3, 4, 5, 6, 7),)), "map links to links of the same capacity"),
-        (replace(whole, links=whole.links[1:]), "needs a length for each of 32 links in 3 steps"),
-        (
-            replace(whole, pairs=((0, 1, ((3, 0, Fraction(1)),)),)),
-            "there is no length 1 of route 0 in step 3",
-        ),
-    ):
-        with pytest.raises(InputError, match=message):
-            certified_ratio(problem, 3, wrong)
-    few = Collective.on(fabric, "allreduce", ranks=[0, 1, 2, 3])
-    with pytest.raises(InputError, match="must keep the ranks that take part"):
-        certified_ratio(sum_problem(fabric, few), 3, whole)
+    with pytest.raises(InputError, match="lengths must add up to at most"):
+        certified_ratio(problem, 3, replace(whole, pairs=longer))
     assert certified_ratio(problem, 3, replace(whole, symmetries=())) < limit.ratio  # of fewer pairs
     ring = load("ring:5")  # 11 messages are the fewest in 3 steps
     problem = sum_problem(ring, Collective.on(ring, "allreduce"))

@@ -81,7 +81,11 @@ def test_the_ratio_of_trees_is_that_of_all_trees_listed(data):
         min(cost(problem, tree, table) for tree in all_trees(problem, demand, steps))
         for demand in problem.demands
     )
-    assert certified_ratio(problem, steps, TreeDual(frozen(table))) == expected
+    for most in (MOST_TREE_TARGETS, 0):  # of more they must go to all ranks, which another way finds
+        if most or all(len(demand.targets) == problem.ranks - 1 for demand in problem.demands):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_TREE_TARGETS", most)
+                assert certified_ratio(problem, steps, TreeDual(frozen(table))) == expected
 
 
 @given(st.data())
@@ -258,8 +262,25 @@ def test_too_many_targets_are_refused():
     demand = Demand(frozenset({0}), frozenset(range(1, ranks)))
     problem = ChunkProblem.of(full, Collective.custom(full, [demand]))
     lengths = TreeDual((tuple(Fraction(0) for _ in full.links),))
-    with pytest.raises(InputError, match=f"at most {MOST_TREE_TARGETS} targets, got {ranks - 1}"):
+    with pytest.raises(InputError, match="at most 12 targets, got 13"):
         certified_ratio(problem, 1, lengths)
+
+
+def test_too_many_sets_of_targets_are_refused(monkeypatch):
+    """Demands of 12 targets each, with none in common, have 4,095 sets each."""
+    ranks = 9 * 12 + 1
+    ring = Topology.build("ring", ranks, [Link(u, (u + 1) % ranks, Fraction(1)) for u in range(ranks)])
+    demands = [Demand(frozenset({0}), frozenset(range(first, first + 12))) for first in range(1, ranks, 12)]
+    problem = ChunkProblem.of(ring, Collective.custom(ring, demands))
+    with pytest.raises(InputError, match="at most 32768 sets of targets among its 9 demands, got more"):
+        certified_ratio(problem, 1, TreeDual(((Fraction(0),) * ranks,)))
+    monkeypatch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_SETS", 4)
+    monkeypatch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_TREE_TARGETS", 2)
+    lengths = frozen([[Fraction(1), Fraction(0)], [Fraction(0), HALF]])
+    assert certified_ratio(BROADCAST, 2, TreeDual(lengths)) == Fraction(3, 2)
+    monkeypatch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_SETS", 3)
+    with pytest.raises(InputError, match="at most 3 sets of targets among its 1 demands"):
+        certified_ratio(BROADCAST, 2, TreeDual(lengths))
 
 
 def test_every_rank_of_many_may_be_a_target():

@@ -69,21 +69,26 @@ def test_as_by_trying_every_choice(question: tuple[Topology, Weights, dict[int, 
     assert found(*question) == distance(topology, collective, priced(lengths, prices))
 
 
+def around(can: dict[str, Any], ways: list[tuple[int, int]], more: Weights) -> tuple[Topology, Weights]:
+    """Ranks around a switch, how far each is from it and how far it is from each, and other links."""
+    hub = len(ways)
+    lengths = {
+        hop: far for v, (up, down) in enumerate(ways) for hop, far in (((v, hub), up), ((hub, v), down))
+    }
+    lengths |= more
+    links = [Link(*hop, Fraction(1)) for hop in lengths]
+    return Topology.build("around", hub, links, [Switch("hub", **can)]), lengths
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("can", ABLE[2:5])
+@pytest.mark.parametrize("can", ABLE[:5])
 def test_ranks_that_are_alike_are_counted(can: dict[str, bool], kind: Kind) -> None:
     """A star of as many ranks as no single list of subsets could hold: each adds its own way."""
-    ranks = 40
-    star = Topology.build(
-        "star",
-        ranks,
-        [Link(*hop, Fraction(1)) for v in range(ranks) for hop in ((v, ranks), (ranks, v))],
-        [Switch("hub", **can)],
-    )
-    lengths = {(link.src, link.dst): 2 if link.dst == ranks else 3 for link in star.links}
-    up, down, back = 2, 3, int(can.get("loopback", False))
-    spread = up + (ranks - 1 + back) * down
-    gather = down + (ranks - 1 + back) * up
+    ranks, up, down, back = 40, 2, 3, int(can.get("loopback", False))
+    star, lengths = around(can, [(up, down)] * ranks, {})
+    forwarded = (ranks - 1) * (up + down)
+    spread = up + (ranks - 1 + back) * down if "multicasts" in can else forwarded
+    gather = down + (ranks - 1 + back) * up if "reduces" in can else forwarded
     expected = {
         Kind.BROADCAST: spread,
         Kind.ALLGATHER: spread,
@@ -94,12 +99,52 @@ def test_ranks_that_are_alike_are_counted(can: dict[str, bool], kind: Kind) -> N
     assert found(star, lengths, {}, Collective.on(star, kind)) == expected[kind]
 
 
-def test_too_many_that_are_unlike() -> None:
-    size = 18
-    hops = [hop for v in range(size) for hop in ((v, size), (size, v))]
-    fan = Topology.build(
-        "fan", size, [Link(*hop, Fraction(1)) for hop in hops], [Switch("hub", multicasts=True)]
-    )
-    lengths = {(link.src, link.dst): 1 + min(link.src, link.dst) for link in fan.links}
+def test_what_is_as_far_from_all_but_not_as_near_to_all_is_not_alike() -> None:
+    """Between 0 and 1 it is 4. The hub is 20, 22 and 9 away and they 1 from it, then turned round."""
+    for ways, costs in (
+        ([(20, 1), (22, 1), (9, 1)], (22, 24, 11)),
+        ([(1, 20), (1, 22), (1, 9)], (14, 14, 25)),
+    ):
+        fabric, lengths = around({"multicasts": True}, ways, {(0, 1): 4, (1, 0): 4})
+        for root, cost in enumerate(costs):
+            assert found(fabric, lengths, {}, Collective.on(fabric, "broadcast", root=root)) == cost
+
+
+def test_what_another_switch_hands_on_does_not_come_back() -> None:
+    """From 0 by 3 to 4, which alone has loopback and is 1 from the others; the way back is 11, not 2."""
+    lengths = {hop: 1 for v, hub in ((0, 3), (1, 4), (2, 4)) for hop in ((v, hub), (hub, v))}
+    lengths |= {(3, 4): 1, (4, 3): 10}
+    switches = [Switch("near", **ABLE[2]), Switch("far", **ABLE[4])]
+    fabric = Topology.build("two hubs", 3, [Link(*hop, Fraction(1)) for hop in lengths], switches)
+    for kind, cost in (("broadcast", 1 + 1 + 2), ("reduce", 2 + 10 + 1)):
+        assert found(fabric, lengths, {}, Collective.on(fabric, kind)) == cost
+
+
+def test_what_joins_at_one_switch_forks_at_another() -> None:
+    """Up to 4, which adds for 2, ways are 1, 2 and 3; over 1 to 3, which copies, and down 1 each."""
+    lengths = {hop: far for v in range(3) for hop, far in (((v, 4), v + 1), ((3, v), 1))} | {(4, 3): 1}
+    switches = [Switch("out", multicasts=True), Switch("in", reduces=True, adder=Fraction(1))]
+    fabric = Topology.build("two ways", 3, [Link(*hop, Fraction(1)) for hop in lengths], switches)
+    for kind, cost in (("allreduce", 6 + 2 + 1 + 3), ("broadcast", 1 + 1 + 2), ("reduce", 2 + 3 + 2 + 1 + 1)):
+        assert found(fabric, lengths, {4: 2}, Collective.on(fabric, kind)) == cost
+
+
+def test_what_a_switch_at_a_rank_can_do_the_rank_can() -> None:
+    fabric, lengths = around({"reduces": True}, [(0, 0), (3, 2)], {})
+    assert found(fabric, lengths, {}, Collective.on(fabric, "broadcast")) == 2
+    assert found(fabric, lengths, {}, Collective.on(fabric, "allreduce")) == 5
+
+
+def test_too_many_that_are_unlike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is as far from the hub as from there: all trees over it cost the sum of that."""
+
+    def cost(ranks: int, more: Weights) -> Fraction:
+        fan, lengths = around({"multicasts": True}, [(v, v) for v in range(1, ranks + 1)], more)
+        return found(fan, lengths, {}, Collective.on(fan, "allgather"))
+
     with pytest.raises(InputError, match="at most 16 ranks may be apart, or more that are alike, got 18"):
-        found(fan, lengths, {}, Collective.on(fan, "allgather"))
+        cost(18, {})
+    monkeypatch.setattr("arborcast.synth.certification.steiner.MOST_PARTS", 3**3)
+    assert cost(3, {}) == cost(4, {(2, 3): 0, (3, 2): 0}) == 1 + 2 + 3
+    with pytest.raises(InputError, match=r"got 4$"):
+        cost(4, {})

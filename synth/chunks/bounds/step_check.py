@@ -136,7 +136,7 @@ def _ratio_of_trees(problem: ChunkProblem, steps: int, certificate: TreeDual) ->
     sends = _Sends.under(problem.topology, lengths[0])
     never = sends.never(fan_out)
     if fan_out > MOST_TREE_TARGETS and all(
-        len(demand.sources) == 1 and len(demand.targets) == problem.ranks - 1 for demand in problem.demands
+        len(demand.targets) == problem.ranks - 1 for demand in problem.demands
     ):
         return _ratio_of_spanning_trees(problem, steps, sends, never, scale)
     sets = _TargetSets.of(problem)

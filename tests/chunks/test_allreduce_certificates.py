@@ -1,0 +1,229 @@
+"""What certificates of an allreduce prove: pairs by networkx and the whole group, messages by trying all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import permutations, product
+from typing import Any
+
+import networkx as nx
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
+from arborcast.synth.chunks.bounds.step_certificate import MessageDual, PairDual
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
+from tests.support.strategies import topologies
+
+
+def problem_on(fabric: Topology, ranks: Any = None) -> ChunkProblem:
+    return sum_problem(fabric, Collective.on(fabric, "allreduce", ranks=ranks))
+
+
+def drawn_links(draw: Any, problem: ChunkProblem, steps: int) -> tuple[tuple[Fraction, ...], ...]:
+    """Lengths that use up each step in which there are any."""
+    rows = [[draw(st.integers(0, 3)) for _ in problem.capacities] for _ in range(steps)]
+    used = [sum(map(int.__mul__, row, problem.capacities)) or 1 for row in rows]
+    return tuple(tuple(Fraction(each, of) for each in row) for row, of in zip(rows, used, strict=True))
+
+
+def automorphisms(problem: ChunkProblem, members: set[int]) -> Iterator[tuple[int, ...]]:
+    fabric = problem.topology
+    for image in permutations(range(fabric.size)):
+        hops = {(image[src], image[dst]): rate for (src, dst), rate in fabric.bandwidth.items()}
+        keeps = all((image[vertex] < fabric.ranks) == (vertex < fabric.ranks) for vertex in image)
+        if hops == dict(fabric.bandwidth) and keeps and {image[rank] for rank in members} == members:
+            yield image
+
+
+def shortest(problem: ChunkProblem, steps: int, own: dict[Any, Fraction], ends: tuple[int, int]) -> Fraction:
+    graph = nx.DiGraph()
+    for step, rank in product(range(steps), range(problem.ranks)):
+        graph.add_edge((rank, step), (rank, step + 1), far=Fraction(0))
+    for step, (number, route) in product(range(steps), enumerate(problem.routes)):
+        hop = (route.src, step), (route.dst, step + 1)
+        far = own.get((step, number), Fraction(0))
+        graph.add_edge(*hop, far=min(far, graph.edges[hop]["far"]) if graph.has_edge(*hop) else far)
+    length: Fraction = nx.dijkstra_path_length(graph, (ends[0], 0), (ends[1], steps), "far")
+    return length
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_pairs_prove_what_all_their_images_do(data: st.DataObject) -> None:
+    """A pair stands for its images under what symmetries generate, with lengths averaged over it."""
+    fabric = data.draw(
+        st.one_of(
+            st.sampled_from(["ring:4", "star:3", "full:3"]).map(load),
+            topologies(max_ranks=3, switches=1, symmetric=False, max_bandwidth=2),
+        )
+    )
+    ranks = sorted(data.draw(st.sets(st.integers(0, fabric.ranks - 1), min_size=2)))
+    problem, steps = problem_on(fabric, ranks), data.draw(st.integers(1, 3))
+    links = drawn_links(data.draw, problem, steps)
+    symmetries = data.draw(st.lists(st.sampled_from(list(automorphisms(problem, set(ranks)))), max_size=2))
+    group = {tuple(range(fabric.size))}
+    while (more := group | {tuple(g[v] for v in h) for g in symmetries for h in group}) != group:
+        group = more
+    index = {(route.src, *route.via, route.dst): number for number, route in enumerate(problem.routes)}
+    pairs: list[tuple[int, int, dict[tuple[int, int], int]]] = []
+    seen: set[tuple[int, int]] = set()
+    for pair in data.draw(
+        st.permutations([(one, other) for one in ranks for other in ranks if one != other])
+    ):
+        if pair not in seen and data.draw(st.integers(0, 3)):
+            places = st.tuples(st.integers(0, steps - 1), st.integers(0, len(problem.routes) - 1))
+            pairs.append(
+                (*pair, data.draw(st.dictionaries(places, st.integers(1, 3), min_size=2, max_size=12)))
+            )
+        seen |= {(g[pair[0]], g[pair[1]]) for g in group}
+    many = [len({(g[one], g[other]) for g in group}) for one, other, _ in pairs]
+    worst = Fraction(0)
+    for step, way in product(range(steps), index):
+        images = [index[tuple(g[vertex] for vertex in way)] for g in group]
+        total = sum(
+            n * own.get((step, at), 0) for at in images for n, (_, _, own) in zip(many, pairs, strict=True)
+        )
+        allowed = sum(links[step][link] for at in images for link in problem.routes[at].links)
+        assume(allowed or not total)
+        worst = max(worst, total / (allowed or 1))
+
+    def scaled(by: Fraction) -> PairDual:
+        return PairDual(
+            links,
+            tuple((*ends, tuple((*at, by * far) for at, far in own.items())) for *ends, own in pairs),
+            tuple(symmetries),
+        )
+
+    fits = 1 / worst if worst else Fraction(1)
+    try:
+        ratio = sum(
+            n * shortest(problem, steps, {at: fits * far for at, far in own.items()}, (one, other))
+            for n, (one, other, own) in zip(many, pairs, strict=True)
+        )
+    except nx.NetworkXNoPath:
+        with pytest.raises(InputError, match=rf"cannot reach rank \d in {steps} steps"):
+            certified_ratio(problem, steps, scaled(fits))
+        return
+    assert certified_ratio(problem, steps, scaled(fits)) == ratio
+    if worst:
+        with pytest.raises(InputError, match="lengths must add up to at most"):
+            certified_ratio(problem, steps, scaled(fits * Fraction(98, 97)))
+
+
+# Ranks 0 and 1 with the relay 2 between them, and the switch 3: 0-2-1 and 0-3-1, both ways.
+DIAMOND = Topology.build(
+    "diamond",
+    3,
+    [Link(*hop, Fraction(1)) for v in (0, 1) for w in (2, 3) for hop in ((v, w), (w, v))],
+    ["hub"],
+)
+BETWEEN = problem_on(DIAMOND, (0, 1))
+EIGHTHS = ((Fraction(1, 8),) * 8,) * 2
+WAYS = [(route.src, *route.via, route.dst) for route in BETWEEN.routes]
+AHEAD = tuple(
+    (step, WAYS.index(way), Fraction(len(way) - 1, 8))
+    for step in (0, 1)
+    for way in ((0, 3, 1), (0, 2), (2, 1))
+)
+WHOLE = PairDual(EIGHTHS, ((0, 1, AHEAD),), ((1, 0, 2, 3),))
+
+
+def test_a_drawn_pair() -> None:
+    """Each way from 0 to 1 passes two links of 1/8, and the pair stands for that from 1 to 0, too."""
+    assert certified_ratio(BETWEEN, 2, WHOLE) == 2 * Fraction(2, 8)
+    assert certified_ratio(BETWEEN, 2, replace(WHOLE, symmetries=())) == Fraction(2, 8)
+
+
+def with_length(step: int, route: int, length: Fraction) -> dict[str, Any]:
+    return {"pairs": ((0, 1, ((step, route, length),)),)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"links": EIGHTHS[1:]}, "needs a length for each of 8 links in 2 steps"),
+        ({"links": (EIGHTHS[0], EIGHTHS[1][1:])}, "needs a length for each of 8 links in 2 steps"),
+        (
+            {"links": (EIGHTHS[0], (*EIGHTHS[1][1:], Fraction(-1, 8)))},
+            "step 1: a length must not be negative, got -1/8",
+        ),
+        (
+            {"links": (EIGHTHS[0], (*EIGHTHS[1][1:], Fraction(1, 4)))},
+            "step 1: capacities times lengths must add up to at most 1, got 9/8",
+        ),
+        ({"pairs": WHOLE.pairs * 2}, "a pair of ranks must be named once"),
+        ({"pairs": (*WHOLE.pairs, (1, 0, ()))}, "one of those that are alike"),
+        ({"pairs": ((0, 0, ()),)}, "0 to 0 is no pair"),
+        ({"pairs": ((0, 2, ()),)}, "0 to 2 is no pair of ranks that take part"),
+        (with_length(2, 0, Fraction(1, 99)), "0 to 1: there is no length 1/99 of route 0 in step 2"),
+        (with_length(-1, 0, Fraction(1, 99)), "0 to 1: there is no length 1/99 of route 0 in step -1"),
+        (with_length(0, 6, Fraction(1, 99)), "0 to 1: there is no length 1/99 of route 6 in step 0"),
+        (with_length(0, -1, Fraction(1, 99)), "0 to 1: there is no length 1/99 of route -1 in step 0"),
+        (with_length(1, 5, Fraction(-1)), "0 to 1: there is no length -1 of route 5 in step 1"),
+        (
+            with_length(1, WAYS.index((0, 3, 1)), Fraction(3, 8)),
+            rf"step 1, route {WAYS.index((0, 3, 1))}: lengths must add up to at most 1/2, got 3/4",
+        ),
+        ({"symmetries": ((0, 0, 2, 3),)}, "must be a permutation of the vertices"),
+        ({"symmetries": ((0, 2, 1, 3),)}, "must map links to links of the same capacity"),
+        ({"symmetries": ((0, 1, 3, 2),)}, "must keep the ranks that take part, and the switches"),
+    ],
+)
+def test_pairs_that_break_a_rule(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"^certificate: .*{message}"):
+        certified_ratio(BETWEEN, 2, replace(WHOLE, **changes))
+
+
+def test_a_symmetry_keeps_who_takes_part() -> None:
+    turned = PairDual(((Fraction(1, 8),) * 8,) * 2, (), ((1, 2, 3, 0),))
+    with pytest.raises(InputError, match="must keep the ranks that take part"):
+        certified_ratio(problem_on(load("ring:4"), (0, 1)), 2, turned)
+
+
+def least_cost(problem: ChunkProblem, links: tuple[tuple[Fraction, ...], ...]) -> Fraction | None:
+    """Of all sets of messages after which each rank that takes part has met all others."""
+    members = [min(demand.sources) for demand in problem.demands]
+    slots = list(product(links, problem.routes))
+    found = None
+    for sent in product((False, True), repeat=len(slots)):
+        known = {rank: {rank} & set(members) for rank in range(problem.ranks)}
+        for step in range(len(links)):
+            before = {rank: set(met) for rank, met in known.items()}
+            for at, route in enumerate(problem.routes, step * len(problem.routes)):
+                if sent[at]:
+                    known[route.dst] |= before[route.src]
+        if all(known[rank] >= set(members) for rank in members):
+            chosen = (
+                row[link]
+                for (row, route), is_sent in zip(slots, sent, strict=True)
+                if is_sent
+                for link in route.links
+            )
+            cost = sum(chosen, Fraction(0))
+            found = cost if found is None else min(cost, found)
+    return found
+
+
+@settings(max_examples=60)
+@given(topologies(max_ranks=3, switches=1, symmetric=False, max_bandwidth=2), st.data())
+def test_no_messages_are_cheaper(fabric: Topology, data: st.DataObject) -> None:
+    ranks = sorted(data.draw(st.sets(st.integers(0, fabric.ranks - 1), min_size=2)))
+    problem, steps = problem_on(fabric, ranks), data.draw(st.integers(1, 3))
+    assume(len(problem.routes) * steps <= 10)
+    links = drawn_links(data.draw, problem, steps)
+    least = least_cost(problem, links)
+    said = Fraction(2) if least is None else least
+    assert certified_ratio(problem, steps, MessageDual(links, said)) == said
+    if least is not None:
+        more = least + Fraction(1, 10**6)
+        with pytest.raises(InputError, match=f"at a cost of {least} or less, it says {more}"):
+            certified_ratio(problem, steps, MessageDual(links, more))
