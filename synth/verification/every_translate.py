@@ -254,14 +254,17 @@ def _switch_uses(
     for transfer in schedule.transfers:
         if max(transfer.src, transfer.dst) >= ranks:
             at_switches.setdefault(transfer.chunk, []).append(transfer)
-    for (index, transfers), element in product(at_switches.items(), range(group.order)):
+    if not at_switches:
+        return sums, trees
+    for element in range(group.order):
         images = _permutation(group, element)
-        moved = [_image(transfer, images) for transfer in transfers]
-        uses = uses_of_chunk(index * group.order + element, moved, schedule.topology, errors)
-        trees.update({use.switch for use in uses})
-        for use in uses:
-            if use.adds:
-                sums[use.switch] = sums.get(use.switch, Fraction(0)) + schedule.chunks[index].share
+        for index, transfers in at_switches.items():
+            moved = [_image(transfer, images) for transfer in transfers]
+            uses = uses_of_chunk(index * group.order + element, moved, schedule.topology, errors)
+            trees.update({use.switch for use in uses})
+            for use in uses:
+                if use.adds:
+                    sums[use.switch] = sums.get(use.switch, Fraction(0)) + schedule.chunks[index].share
     return sums, trees
 
 
