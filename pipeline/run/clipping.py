@@ -65,10 +65,13 @@ def clip_gradients(
 def _square(gradient: Tensor) -> Tensor:
     """Of its norm; of a part such that the mean over the ranks of its mesh is that of the whole."""
     sharded: Any = gradient
+    parts = 1
     if not is_sharded(gradient):
-        return torch.linalg.vector_norm(gradient).double().square()
-    if any(it.is_partial() for it in sharded.placements):
-        return full(torch.linalg.vector_norm(gradient)).double().square()
-    pairs = zip(sharded.device_mesh.shape, sharded.placements, strict=True)
-    parts: int = math.prod(size for size, placement in pairs if not placement.is_replicate())
-    return parts * torch.linalg.vector_norm(local(gradient)).double().square()
+        norm: Tensor = torch.linalg.vector_norm(gradient)
+    elif any(it.is_partial() for it in sharded.placements):
+        norm = full(torch.linalg.vector_norm(gradient))
+    else:
+        pairs = zip(sharded.device_mesh.shape, sharded.placements, strict=True)
+        parts = math.prod(size for size, placement in pairs if not placement.is_replicate())
+        norm = torch.linalg.vector_norm(local(gradient))
+    return parts * norm.double().square()
