@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.model.deferred_init import initialise, on_meta
@@ -224,7 +225,10 @@ def refused(rank: int, size: int) -> list[str]:
             {"device": "simulated:1"},
             {"device": "simulated"},
             {"device": "simulated", "collectives": "gloo", "precision": Precision("bfloat16")},
+            {"device": "simulated", "collectives": "gloo", "timeout_s": 1.0},
         ):
+            if "timeout_s" in options:
+                dist.distributed_c10d._get_default_group().bound_device_id = torch.device("simulated", 0)
             with pytest.raises(InputError) as raised:
                 Trainer(network(), plan_of([1]), cross_entropy, momentum, **options)  # type: ignore[arg-type]
             words.append(str(raised.value))
@@ -238,5 +242,7 @@ def test_devices_that_are_refused() -> None:
             "device: number must be below the 1 that there are, got 1",
             "collectives: must be one of gloo, simulated, got synth",
             "precision: must be for device simulated, got one for cpu",
+            "device: init_process_group must be called without device_id, since groups that connect at once "
+            "send one message after another, got simulated and one",
         ]
     ]
