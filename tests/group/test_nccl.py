@@ -100,7 +100,7 @@ def given_to_nccl(rank: int, size: int) -> tuple[Any, ...]:
 
     process_group.has_nccl = lambda: True  # type: ignore[attr-defined]
     process_group.new_nccl = new_nccl  # type: ignore[attr-defined]
-    torch_compat.c10d.ProcessGroupNCCL = Stand  # type: ignore[assignment,misc]
+    torch._C._distributed_c10d.ProcessGroupNCCL = Stand  # type: ignore[attr-defined]
     options = Stand.Options()
     own: Any = dist.new_group(backend="synth", pg_options=options)
     bound = torch.device("cuda", rank)

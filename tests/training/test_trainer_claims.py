@@ -27,12 +27,13 @@ from tests.support.training_cases import (
     batches,
     check_close,
     cross_entropy,
+    merged,
     momentum,
     network,
     plan_of,
     serial,
+    trained,
 )
-from tests.training.test_trainer import merged, trained
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 

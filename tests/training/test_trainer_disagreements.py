@@ -27,8 +27,8 @@ from tests.support.training_cases import (
     network,
     plan_of,
     serial,
+    trained,
 )
-from tests.training.test_trainer import trained
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
