@@ -320,6 +320,34 @@ def test_a_sum_that_a_relay_replaces_makes_room() -> None:
     assert lower_rank(schedule, 3, 1600, pieces=16, window=2).scratch_elements == 5 * 100
 
 
+def test_a_relay_that_adds_has_so_many_slots_for_each_input() -> None:
+    """Relay 4 adds what three ranks send to the fourth; there the sum takes one, as would its summands."""
+    over = [Transfer(0, rank, 4, 0, True) for rank in range(3)]
+    chunks, ranks = [Chunk(Fraction(1), 3)], [0, 1, 2, 3]
+    schedule = make("reduce", chunks, [*over, Transfer(0, 4, 3, 1, True)], total=5, ranks=ranks, root=3)
+    slots = [lower_rank(schedule, rank, 1600, pieces=16, window=2).scratch_elements // 100 for rank in (4, 3)]
+    assert slots == [3 * 2, 2]
+    met = make("reduce", chunks, [Transfer(0, rank, 3, 0, True) for rank in range(3)], total=4, root=3)
+    assert lower_rank(met, 3, 1600, pieces=16, window=4).scratch_elements == 4 * 100
+
+
+def test_what_comes_twice_is_copied_where_it_is_sent_on_meanwhile() -> None:
+    """By one slot, which stays one; what nobody sends on comes where it stays, in a group as well."""
+    twice = [Transfer(0, 0, 1, 0), Transfer(0, 0, 1, 1)]
+    program = lower_rank(
+        make("broadcast", [Chunk(Fraction(1), 0)], [*twice, Transfer(0, 1, 2, 1)], total=3),
+        *(1, 80),
+        pieces=8,
+        window=1,
+    )
+    assert {it.source for it in program.operations if isinstance(it, Copy)} == {
+        BufferSlice(Buffer.SCRATCH, 0, 10)
+    }
+    for grouped in (False, True):
+        schedule = make("broadcast", [Chunk(Fraction(1), 0)], twice, total=2)
+        assert lower_rank(schedule, 1, 6, grouped=grouped).scratch_elements == 0
+
+
 def test_new_slots_are_taken_up_to_the_length_of_the_message() -> None:
     """Halves of 100 elements; rank 0 adds one half from four ranks in turn, the other comes already added."""
     chunks = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
