@@ -239,6 +239,13 @@ def test_what_meets_is_judged_as_when_written_out(kind: Kind, steps: list[str]) 
     check_judged_as_when_written_out(schedule)
 
 
+def test_every_wrong_chunk_is_named_of_several() -> None:
+    whole = translated(circulant(4, {1: 1}), Kind.ALLGATHER)
+    halves = tuple(Chunk(Fraction(1, 8), 0) for _ in range(2))
+    moves = [Transfer(chunk, *hop) for chunk in (0, 1) for hop in ((0, 1, 0), (1, 2, 1))]
+    check_judged_as_when_written_out(replace(whole, chunks=halves, transfers=tuple(moves)))
+
+
 def check_counted(schedule: ImplicitSchedule, lines: tuple[str, ...]) -> None:
     """Of every translate as many lines as asked for are spelled out, and the others counted."""
     for limit in (0, 2) if lines else ():

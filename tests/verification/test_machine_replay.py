@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.api import solve
-from arborcast.synth.collective import NAMED_KINDS, Kind
+from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
@@ -59,6 +59,18 @@ def test_those_in_implicit_form_are_replayed_by_their_representatives(
     one, other = (_replayed(schedule, monkeypatch, many) for many in (-1, 1 << 16))
     assert one.correct
     assert one == other
+
+
+def test_a_rank_that_ends_with_its_own_alone_has_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them once: the others get the sum."""
+    for rank in range(SQUARE.ranks):
+        up = [f"{(rank + at) % 4}>{(rank + at + 1) % 4}:0+" for at in range(3)]
+        down = [f"{(rank + 3 - at) % 4}>{(rank + 2 - at) % 4}:0" for at in range(2)]
+        chunks = [Chunk(Fraction(1), rank)]
+        one_short = draw(SQUARE, Collective.on(SQUARE, "allreduce"), chunks, [*up, *down])
+        one, other = (_replayed(one_short, monkeypatch, many) for many in (-1, 1 << 16))
+        assert one == other
+        assert one.errors[0].startswith(f"chunk 0: rank {rank} must end with")
 
 
 def test_custom_collectives_are_replayed_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
