@@ -456,6 +456,8 @@ def test_the_choice_of_pieces_grows_with_the_size_within_its_limits() -> None:
 
 def test_the_choice_of_pieces_keeps_large_schedules_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Runs(chain(5, chunks=4), max_pieces=1 << 20).most_pieces(1 << 40) == 1 << 15
+    quarters = Runs(chain(5, chunks=4), min_piece_bytes=1000)
+    assert [quarters.most_free_pieces(size) for size in (15_999, 16_000)] == [2, 4]
     # By hand with 60 passages a run: as many pieces as a power of two allows, or a message's cost.
     monkeypatch.setattr(simulator, "MAX_PASSAGES", 60)
     for hops, chunks, free, costing in ((1, 1, 32, 60), (5, 4, 2, 3), (7, 9, 1, 1)):

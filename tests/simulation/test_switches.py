@@ -104,6 +104,13 @@ def test_a_star(limits: dict[str, Any], frames: int, us: float, pieces: int) -> 
         assert timing.time_us == pytest.approx(float(us), abs=1e-6)
 
 
+def test_frames_have_4096_bytes_unless_said() -> None:
+    schedule = star_allreduce(4, able())
+    for frames in (1, 5):
+        us = frames * 4.096 + 4.096 + 2  # a frame behind on the way down, and two latencies
+        assert simulate(schedule, frames * 4096, pieces=1).time_us == pytest.approx(us, abs=1e-6)
+
+
 def test_what_a_switch_does_when() -> None:
     schedule = star_allreduce(2, able(adder=Fraction(1, 2), latency_us=Fraction(3)))
     # us     0   1   2   3   4   5   6   7   8   9  10  11  12      frames of 1000 bytes

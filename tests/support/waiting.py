@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 PATIENCE_S = 90.0  # no test passes or fails by it but one whose condition never comes
 
@@ -20,9 +22,28 @@ def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> Non
         time.sleep(0.001)
 
 
+_LOOKING = threading.Lock()
+
+
+def _frames() -> dict[int, FrameType]:
+    """What each thread of this process runs.
+
+    No garbage is looked for meanwhile: tensors that end so give the interpreter's lock away, and a thread
+    that then asks the same would hold it and wait for the lock of this call, for ever.
+    """
+    with _LOOKING:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if was_on:
+                gc.enable()
+
+
 def is_inside(function: str, thread: int | None) -> bool:
     """Whether a thread of this process, told by its identity, is inside a Python function of that name."""
-    frame = sys._current_frames().get(thread or 0)
+    frame = _frames().get(thread or 0)
     while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back
     return frame is not None
@@ -30,7 +51,7 @@ def is_inside(function: str, thread: int | None) -> bool:
 
 def any_inside(function: str) -> bool:
     """Whether any thread of this process is inside a Python function of that name."""
-    return any(is_inside(function, thread) for thread in sys._current_frames())
+    return any(is_inside(function, thread) for thread in _frames())
 
 
 def mark_inside(function: str, mark: Path, text: str = "") -> None:
