@@ -72,7 +72,6 @@ class Groups:
         self._timeout, self._start_timeout = timedelta(seconds=timeout_s), timedelta(seconds=start_timeout_s)
         self._backend = collectives
         self._options = _options(fabric, schedules, device) if collectives == "synth" else None
-        self._device = device
         self._made: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         job = self._keep(dist.new_group(backend="gloo", timeout=self._timeout))
