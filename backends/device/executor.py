@@ -1,10 +1,15 @@
-"""One rank's calls of the kernel, of any length, one behind the other without a barrier."""
+"""One rank's calls of the kernel, of any length, one behind the other without a barrier.
+
+On a GPU a call is launched on the current stream, and the host waits for nothing.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from typing import NamedTuple
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton.language as tl
@@ -34,6 +39,9 @@ OPERATIONS = ("sum", "max", "min")
 _KEPT = 64
 """Lengths whose tables an executor keeps."""
 
+_LOOK_S = 0.05
+"""How often calls under way are looked at."""
+
 
 class _Prepared(NamedTuple):
     """Tables of one length: `Tables` as tensors, and the elements that input and output must have."""
@@ -54,6 +62,7 @@ class DeviceExecutor:
         memory: that all ranks reach.
         dtype: of elements; the plan's `itemsize` is that of it.
         block: elements that a program moves at once, a power of two.
+        warps: of a program.
         begun: pieces that have been done before; flags must stand there.
         timeout_s: of a call, after which the kernel is made to leave.
 
@@ -68,15 +77,32 @@ class DeviceExecutor:
         memory: Memory,
         dtype: torch.dtype,
         block: int = 1024,
+        warps: int = 4,
         begun: int = 0,
         timeout_s: float = 600.0,
     ) -> None:
         if dtype not in TYPES or plan.shape.vector * dtype.itemsize != 16:
             raise InputError(f"device: type must be one of {len(TYPES)} of the plan's item size, got {dtype}")
         self._plan, self._rank, self._memory, self._dtype = plan, rank, memory, dtype
-        self._block, self._timeout_s, self._failed = block, timeout_s, False
-        self._counters = torch.full((plan.programs,), begun, dtype=torch.int32)
+        self._block, self._warps, self._timeout_s, self._failed = block, warps, timeout_s, False
+        self._counters = torch.full((plan.programs,), begun, dtype=torch.int32, device=memory.device)
+        self._addresses = torch.tensor(memory.addresses(), dtype=torch.int64, device=memory.device)
         self._tables: OrderedDict[int, _Prepared] = OrderedDict()
+        self._captured: list[_Prepared] = []
+        self._calls: deque[tuple[float, Callable[[], bool]]] = deque()
+        self._lock = threading.Lock()
+        self._is_watched = False
+
+    def prepare(self, count: int, op: str = "sum") -> None:
+        """Make tables and compile, so that no peer waits for it in the first call, and a graph may have it.
+
+        Args:
+            count: as in a call, like `op`.
+            op: what is compiled.
+        """
+        made = self._prepared(count)
+        for aligned in {made.aligned, False}:
+            self._launch(made._replace(pieces=0), 0, 0, op, aligned=aligned, depth=0)
 
     def __call__(self, given: torch.Tensor, result: torch.Tensor, count: int, op: str = "sum") -> None:
         """Run the collective.
@@ -89,7 +115,8 @@ class DeviceExecutor:
 
         Raises:
             InputError: an unknown operation, or a tensor of another type, not contiguous, or too short.
-            ExecutionError: time was up, now or before; the executors of all ranks are unusable afterwards.
+            ExecutionError: time was up, before or, on the host, now; the executors of all ranks are unusable
+                afterwards. On a GPU `finish` tells of the calls that are under way.
         """
         if op not in OPERATIONS:
             raise InputError(f"device: operation must be one of {', '.join(OPERATIONS)}, got {op}")
@@ -104,37 +131,78 @@ class DeviceExecutor:
                     f"device: {name} must be contiguous, of {least} elements of {self._dtype}, got "
                     f"{tensor.numel()} of {tensor.dtype}{form}"
                 )
-        own = [given.data_ptr(), result.data_ptr()]
-        addresses = torch.tensor(own + self._memory.addresses(), dtype=torch.int64)
+        own = given.data_ptr(), result.data_ptr()
+        aligned = made.aligned and all(pointer % 16 == 0 for pointer in own)
+        is_on_host = self._memory.device.type == "cpu"
+        if not is_on_host and torch.cuda.is_current_stream_capturing():
+            self._captured.append(made)  # for replays, which nobody watches
+            self._launch(made, *own, op, aligned=aligned, depth=self._plan.shape.depth)
+            return
+        over = threading.Event()
+        if is_on_host:
+            self._watch(over.is_set)
+        try:
+            self._launch(made, *own, op, aligned=aligned, depth=self._plan.shape.depth)
+        finally:
+            over.set()
+        if is_on_host:
+            self._refuse_if_failed(f"{self._plan.schedule.collective.kind} of {count} elements")
+        else:
+            event = cast(Any, torch.cuda).current_stream(self._memory.device).record_event()
+            self._watch(event.query)
+
+    def finish(self) -> None:
+        """Wait for the calls on the current stream.
+
+        Raises:
+            ExecutionError: time was up in one of them.
+        """
+        if self._memory.device.type != "cpu":
+            cast(Any, torch.cuda).current_stream(self._memory.device).synchronize()
+        self._refuse_if_failed(str(self._plan.schedule.collective.kind))
+
+    def _refuse_if_failed(self, call: str) -> None:
+        if self._failed:
+            raise ExecutionError(f"device: rank {self._rank} waited {self._timeout_s} s for a peer in {call}")
+
+    def _launch(
+        self, made: _Prepared, given: int, result: int, op: str, *, aligned: bool, depth: int
+    ) -> None:
         shape = self._plan.shape
         element, total = TYPES[self._dtype]
-        aligned = made.aligned and all(pointer % 16 == 0 for pointer in own)
+        kernel.run_schedule[(self._plan.programs,)](
+            *made.tensors, given, result, self._addresses, self._counters, self._rank, self._plan.ranks,
+            made.pieces, depth, shape.lanes, shape.ring, DTYPE=element, SUM=total, OP=op, BLOCK=self._block,
+            VECTOR=shape.vector, ALIGN=shape.vector if aligned else 1, num_warps=self._warps,
+        )  # fmt: skip
 
-        def abort() -> None:
-            self._failed = True
-            self._memory.abort(self._rank)
+    def _watch(self, is_over: Callable[[], bool]) -> None:
+        """Have a call that is not over in time ended, by a thread that lives while calls are under way."""
+        with self._lock:
+            self._calls.append((time.monotonic() + self._timeout_s, is_over))
+            if not self._is_watched:
+                self._is_watched = True
+                threading.Thread(target=self._look_after_calls, daemon=True).start()
 
-        watchdog = threading.Timer(self._timeout_s, abort)
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            kernel.run_schedule[(self._plan.programs,)](
-                *made.tensors, addresses, self._counters, self._rank, self._plan.ranks, made.pieces,
-                shape.depth, shape.lanes, shape.ring, DTYPE=element, SUM=total, OP=op, BLOCK=self._block,
-                VECTOR=shape.vector, ALIGN=shape.vector if aligned else 1,
-            )  # fmt: skip
-        finally:
-            watchdog.cancel()
-        if self._failed:
-            raise ExecutionError(
-                f"device: rank {self._rank} waited {self._timeout_s} s for a peer in "
-                f"{self._plan.schedule.collective.kind} of {count} elements"
-            )
+    def _look_after_calls(self) -> None:
+        while True:
+            with self._lock:
+                while self._calls and self._calls[0][1]():
+                    self._calls.popleft()
+                if not self._calls:
+                    self._is_watched = False
+                    return
+                if time.monotonic() > self._calls[0][0]:
+                    self._failed, self._is_watched = True, False
+                    self._memory.abort(self._rank)
+                    return
+            time.sleep(min(_LOOK_S, self._timeout_s / 4))
 
     def _prepared(self, count: int) -> _Prepared:
         if count not in self._tables:
             made = self._plan.tables(self._rank, count)
-            tensors = [torch.from_numpy(numbers) for numbers in (made.rows, made.items, made.groups)]
+            numbers = made.rows, made.items, made.groups
+            tensors = [torch.from_numpy(array).to(self._memory.device) for array in numbers]
             self._tables[count] = _Prepared(
                 tensors, made.pieces, made.aligned, made.reach(INPUT), made.reach(OUTPUT)
             )

@@ -9,6 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_NUMBERS = ("given", "result", "rank", "ranks", "pieces", "depth", "lanes", "ring")
+"""Arguments whose values make no other kernel: ranks compile, and load, the same one."""
+
 
 @triton.jit
 def _wait(own, items, first, end, number, lanes, lane):
@@ -32,11 +35,12 @@ def _cut(length, part, parts, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _place(item, addresses, start, slot, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
+def _place(item, given, result, addresses, start, slot, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
     """The first element of a source or target: in the caller's memory, or in one slot of a ring."""
-    stride = tl.load(item + 2)
+    buffer, stride = tl.load(item), tl.load(item + 2)
     offset = tl.load(item + 1) + tl.where(stride > 0, slot * stride, start)
-    base = tl.load(addresses + tl.load(item)).to(tl.pointer_type(DTYPE))
+    staging = tl.load(addresses + tl.maximum(buffer - 2, 0))
+    base = tl.where(buffer == 0, given, tl.where(buffer == 1, result, staging)).to(tl.pointer_type(DTYPE))
     return tl.multiple_of(base, 16) + tl.multiple_of(offset, ALIGN)
 
 
@@ -51,34 +55,36 @@ def _combine(one, other, OP: tl.constexpr):
 
 
 @triton.jit
-def _block(row, items, addresses, start, slot, span, mask, DTYPE: tl.constexpr, SUM: tl.constexpr,
-           OP: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def _block(row, items, given, result, addresses, start, slot, span, mask, DTYPE: tl.constexpr,
+           SUM: tl.constexpr, OP: tl.constexpr, ALIGN: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """All targets become the sum of all sources; whole blocks without a mask, so that accesses are wide."""
     first = tl.load(row + 4)
-    pointers = _place(items + first * 3, addresses, start, slot, DTYPE, ALIGN) + span
+    pointers = _place(items + first * 3, given, result, addresses, start, slot, DTYPE, ALIGN) + span
     total = (tl.load(pointers) if WHOLE else tl.load(pointers, mask, 0)).to(SUM)
     for at in range(first + 1, tl.load(row + 5)):
-        pointers = _place(items + at * 3, addresses, start, slot, DTYPE, ALIGN) + span
+        pointers = _place(items + at * 3, given, result, addresses, start, slot, DTYPE, ALIGN) + span
         total = _combine(total, (tl.load(pointers) if WHOLE else tl.load(pointers, mask, 0)).to(SUM), OP)
     for at in range(tl.load(row + 6), tl.load(row + 7)):
-        pointers = _place(items + at * 3, addresses, start, slot, DTYPE, ALIGN) + span
+        pointers = _place(items + at * 3, given, result, addresses, start, slot, DTYPE, ALIGN) + span
         if WHOLE:
             tl.store(pointers, total.to(DTYPE))
         else:
             tl.store(pointers, total.to(DTYPE), mask)
 
 
-@triton.jit
-def run_schedule(rows, items, groups, addresses, counters, rank, ranks, pieces, depth, lanes, ring,
-                 DTYPE: tl.constexpr, SUM: tl.constexpr, OP: tl.constexpr, BLOCK: tl.constexpr,
-                 VECTOR: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=_NUMBERS)
+def run_schedule(rows, items, groups, given, result, addresses, counters, rank, ranks, pieces, depth,
+                 lanes, ring, DTYPE: tl.constexpr, SUM: tl.constexpr, OP: tl.constexpr,
+                 BLOCK: tl.constexpr, VECTOR: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
     """Program `group * lanes + lane` does its lane of the chunks of its group.
 
     Args:
         rows: of `tables.Tables`, as the next two.
         items: what rows name.
         groups: where the rows of each begin.
-        addresses: of input and output, of the staging of each rank, of the flags of each rank.
+        given: the address of the input, as a number; in no table, so that graphs may be captured.
+        result: that of the output.
+        addresses: of the staging of each rank, then of the flags of each rank.
         counters: pieces that each program has done in all calls; in device memory, so that graphs
             may replay.
         rank: this one.
@@ -99,7 +105,8 @@ def run_schedule(rows, items, groups, addresses, counters, rank, ranks, pieces, 
     first, end = tl.load(groups + group), tl.load(groups + group + 1)
     begun = tl.load(counters + program)
     span = tl.arange(0, BLOCK)
-    flags = addresses + 2 + ranks
+    flags = addresses + ranks
+    given, result = given.to(tl.int64), result.to(tl.int64)
     own = tl.load(flags + rank).to(tl.pointer_type(tl.int32))
     for time in range(0, pieces + depth):
         for index in range(first, end):
@@ -118,11 +125,11 @@ def run_schedule(rows, items, groups, addresses, counters, rank, ranks, pieces, 
                     )
                     whole = size // BLOCK * BLOCK
                     for at in range(0, whole, BLOCK):
-                        _block(row, items, addresses, start, slot, at + span, span < BLOCK,
+                        _block(row, items, given, result, addresses, start, slot, at + span, span < BLOCK,
                                DTYPE, SUM, OP, ALIGN, True)  # fmt: skip
                     if whole < size:
-                        _block(row, items, addresses, start, slot, whole + span, span < size - whole,
-                               DTYPE, SUM, OP, ALIGN, False)  # fmt: skip
+                        _block(row, items, given, result, addresses, start, slot, whole + span,
+                               span < size - whole, DTYPE, SUM, OP, ALIGN, False)  # fmt: skip
                     tl.debug_barrier()  # what all threads wrote comes before the flags that one raises
                     for at in range(tl.load(row + 8), tl.load(row + 9)):
                         theirs = tl.load(flags + tl.load(items + at * 3)).to(tl.pointer_type(tl.int32))

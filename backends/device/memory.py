@@ -1,16 +1,26 @@
-"""Slots and flags that ranks reach of each other: in shared memory of processes, for tests on CPUs."""
+"""Slots and flags that ranks reach of each other: of one process and its forks, or of GPUs by torch."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
+import torch.distributed as dist
 
 from arborcast.backends.device.tables import ABORT, Shape
 
+_VECTOR = 16
+"""Bytes at whose multiples staging begins."""
+
 
 class Memory(Protocol):
-    """What an executor needs of it."""
+    """What an executor needs of it.
+
+    Attributes:
+        device: where it lies, and where the rank's kernel runs.
+    """
+
+    device: torch.device
 
     def addresses(self) -> list[int]:
         """Of the staging of each rank, multiples of 16, then of the flags of each rank."""
@@ -20,30 +30,86 @@ class Memory(Protocol):
 
 
 class SharedMemory:
-    """Of processes that are forked after it is made.
+    """Of ranks in one process, as launches on streams of one GPU, or in processes that are forked later.
 
     Args:
         shape: of the plan.
         itemsize: bytes of an element.
+        device: a GPU, or the host, whose memory forked processes share.
     """
 
-    def __init__(self, shape: Shape, itemsize: int) -> None:
+    def __init__(self, shape: Shape, itemsize: int, device: str = "cpu") -> None:
+        self.device = torch.device(device)
         self._lanes = shape.lanes
-        self._staging = [torch.zeros(size * itemsize + 16, dtype=torch.uint8) for size in shape.staging]
-        self._flags = [torch.zeros(size * shape.lanes, dtype=torch.int32) for size in shape.flags]
-        for tensor in (*self._staging, *self._flags):
+        self._staging = [
+            torch.zeros(size * itemsize + _VECTOR, dtype=torch.uint8, device=self.device)
+            for size in shape.staging
+        ]
+        self._flags = [
+            torch.zeros(size * shape.lanes, dtype=torch.int32, device=self.device) for size in shape.flags
+        ]
+        for tensor in (*self._staging, *self._flags) if self.device.type == "cpu" else ():
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def addresses(self) -> list[int]:
         """See `Memory`."""
-        staging = [-(-tensor.data_ptr() // 16) * 16 for tensor in self._staging]
+        staging = [-(-tensor.data_ptr() // _VECTOR) * _VECTOR for tensor in self._staging]
         return staging + [tensor.data_ptr() for tensor in self._flags]
 
     def abort(self, rank: int) -> None:
         """See `Memory`."""
-        self._flags[rank][ABORT * self._lanes : (ABORT + 1) * self._lanes] = 1
+        raise_word(self._flags[rank], self._lanes)
 
     def start_at(self, number: int) -> None:
         """Let all flags stand where so many pieces have been done; executors must begin there, too."""
         for flags in self._flags:
             flags[(ABORT + 1) * self._lanes :] = number
+
+
+class SymmetricMemory:
+    """Of the GPUs of a process group, which torch maps into each other's processes.
+
+    Torch maps all pairs, and fails where two GPUs cannot reach each other. Ranks that share a GPU, to try it
+    with one, need TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1.
+
+    Args:
+        shape: of the plan.
+        itemsize: bytes of an element.
+        group: its ranks, in the order of the plan's; all must make the memory together.
+    """
+
+    def __init__(self, shape: Shape, itemsize: int, group: dist.ProcessGroup) -> None:
+        from torch.distributed import _symmetric_memory as symmetric_memory
+
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._lanes = shape.lanes
+        self._staging_bytes = -(-max(shape.staging) * itemsize // _VECTOR) * _VECTOR
+        flags = max(shape.flags) * shape.lanes
+        self._own = symmetric_memory.empty(
+            self._staging_bytes + 4 * flags, dtype=torch.uint8, device=self.device
+        )
+        self._own.zero_()
+        torch.cuda.synchronize(self.device)
+        self._handle = cast(Any, symmetric_memory).rendezvous(self._own, group)
+        dist.barrier(group)
+
+    def addresses(self) -> list[int]:
+        """See `Memory`."""
+        staging: list[int] = list(self._handle.buffer_ptrs)
+        return staging + [start + self._staging_bytes for start in staging]
+
+    def abort(self, rank: int) -> None:
+        """See `Memory`: of this rank only, whose watch it is."""
+        raise_word(self._own[self._staging_bytes :].view(torch.int32), self._lanes)
+
+
+def raise_word(flags: torch.Tensor, lanes: int) -> None:
+    """Raise the abort word among a rank's flags, for every lane; no kernel that waits holds this up."""
+    words = flags[ABORT * lanes : (ABORT + 1) * lanes]
+    if flags.device.type == "cpu":
+        words.fill_(1)
+        return
+    stream = cast(Any, torch.cuda).Stream(flags.device)
+    with torch.cuda.stream(stream):
+        words.fill_(1)
+    stream.synchronize()

@@ -27,7 +27,7 @@ FEW = [
 ]
 
 
-def _all() -> Iterator[Case]:
+def all_cases() -> Iterator[Case]:
     for push in (True, False):
         for dtype in TYPES:
             yield Case("full:4", "allreduce", (151, 150), dtype=dtype, push=push)
@@ -87,6 +87,6 @@ def test_a_missing_peer_ends_the_call_in_time() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_the_kernel_is_exact_for_all_kinds_and_types() -> None:
-    cases = list(_all())
+    cases = list(all_cases())
     assert len(cases) >= 80
     assert [(case, said) for case, said in zip(cases, run_cases(cases), strict=True) if said != "right"] == []

@@ -1,0 +1,160 @@
+"""The kernel on a GPU: ranks as launches on streams of one process, and as processes that share memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from arborcast import synth, topologies
+from arborcast.backends.device.executor import DeviceExecutor
+from arborcast.backends.device.memory import SharedMemory, SymmetricMemory
+from arborcast.backends.device.plan import Plan
+from arborcast.backends.errors import ExecutionError
+from tests.device.definition import call
+from tests.device.rank_processes import Case
+from tests.device.test_kernel import TYPES, all_cases
+from tests.gpu.sharing import take_gpu
+from tests.support.drawn_schedules import ring_allreduce
+from tests.support.ranks import run_ranks
+
+WAYS: dict[str, Any] = {"sum": sum, "max": np.maximum.reduce, "min": np.minimum.reduce}
+
+
+def planned(case: Case) -> Plan:
+    schedule = synth.solve(topologies.load(case.fabric, ranks=case.ranks or None), case.kind, **case.solve)
+    itemsize = getattr(torch, case.dtype).itemsize
+    return Plan(
+        schedule,
+        groups=case.groups,
+        lanes=case.lanes,
+        piece=case.piece,
+        push=case.push,
+        itemsize=itemsize,
+    )
+
+
+def on_streams(case: Case) -> str:
+    """What became of all calls of a case, where ranks are launches on streams of one process."""
+    plan, dtype = planned(case), getattr(torch, case.dtype)
+    memory = SharedMemory(plan.shape, dtype.itemsize, "cuda")
+    memory.start_at(case.begun)
+    ranks = range(plan.ranks)
+    executors = [
+        DeviceExecutor(plan, it, memory, dtype, block=128, begun=case.begun, timeout_s=10.0) for it in ranks
+    ]
+    calls: list[tuple[int, list[torch.Tensor], list[torch.Tensor], list[Any]]] = []
+    for seed, blocks in enumerate(case.counts):
+        collective = plan.schedule.collective
+        count = blocks * len(collective.ranks)
+        inputs, _, wanted = call(collective, plan.ranks, count, seed, most=8, add=WAYS[case.op])
+        given = [torch.from_numpy(it).to(dtype).cuda() for it in inputs]
+        room = given if case.in_place else [torch.full((count,), 99).to(dtype).cuda() for _ in ranks]
+        calls.append((count, given, room, wanted))
+        for it in executors:
+            it.prepare(count, case.op)
+    streams = [torch.cuda.Stream() for _ in ranks]
+    torch.cuda.synchronize()
+    for count, given, room, _ in calls:
+        for rank in sorted(ranks, key=lambda it: it == case.late):
+            if rank == case.late:
+                time.sleep(0.1)
+            with torch.cuda.stream(streams[rank]):
+                executors[rank](given[rank], room[rank], count, case.op)
+    for rank in ranks:
+        with torch.cuda.stream(streams[rank]):
+            executors[rank].finish()
+    wrong = 0
+    for _, _, room, wanted in calls:
+        for got, want in zip(room, wanted, strict=True):
+            expected = torch.from_numpy(np.asarray(want)).to(dtype)
+            wrong += int((got.cpu()[: len(expected)] != expected).sum())
+    return f"{wrong} wrong" if wrong else "right"
+
+
+def test_the_kernel_is_exact_on_a_gpu() -> None:
+    cases = list(all_cases())
+    assert [(case, said) for case in cases if (said := on_streams(case)) != "right"] == []
+
+
+def test_long_buffers() -> None:
+    """Thousands of pieces by many programs, whose slots are used again and again."""
+    many = Case("dgx1", "allreduce", (1 << 18, 99_991), groups=6, lanes=4, piece=4096)
+    for case in (many, replace(many, push=False), replace(many, dtype="bfloat16"), replace(many, begun=-5)):
+        assert on_streams(case) == "right", case
+
+
+def test_a_missing_peer_ends_the_call_in_time() -> None:
+    plan = Plan(ring_allreduce(3))
+    memory = SharedMemory(plan.shape, 4, "cuda")
+    executor = DeviceExecutor(plan, 0, memory, torch.float32, timeout_s=1.0)
+    whole = torch.zeros(9, device="cuda")
+    executor(whole, whole, 9)
+    with pytest.raises(ExecutionError, match=r"rank 0 waited 1.0 s for a peer in allreduce"):
+        executor.finish()
+    with pytest.raises(ExecutionError, match="rank 0 is unusable since a call has timed out"):
+        executor(whole, whole, 9)
+
+
+def by_symmetric_memory(rank: int, size: int, dtype_name: str) -> list[str]:
+    device = take_gpu(rank)
+    dtype = getattr(torch, dtype_name)
+    found = []
+    for kind, options in (("allreduce", {}), ("allgather", {}), ("broadcast", {"root": 1}), ("alltoall", {})):
+        plan = planned(Case("full:4", kind, solve=options, dtype=dtype_name))
+        assert dist.group.WORLD is not None
+        memory = SymmetricMemory(plan.shape, dtype.itemsize, dist.group.WORLD)
+        executor = DeviceExecutor(plan, rank, memory, dtype, timeout_s=30.0)
+        wrong = 0
+        for seed, count in enumerate((1000, 1000, 40, 4096)):
+            inputs, _, wanted = call(plan.schedule.collective, size, count, seed, most=8)
+            given, expected = torch.from_numpy(inputs[rank]).to(dtype).to(device), wanted[rank]
+            result = torch.zeros(count, dtype=dtype, device=device)
+            executor(given, result, count)
+            executor.finish()
+            want = torch.from_numpy(np.asarray(expected)).to(dtype)
+            wrong += int((result.cpu()[: len(want)] != want).sum())
+        found.append(f"{kind}: {wrong} wrong")
+    return found
+
+
+def captured(rank: int, size: int) -> list[float]:
+    """A call in a graph, replayed with other data each time."""
+    device = take_gpu(rank)
+    plan = planned(Case("full:4", "allreduce"))
+    assert dist.group.WORLD is not None
+    executor = DeviceExecutor(plan, rank, SymmetricMemory(plan.shape, 4, dist.group.WORLD), torch.float32)
+    tensor = torch.zeros(1000, device=device)
+    executor.prepare(1000)
+    executor(tensor, tensor, 1000)
+    executor.finish()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        executor(tensor, tensor, 1000)
+    sums = []
+    for step in range(4):
+        tensor.fill_(rank + step)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bool((tensor == tensor[0]).all())
+        sums.append(tensor[0].item())
+        dist.barrier()
+    return sums
+
+
+SHARED = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
+
+
+@pytest.mark.parametrize("dtype", [it for it in TYPES if it in ("float32", "bfloat16", "int64")])
+def test_processes_over_symmetric_memory(dtype: str) -> None:
+    right = [f"{kind}: 0 wrong" for kind in ("allreduce", "allgather", "broadcast", "alltoall")]
+    assert run_ranks(4, by_symmetric_memory, dtype, environ=SHARED) == [right] * 4
+
+
+def test_replays_of_a_graph() -> None:
+    assert run_ranks(4, captured, environ=SHARED) == [[6.0, 10.0, 14.0, 18.0]] * 4
