@@ -1,7 +1,8 @@
 """Whether the workers of an order can all finish where a send blocks until its receive has been posted.
 
-That is the strictest transport that there is: what finishes here finishes on any. The check looks at the
-steps only, in no way at how they were made.
+And whether they can where each pass waits until all messages that its worker has begun are over, as a GPU
+may: what finishes here finishes on any transport and device. The check looks at the steps only, in no way at
+how they were made.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ UP = {Phase.FORWARD: 1, Phase.BACKWARD: -1}
 """Where the result of a pass goes, in stages."""
 
 
-def check_order(steps: Sequence[Sequence[WorkerStep]], *, tags: bool = False) -> None:
+def check_order(
+    steps: Sequence[Sequence[WorkerStep]], *, tags: bool = False, passes_wait: bool = False
+) -> None:
     """Replay the steps of all workers with blocking sends.
 
     Each worker does its steps strictly in order, so which of them can go on does not depend on who is fast,
@@ -27,6 +30,7 @@ def check_order(steps: Sequence[Sequence[WorkerStep]], *, tags: bool = False) ->
         steps: of workers 0, 1, 2, ...; a stage is held by the worker that computes its passes.
         tags: whether the transport matches messages by stage and microbatch, as gloo can; otherwise the first
             send from a worker to another meets the first receive there, as with NCCL.
+        passes_wait: whether not sends block, but passes, for all messages of their worker.
 
     Raises:
         PlanError: a step is missing, there twice or out of order, a send meets another message's receive,
@@ -38,7 +42,7 @@ def check_order(steps: Sequence[Sequence[WorkerStep]], *, tags: bool = False) ->
         _check_sequence(own)
     if not tags:
         _check_matching(steps, home)
-    _replay(steps, home)
+    _replay(steps, home, passes_wait=passes_wait)
 
 
 def _check_complete(
@@ -118,25 +122,33 @@ def _check_matching(steps: Sequence[Sequence[WorkerStep]], home: dict[int, int])
                     )
 
 
-def _replay(steps: Sequence[Sequence[WorkerStep]], home: dict[int, int]) -> None:
+def _replay(steps: Sequence[Sequence[WorkerStep]], home: dict[int, int], *, passes_wait: bool) -> None:
     """Let every worker go on as far as it can until all have finished."""
     at = [0] * len(steps)
     posted: set[Action] = set()
-    there: set[Action] = set()  # inputs that have come, by the pass that takes them
+    there: set[Action] = set()  # inputs that have been sent, by the pass that takes them
     moved = True
 
     def waits_for(step: WorkerStep) -> str | None:
         """What keeps a worker from doing a step now; None where nothing does."""
         action = step.action
-        if step.kind == "send":
-            taker = _taker(action)
-            return None if taker in posted else f"receive {action} of stage {taker.stage}"
-        if step.kind == "receive" or action.phase is Phase.WEIGHTS:
+        if step.kind == "send" and not passes_wait:
+            return receive_of(action)
+        if step.kind != "compute":
             return None
+        begun = steps[home[action.stage]][: at[home[action.stage]]] if passes_wait else ()
+        sent = [receive_of(it.action) for it in begun if it.kind == "send"]
+        taken = [send_of(it.action) for it in begun if it.kind == "receive"]
+        own = send_of(action) if action.phase in UP else None
+        return next((said for said in (*sent, *taken, own) if said), None)
+
+    def send_of(action: Action) -> str | None:
         source = action.stage - UP[action.phase]
-        if source in home and action not in there:
-            return f"send {action} of stage {source}"
-        return None
+        return f"send {action} of stage {source}" if source in home and action not in there else None
+
+    def receive_of(action: Action) -> str | None:
+        taker = _taker(action)
+        return None if taker in posted else f"receive {action} of stage {taker.stage}"
 
     while moved:
         moved = False

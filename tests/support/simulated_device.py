@@ -6,11 +6,13 @@
 
 As with a GPU, a tensor on it and one in host memory do not meet in one operator; its backend for
 `torch.distributed` ("simulated") knows no tags, and fails where two ranks send each other something over one
-group, as NCCL might wait for ever. Operators compute in host memory, with its random numbers.
+group, as NCCL might wait for ever. Products of matrices first wait for all messages that this process has
+begun, as a GPU does where an operator loads code. Operators compute in host memory, with its random numbers.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -56,6 +58,10 @@ class OnDevice(Tensor):
 
 
 _noted: Counter[str] = Counter()
+_open: list[Any] = []
+"""Messages that are under way."""
+
+LOADING = (ATEN.addmm.default, ATEN.mm.default)
 
 
 def _is_named(device: Any) -> bool:
@@ -73,6 +79,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     there = [it for it in tensors if isinstance(it, OnDevice)]
     if func is ATEN.record_stream.default:
         return None
+    while func in LOADING and _open:
+        _open.pop(0).wait()
     device = kwargs.get("device")
     target = _is_named(device) if device is not None else bool(there)
     if func in (ATEN._to_copy.default, ATEN.copy_.default):
@@ -174,11 +182,11 @@ class _Backend(dist.ProcessGroup):
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
         self._one_way(peer > self.rank())
-        return self._gloo.send([it.host for it in tensors], peer, 0)
+        return _begun(self._gloo.send([it.host for it in tensors], peer, 0))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> Any:
         self._one_way(peer < self.rank())
-        return self._gloo.recv([it.host for it in tensors], peer, 0)
+        return _begun(self._gloo.recv([it.host for it in tensors], peer, 0))
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         return self._gloo.allreduce([it.host for it in tensors], opts or dist.AllreduceOptions())
@@ -200,6 +208,28 @@ class _Backend(dist.ProcessGroup):
     def _one_way(self, is_up: bool) -> None:
         self._ways.add(is_up)
         assert len(self._ways) == 1, "messages both ways over one group"
+
+
+class _Message(dist.Work):
+    """Waited for by gloo once, however often it is asked for."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self._work = work
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: Any = None) -> bool:
+        with self._lock:
+            if self._work is not None:
+                self._work.wait()
+                self._work = None
+        return True
+
+
+def _begun(work: Any) -> _Message:
+    message = _Message(work)
+    _open.append(message)
+    return message
 
 
 def _created(store: Any, rank: int, size: int, timeout: timedelta) -> _Backend:
