@@ -1,4 +1,4 @@
-"""A schedule as tables that one kernel goes through on every GPU. It has not run on a GPU yet.
+"""A schedule as tables that one kernel goes through on every GPU. It ran on one, which all ranks shared.
 
 `plan.Plan` makes an instruction of each value that a chunk has on a rank, and of these, for buffers of one
 length, the `Tables` of each rank. `check.check_tables` judges them and shares no code with it;

@@ -3,8 +3,8 @@
 NCCL or RCCL carries tensors on GPUs, gloo those in host memory. A call on GPUs runs on a stream of its own,
 which follows the caller's; on the host the thread that serves the call waits at its end, and nobody else.
 
-The part for GPUs has never run on one. It was written by torch's documentation; its order of calls is tested
-with drawn streams and events, and the same calls over gloo in real processes.
+The part for GPUs ran on one that four ranks shared (`tests/gpu`), never on several. Its order of calls is
+tested with drawn streams and events, and the same calls over gloo in real processes.
 """
 
 from __future__ import annotations

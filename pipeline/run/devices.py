@@ -1,8 +1,9 @@
 """Where a rank computes: in host memory, or on a device of an accelerator that torch knows, such as a GPU.
 
 Between stages on devices tensors go by the backend that torch has for them, NCCL for "cuda"; all else that
-ranks tell each other stays in host memory and goes by gloo. Nothing here has run on a GPU: tests run it on a
-simulated device, which has values, and which counts what the host copies or waits for.
+ranks tell each other stays in host memory and goes by gloo. On a GPU it ran into a deadlock, which is mended,
+and has not run since; tests run it on a simulated device, which has values, and which counts what the host
+copies or waits for.
 """
 
 from __future__ import annotations
