@@ -143,6 +143,12 @@ def test_a_drawn_pair() -> None:
     assert certified_ratio(BETWEEN, 2, replace(WHOLE, symmetries=())) == Fraction(2, 8)
 
 
+def test_a_length_may_be_zero() -> None:
+    nothing = (0, WAYS.index((1, 2)), Fraction(0))
+    more = replace(WHOLE, pairs=((0, 1, (*AHEAD, nothing)),))
+    assert certified_ratio(BETWEEN, 2, more) == certified_ratio(BETWEEN, 2, WHOLE)
+
+
 def with_length(step: int, route: int, length: Fraction) -> dict[str, Any]:
     return {"pairs": ((0, 1, ((step, route, length),)),)}
 
@@ -227,3 +233,38 @@ def test_no_messages_are_cheaper(fabric: Topology, data: st.DataObject) -> None:
         more = least + Fraction(1, 10**6)
         with pytest.raises(InputError, match=f"at a cost of {least} or less, it says {more}"):
             certified_ratio(problem, steps, MessageDual(links, more))
+
+
+LINE = problem_on(
+    Topology.build("line", 3, [Link(*hop, Fraction(1)) for hop in ((0, 1), (1, 0), (1, 2), (2, 1))])
+)
+OUTWARD = tuple(Fraction(int(link.dst == 1), 2) for link in LINE.topology.links)
+
+
+def test_less_than_the_only_message_costs_is_proved_too() -> None:
+    pair = problem_on(load("full:2"))
+    lengths = ((Fraction(2, 3), Fraction(0)),)
+    for cost in (Fraction(1, 3), Fraction(2, 3)):
+        assert certified_ratio(pair, 1, MessageDual(lengths, cost)) == cost
+
+
+def test_what_is_passed_on_has_come_before() -> None:
+    """Ends tell the middle in the first step for 1/2 each; it has their news to pass on in the second."""
+    free = (Fraction(0),) * 4
+    lengths = OUTWARD, free
+    assert least_cost(LINE, lengths) == 1
+    assert certified_ratio(LINE, 2, MessageDual(lengths, Fraction(1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ((OUTWARD,), "needs a length for each of 4 links in 2 steps"),
+        ((OUTWARD, OUTWARD[1:]), "needs a length for each of 4 links in 2 steps"),
+        ((OUTWARD, (Fraction(-1), *OUTWARD[1:])), "step 1: a length must not be negative, got -1"),
+        ((OUTWARD, (Fraction(1),) * 4), "step 1: capacities times lengths must add up to at most 1, got 4"),
+    ],
+)
+def test_messages_that_break_a_rule(lengths: tuple[tuple[Fraction, ...], ...], message: str) -> None:
+    with pytest.raises(InputError, match=f"^certificate: {message}"):
+        certified_ratio(LINE, 2, MessageDual(lengths, Fraction(1)))

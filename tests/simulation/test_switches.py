@@ -109,6 +109,8 @@ def test_frames_have_4096_bytes_unless_said() -> None:
     for frames in (1, 5):
         us = frames * 4.096 + 4.096 + 2  # a frame behind on the way down, and two latencies
         assert simulate(schedule, frames * 4096, pieces=1).time_us == pytest.approx(us, abs=1e-6)
+    halves = 4.097 * (1 + 1 / 2) + 2  # of one byte more than a frame has
+    assert simulate(schedule, 4097, pieces=1).time_us == pytest.approx(halves, abs=1e-6)
 
 
 def test_what_a_switch_does_when() -> None:
