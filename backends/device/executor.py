@@ -56,6 +56,9 @@ class _Prepared(NamedTuple):
 class DeviceExecutor:
     """One rank of a plan.
 
+    Before a graph is captured all calls must have been waited for (`finish`): until they are over, a thread
+    asks for them, which a capture forbids. Nobody watches its replays.
+
     Args:
         plan: the same on all ranks.
         rank: this one.
@@ -101,8 +104,9 @@ class DeviceExecutor:
             op: what is compiled.
         """
         made = self._prepared(count)
+        some = self._counters.data_ptr()  # as wide as real addresses, which makes the same kernel
         for aligned in {made.aligned, False}:
-            self._launch(made._replace(pieces=0), 0, 0, op, aligned=aligned, depth=0)
+            self._launch(made._replace(pieces=0), some, some, op, aligned=aligned, depth=0)
 
     def __call__(self, given: torch.Tensor, result: torch.Tensor, count: int, op: str = "sum") -> None:
         """Run the collective.
