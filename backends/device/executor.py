@@ -118,7 +118,8 @@ class DeviceExecutor:
             op: how contributions are combined, one of `OPERATIONS`.
 
         Raises:
-            InputError: an unknown operation, or a tensor of another type, not contiguous, or too short.
+            InputError: an unknown operation, or a tensor of another type, elsewhere, not contiguous, or too
+                short.
             ExecutionError: time was up, before or, on the host, now; the executors of all ranks are unusable
                 afterwards. On a GPU `finish` tells of the calls that are under way.
         """
@@ -128,12 +129,12 @@ class DeviceExecutor:
             raise ExecutionError(f"device: rank {self._rank} is unusable since a call has timed out")
         made = self._prepared(count)
         for name, tensor, least in (("input", given, made.reads), ("output", result, made.writes)):
-            fits = tensor.dtype == self._dtype and tensor.is_contiguous() and tensor.numel() >= least
-            if least and not fits:
+            is_here = tensor.dtype == self._dtype and tensor.device == self._memory.device
+            if least and not (is_here and tensor.is_contiguous() and tensor.numel() >= least):
                 form = "" if tensor.is_contiguous() else ", not contiguous"
                 raise InputError(
-                    f"device: {name} must be contiguous, of {least} elements of {self._dtype}, got "
-                    f"{tensor.numel()} of {tensor.dtype}{form}"
+                    f"device: {name} must be contiguous, of {least} elements of {self._dtype} on "
+                    f"{self._memory.device}, got {tensor.numel()} of {tensor.dtype} on {tensor.device}{form}"
                 )
         own = given.data_ptr(), result.data_ptr()
         aligned = made.aligned and all(pointer % 16 == 0 for pointer in own)

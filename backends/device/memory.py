@@ -39,15 +39,14 @@ class SharedMemory:
     """
 
     def __init__(self, shape: Shape, itemsize: int, device: str = "cpu") -> None:
-        self.device = torch.device(device)
         self._lanes = shape.lanes
         self._staging = [
-            torch.zeros(size * itemsize + _VECTOR, dtype=torch.uint8, device=self.device)
-            for size in shape.staging
+            torch.zeros(size * itemsize + _VECTOR, dtype=torch.uint8, device=device) for size in shape.staging
         ]
         self._flags = [
-            torch.zeros(size * shape.lanes, dtype=torch.int32, device=self.device) for size in shape.flags
+            torch.zeros(size * shape.lanes, dtype=torch.int32, device=device) for size in shape.flags
         ]
+        self.device = self._flags[0].device
         for tensor in (*self._staging, *self._flags) if self.device.type == "cpu" else ():
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 

@@ -66,12 +66,14 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     rank = DeviceExecutor(plan, 0, SharedMemory(plan.shape, 4), torch.float32)
     whole = torch.zeros(9)
     with pytest.raises(
-        InputError, match=r"input must be contiguous, of 9 elements of torch.float32, got 8 of"
+        InputError, match=r"input must be contiguous, of 9 elements of torch.float32 on cpu, got 8 of"
     ):
         rank(whole[:8], whole, 9)
     with pytest.raises(InputError, match=r"output must be .* got 9 of torch.int32"):
         rank(whole, whole.int(), 9)
-    with pytest.raises(InputError, match=r"got 9 of torch.float32, not contiguous"):
+    with pytest.raises(InputError, match=r"output must be .* on cpu, got 9 of torch.float32 on meta"):
+        rank(whole, whole.to("meta"), 9)
+    with pytest.raises(InputError, match=r"got 9 of torch.float32 on cpu, not contiguous"):
         rank(torch.zeros(18)[::2], whole, 9)
     with pytest.raises(InputError, match="operation must be one of sum, max, min, got mean"):
         rank(whole, whole, 9, "mean")
