@@ -283,6 +283,32 @@ def test_too_many_sets_of_targets_are_refused(monkeypatch):
         certified_ratio(BROADCAST, 2, TreeDual(lengths))
 
 
+RING = ChunkProblem.of(catalog.load("ring:5"), Collective.on(catalog.load("ring:5"), "allgather"))
+
+
+def test_many_blocks_to_everybody(monkeypatch):
+    """A tree takes 4 of 10 links, each of which is worth 1/10 in one step of two."""
+    monkeypatch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_TREE_TARGETS", 2)
+    lengths = ((Fraction(1, 10),) * 10,) * 2
+    assert certified_ratio(RING, 2, TreeDual(lengths)) == 5 * Fraction(4, 10)
+    with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
+        certified_ratio(RING, 1, TreeDual(lengths[1:]))
+    mixed = [Demand(frozenset({0}), frozenset({1, 2, 3, 4})), Demand(frozenset({1}), frozenset({2}))]
+    for demands in (mixed, mixed[::-1]):
+        some = ChunkProblem.of(RING.topology, Collective.custom(RING.topology, demands))
+        with pytest.raises(InputError, match="at most 2 targets, got 4"):
+            certified_ratio(some, 2, TreeDual(lengths))
+
+
+def test_lengths_that_no_word_holds_prove_a_little_less(monkeypatch):
+    monkeypatch.setattr("arborcast.synth.chunks.bounds.step_check.MOST_TREE_TARGETS", 2)
+    length = Fraction(3**50, 10 * 3**50 + 1)
+    found = certified_ratio(RING, 2, TreeDual(((length,) * 10,) * 2))
+    assert (1 - Fraction(1, 1 << 50)) * 20 * length < found < 20 * length
+    with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
+        certified_ratio(RING, 1, TreeDual(((length,) * 10,)))
+
+
 def test_every_rank_of_many_may_be_a_target():
     """A ring of 15 in 7 steps: a tree takes 14 of 30 links, each of which is worth 1/30 in one step."""
     ring = catalog.load(f"ring:{MOST_TREE_TARGETS + 3}")
