@@ -1,7 +1,7 @@
 """When a worker posts its receives and sends its results: an order with its messages.
 
     worker 0: F0 F0> F1 F1> +B0 B0 +B1 B1        +B0 posts a receive, B0 computes, B0> sends
-    worker 1: +F0 F0 +F1 B0 B0> F1 B1 B1>
+    worker 1: +F0 +F1 F0 B0 B0> F1 B1 B1>
 
 A GPU may do nothing new while a message is open, for code that is loaded or memory that is made then waits
 for all that is under way. So receives are posted early enough that a message can arrive while the worker
