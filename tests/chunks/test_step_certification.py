@@ -309,6 +309,31 @@ def test_lengths_that_no_word_holds_prove_a_little_less(monkeypatch):
         certified_ratio(RING, 1, TreeDual(((length,) * 10,)))
 
 
+@pytest.mark.parametrize(
+    ("fabric", "steps", "used"), [("ring:8", 1, 16), ("ring:3", 24, 1), ("ring:3", 24, 6)]
+)
+def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used):
+    """Of each size the same as with numbers that have no end, also where words would wrap around."""
+    ring = catalog.load(fabric)
+    problem = ChunkProblem.of(ring, Collective.on(ring, "broadcast", root=0))
+    links = len(ring.links)
+    for bits in range(48, 65):
+        length = Fraction((1 << bits) - 1, 1 << bits)
+        table = frozen([[length * (link < used) for link in range(links)]] * steps)
+        shares = paths(table, assigned=((0,) * (ring.ranks - 1),))
+        for certificate in (TreeDual(table), shares):
+            said = []
+            for largest in (None, 0):
+                with monkeypatch.context() as patch:
+                    if largest is not None:
+                        patch.setattr("arborcast.synth.chunks.bounds.step_check._LARGEST", largest)
+                    try:
+                        said.append(str(certified_ratio(problem, steps, certificate)))
+                    except InputError as error:
+                        said.append(str(error))
+            assert said[0] == said[1], bits
+
+
 def test_every_rank_of_many_may_be_a_target():
     """A ring of 15 in 7 steps: a tree takes 14 of 30 links, each of which is worth 1/30 in one step."""
     ring = catalog.load(f"ring:{MOST_TREE_TARGETS + 3}")
