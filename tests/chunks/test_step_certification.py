@@ -309,19 +309,32 @@ def test_lengths_that_no_word_holds_prove_a_little_less(monkeypatch):
         certified_ratio(RING, 1, TreeDual(((length,) * 10,)))
 
 
-@pytest.mark.parametrize(
-    ("fabric", "steps", "used"), [("ring:8", 1, 16), ("ring:3", 24, 1), ("ring:3", 24, 6)]
+FAR_APART = Topology.build(
+    "far apart",
+    3,
+    [Link(*hop, Fraction(1)) for u, v in ((0, 3), (3, 4), (4, 1), (4, 2)) for hop in ((u, v), (v, u))],
+    ["near", "far"],
 )
-def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used):
+
+
+@pytest.mark.parametrize(
+    ("fabric", "steps", "used", "sizes"),
+    [
+        (catalog.load("ring:8"), 1, 16, range(48, 65)),
+        (catalog.load("ring:3"), 24, 6, range(48, 65)),
+        (catalog.load("ring:5"), 48, 1, range(48, 65)),
+        (catalog.load("full:33"), 1, 1056, (48,)),
+        (FAR_APART, 1000, 8, (50, 51)),
+    ],
+)
+def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used, sizes):
     """Of each size the same as with numbers that have no end, also where words would wrap around."""
-    ring = catalog.load(fabric)
-    problem = ChunkProblem.of(ring, Collective.on(ring, "broadcast", root=0))
-    links = len(ring.links)
-    for bits in range(48, 65):
-        length = Fraction((1 << bits) - 1, 1 << bits)
+    problem = ChunkProblem.of(fabric, Collective.on(fabric, "broadcast", root=0))
+    links = len(fabric.links)
+    for bits in sizes:
+        length = Fraction((1 << bits) - 1, (1 << bits) * (links if fabric is FAR_APART else 1))
         table = frozen([[length * (link < used) for link in range(links)]] * steps)
-        shares = paths(table, assigned=((0,) * (ring.ranks - 1),))
-        for certificate in (TreeDual(table), shares):
+        for certificate in (TreeDual(table), paths(table, assigned=((0,) * (fabric.ranks - 1),))):
             said = []
             for largest in (None, 0):
                 with monkeypatch.context() as patch:
@@ -332,6 +345,29 @@ def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used
                     except InputError as error:
                         said.append(str(error))
             assert said[0] == said[1], bits
+
+
+def test_lengths_far_above_one_are_refused():
+    table = frozen([[Fraction((1 << 80) + 1, 1 << 40), Fraction(0)]] * 2)
+    with pytest.raises(InputError, match="must add up to at most 1"):
+        certified_ratio(BROADCAST, 2, TreeDual(table))
+
+
+def test_demands_of_many_and_of_few_targets():
+    demands = [Demand(frozenset({0}), frozenset({1, 2, 3, 4})), Demand(frozenset({1}), frozenset({2}))]
+    some = ChunkProblem.of(RING.topology, Collective.custom(RING.topology, demands))
+    assert certified_ratio(some, 2, TreeDual(((Fraction(1, 10),) * 10,) * 2)) == Fraction(4 + 1, 10)
+
+
+def test_many_that_nothing_reaches_add_up_to_no_small_number():
+    """Two islands of ten ranks, lengths that no word holds: what stands for no way is added up many times."""
+    hops = [(u, v) for u in range(20) for v in range(20) if u != v and u // 10 == v // 10]
+    islands = Topology.build("islands", 20, [Link(*hop, Fraction(1)) for hop in hops])
+    problem = ChunkProblem.of(islands, Collective.on(islands, "allgather"))
+    for bits in range(40, 80):
+        length = Fraction((1 << bits) - 1, 180 << bits)
+        with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
+            certified_ratio(problem, 1, TreeDual(((length,) * 180,)))
 
 
 def test_every_rank_of_many_may_be_a_target():
