@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import networkx as nx
@@ -311,9 +312,13 @@ def test_lengths_that_no_word_holds_prove_a_little_less(monkeypatch):
 
 FAR_APART = Topology.build(
     "far apart",
-    3,
-    [Link(*hop, Fraction(1)) for u, v in ((0, 3), (3, 4), (4, 1), (4, 2)) for hop in ((u, v), (v, u))],
-    ["near", "far"],
+    4,
+    [
+        Link(*hop, Fraction(1))
+        for u, v in (*pairwise((0, 4, 5, 6, 7, 8, 1)), (1, 2), (1, 3))
+        for hop in ((u, v), (v, u))
+    ],
+    list("abcde"),
 )
 
 
@@ -324,7 +329,7 @@ FAR_APART = Topology.build(
         (catalog.load("ring:3"), 24, 6, range(48, 65)),
         (catalog.load("ring:5"), 48, 1, range(48, 65)),
         (catalog.load("full:33"), 1, 1056, (48,)),
-        (FAR_APART, 1000, 8, (50, 51)),
+        (FAR_APART, 1000, 16, (49,)),
     ],
 )
 def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used, sizes):
