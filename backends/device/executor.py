@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -88,6 +89,7 @@ class DeviceExecutor:
             raise InputError(f"device: type must be one of {len(TYPES)} of the plan's item size, got {dtype}")
         self._plan, self._rank, self._memory, self._dtype = plan, rank, memory, dtype
         self._block, self._warps, self._timeout_s, self._failed = block, warps, timeout_s, False
+        self._is_on_host = memory.device.type == "cpu"
         self._counters = torch.full((plan.programs,), begun, dtype=torch.int32, device=memory.device)
         self._addresses = torch.tensor(memory.addresses(), dtype=torch.int64, device=memory.device)
         self._tables: OrderedDict[int, _Prepared] = OrderedDict()
@@ -106,7 +108,7 @@ class DeviceExecutor:
         made = self._prepared(count)
         some = self._counters.data_ptr()  # as wide as real addresses, which makes the same kernel
         for aligned in {made.aligned, False}:
-            self._launch(made._replace(pieces=0), some, some, op, aligned=aligned, depth=0)
+            self._launch(made._replace(pieces=0), some, some, op, aligned=aligned)
 
     def __call__(self, given: torch.Tensor, result: torch.Tensor, count: int, op: str = "sum") -> None:
         """Run the collective.
@@ -138,21 +140,20 @@ class DeviceExecutor:
                 )
         own = given.data_ptr(), result.data_ptr()
         aligned = made.aligned and all(pointer % 16 == 0 for pointer in own)
-        is_on_host = self._memory.device.type == "cpu"
-        if not is_on_host and torch.cuda.is_current_stream_capturing():
-            self._captured.append(made)  # for replays, which nobody watches
-            self._launch(made, *own, op, aligned=aligned, depth=self._plan.shape.depth)
-            return
-        over = threading.Event()
-        if is_on_host:
+        launch = partial(self._launch, made, *own, op, aligned=aligned)
+        if self._is_on_host:
+            over = threading.Event()
             self._watch(over.is_set)
-        try:
-            self._launch(made, *own, op, aligned=aligned, depth=self._plan.shape.depth)
-        finally:
-            over.set()
-        if is_on_host:
+            try:
+                launch()
+            finally:
+                over.set()
             self._refuse_if_failed(f"{self._plan.schedule.collective.kind} of {count} elements")
+        elif torch.cuda.is_current_stream_capturing():
+            self._captured.append(made)  # for replays, which nobody watches
+            launch()
         else:
+            launch()
             event = cast(Any, torch.cuda).current_stream(self._memory.device).record_event()
             self._watch(event.query)
 
@@ -162,7 +163,7 @@ class DeviceExecutor:
         Raises:
             ExecutionError: time was up in one of them.
         """
-        if self._memory.device.type != "cpu":
+        if not self._is_on_host:
             cast(Any, torch.cuda).current_stream(self._memory.device).synchronize()
         self._refuse_if_failed(str(self._plan.schedule.collective.kind))
 
@@ -170,15 +171,14 @@ class DeviceExecutor:
         if self._failed:
             raise ExecutionError(f"device: rank {self._rank} waited {self._timeout_s} s for a peer in {call}")
 
-    def _launch(
-        self, made: _Prepared, given: int, result: int, op: str, *, aligned: bool, depth: int
-    ) -> None:
+    def _launch(self, made: _Prepared, given: int, result: int, op: str, *, aligned: bool) -> None:
         shape = self._plan.shape
         element, total = TYPES[self._dtype]
         kernel.run_schedule[(self._plan.programs,)](
             *made.tensors, given, result, self._addresses, self._counters, self._rank, self._plan.ranks,
-            made.pieces, depth, shape.lanes, shape.ring, DTYPE=element, SUM=total, OP=op, BLOCK=self._block,
-            VECTOR=shape.vector, ALIGN=shape.vector if aligned else 1, num_warps=self._warps,
+            made.pieces, shape.depth, shape.lanes, shape.ring, DTYPE=element, SUM=total, OP=op,
+            BLOCK=self._block, VECTOR=shape.vector, ALIGN=shape.vector if aligned else 1,
+            num_warps=self._warps,
         )  # fmt: skip
 
     def _watch(self, is_over: Callable[[], bool]) -> None:

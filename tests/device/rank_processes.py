@@ -96,29 +96,46 @@ def _rank(case: Case, plan: Any, memory: Any, rank: int, data: list[Any], result
     results.put((rank, f"{wrong} wrong" if wrong else "right"))
 
 
-def _run(case: Case) -> str:
-    import numpy as np
+def planned(case: Case) -> Any:
+    """The plan of a case."""
     import torch
 
-    import arborcast.backends.device.executor  # noqa: F401 (once, before ranks are forked)
     from arborcast import synth, topologies
-    from arborcast.backends.device.memory import SharedMemory
     from arborcast.backends.device.plan import Plan
-    from tests.device.definition import call
 
     schedule = synth.solve(topologies.load(case.fabric, ranks=case.ranks or None), case.kind, **case.solve)
     itemsize = getattr(torch, case.dtype).itemsize
     options = {"groups": case.groups, "lanes": case.lanes, "piece": case.piece, "push": case.push}
-    plan = Plan(schedule, itemsize=itemsize, **options)
-    memory = SharedMemory(plan.shape, itemsize)
-    memory.start_at(case.begun)
+    return Plan(schedule, itemsize=itemsize, **options)
+
+
+def drawn(case: Case, plan: Any) -> list[tuple[int, list[Any], list[Any]]]:
+    """Of each call the elements, the inputs of all ranks, and what they must get."""
+    import numpy as np
+
+    from tests.device.definition import call
+
+    collective = plan.schedule.collective
     ways: dict[str, Any] = {"sum": sum, "max": np.maximum.reduce, "min": np.minimum.reduce}
     data = []
     for seed, blocks in enumerate(case.counts):
-        count = blocks * len(schedule.collective.ranks)
+        count = blocks * len(collective.ranks)
         # Small whole numbers: every sum is exact in every type.
-        inputs, _, wanted = call(schedule.collective, plan.ranks, count, seed, most=8, add=ways[case.op])
+        inputs, _, wanted = call(collective, plan.ranks, count, seed, most=8, add=ways[case.op])
         data.append((count, inputs, wanted))
+    return data
+
+
+def _run(case: Case) -> str:
+    import torch
+
+    import arborcast.backends.device.executor  # noqa: F401 (once, before ranks are forked)
+    from arborcast.backends.device.memory import SharedMemory
+
+    plan = planned(case)
+    memory = SharedMemory(plan.shape, getattr(torch, case.dtype).itemsize)
+    memory.start_at(case.begun)
+    data = drawn(case, plan)
     forks = multiprocessing.get_context("fork")
     results = forks.Queue()
     ranks = [

@@ -11,32 +11,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from arborcast import synth, topologies
 from arborcast.backends.device.executor import DeviceExecutor
 from arborcast.backends.device.memory import SharedMemory, SymmetricMemory
 from arborcast.backends.device.plan import Plan
 from arborcast.backends.errors import ExecutionError
 from tests.device.definition import call
-from tests.device.rank_processes import Case
+from tests.device.rank_processes import Case, drawn, planned
 from tests.device.test_kernel import TYPES, all_cases
 from tests.gpu.sharing import take_gpu
 from tests.support.drawn_schedules import ring_allreduce
 from tests.support.ranks import run_ranks
-
-WAYS: dict[str, Any] = {"sum": sum, "max": np.maximum.reduce, "min": np.minimum.reduce}
-
-
-def planned(case: Case) -> Plan:
-    schedule = synth.solve(topologies.load(case.fabric, ranks=case.ranks or None), case.kind, **case.solve)
-    itemsize = getattr(torch, case.dtype).itemsize
-    return Plan(
-        schedule,
-        groups=case.groups,
-        lanes=case.lanes,
-        piece=case.piece,
-        push=case.push,
-        itemsize=itemsize,
-    )
 
 
 def on_streams(case: Case) -> str:
@@ -49,10 +33,7 @@ def on_streams(case: Case) -> str:
         DeviceExecutor(plan, it, memory, dtype, block=128, begun=case.begun, timeout_s=10.0) for it in ranks
     ]
     calls: list[tuple[int, list[torch.Tensor], list[torch.Tensor], list[Any]]] = []
-    for seed, blocks in enumerate(case.counts):
-        collective = plan.schedule.collective
-        count = blocks * len(collective.ranks)
-        inputs, _, wanted = call(collective, plan.ranks, count, seed, most=8, add=WAYS[case.op])
+    for count, inputs, wanted in drawn(case, plan):
         given = [torch.from_numpy(it).to(dtype).cuda() for it in inputs]
         room = given if case.in_place else [torch.full((count,), 99).to(dtype).cuda() for _ in ranks]
         calls.append((count, given, room, wanted))
@@ -102,7 +83,7 @@ def test_a_missing_peer_ends_the_call_in_time() -> None:
 
 
 def by_symmetric_memory(rank: int, size: int, dtype_name: str) -> list[str]:
-    device = take_gpu(rank)
+    device = take_gpu(rank, size)
     dtype = getattr(torch, dtype_name)
     found = []
     for kind, options in (("allreduce", {}), ("allgather", {}), ("broadcast", {"root": 1}), ("alltoall", {})):
@@ -125,7 +106,7 @@ def by_symmetric_memory(rank: int, size: int, dtype_name: str) -> list[str]:
 
 def captured(rank: int, size: int) -> list[float]:
     """A call in a graph, replayed with other data each time."""
-    device = take_gpu(rank)
+    device = take_gpu(rank, size)
     plan = planned(Case("full:4", "allreduce"))
     assert dist.group.WORLD is not None
     executor = DeviceExecutor(plan, rank, SymmetricMemory(plan.shape, 4, dist.group.WORLD), torch.float32)

@@ -97,7 +97,7 @@ def test_replays_of_a_graph() -> None:
 
 def reductions(rank: int, size: int) -> tuple[list[str], dict[str, int]]:
     """Every reduction and type that schedules serve, beside gloo on the host."""
-    device = take_gpu(rank)
+    device = take_gpu(rank, size)
     tested: Any = dist.group.WORLD
     gloo = dist.new_group(backend="gloo")
     wrong, tried = [], 0
@@ -131,7 +131,7 @@ def test_every_reduction_of_the_group() -> None:
 
 def calls(rank: int, size: int) -> list[str]:
     """What torch offers, on GPUs, against its definition."""
-    device = take_gpu(rank)
+    device = take_gpu(rank, size)
     every = [values(it, 60).to(device) for it in range(size)]
     own, wrong = every[rank], []
 
@@ -217,7 +217,7 @@ def losses_of(
 
 
 def wrapped(rank: int, size: int) -> dict[str, list[float]]:
-    device = take_gpu(rank)
+    device = take_gpu(rank, size)
 
     def sharded(net: nn.Sequential) -> nn.Module:
         for layer in net:
@@ -254,7 +254,7 @@ def test_ddp_and_fsdp_train_as_one_process_does() -> None:
 
 
 def killed(rank: int, size: int) -> tuple[float, str]:
-    device = take_gpu(rank)
+    device = take_gpu(rank, size)
     tensor = torch.ones(1000, device=device)
     dist.all_reduce(tensor)
     assert tensor.eq(size).all()
