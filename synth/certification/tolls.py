@@ -311,8 +311,7 @@ class _Orbits:
                 and {image[rank] for rank in members} == members
                 and (collective.root is None or image[collective.root] == collective.root)
                 and all(
-                    topology.is_switch(vertex) == topology.is_switch(other)
-                    and topology.abilities(vertex) == topology.abilities(other)
+                    topology.abilities(vertex) == topology.abilities(other)
                     for vertex, other in enumerate(image)
                 )
                 and all(

@@ -291,6 +291,26 @@ def test_a_symmetry_keeps_rates_and_latencies(change: dict[str, Any]) -> None:
         certified_bytes(fabric, collective, NO_LENGTHS, turned)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "switches", "members", "image"),
+    [
+        (4, [], (0, 1, 2), (1, 2, 3, 0)),
+        (3, [Switch("hub")], (0, 2), (2, 3, 0, 1)),
+        (2, [Switch("adds", reduces=True), Switch("hub")], (0, 1), (1, 0, 3, 2)),
+    ],
+    ids=["to a rank that takes no part", "a rank to a switch", "a switch to another kind"],
+)
+def test_a_symmetry_keeps_who_takes_part_and_switches(
+    ranks: int, switches: list[Switch], members: tuple[int, ...], image: tuple[int, ...]
+) -> None:
+    fabric = Topology.build("ring", ranks, UNIFORM, switches)
+    collective = Collective.on(fabric, "allreduce", ranks=members)
+    flow = TollFlow(members[0], False, (members[1],), ((0, 0, 1),))
+    turned = replace(FIT, flows=(flow,), symmetries=(image,))
+    with pytest.raises(InputError, match="symmetry 0 does not keep links"):
+        certified_bytes(fabric, collective, NO_LENGTHS, turned)
+
+
 def able_star(**abilities: Any) -> Topology:
     """Three ranks around a switch: links up are 0 to 2, links down 3 to 5, each 1 GB/s and 1 us."""
     links = [Link(*ends, Fraction(1), Fraction(1)) for rank in range(3) for ends in ((rank, 3), (3, rank))]
@@ -312,6 +332,12 @@ def able_star(**abilities: Any) -> Topology:
         # A rank gets two blocks of a third each from the others, whatever switches can.
         ("allgather", False, 3, 1, {"reduces": True, "multicasts": True}, 1500),
         ("alltoall", False, 3, 1, {"reduces": True, "multicasts": True}, 1500),
+        ("gather", False, 3, 1, {"reduces": True, "multicasts": True}, 1500),
+        ("reduce-scatter", True, 0, 0, {"reduces": True, "multicasts": True}, 1500),
+        ("scatter", True, 0, 0, {"reduces": True, "multicasts": True}, 1500),
+        # ... but for sums of its own block.
+        ("reduce-scatter", False, 3, 1, {"reduces": True}, 3000),
+        ("reduce-scatter", False, 3, 1, {"multicasts": True}, 1500),
     ],
 )
 def test_messages_of_able_switches_stand_for_many(
@@ -380,6 +406,27 @@ def test_prices_of_adders_are_charged_for_the_whole_time() -> None:
     alone = Tolls(Fraction(1, 2), 5, (), Fraction(3), (), Fraction(1))
     # 3 * 2 * 3 GB/s for 5 halves of a us, against 3 * 4 that each byte pays.
     assert certified_bytes(fabric, collective, priced, alone) == Fraction(18 * 5, 2) * 1000 / 12
+    assert certified_bytes(fabric, collective, replace(priced, adders=()), alone) == 0
+
+
+def test_a_switch_hands_on_what_ranks_before_it_sent() -> None:
+    """From 0 over the switch 2, and from there at once or by 3, to 4 and on to 1; nobody sends to 5."""
+    ends = {(0, 2): 1, (2, 3): 0, (2, 4): 0, (3, 4): 0, (4, 1): 1, (5, 1): 1}
+    links = [Link(*each, Fraction(1), Fraction(wait)) for each, wait in sorted(ends.items())]
+    fabric = Topology.build("forwards", 2, links, ["a", "b", "c", "d"])
+    collective = Collective.on(fabric, "reduce", root=1)
+    last, dead = (4, 1, 1), (5, 1, 1)  # link, interval, toll
+    for charges in ((last,), (last, dead)):
+        tolls = Tolls(Fraction(1), 3, (TollFlow(1, False, (0,), charges),), Fraction(0), (), Fraction(1))
+        lengths = replace(NO_LENGTHS, lengths=(Fraction(0),) * 6)
+        assert certified_bytes(fabric, collective, lengths, tolls) == 1000
+
+
+def test_one_interval_is_enough_where_links_have_no_latency() -> None:
+    pair = Topology.build("pair", 2, [Link(*ends, Fraction(1), Fraction(0)) for ends in ((0, 1), (1, 0))])
+    tolls = Tolls(Fraction(1), 1, (TollFlow(0, True, (1,), ((0, 0, 1),)),), Fraction(0), (), Fraction(1))
+    lengths = replace(NO_LENGTHS, lengths=(Fraction(0),) * 2)
+    assert certified_bytes(pair, Collective.on(pair, "broadcast", root=0), lengths, tolls) == 1000
 
 
 @pytest.mark.parametrize(
