@@ -26,7 +26,7 @@ from arborcast.synth.methods import (
     method_for,
     natural_method,
 )
-from arborcast.synth.request import Request, Wishes
+from arborcast.synth.solve_options import SolveKeywords, SolveOptions
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def solve(
     root: int = 0,
     ranks: Sequence[int] | None = None,
     on_deadline: OnDeadline = "raise",
-    **wishes: Unpack[Wishes],
+    **options: Unpack[SolveKeywords],
 ) -> Schedule: ...
 
 
@@ -72,7 +72,7 @@ def solve(
     root: int = 0,
     ranks: Sequence[int] | None = None,
     on_deadline: OnDeadline = "raise",
-    **wishes: Unpack[Wishes],
+    **options: Unpack[SolveKeywords],
 ) -> ImplicitSchedule: ...
 
 
@@ -86,7 +86,7 @@ def solve(
     root: int = 0,
     ranks: Sequence[int] | None = None,
     on_deadline: OnDeadline = "raise",
-    **wishes: Unpack[Wishes],
+    **options: Unpack[SolveKeywords],
 ) -> AnySchedule: ...
 
 
@@ -99,7 +99,7 @@ def solve(
     root: int = 0,
     ranks: Sequence[int] | None = None,
     on_deadline: OnDeadline = "raise",
-    **wishes: Unpack[Wishes],
+    **options: Unpack[SolveKeywords],
 ) -> AnySchedule:
     """A schedule of a collective on a fabric: the same that `synth solve` writes.
 
@@ -115,17 +115,17 @@ def solve(
         ranks: those that take part; the others may forward, copy and reduce on the way. None for all.
         on_deadline: "raise" a `TimedOutError`, which carries the best schedule so far; or return the "best",
             whose `gap` says what it misses of the bound. Where there is none yet the error is raised.
-        **wishes: the fields of `synth.request.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
+        **options: fields of `synth.solve_options.SolveOptions`: `size_bytes`, `max_trees`, `deadline_s`, ...
 
     Raises:
-        InputError: an unknown method, a wish that it does not have, a collective that does not fit, or a form
+        InputError: an unknown method, an option it does not have, a collective that does not fit, or a form
             that the question has no answer in; says why.
         InfeasibleError: there is no such schedule; carries the proof.
         TimedOutError: the deadline passed; carries the best schedule so far.
     """
     if on_deadline not in get_args(OnDeadline):
         raise InputError(f"on_deadline {on_deadline}: must be one of {', '.join(get_args(OnDeadline))}")
-    asked = approach(topology, collective, method, Request(**wishes), form, root=root, ranks=ranks)
+    asked = approach(topology, collective, method, SolveOptions(**options), form, root=root, ranks=ranks)
     try:
         return asked.answer()
     except TimedOutError as late:
@@ -142,7 +142,7 @@ class Approach:
         topology: the fabric, or what is left of it.
         collective: on it.
         method: "auto" or one of `synth.methods.METHODS`.
-        request: what the method is told.
+        options: what the method is told.
         translations: those by which it is answered, in implicit form; None where chunks are written out.
         faulty: given where the healthy fabric's schedule is repaired; else None.
         only_implicit: whether schedules that are written out are no answer.
@@ -151,7 +151,7 @@ class Approach:
     topology: Topology
     collective: Collective
     method: str
-    request: Request
+    options: SolveOptions
     translations: Translations | None = None
     faulty: Faulty | None = None
     only_implicit: bool = False
@@ -161,38 +161,38 @@ class Approach:
 
         Raises as `solve`.
         """
-        if self.request.size_bytes is not None:
-            return self.selection().fastest_in_time(self.request.size_bytes)
-        with run_until(Deadline.after(self.request.deadline_s)):
+        if self.options.size_bytes is not None:
+            return self.selection().fastest_in_time(self.options.size_bytes)
+        with run_until(Deadline.after(self.options.deadline_s)):
             return self._of_best_rate()
 
     def _of_best_rate(self) -> AnySchedule:
-        topology, collective, request = self.topology, self.collective, self.request
+        topology, collective, options = self.topology, self.collective, self.options
         if self.translations is not None:
             solve_implicitly = implicit_method_for(topology, collective)
-            return solve_implicitly(topology, collective, request, translations=self.translations)
+            return solve_implicitly(topology, collective, options, translations=self.translations)
         if self.faulty is not None:
             from arborcast.synth.faults.repair import solve_partly_symmetric
 
-            return solve_partly_symmetric(self.faulty, collective.kind, request)
-        return method_for(self.method, topology, collective)(topology, collective, request)
+            return solve_partly_symmetric(self.faulty, collective.kind, options)
+        return method_for(self.method, topology, collective)(topology, collective, options)
 
     def candidates(self) -> Iterator[AnySchedule]:
         """Every schedule worth comparing over sizes, as they are found; raises as `solve`, in between."""
         from arborcast.synth.schedule import Schedule
         from arborcast.synth.selection import candidates, implicit_candidates
 
-        request = replace(self.request, size_bytes=None)
+        options = replace(self.options, size_bytes=None)
         if self.translations is not None:
-            found = implicit_candidates(self.topology, self.collective, self.translations, request)
+            found = implicit_candidates(self.topology, self.collective, self.translations, options)
             return (each for each in found if not (self.only_implicit and isinstance(each, Schedule)))
-        of_best_rate = replace(self, request=request).answer
-        return candidates(self.topology, self.collective, request, of_best_rate)
+        of_best_rate = replace(self, options=options).answer
+        return candidates(self.topology, self.collective, options, of_best_rate)
 
     def selection(self) -> Selection:
         """All candidates, of which the simulator knows the fastest at each size.
 
-        Where the request has a size, those that it takes to find a fast one there (see `compared`).
+        Where the options name a size, those that it takes to find a fast one there (see `compared`).
 
         Raises:
             InfeasibleError: no method has a schedule.
@@ -203,8 +203,8 @@ class Approach:
         return compared(
             self.candidates(),
             self.collective.kind,
-            size_bytes=self.request.size_bytes,
-            deadline=Deadline.after(self.request.deadline_s),
+            size_bytes=self.options.size_bytes,
+            deadline=Deadline.after(self.options.deadline_s),
         )
 
 
@@ -212,7 +212,7 @@ def approach(
     topology: Topology | Faulty,
     collective: Collective | Kind | str,
     method: str = "auto",
-    request: Request | None = None,
+    options: SolveOptions | None = None,
     form: str = "auto",
     *,
     root: int = 0,
@@ -229,26 +229,26 @@ def approach(
        all that apply; by "auto" without one, by the `natural_method`, or by chunks where it is custom.
 
     Raises:
-        InputError: an unknown method or form, a wish that the method does not have, a collective that does
+        InputError: an unknown method or form, an option that the method does not have, a collective that does
             not fit, or a form that the question has no answer in.
     """
-    request = request or Request()
+    options = options or SolveOptions()
     if form not in get_args(Form):
         raise InputError(f"form {form}: must be one of {', '.join(get_args(Form))}")
     left = left_of(topology)
     asked = as_collective(left, collective, root=root, ranks=ranks)
-    check_knobs(method, asked, request)
+    check_knobs(method, asked, options)
     check_features(left, f"method {method}")
-    request = replace(request, deadline_s=Deadline.after(request.deadline_s))
-    translations = _translations(left, asked, method, request, form)
+    options = replace(options, deadline_s=Deadline.after(options.deadline_s))
+    translations = _translations(left, asked, method, options, form)
     faulty = None
     if isinstance(topology, Faulty) and translations is None and form == "auto":
-        faulty = topology if _is_better_repaired(topology, asked, method, request) else None
-    return Approach(left, asked, method, request, translations, faulty, form == "implicit")
+        faulty = topology if _is_better_repaired(topology, asked, method, options) else None
+    return Approach(left, asked, method, options, translations, faulty, form == "implicit")
 
 
 def _translations(
-    topology: Topology, collective: Collective, method: str, request: Request, form: str
+    topology: Topology, collective: Collective, method: str, options: SolveOptions, form: str
 ) -> Translations | None:
     """Those by which a question is answered; None where chunks are written out.
 
@@ -271,7 +271,7 @@ def _translations(
         return None
     from arborcast.synth.symmetry.translation_search import translations_of
 
-    found = translations_of(topology, seed=request.seed)
+    found = translations_of(topology, seed=options.seed)
     if form == "implicit" and found.order == 1:
         raise InputError(
             f"topology {topology.name}: the implicit form needs a symmetry that moves every rank, found none"
@@ -281,16 +281,16 @@ def _translations(
     return found
 
 
-def _is_better_repaired(faulty: Faulty, collective: Collective, method: str, request: Request) -> bool:
+def _is_better_repaired(faulty: Faulty, collective: Collective, method: str, options: SolveOptions) -> bool:
     """Whether what is left is solved from the schedule of the healthy fabric."""
     from arborcast.synth.faults.repair import SERVED
 
     if collective.kind not in SERVED or len(collective.ranks) < faulty.topology.ranks:
         return False
-    if any(getattr(request, wish) is not None for wish in SERVES if wish != "size_bytes"):
+    if any(getattr(options, name) is not None for name in SERVES if name != "size_bytes"):
         return False
     healthy = Collective.on(faulty.healthy, collective.kind)
-    return _translations(faulty.healthy, healthy, method, request, "auto") is not None
+    return _translations(faulty.healthy, healthy, method, options, "auto") is not None
 
 
 def bound(

@@ -27,7 +27,7 @@ SOLVERS = METHODS | {"solver of implicit form", "frontier of chunks", "groups", 
 BOUNDS = frozenset({"bound", "certificate check"})
 CHECKERS = frozenset({"verifier", "simulator"})
 EXPORTERS = frozenset({"lowering", "export"})
-EVERYBODY = SOLVERS | BOUNDS | CHECKERS | EXPORTERS | {"pipeline planning"}
+EVERYBODY = SOLVERS | BOUNDS | CHECKERS | EXPORTERS | {"pipeline planning", "order of hosts"}
 """All who ask."""
 
 UNDERSTOOD: Mapping[str, frozenset[str]] = {

@@ -90,7 +90,7 @@ def latency_bandwidth(asked: Approach, sizes: Sequence[int] = EVERY_FOURTH) -> L
     """The frontier of a question that is answered in implicit form, or of any other one's candidates.
 
     Args:
-        asked: what `synth.api.approach` says; its request's deadline is for building the schedules.
+        asked: what `synth.api.approach` says; the deadline of its options is for building the schedules.
         sizes: to simulate, in bytes, ascending.
 
     Raises:

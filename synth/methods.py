@@ -16,8 +16,8 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.features import check_features
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ SERVES: dict[str, frozenset[str]] = {
     "rate_tolerance": frozenset({"auto", *NEED_SIZE}),
     "proof": frozenset({"sat"}),
 }
-"""Which methods each knob of a `Request` means something to; the others refuse it."""
+"""Which methods each knob of a `SolveOptions` means something to; the others refuse it."""
 
 _IN_WORDS = {
     "max_trees": "maximum number of trees",
@@ -64,7 +64,7 @@ _IN_WORDS = {
 """Knobs as messages name them, which are read by those who call and by those who type options."""
 
 
-Method: TypeAlias = Callable[[Topology, Collective, Request], Schedule]
+Method: TypeAlias = Callable[[Topology, Collective, SolveOptions], Schedule]
 """Makes a schedule that is written out. Raises InputError where it does not do the collective,
 InfeasibleError where there is none, and TimedOutError, with the best one so far, after the deadline."""
 
@@ -73,7 +73,7 @@ class ImplicitMethod(Protocol):
     """The same in implicit form, by the translations of the fabric."""
 
     def __call__(
-        self, topology: Topology, collective: Collective, request: Request, *, translations: Translations
+        self, topology: Topology, collective: Collective, options: SolveOptions, *, translations: Translations
     ) -> ImplicitSchedule: ...
 
 
@@ -91,12 +91,12 @@ def method_for(name: str, topology: Topology, collective: Collective) -> Method:
     return found if by_trees or topology.forwarding is topology else partial(_forwarding, found)
 
 
-def _forwarding(solve: Method, topology: Topology, collective: Collective, request: Request) -> Schedule:
+def _forwarding(solve: Method, topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:
     from arborcast.synth.bounds import bound
     from arborcast.synth.in_network.switch_schedules import forwarding_answer
 
-    limit = bound(topology, collective, Deadline.after(request.deadline_s))
-    return forwarding_answer(solve, topology, collective, request, limit)
+    limit = bound(topology, collective, Deadline.after(options.deadline_s))
+    return forwarding_answer(solve, topology, collective, options, limit)
 
 
 def _method_for(name: str, collective: Collective) -> Method:
@@ -118,8 +118,8 @@ def _method_for(name: str, collective: Collective) -> Method:
         case _ if name in BASELINES:
             from arborcast.synth.baselines import solve_baseline
 
-            return lambda topology, collective, request: solve_baseline(
-                topology, collective, name, seed=request.seed, deadline_s=request.deadline_s
+            return lambda topology, collective, options: solve_baseline(
+                topology, collective, name, seed=options.seed, deadline_s=options.deadline_s
             )
         case _:
             return partial(_by_chunks, name)
@@ -142,7 +142,7 @@ def _implicitly_in_network(
     forwarding: ImplicitMethod,
     topology: Topology,
     collective: Collective,
-    request: Request,
+    options: SolveOptions,
     *,
     translations: Translations,
 ) -> ImplicitSchedule:
@@ -154,7 +154,7 @@ def _implicitly_in_network(
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     return solve_symmetric_in_network(
-        topology, collective, request, limit, forwarding=forwarding, translations=translations
+        topology, collective, options, limit, forwarding=forwarding, translations=translations
     )
 
 
@@ -163,7 +163,7 @@ def natural_method(collective: Collective) -> str:
     return "trees" if collective.kind in TREE_KINDS else "routes"
 
 
-def check_knobs(method: str, collective: Collective, request: Request) -> None:
+def check_knobs(method: str, collective: Collective, options: SolveOptions) -> None:
     """Refuse what would be ignored: a knob of other methods, or one of trees where there are none.
 
     Raises:
@@ -171,9 +171,9 @@ def check_knobs(method: str, collective: Collective, request: Request) -> None:
     """
     if method != "auto" and method not in METHODS:
         raise InputError(f"method {method}: must be one of auto, {', '.join(METHODS)}")
-    check_seconds(request.deadline_s)
+    check_seconds(options.deadline_s)
     for knob, methods in SERVES.items():
-        if getattr(request, knob) is None:
+        if getattr(options, knob) is None:
             continue
         what = _IN_WORDS.get(knob, knob)
         if method not in methods:
@@ -182,24 +182,24 @@ def check_knobs(method: str, collective: Collective, request: Request) -> None:
         if knob in {"max_trees", "tolerance", "max_height"} and collective.kind not in TREE_KINDS:
             raise InputError(f"{collective.kind}: takes no {what}, it is not done along trees")
     if method in NEED_SIZE:
-        missing = [knob for knob in ("chunks", "steps", "rounds") if getattr(request, knob) is None]
+        missing = [knob for knob in ("chunks", "steps", "rounds") if getattr(options, knob) is None]
         if missing:
             raise InputError(
                 f"method {method}: needs {', '.join(missing)}; `synth pareto` finds the best ones"
             )
 
 
-def _best_of_frontier(topology: Topology, collective: Collective, request: Request) -> Schedule:
+def _best_of_frontier(topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:
     """The highest rate of any chunk schedule that was found."""
     from arborcast.synth.chunks.frontier import pareto as find
 
     frontier = find(
         topology,
         collective,
-        rate_tolerance=request.rate_tolerance,
-        deadline_s=request.deadline_s,
-        seed=request.seed,
-        cache=request.cache,
+        rate_tolerance=options.rate_tolerance,
+        deadline_s=options.deadline_s,
+        seed=options.seed,
+        cache=options.cache,
     )
     best = frontier.points[-1].schedule if frontier.points else None
     if frontier.timed_out:
@@ -212,20 +212,20 @@ def _best_of_frontier(topology: Topology, collective: Collective, request: Reque
     return best
 
 
-def _by_chunks(method: str, topology: Topology, collective: Collective, request: Request) -> Schedule:
+def _by_chunks(method: str, topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:
     from arborcast.synth.chunks.fixed_size import Size, solve_by_chunks
 
-    assert request.chunks is not None and request.steps is not None and request.rounds is not None, (
+    assert options.chunks is not None and options.steps is not None and options.rounds is not None, (
         "checked with the other knobs"
     )
     return solve_by_chunks(
         topology,
         collective,
         method,
-        Size(request.chunks, request.steps, request.rounds),
-        rate_tolerance=request.rate_tolerance,
-        seed=request.seed,
-        deadline_s=request.deadline_s,
-        cache=request.cache,
-        proof=request.proof,
+        Size(options.chunks, options.steps, options.rounds),
+        rate_tolerance=options.rate_tolerance,
+        seed=options.seed,
+        deadline_s=options.deadline_s,
+        cache=options.cache,
+        proof=options.proof,
     )

@@ -27,8 +27,8 @@ from arborcast.synth.methods import (
     method_for,
     natural_method,
 )
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
@@ -229,7 +229,7 @@ def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float) -> bo
 
 
 def candidates(
-    topology: Topology, collective: Collective, request: Request, of_best_rate: Callable[[], AnySchedule]
+    topology: Topology, collective: Collective, options: SolveOptions, of_best_rate: Callable[[], AnySchedule]
 ) -> Iterator[AnySchedule]:
     """Every schedule worth comparing, the one of the highest rate first (a custom collective: last).
 
@@ -238,7 +238,7 @@ def candidates(
     Args:
         topology: the fabric.
         collective: what to do on it.
-        request: its knobs are handed to every method.
+        options: its knobs are handed to every method.
         of_best_rate: makes the first one.
 
     Raises:
@@ -248,23 +248,23 @@ def candidates(
     """
     from arborcast.synth.baselines.bidirectional_rings import both_ways
 
-    deadline = Deadline.after(request.deadline_s)
+    deadline = Deadline.after(options.deadline_s)
     first = natural_method(collective)
     height = 0
     if collective.kind is not Kind.CUSTOM:
         fastest_rate = of_best_rate()
         height = fastest_rate.height
         yield fastest_rate
-    wanted = [] if request.is_about_trees else [(name, request) for name in BASELINES if name != "levels"]
-    if first == "trees" and request.tolerance is None:
-        counts = [few for few in FEW_TREES if request.max_trees is None or few < request.max_trees]
-        wanted += [("trees", replace(request, max_trees=few)) for few in counts]
+    wanted = [] if options.is_about_trees else [(name, options) for name in BASELINES if name != "levels"]
+    if first == "trees" and options.tolerance is None:
+        counts = [few for few in FEW_TREES if options.max_trees is None or few < options.max_trees]
+        wanted += [("trees", replace(options, max_trees=few)) for few in counts]
     if topology.forwarding is not topology and first == "trees":
         from arborcast.synth.bounds import bound
         from arborcast.synth.in_network.switch_schedules import forwarding_answer
 
         deadline.check("the comparison of methods")
-        left = replace(request, deadline_s=deadline)
+        left = replace(options, deadline_s=deadline)
         limit = bound(topology, collective, deadline)
         yield forwarding_answer(
             method_for(first, topology.forwarding, collective), topology, collective, left, limit
@@ -283,10 +283,10 @@ def candidates(
                 yield joined
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
-    more = _more_candidates(topology.forwarding, collective, request, deadline, height)
+    more = _more_candidates(topology.forwarding, collective, options, deadline, height)
     yield from more if topology.forwarding is topology else _on(topology, collective, more)
-    if not request.is_about_trees:
-        yield from exchanges_written_out(topology, collective, request, deadline)
+    if not options.is_about_trees:
+        yield from exchanges_written_out(topology, collective, options, deadline)
         yield from by_levels(topology, collective, None, deadline)
 
 
@@ -306,41 +306,41 @@ def _on(topology: Topology, collective: Collective, found: Iterator[Schedule]) -
 
 
 def _more_candidates(
-    topology: Topology, collective: Collective, request: Request, deadline: Deadline, height: int
+    topology: Topology, collective: Collective, options: SolveOptions, deadline: Deadline, height: int
 ) -> Iterator[Schedule]:
     """What only asks switches to forward: lower trees than those of `height`, and chunk schedules."""
-    any_number = natural_method(collective) == "trees" and (request.max_trees, request.tolerance) == (
+    any_number = natural_method(collective) == "trees" and (options.max_trees, options.tolerance) == (
         None,
         None,
     )
     if any_number and len(collective.ranks) == topology.ranks:
         if topology.ranks <= LARGEST_SHALLOW:
-            yield from _shallow(topology, collective, request, deadline, height)
+            yield from _shallow(topology, collective, options, deadline, height)
         else:
-            yield from shallow_by_symmetry(topology, collective, request, deadline)
-    if request.is_about_trees:
+            yield from shallow_by_symmetry(topology, collective, options, deadline)
+    if options.is_about_trees:
         return
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
-        yield from _frontier(topology, collective, request, deadline)
+        yield from _frontier(topology, collective, options, deadline)
 
 
 def implicit_candidates(
-    topology: Topology, collective: Collective, translations: Translations, request: Request
+    topology: Topology, collective: Collective, translations: Translations, options: SolveOptions
 ) -> Iterator[AnySchedule]:
     """Every schedule worth comparing on many ranks, the one of the highest rate first; raises the same.
 
     All are in implicit form but for a few trees by levels, which no translation maps to each other.
     """
-    deadline = Deadline.after(request.deadline_s)
+    deadline = Deadline.after(options.deadline_s)
     solve_implicitly = implicit_method_for(topology, collective)
-    best = solve_implicitly(topology, collective, request, translations=translations)
+    best = solve_implicitly(topology, collective, options, translations=translations)
     yield best
-    if collective.kind is Kind.ALLTOALL or request.is_about_trees:
+    if collective.kind is Kind.ALLTOALL or options.is_about_trees:
         return
     from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
 
     deadline.check("the comparison of methods")
-    left = replace(request, deadline_s=deadline)
+    left = replace(options, deadline_s=deadline)
     for lower in symmetric_frontier(topology.forwarding, collective, left, translations=translations):
         yield replace(lower, topology=topology, bound=best.bound)
     from arborcast.synth.baselines.bidirectional_rings import implicit_two_way_rings
@@ -355,7 +355,7 @@ def implicit_candidates(
 
 
 def exchanges_written_out(
-    topology: Topology, collective: Collective, request: Request, deadline: Deadline
+    topology: Topology, collective: Collective, options: SolveOptions, deadline: Deadline
 ) -> Iterator[Schedule]:
     """Exchanges by digits on few ranks, where switches join them; raises TimedOutError after the deadline."""
     if collective.kind not in IMPLICIT_KINDS or len(collective.ranks) < topology.ranks:
@@ -364,7 +364,7 @@ def exchanges_written_out(
     from arborcast.synth.bounds import bound
     from arborcast.synth.symmetry.translation_search import translations_of
 
-    limit, translations = bound(topology, collective), translations_of(topology, seed=request.seed)
+    limit, translations = bound(topology, collective), translations_of(topology, seed=options.seed)
     for found in exchange_schedules(topology, collective, limit, translations, deadline):
         yield found if isinstance(found, Schedule) else found.expand()
 
@@ -395,24 +395,24 @@ def by_levels(
 
 
 def _shallow(
-    topology: Topology, collective: Collective, request: Request, deadline: Deadline, below: int
+    topology: Topology, collective: Collective, options: SolveOptions, deadline: Deadline, below: int
 ) -> Iterator[Schedule]:
     """Packings of lower trees than the ones found first, near their rate."""
     from arborcast.synth.packing.tree_solver import shallow_schedules
 
     deadline.check("the comparison of methods")
-    yield from shallow_schedules(topology, collective, below=below, seed=request.seed, deadline=deadline)
+    yield from shallow_schedules(topology, collective, below=below, seed=options.seed, deadline=deadline)
 
 
 def shallow_by_symmetry(
-    topology: Topology, collective: Collective, request: Request, deadline: Deadline
+    topology: Topology, collective: Collective, options: SolveOptions, deadline: Deadline
 ) -> Iterator[Schedule]:
     """Few and low trees that the fabric's translations map to each other, written out.
 
     Args:
         topology: the fabric, all of whose ranks take part.
         collective: nothing is found for one with a root.
-        request: seed and `max_height`.
+        options: seed and `max_height`.
         deadline: when to stop.
 
     Raises:
@@ -424,17 +424,17 @@ def shallow_by_symmetry(
     from arborcast.synth.symmetry.translation_search import translations_of
 
     deadline.check("the comparison of methods")
-    translations = translations_of(topology, seed=request.seed)
+    translations = translations_of(topology, seed=options.seed)
     if translations.order == 1 or len(translations.representatives) > MOST_ORBITS:
         return
-    left = replace(request, deadline_s=deadline)
+    left = replace(options, deadline_s=deadline)
     for found in symmetric_frontier(topology, collective, left, translations=translations):
-        if request.max_height is None or found.height <= request.max_height:
+        if options.max_height is None or found.height <= options.max_height:
             yield found.expand()
 
 
 def _frontier(
-    topology: Topology, collective: Collective, request: Request, deadline: Deadline
+    topology: Topology, collective: Collective, options: SolveOptions, deadline: Deadline
 ) -> Iterator[Schedule]:
     """Chunk schedules of few steps, found with little effort and therefore unproved."""
     from arborcast.synth.chunks.allreduce.halves import latency_of_parts
@@ -448,10 +448,10 @@ def _frontier(
             topology,
             collective,
             max_steps=most,
-            rate_tolerance=request.rate_tolerance,
+            rate_tolerance=options.rate_tolerance,
             deadline_s=deadline,
-            seed=request.seed,
-            cache=request.cache,
+            seed=options.seed,
+            cache=options.cache,
             proofs=False,
         )
     except TooManyRoutesError:

@@ -37,9 +37,9 @@ from arborcast.synth.formats import topology_to_document
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.kernels.cache_folder import cache_folder
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import SIZES, Choice
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -225,9 +225,9 @@ def _by(
     """The table that a child makes; the first schedule's alone where no more was done by the deadline."""
     late = f"{what}: there was no schedule within {options.deadline_s:g} s"
     deadline = Deadline.after(options.deadline_s)
-    request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
+    wanted = SolveOptions(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
     with _notice(f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"):
-        worker.start(what, first_table, fabric, collective, options.method, request, cores)
+        worker.start(what, first_table, fabric, collective, options.method, wanted, cores)
         if not wait([worker], deadline):
             raise TimedOutError(late)
         return _result(worker, what, late, deadline)
@@ -263,16 +263,16 @@ _held: list[Iterator[ScheduleTable]] = []
 
 
 def first_table(
-    fabric: Topology | Faulty, collective: Collective, method: str, request: Request, cores: int | None
+    fabric: Topology | Faulty, collective: Collective, method: str, wanted: SolveOptions, cores: int | None
 ) -> ScheduleTable:
     """In the child: the first table that there is; cut short unless there is nothing to compare it with.
 
     Raises:
         InputError: see `synthesize_table`, like the next one.
         InfeasibleError: some rank cannot be reached.
-        TimedOutError: the deadline of the request passed first.
+        TimedOutError: the deadline of the wanted passed first.
     """
-    _held[:] = [tables(fabric, collective, method, request, cores)]
+    _held[:] = [tables(fabric, collective, method, wanted, cores)]
     return next(_held[0])
 
 
@@ -285,15 +285,15 @@ def tables(
     fabric: Topology | Faulty,
     collective: Collective,
     method: str,
-    request: Request,
+    wanted: SolveOptions,
     cores: int | None = None,
 ) -> Iterator[ScheduleTable]:
-    """The table of the first schedule, and then that of all candidates by the deadline of the request.
+    """The table of the first schedule, and then that of all candidates by the deadline of the wanted.
 
     There is only one table for one method, and where the first schedule took until the deadline. Errors are
     those of `first_table`.
     """
-    asked = approach(fabric, collective, method, request)
+    asked = approach(fabric, collective, method, wanted)
     yield from _compared(asked.candidates(), cores) if method == "auto" else _only(asked)
 
 

@@ -18,11 +18,11 @@ from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import exchanges_written_out
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
 from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify
 
@@ -148,7 +148,7 @@ def _contenders(
         return [Contender(name, table=synthesize_table(topology, collective.kind, collective.root, asked))]
     if name == EXCHANGE:
         after = Deadline.after(deadline_s)
-        found = tuple(exchanges_written_out(topology, collective, Request(), after))
+        found = tuple(exchanges_written_out(topology, collective, SolveOptions(), after))
         if not found:
             raise InfeasibleError(f"{name}: none for {collective.kind} by the symmetry of {topology.name}")
         return [Contender(name, candidates=found)]

@@ -50,6 +50,7 @@ from arborcast.synth.cli.options import (
     with_voice,
     writable,
 )
+from arborcast.synth.cli.order import order
 from arborcast.synth.cli.pareto import pareto
 from arborcast.synth.cli.plan import plan
 from arborcast.synth.cli.probe import end_after_rank_0, is_follower, probe
@@ -204,7 +205,7 @@ def bound(
 
 for command in (
     *(cluster, solve, alltoallv, groups, pareto, verify, simulate, view, run, expand, program),
-    *(repair, sweep, probe, plan),
+    *(repair, sweep, probe, plan, order),
 ):
     app.command()(with_voice(command))
 app.command("export")(with_voice(export))

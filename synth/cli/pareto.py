@@ -62,7 +62,7 @@ def pareto(
     from arborcast.synth.cli.latency_bandwidth import show_latency_bandwidth
     from arborcast.synth.formats.atomic import check_folder
     from arborcast.synth.pictures.canvas import check_path
-    from arborcast.synth.request import Request
+    from arborcast.synth.solve_options import SolveOptions
 
     if output is not None:
         check_folder(output)
@@ -70,7 +70,7 @@ def pareto(
     on = load_fabric(fabric)
     topology = on.topology
     wanted = collective_on(collective, on, root)
-    asked = synth_api.approach(on.topology, wanted, request=Request(seed=seed, deadline_s=deadline))
+    asked = synth_api.approach(on.topology, wanted, options=SolveOptions(seed=seed, deadline_s=deadline))
     if asked.translations is not None:
         _refuse_searches(max_steps=max_steps, tolerance=tolerance, rate_tolerance=rate_tolerance)
         show_latency_bandwidth(asked, on, output, as_json)
@@ -97,9 +97,9 @@ def pareto(
         raise TimedOutError(f"{collective}: {found.why_stopped}")
 
 
-def _refuse_searches(**wishes: object) -> None:
+def _refuse_searches(**given: object) -> None:
     """What only a search through steps knows has no meaning where none is made."""
-    for name, value in wishes.items():
+    for name, value in given.items():
         if value is not None:
             raise InputError(
                 f"--{name.replace('_', '-')} {value}: is of the search through steps, up to 64 ranks; "

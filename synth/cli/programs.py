@@ -373,9 +373,9 @@ def _choices(
     collective: object, topology: object, sizes: tuple[int, ...], deadline: Limit
 ) -> tuple[Choice, ...]:
     from arborcast.synth.api import approach
-    from arborcast.synth.request import Request
+    from arborcast.synth.solve_options import SolveOptions
 
-    asked = approach(topology, collective, "auto", Request(deadline_s=deadline), "explicit")  # type: ignore[arg-type]
+    asked = approach(topology, collective, "auto", SolveOptions(deadline_s=deadline), "explicit")  # type: ignore[arg-type]
     selection = asked.selection()
     if selection.out_of_time is not None:
         raise TimedOutError(str(selection.out_of_time), selection.schedules[0])

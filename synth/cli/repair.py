@@ -27,7 +27,7 @@ from arborcast.synth.formats.words import gigabytes, share
 if TYPE_CHECKING:
     from arborcast.synth.faults.backup_schedules import BackupSchedules
     from arborcast.synth.implicit_schedule import AnySchedule
-    from arborcast.synth.request import Request
+    from arborcast.synth.solve_options import SolveOptions
 
 
 def repair(
@@ -51,28 +51,28 @@ def repair(
     so do process groups (ARBORCAST_SPARES).
     """
     from arborcast.synth.faults.backup_documents import is_spares
-    from arborcast.synth.request import Request
+    from arborcast.synth.solve_options import SolveOptions
 
     writable(output)
-    request = Request(seed=seed, deadline_s=deadline)
+    options = SolveOptions(seed=seed, deadline_s=deadline)
     if each_link or each_rank:
         if without_link or without_rank:
             raise InputError(
                 "--each-link, --each-rank: foresee single failures of the whole fabric; "
                 "--without-link and --without-rank must be left out"
             )
-        _foresee(file, each_link, each_rank, request, output, as_json)
+        _foresee(file, each_link, each_rank, options, output, as_json)
         return
     if not without_link and not without_rank:
         raise InputError(f"{file}: nothing to repair, name what failed by --without-link or --without-rank")
     if is_spares(file):
         _take(file, without_link or [], without_rank or [], output, as_json)
     else:
-        _repair(file, without_link or [], without_rank or [], request, output, as_json)
+        _repair(file, without_link or [], without_rank or [], options, output, as_json)
 
 
 def _repair(
-    file: Path, links: list[str], ranks: list[int], request: Request, output: Path | None, as_json: bool
+    file: Path, links: list[str], ranks: list[int], options: SolveOptions, output: Path | None, as_json: bool
 ) -> None:
     from arborcast.synth.faults.faulty import without
     from arborcast.synth.faults.repair import repaired
@@ -83,7 +83,7 @@ def _repair(
         stopwatch = Stopwatch()
         late: TimedOutError | None = None
         try:
-            after: AnySchedule | None = repaired(before, faulty, request)
+            after: AnySchedule | None = repaired(before, faulty, options)
         except InfeasibleError as error:
             if as_json:
                 print_json(infeasible_document(error, faulty.topology, before.collective.kind))
@@ -101,7 +101,7 @@ def _repair(
 
 
 def _foresee(
-    file: Path, links: bool, ranks: bool, request: Request, output: Path | None, as_json: bool
+    file: Path, links: bool, ranks: bool, options: SolveOptions, output: Path | None, as_json: bool
 ) -> None:
     """Spare schedules for every single failure, in one file of differences."""
     from arborcast.synth.faults.backup_documents import write_spares
@@ -115,7 +115,7 @@ def _foresee(
                 f"{file}: is in implicit form; spares differ from one that is written out (synth expand)"
             )
         stopwatch = Stopwatch()
-        spares = make_spares(whole, single_failures(whole.topology, links=links, ranks=ranks), request)
+        spares = make_spares(whole, single_failures(whole.topology, links=links, ranks=ranks), options)
         seconds = stopwatch.seconds
         if output is not None:
             write_spares(spares, output)

@@ -115,13 +115,13 @@ def solve(
 ) -> None:
     """Find a schedule, prove how good it is, and verify it."""
     from arborcast.synth.formats.sizes import parse_size
-    from arborcast.synth.request import Request
+    from arborcast.synth.solve_options import SolveOptions
 
     if prove_time and size is None:
         raise InputError("--prove-time: needs --size, of which the time is")
     writable(output)
     writable(proof)
-    request = Request(
+    options = SolveOptions(
         max_trees=max_trees,
         tolerance=part_of_one("--tolerance", tolerance),
         epsilon=part_of_one("--epsilon", epsilon),
@@ -143,12 +143,12 @@ def solve(
     try:
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):
             chosen = collective_on(collective, on, root)
-            asked = approach(on.faulty or topology, chosen, method, request, form)
-            if request.size_bytes is None:
+            asked = approach(on.faulty or topology, chosen, method, options, form)
+            if options.size_bytes is None:
                 schedule = asked.answer()
             else:
                 selection = asked.selection()
-                schedule = selection.fastest_in_time(request.size_bytes)
+                schedule = selection.fastest_in_time(options.size_bytes)
                 try:
                     choices = selection.choices()
                 except TimedOutError as late:  # its best is of another size
@@ -159,9 +159,9 @@ def solve(
     except TimedOutError as error:
         _tell_late(error, stopwatch.seconds, output, as_json)
         raise
-    if prove_time and request.size_bytes:
-        schedule = with_time(schedule, request.size_bytes)
-    solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, request.size_bytes)}
+    if prove_time and options.size_bytes:
+        schedule = with_time(schedule, options.size_bytes)
+    solution = {**kept(schedule, stopwatch.seconds, output), **at_size(schedule, options.size_bytes)}
     document = {**solution, "choices": choices_document(choices)}
     answer(as_json, document, lambda: [*describe_solution(schedule, solution), *describe_choices(choices)])
 

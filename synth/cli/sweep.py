@@ -64,7 +64,7 @@ def sweep(
     from arborcast.synth.chunks.solvers.jobs import running_on
     from arborcast.synth.formats.sizes import size_range
     from arborcast.synth.progress import report
-    from arborcast.synth.request import Request
+    from arborcast.synth.solve_options import SolveOptions
     from arborcast.synth.sweeps.questions import questions
     from arborcast.synth.sweeps.sweep import sweep as run
 
@@ -80,7 +80,7 @@ def sweep(
             topology,
             asked,
             output,
-            request=Request(seed=seed, deadline_s=deadline),
+            options=SolveOptions(seed=seed, deadline_s=deadline),
             sizes=chosen_sizes,
             jobs=jobs,
             retry=retry,

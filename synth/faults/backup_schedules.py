@@ -24,8 +24,8 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError,
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.faults.repair import collective_left, repaired
 from arborcast.synth.progress import report
-from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.solve_options import DEFAULTS, SolveOptions
 from arborcast.synth.topology import Hop, Topology
 from arborcast.synth.verification.verifier import verify
 
@@ -224,13 +224,15 @@ def single_failures(topology: Topology, *, links: bool = True, ranks: bool = Fal
     ]
 
 
-def make_spares(whole: Schedule, failures: Sequence[Failure], request: Request = DEFAULTS) -> BackupSchedules:
+def make_spares(
+    whole: Schedule, failures: Sequence[Failure], options: SolveOptions = DEFAULTS
+) -> BackupSchedules:
     """Repair a schedule for each of some failures; each result is replayed by the verifier.
 
     Args:
         whole: of the fabric without failures.
         failures: after which there shall be a schedule.
-        request: its seed; its deadline is for each of them.
+        options: its seed; its deadline is for each of them.
 
     Raises:
         TimedOutError: the deadline of one passed.
@@ -240,7 +242,7 @@ def make_spares(whole: Schedule, failures: Sequence[Failure], request: Request =
     for done, failure in enumerate(failures):
         report(failure.words(whole.topology), done, len(failures))
         try:
-            after = repaired(whole, failure.left_of(whole.topology), request)
+            after = repaired(whole, failure.left_of(whole.topology), options)
         except (InfeasibleError, CollectiveError) as error:
             none.append((failure, str(error)))
             continue

@@ -18,8 +18,8 @@ from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.features import check_features
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.solve_options import DEFAULTS, SolveOptions
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
@@ -62,10 +62,12 @@ def repair(
     if not without_links and not without_ranks and not slower_links:
         raise InputError("repair: needs a link or rank that is gone or slower, got none")
     faulty = without(schedule.topology, links=without_links, ranks=without_ranks, slower=slower_links)
-    return repaired(schedule, faulty, Request(seed=seed, deadline_s=deadline_s))
+    return repaired(schedule, faulty, SolveOptions(seed=seed, deadline_s=deadline_s))
 
 
-def repaired(schedule: Schedule | ImplicitSchedule, faulty: Faulty, request: Request = DEFAULTS) -> Schedule:
+def repaired(
+    schedule: Schedule | ImplicitSchedule, faulty: Faulty, options: SolveOptions = DEFAULTS
+) -> Schedule:
     """`repair` where the topology with faults is known already; raises the same."""
     from arborcast.synth.faults.old_trees import OldTrees
 
@@ -77,17 +79,17 @@ def repaired(schedule: Schedule | ImplicitSchedule, faulty: Faulty, request: Req
     collective = collective_left(schedule.collective, faulty)
     kind = collective.kind
     if kind not in TREE_KINDS:
-        return _anew(faulty, collective, f"{kind} is not done along trees", request)
+        return _anew(faulty, collective, f"{kind} is not done along trees", options)
     if schedule.rounds is not None:
-        return _anew(faulty, collective, "steps with rounds are searched for", request)
+        return _anew(faulty, collective, "steps with rounds are searched for", options)
     if schedule.collective.relays(schedule.topology):
-        return _anew(faulty, collective, "relays take part in its trees", request)
+        return _anew(faulty, collective, "relays take part in its trees", options)
     if schedule.uses_switches:
-        return _anew(faulty, collective, "its trees have switches that reduce or multicast", request)
+        return _anew(faulty, collective, "its trees have switches that reduce or multicast", options)
     old = OldTrees.of(schedule)
     if old is None:
-        return _anew(faulty, collective, "its chunks do not move along trees", request)
-    return _from_trees(old, faulty, collective, request)
+        return _anew(faulty, collective, "its chunks do not move along trees", options)
+    return _from_trees(old, faulty, collective, options)
 
 
 def collective_left(collective: Collective, faulty: Faulty) -> Collective:
@@ -120,7 +122,7 @@ def collective_left(collective: Collective, faulty: Faulty) -> Collective:
     return left
 
 
-def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, request: Request) -> Schedule:
+def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, options: SolveOptions) -> Schedule:
     import numpy as np
 
     from arborcast.synth.kernels.arborescence import LogicalGraph
@@ -140,15 +142,15 @@ def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, request: 
         turned = None if left.is_symmetric else LogicalGraph(left.reversed())
         into = () if turned is None else old.over(turned, number, gathering=True, free=mirrored)
         known = StartingTrees(out, into)
-    return solve_by_trees(left, collective, request, known=known)
+    return solve_by_trees(left, collective, options, known=known)
 
 
-def _anew(faulty: Faulty, collective: Collective, why: str, request: Request) -> Schedule:
+def _anew(faulty: Faulty, collective: Collective, why: str, options: SolveOptions) -> Schedule:
     """What solving from nothing gives, and that it did."""
     from arborcast.synth.methods import method_for
 
     log.info("repair of %s: solved anew, %s", faulty.healthy.name, why)
-    found = method_for("auto", faulty.topology, collective)(faulty.topology, collective, request)
+    found = method_for("auto", faulty.topology, collective)(faulty.topology, collective, options)
     settings = (*found.method.settings, ("repaired", f"solved anew: {why}"))
     return replace(found, method=replace(found.method, settings=settings))
 
@@ -157,13 +159,13 @@ SERVED = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds that are solved by orbits and along trees."""
 
 
-def solve_partly_symmetric(faulty: Faulty, kind: Kind | str, request: Request = DEFAULTS) -> Schedule:
+def solve_partly_symmetric(faulty: Faulty, kind: Kind | str, options: SolveOptions = DEFAULTS) -> Schedule:
     """A schedule among all ranks that are left of a fabric with translations.
 
     Args:
         faulty: what `synth.faults.faulty.without` made of the healthy fabric.
         kind: an allgather, reduce-scatter or allreduce.
-        request: seed and deadline.
+        options: seed and deadline.
 
     Returns:
         The schedule, exact for what is left; its method's settings say how much of the rate stays on
@@ -174,13 +176,13 @@ def solve_partly_symmetric(faulty: Faulty, kind: Kind | str, request: Request = 
         InfeasibleError: what is left is not connected; names the ranks that are cut off.
         TimedOutError: the deadline passed.
     """
-    deadline = Deadline.after(request.deadline_s)
-    healthy = healthy_schedule(faulty, kind, replace(request, deadline_s=deadline))
+    deadline = Deadline.after(options.deadline_s)
+    healthy = healthy_schedule(faulty, kind, replace(options, deadline_s=deadline))
     deadline.check(f"the schedule of the healthy {faulty.healthy.name}")
-    return repaired(healthy, faulty, replace(request, deadline_s=deadline))
+    return repaired(healthy, faulty, replace(options, deadline_s=deadline))
 
 
-def healthy_schedule(faulty: Faulty, kind: Kind | str, request: Request = DEFAULTS) -> ImplicitSchedule:
+def healthy_schedule(faulty: Faulty, kind: Kind | str, options: SolveOptions = DEFAULTS) -> ImplicitSchedule:
     """The schedule of the healthy fabric, by orbits; raises as `solve_partly_symmetric` does."""
     from arborcast.synth.packing.symmetric.symmetric_solver import solve_symmetric
     from arborcast.synth.symmetry.translation_search import translations_of
@@ -189,7 +191,7 @@ def healthy_schedule(faulty: Faulty, kind: Kind | str, request: Request = DEFAUL
     if collective.kind not in SERVED:
         served = ", ".join(served.value for served in SERVED)
         raise CollectiveError(f"{collective.kind}: by orbits and repair are solved {served}")
-    translations = translations_of(faulty.healthy, seed=request.seed)
+    translations = translations_of(faulty.healthy, seed=options.seed)
     if translations.order == 1:
         raise InputError(f"topology {faulty.healthy.name}: has no translations, so that nothing is repeated")
-    return solve_symmetric(faulty.healthy, collective, request, translations=translations)
+    return solve_symmetric(faulty.healthy, collective, options, translations=translations)

@@ -20,8 +20,8 @@ from arborcast.synth.in_network.steiner_program import SteinerProgram, solved_st
 from arborcast.synth.in_network.steiner_tree import SteinerColumn, SteinerTree
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import CLOSE
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Settings, Transfer
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Topology, Vertex
 
 CLAIMS = ("within_height", "proved")
@@ -34,10 +34,10 @@ LARGEST_STEINER = 32
 
 
 def forwarding_answer(
-    solve: Callable[[Topology, Collective, Request], Schedule],
+    solve: Callable[[Topology, Collective, SolveOptions], Schedule],
     topology: Topology,
     collective: Collective,
-    request: Request,
+    options: SolveOptions,
     limit: Bound,
 ) -> Schedule:
     """What a method finds where switches only forward, as a schedule of the fabric as it is.
@@ -47,7 +47,7 @@ def forwarding_answer(
         TimedOutError: the deadline passed; carries the best until then.
     """
     try:
-        return on_able_switches(solve(topology.forwarding, collective, request), topology, limit)
+        return on_able_switches(solve(topology.forwarding, collective, options), topology, limit)
     except TimedOutError as error:
         if isinstance(error.best, Schedule):
             raise TimedOutError(str(error), on_able_switches(error.best, topology, limit)) from error
@@ -70,16 +70,16 @@ def on_able_switches(found: Schedule, topology: Topology, limit: Bound) -> Sched
 def solve_in_network(
     topology: Topology,
     collective: Collective,
-    request: Request,
+    options: SolveOptions,
     limit: Bound,
-    forwarding: Callable[[Topology, Collective, Request], Schedule],
+    forwarding: Callable[[Topology, Collective, SolveOptions], Schedule],
 ) -> Schedule:
     """The better of trees that join and fork at switches and of trees that only pass them.
 
     Args:
         topology: the fabric, some of whose switches are able.
         collective: a kind that trees can do.
-        request: as for `synth.packing.tree_solver.solve_by_trees`.
+        options: as for `synth.packing.tree_solver.solve_by_trees`.
         limit: of the rate.
         forwarding: what finds the other trees.
 
@@ -90,8 +90,8 @@ def solve_in_network(
     Raises:
         As `solve_by_trees`.
     """
-    deadline = Deadline.after(request.deadline_s)
-    half = replace(request, deadline_s=deadline.share(2))
+    deadline = Deadline.after(options.deadline_s)
+    half = replace(options, deadline_s=deadline.share(2))
     try:
         first = forwarding_answer(forwarding, topology, collective, half, limit)
     except TimedOutError as error:  # trees through switches may still be found in time
@@ -104,7 +104,7 @@ def solve_in_network(
     if not deadline.has_passed:
         program = solved_steiner_program(topology, collective, deadline)  # trees, and their best rate
         if program.rate >= first.rate:
-            found = _through_switches(topology, collective, program, request, limit, deadline)
+            found = _through_switches(topology, collective, program, options, limit, deadline)
             best = min((first, *found), key=_merit)
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
@@ -119,16 +119,16 @@ def _through_switches(
     topology: Topology,
     collective: Collective,
     program: SteinerProgram,
-    request: Request,
+    options: SolveOptions,
     limit: Bound,
     deadline: Deadline,
 ) -> Iterator[Schedule]:
     """Schedules along the best packing; none where no trees keep to what was asked."""
-    for some in _low_first(program, _allowed(topology, collective, program, request, deadline)):
+    for some in _low_first(program, _allowed(topology, collective, program, options, deadline)):
         held = _held(topology, program, some)  # no more at any switch than it holds
-        chosen, settings = _few(program, held, request, deadline)  # few of them
+        chosen, settings = _few(program, held, options, deadline)  # few of them
         if chosen:
-            method = Method("trees", request.seed, (("through", "able switches"), *settings))
+            method = Method("trees", options.seed, (("through", "able switches"), *settings))
             yield lift_columns(topology, collective, method, limit, chosen)
 
 
@@ -148,7 +148,11 @@ def _low_first(
 
 
 def _allowed(
-    topology: Topology, collective: Collective, program: SteinerProgram, request: Request, deadline: Deadline
+    topology: Topology,
+    collective: Collective,
+    program: SteinerProgram,
+    options: SolveOptions,
+    deadline: Deadline,
 ) -> list[SteinerColumn]:
     """The trees to choose from: low enough; those that need no switch, too, where switches hold few."""
     columns = program.candidates
@@ -157,7 +161,7 @@ def _allowed(
     return [
         column
         for column in columns
-        if request.max_height is None or all(tree.height <= request.max_height for tree in column.trees)
+        if options.max_height is None or all(tree.height <= options.max_height for tree in column.trees)
     ]
 
 
@@ -186,15 +190,15 @@ def _held(
 
 
 def _few(
-    program: SteinerProgram, columns: Sequence[SteinerColumn], request: Request, deadline: Deadline
+    program: SteinerProgram, columns: Sequence[SteinerColumn], options: SolveOptions, deadline: Deadline
 ) -> tuple[tuple[SteinerColumn, ...], Settings]:
-    """As few as reach the best rate, or what the request says of few."""
+    """As few as reach the best rate, or as few as the options say."""
     choice = program.choice(columns)
     if not choice.is_complete:
         return (), ()
     carrying = {column.key for column in program.columns}
     known = [index for index, column in enumerate(columns) if column.key in carrying]
-    found, settings = few_as_asked(choice, known, request, deadline, quickly=True)
+    found, settings = few_as_asked(choice, known, options, deadline, quickly=True)
     target = program.rate / program.groups
     chosen = tuple(replace(columns[place], weight=weight * target) for place, weight in found.items())
     return chosen, settings

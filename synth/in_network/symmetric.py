@@ -30,8 +30,8 @@ from arborcast.synth.lp.choice import TreeCandidates
 from arborcast.synth.lp.master import Master
 from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import TreeProgram, TreeRows, Weighed, whole_prices
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Settings, Transfer
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Permutation, Topology, Vertex
 
@@ -47,7 +47,7 @@ _MOST_GROUPS = 512
 def solve_symmetric_in_network(
     topology: Topology,
     collective: Collective,
-    request: Request,
+    options: SolveOptions,
     limit: Bound,
     *,
     forwarding: Callable[..., ImplicitSchedule],
@@ -58,7 +58,7 @@ def solve_symmetric_in_network(
     Args:
         topology: the fabric, some of whose switches are able; all ranks take part.
         collective: an allreduce; others are what `forwarding` finds.
-        request: as in `solve_symmetric`.
+        options: as in `solve_symmetric`.
         limit: of the rate.
         forwarding: what answers where switches only forward.
         translations: automorphisms of the topology.
@@ -70,9 +70,9 @@ def solve_symmetric_in_network(
     Raises:
         As `solve_symmetric`.
     """
-    deadline = Deadline.after(request.deadline_s)
+    deadline = Deadline.after(options.deadline_s)
     try:
-        plain = forwarding(topology.forwarding, collective, request, translations=translations)
+        plain = forwarding(topology.forwarding, collective, options, translations=translations)
     except TimedOutError as error:
         if isinstance(error.best, ImplicitSchedule):
             best = replace(error.best, topology=topology, bound=limit)
@@ -82,7 +82,7 @@ def solve_symmetric_in_network(
     does_both = any(switch.reduces and switch.multicasts for switch in topology.switches)
     if collective.kind is not Kind.ALLREDUCE or not does_both or not topology.is_symmetric:
         return first
-    found = _Packing(topology, collective, translations, limit, request, deadline).schedule()
+    found = _Packing(topology, collective, translations, limit, options, deadline).schedule()
     best = first if found is None else min(first, found, key=lambda one: (-one.rate, one.transfer_count))
     if deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: {deadline} passed", best)
@@ -129,7 +129,7 @@ class _Packing:
     collective: Collective
     translations: Translations
     limit: Bound
-    request: Request
+    options: SolveOptions
     deadline: Deadline
 
     def schedule(self) -> ImplicitSchedule | None:
@@ -145,7 +145,7 @@ class _Packing:
             return self._trees(orbits, prices[: len(self.topology.links)], master)
 
         master.run([priced], self.deadline)
-        most = self.request.max_height
+        most = self.options.max_height
         low = [
             column
             for column in master.columns
@@ -153,13 +153,13 @@ class _Packing:
         ]
         if not low:
             return None
-        request = self.request
-        if request.tolerance is None and request.max_trees is None:
+        options = self.options
+        if options.tolerance is None and options.max_trees is None:
             program = TreeProgram(orbits.rows, low)
             weights = dict(enumerate(program.exact(program.solve())))
         else:
             every = range(len(low))
-            weights, _ = few_as_asked(TreeCandidates(orbits.rows, tuple(low)), every, request, self.deadline)
+            weights, _ = few_as_asked(TreeCandidates(orbits.rows, tuple(low)), every, options, self.deadline)
         chosen = [(low[index], weight) for index, weight in weights.items() if weight]
         return self._written(chosen, (("columns", len(master.columns)),))
 
@@ -193,7 +193,7 @@ class _Packing:
             for src, dst, step, reduce, via in moves_of(column):
                 way = tuple(images[vertex] for vertex in via)
                 transfers.append(Transfer(index, images[src], images[dst], step, reduce, way))
-        method = Method("symmetric", self.request.seed, (("through", "able switches"), *facts))
+        method = Method("symmetric", self.options.seed, (("through", "able switches"), *facts))
         return ImplicitSchedule.build(topology, self.collective, method, self.limit, group, chunks, transfers)
 
     def _fits(self, group: Translations, columns: Sequence[tuple[SteinerColumn, Fraction]]) -> bool:

@@ -21,8 +21,8 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.lp.branch_and_bound import EFFORT, is_ruled_out
 from arborcast.synth.lp.choice import TreeCandidates
 from arborcast.synth.lp.tree_program import CLOSE, Floats, few
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
+from arborcast.synth.solve_options import SolveOptions
 
 _SEARCH_LIMIT = 300  # branch-and-bound vertices: unlike a time limit, the same on any machine
 _QUICK_LIMIT, _QUICK_UP_TO = 20, 64  # vertices where nothing was asked, of so many trees; of more one
@@ -49,24 +49,24 @@ def check_few(tolerance: Fraction | None, max_trees: int | None) -> None:
 def few_as_asked(
     choice: TreeCandidates,
     known: Sequence[int],
-    request: Request,
+    options: SolveOptions,
     deadline: Deadline,
     *,
     starts: Sequence[Sequence[int]] = (),
     optimum: Fraction | None = None,
     quickly: bool = False,
 ) -> tuple[dict[int, Fraction], Settings]:
-    """As few trees as a request says, with exact weights; where it says nothing, none that can be left out.
+    """As few trees as are asked for, with exact weights; where nothing is asked, none that can be left out.
 
     Args:
         choice: what to choose from.
         known: some that together reach the best rate, or nearly so.
-        request: `max_trees` of each group, at the best rate; with a tolerance, as few as keep the rest of the
+        options: `max_trees` of each group, at the best rate; with a tolerance, as few as keep the rest of the
             rate, which is tried first and kept where it needs no more than `max_trees`.
         deadline: when to be content with the best so far.
         starts: choices of few that are known already.
         optimum: what the tolerance is a part of; None for the best rate of the choice.
-        quickly: among many trees no integer program is asked where the request says nothing.
+        quickly: among many trees no integer program is asked where the options say nothing.
 
     Returns:
         The weight of each tree that carries anything, by its index, and what is known about them.
@@ -74,10 +74,10 @@ def few_as_asked(
     Raises:
         InputError: a tolerance or a number of trees out of its range.
     """
-    tolerance, most = request.tolerance, request.max_trees
+    tolerance, most = options.tolerance, options.max_trees
     check_few(tolerance, most)
     asked = tolerance is not None or most is not None
-    search = _CandidateSearch(choice, known, starts, request.seed, deadline)
+    search = _CandidateSearch(choice, known, starts, options.seed, deadline)
     if tolerance is not None or not asked:
         rate = (choice.rate if optimum is None else optimum) * (1 - (tolerance or 0))
         # A short search is worth it without being asked: on a hypercube it finds 2 trees instead of 9.

@@ -20,8 +20,8 @@ from arborcast.synth.lp.tree_program import CLOSE, TreeRows, Weighed
 from arborcast.synth.packing.symmetric.generation import EFFORT, Generation
 from arborcast.synth.packing.symmetric.orbit_problem import OrbitTree, least_height, problem_written_out
 from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, mirrored, pair
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Topology
 
 WORTH = Fraction(1, 4)
@@ -38,7 +38,7 @@ def pack_shallow(
     topology: Topology,
     roots: Sequence[int] | None,
     limit: Fraction,
-    request: Request,
+    options: SolveOptions,
     deadline: Deadline = NO_DEADLINE,
 ) -> Packing:
     """Trees of at most a given height from each root, or the pairs of an allreduce, at their best rate.
@@ -47,14 +47,14 @@ def pack_shallow(
         topology: the graph, relays turned into switches.
         roots: one for a broadcast, all ranks for an allgather; None for an allreduce, whose roots are free.
         limit: of the rate without a height, GB/s: nothing beyond is looked for.
-        request: `max_height`, the most edges between a root and a rank (edges pass switches), and how few
+        options: `max_height`, the most edges between a root and a rank (edges pass switches), and how few
             trees (see `synth.lp.sparsify.few_as_asked`); a tolerance is a part of the rate within the height.
         deadline: when to be content with what there is; trees there are in any case.
 
     Raises:
         InfeasibleError: no tree is as low.
     """
-    height = request.max_height
+    height = options.max_height
     assert height is not None, "who asks has a height"
     shallow = _Shallow.of(topology, roots, height, limit, deadline)
     if height < shallow.least:
@@ -62,7 +62,7 @@ def pack_shallow(
         found = f"the lowest have {least}" if least < topology.ranks else "there are none of any height"
         words = f"topology {topology.name}: no trees to all ranks have height {height}, {found}"
         raise InfeasibleError(words, proved_by=[Prover.LIMIT])
-    return shallow.packing(shallow.generation.run(), request)
+    return shallow.packing(shallow.generation.run(), options)
 
 
 def shallow_frontier(
@@ -100,7 +100,7 @@ def shallow_frontier(
         weighed = shallow.generation.run()
         known = shallow.carrying(weighed)
         if weighed.rate > float(best / limit) * (1 - CLOSE):
-            found = shallow.packing(weighed, Request(seed=seed), quickly=True)
+            found = shallow.packing(weighed, SolveOptions(seed=seed), quickly=True)
             rate = _rate(found.carriers)
             if rate > best:
                 best = rate
@@ -142,7 +142,7 @@ class _Shallow:
         columns = self.generation.master.columns
         return [column for column, weight in zip(columns, weights, strict=False) if weight > _USED]
 
-    def packing(self, weighed: Weighed, request: Request, *, quickly: bool = False) -> Packing:
+    def packing(self, weighed: Weighed, options: SolveOptions, *, quickly: bool = False) -> Packing:
         """Few of the carriers, with exact weights, and what is proved of their rate."""
         problem, used = self.generation.problem, self.carrying(weighed)
         # An allreduce whose trees differ both ways is done by pairs of those that carry something.
@@ -166,7 +166,7 @@ class _Shallow:
         target = self.limit / groups
         rows = TreeRows.of((link.bandwidth for link in problem.topology.links), target, groups)
         choice = TreeCandidates(rows, tuple(Use.of(group, carrier) for group, carrier in carriers))
-        weights, facts = few_as_asked(choice, known, request, self.generation.deadline, quickly=quickly)
+        weights, facts = few_as_asked(choice, known, options, self.generation.deadline, quickly=quickly)
         chosen = tuple(
             replace(carriers[place][1], weight=weight * target) for place, weight in weights.items()
         )

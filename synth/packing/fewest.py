@@ -29,7 +29,7 @@ from arborcast.synth.lp.sparsify import check_few, few_as_asked
 from arborcast.synth.lp.tree_program import TreeRows
 from arborcast.synth.packing.mwu import weigh
 from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, merge, mirrored, pair
-from arborcast.synth.request import Request
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Topology
 
 CANDIDATES = 200
@@ -45,7 +45,7 @@ def fewest(
     roots: Sequence[int] | None,
     optimum: Fraction,
     known: Iterable[WeightedTree],
-    request: Request,
+    options: SolveOptions,
     deadline: Deadline = NO_DEADLINE,
 ) -> Packing:
     """Few out-trees from each root, all roots at one rate; or few pairs for an allreduce, in all.
@@ -55,7 +55,7 @@ def fewest(
         roots: one for a broadcast, all ranks for an allgather; None for an allreduce, whose roots are free.
         optimum: the largest rate per root (of an allreduce: of all), GB/s.
         known: carriers that should be among the candidates, such as those of the exact packing.
-        request: how few; see `synth.lp.sparsify.few_as_asked`.
+        options: how few; see `synth.lp.sparsify.few_as_asked`.
         deadline: when the best so far is returned.
 
     Returns:
@@ -65,11 +65,11 @@ def fewest(
     Raises:
         InputError: a tolerance or a number of trees out of its range.
     """
-    check_few(request.tolerance, request.max_trees)
+    check_few(options.tolerance, options.max_trees)
     known = merge(known)
-    coarse = weigh(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=request.seed, deadline=deadline)
+    coarse = weigh(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=options.seed, deadline=deadline)
     others = sorted(merge([*widest(topology, roots), *coarse.carriers]), key=lambda carrier: -carrier.weight)
-    most = request.max_trees or 0
+    most = options.max_trees or 0
     rewoven = [
         merge(reweave(topology, roots, count, deadline=deadline))
         for count in range(max(1, most - 1), most + 1)
@@ -93,7 +93,7 @@ def fewest(
     weights, facts = few_as_asked(
         TreeCandidates(rows, tuple(uses)),
         indices(known),
-        request,
+        options,
         deadline,
         starts=[indices(trees) for trees in rewoven],
         optimum=Fraction(1),

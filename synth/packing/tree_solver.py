@@ -37,9 +37,9 @@ from arborcast.synth.packing.weighted_tree import (
     pair_up,
     rerooted,
 )
-from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
+from arborcast.synth.solve_options import DEFAULTS, SolveOptions
 from arborcast.synth.topology import Topology
 
 _ROUNDS_UP_TO = 128  # roots; above, an arborescence for each would overrun a deadline by too much
@@ -49,7 +49,7 @@ _SPREADING = {Kind.REDUCE: Kind.BROADCAST, Kind.REDUCE_SCATTER: Kind.ALLGATHER}
 def solve_by_trees(
     topology: Topology,
     collective: Collective,
-    request: Request = DEFAULTS,
+    options: SolveOptions = DEFAULTS,
     *,
     known: StartingTrees = NOTHING_KNOWN,
 ) -> Schedule:
@@ -58,7 +58,7 @@ def solve_by_trees(
     Args:
         topology: the fabric; ranks that take no part come after those that do and forward.
         collective: what is to be done.
-        request: `max_trees` counts per root (of an allreduce: in all); with a tolerance too, that is tried
+        options: `max_trees` counts per root (of an allreduce: in all); with a tolerance too, that is tried
             first and kept where it needs no more trees. With `max_height` the best rate within it is found.
         known: trees to start from, where no height is asked for (see `synth.faults.repair`).
 
@@ -76,39 +76,41 @@ def solve_by_trees(
     if topology.forwarding is not topology:
         from arborcast.synth.in_network.switch_schedules import solve_in_network
 
-        _check(topology, collective, request)
-        limit = bound(topology, collective, Deadline.after(request.deadline_s))
-        return solve_in_network(topology, collective, request, limit, solve_by_trees)
-    task = _Task.of(topology, collective, request)  # 1. the rate, with its certificate
+        _check(topology, collective, options)
+        limit = bound(topology, collective, Deadline.after(options.deadline_s))
+        return solve_in_network(topology, collective, options, limit, solve_by_trees)
+    task = _Task.of(topology, collective, options)  # 1. the rate, with its certificate
     try:
-        if request.max_height is None:
+        if options.max_height is None:
             splits = best_splits(task.graph, task.spreading, task.limit.rate)  # 2. what each link carries
             packing = min(_packings(task, splits, known), key=_latency)  # 3. trees that use all of it
             packing = _thinned(task, packing, splits[0].rate)
         else:
             from arborcast.synth.packing.bounded_height import pack_shallow
 
-            packing = pack_shallow(task.graph, task.roots, task.limit.rate, request, task.deadline)
+            packing = pack_shallow(task.graph, task.roots, task.limit.rate, options, task.deadline)
     except TimedOutError as error:
         raise task.too_late(task.schedule("mwu", _one_round(task)), error) from error
     return task.in_time(task.schedule("trees", packing))
 
 
-def solve_by_weights(topology: Topology, collective: Collective, request: Request = DEFAULTS) -> Schedule:
-    """The same along trees from multiplicative weights, which miss at most `request.epsilon` of the rate.
+def solve_by_weights(
+    topology: Topology, collective: Collective, options: SolveOptions = DEFAULTS
+) -> Schedule:
+    """The same along trees from multiplicative weights, which miss at most `options.epsilon` of the rate.
 
     Raises:
         InputError: a number out of its range, or a height.
         CollectiveError: see `solve_by_trees`, as the others.
     """
-    if request.max_height is not None:
+    if options.max_height is not None:
         raise InputError("method mwu: takes no max-height, which is for trees")
-    task = _Task.of(topology, collective, request)
-    epsilon = DEFAULT_EPSILON if request.epsilon is None else request.epsilon
+    task = _Task.of(topology, collective, options)
+    epsilon = DEFAULT_EPSILON if options.epsilon is None else options.epsilon
     enough = task.of_each_root(task.limit.rate) * (1 - epsilon)
     try:
         packing = weigh(
-            task.graph, task.roots, epsilon=epsilon, seed=request.seed, stop_at=enough, deadline=task.patience
+            task.graph, task.roots, epsilon=epsilon, seed=options.seed, stop_at=enough, deadline=task.patience
         )
         packing = _thinned(task, packing, task.limit.rate)
     except TimedOutError as error:
@@ -138,7 +140,7 @@ def shallow_schedules(
     """
     from arborcast.synth.packing.bounded_height import shallow_frontier
 
-    task = _Task.of(topology, collective, Request(seed=seed))
+    task = _Task.of(topology, collective, SolveOptions(seed=seed))
     limit = task.limit.rate
     for found in shallow_frontier(task.graph, task.roots, below, limit=limit, seed=seed, deadline=deadline):
         yield task.schedule("trees", found)
@@ -152,8 +154,8 @@ class _Task:
     Attributes:
         topology: as it was given.
         collective: likewise.
-        request: likewise.
-        deadline: of the request.
+        options: likewise.
+        deadline: of the options.
         limit: of the rate.
         graph: where trees are packed: relays are switches, for a reduction all links are turned round.
         spreading: on it, a broadcast, an allgather or an allreduce.
@@ -161,24 +163,24 @@ class _Task:
 
     topology: Topology
     collective: Collective
-    request: Request
+    options: SolveOptions
     deadline: Deadline
     limit: Bound
     graph: Topology
     spreading: Collective
 
     @classmethod
-    def of(cls, topology: Topology, collective: Collective, request: Request) -> _Task:
+    def of(cls, topology: Topology, collective: Collective, options: SolveOptions) -> _Task:
         """Check what is asked and find its limit; see `solve_by_trees` for what is raised."""
-        deadline = Deadline.after(request.deadline_s)
-        _check(topology, collective, request)
+        deadline = Deadline.after(options.deadline_s)
+        _check(topology, collective, options)
         limit = bound(topology, collective, deadline)
         if limit.rate == 0:
             raise InfeasibleError(who_is_cut_off(topology, collective), limit)
         graph, spreading = relays_as_switches(topology, collective)
         if collective.kind in _SPREADING:
             graph, spreading = graph.reversed(), replace(spreading, kind=_SPREADING[collective.kind])
-        return cls(topology, collective, request, deadline, limit, graph, spreading)
+        return cls(topology, collective, options, deadline, limit, graph, spreading)
 
     @property
     def roots(self) -> Sequence[int] | None:
@@ -198,20 +200,20 @@ class _Task:
 
     def heaviest(self, packing: Packing) -> Packing:
         """Fallback where no time is left to choose: the heaviest `max_trees` carriers per root."""
-        if self.request.max_trees is None:
+        if self.options.max_trees is None:
             return packing
         taken: Counter[int] = Counter()
         kept = []
         for carrier in sorted(packing.carriers, key=lambda carrier: -carrier.weight):
             group = 0 if self.roots is None else carrier.root
-            if taken[group] < self.request.max_trees:
+            if taken[group] < self.options.max_trees:
                 taken[group] += 1
                 kept.append(carrier)
         return replace(packing, carriers=tuple(kept))
 
     def schedule(self, method: str, packing: Packing) -> Schedule:
         """The packing on the topology as it was given."""
-        how = Method(method, self.request.seed, packing.settings)
+        how = Method(method, self.options.seed, packing.settings)
         return lift(self.topology, self.collective, how, self.limit, packing.carriers)
 
     def in_time(self, schedule: Schedule) -> Schedule:
@@ -225,15 +227,15 @@ class _Task:
         return TimedOutError(f"{self.collective.kind}: {why or f'{self.deadline} passed'}", best)
 
 
-def _check(topology: Topology, collective: Collective, request: Request) -> None:
+def _check(topology: Topology, collective: Collective, options: SolveOptions) -> None:
     if collective.kind not in TREE_KINDS:
         raise CollectiveError(f"{collective.kind}: trees serve {', '.join(TREE_KINDS)} only")
-    if request.max_trees is not None and request.max_trees < 1:
-        raise InputError(f"max-trees: must be at least 1, got {request.max_trees}")
-    if request.max_height is None:
+    if options.max_trees is not None and options.max_trees < 1:
+        raise InputError(f"max-trees: must be at least 1, got {options.max_trees}")
+    if options.max_height is None:
         return
-    if request.max_height < 1:
-        raise InputError(f"max-height: must be at least 1, got {request.max_height}")
+    if options.max_height < 1:
+        raise InputError(f"max-height: must be at least 1, got {options.max_height}")
     relays = len(collective.relays(topology))
     if relays:
         raise InputError(f"max-height: counts the steps between ranks that take part, got {relays} relays")
@@ -241,7 +243,7 @@ def _check(topology: Topology, collective: Collective, request: Request) -> None
 
 def _packings(task: _Task, splits: Sequence[SplitCapacities], known: StartingTrees) -> Iterator[Packing]:
     """Trees that use all of each split, for an allreduce pairs; as many as the deadline leaves time for."""
-    graph, seed = LinkGraph(task.graph), task.request.seed
+    graph, seed = LinkGraph(task.graph), task.options.seed
     for number, split in enumerate(splits):
         try:
             outs = pack_exactly(split.out, split.roots, seed=seed, deadline=task.patience, known=known.out)
@@ -273,10 +275,10 @@ def _thinned(task: _Task, packing: Packing, rate: Fraction) -> Packing:
     """As few of the trees, and of others, as are wanted; of `rate` a tolerance may give up a part."""
     if task.deadline.has_passed:
         return task.heaviest(packing)
-    if (task.request.tolerance, task.request.max_trees) == (None, None):
+    if (task.options.tolerance, task.options.max_trees) == (None, None):
         return packing
     optimum = task.of_each_root(rate)
-    few = fewest(task.graph, task.roots, optimum, packing.carriers, task.request, task.patience)
+    few = fewest(task.graph, task.roots, optimum, packing.carriers, task.options, task.patience)
     return replace(few, settings=(*packing.settings, *few.settings))
 
 
@@ -288,7 +290,7 @@ def _one_round(task: _Task) -> Packing:
     """
     graph, roots, allowed = task.graph, task.roots, task.deadline.allowed_s
     grace = Deadline.after(None if allowed is None else allowed / 10)
-    one_round = partial(weigh, seed=task.request.seed, iterations=1, deadline=grace)
+    one_round = partial(weigh, seed=task.options.seed, iterations=1, deadline=grace)
     if roots is not None and len(roots) > _ROUNDS_UP_TO and graph.is_symmetric:
         tree = one_round(graph, [most_central(graph, roots)]).carriers[0]
         shared = tuple(WeightedTree(root, tree.weight, rerooted(tree.out, root)) for root in roots)

@@ -15,23 +15,23 @@ from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.paths import PathShare, lift_routes, routes_of_flow
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
+from arborcast.synth.solve_options import DEFAULTS, SolveOptions
 from arborcast.synth.topology import Topology
 
 ROUTED_KINDS = frozenset({Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL})
 _SUPER_SOURCE = -1
 
 
-def solve_by_routes(topology: Topology, collective: Collective, request: Request = DEFAULTS) -> Schedule:
+def solve_by_routes(topology: Topology, collective: Collective, options: SolveOptions = DEFAULTS) -> Schedule:
     """The best schedule of a gather, scatter or alltoall that moves blocks along paths.
 
     Args:
         topology: the fabric; ranks that take no part forward.
         collective: a gather, scatter or alltoall.
-        request: seed and deadline, of the linear program of an alltoall; the other flows take no search.
+        options: seed and deadline, of the linear program of an alltoall; the other flows take no search.
 
     Raises:
         CollectiveError: another kind of collective.
@@ -43,7 +43,7 @@ def solve_by_routes(topology: Topology, collective: Collective, request: Request
         other = "a chunk schedule" if collective.kind is Kind.CUSTOM else "trees"
         raise CollectiveError(f"{collective.kind}: routes serve {kinds}; use {other}")
     if collective.kind is Kind.ALLTOALL:
-        return _alltoall(topology, collective, request)
+        return _alltoall(topology, collective, options)
     limit = bound(topology, collective)
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
@@ -52,18 +52,18 @@ def solve_by_routes(topology: Topology, collective: Collective, request: Request
     else:
         mirrored = _gather_routes(topology.reversed(), collective, limit.rate)
         routes = [replace(route, path=route.path[::-1]) for route in mirrored]
-    method = Method("routes", request.seed)
+    method = Method("routes", options.seed)
     return Schedule.build(topology, collective, method, limit, *lift_routes(topology, collective, routes))
 
 
-def _alltoall(topology: Topology, collective: Collective, request: Request) -> Schedule:
+def _alltoall(topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:
     """By the declared symmetries, as far as they are translations, and written out."""
     from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
     from arborcast.synth.symmetry.translation_search import translations_of
 
     try:
         declared = translations_of(topology, ranks=collective.ranks, effort=0)
-        return solve_symmetric_alltoall(topology, collective, request, translations=declared).expand()
+        return solve_symmetric_alltoall(topology, collective, options, translations=declared).expand()
     except TimedOutError as late:
         assert isinstance(late.best, ImplicitSchedule), "every block on a shortest way"
         raise TimedOutError(str(late), late.best.expand()) from late

@@ -21,12 +21,12 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.alltoall_options import options_of, shares_of_trees
 from arborcast.synth.routes.alltoall_parts import divide
 from arborcast.synth.routes.paths import PathShare, lift_routes
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method
+from arborcast.synth.solve_options import DEFAULTS, SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
@@ -34,7 +34,7 @@ from arborcast.synth.topology import Topology
 def solve_symmetric_alltoall(
     topology: Topology,
     collective: Collective,
-    request: Request = DEFAULTS,
+    options: SolveOptions = DEFAULTS,
     *,
     translations: Translations | None = None,
 ) -> ImplicitSchedule:
@@ -43,7 +43,7 @@ def solve_symmetric_alltoall(
     Args:
         topology: the fabric; every vertex may forward, ranks that take no part too.
         collective: an alltoall; the translations must map its ranks to each other.
-        request: seed (of HiGHS's own ties) and deadline.
+        options: seed (of HiGHS's own ties) and deadline.
         translations: automorphisms to make use of; found where None. The rate does not depend on them.
 
     Raises:
@@ -54,17 +54,17 @@ def solve_symmetric_alltoall(
     if collective.kind is not Kind.ALLTOALL:
         raise CollectiveError(f"{collective.kind}: routes by orbits serve alltoall; use trees")
     collective.check(topology)
-    deadline = Deadline.after(request.deadline_s)
+    deadline = Deadline.after(options.deadline_s)
     if translations is None:
         from arborcast.synth.symmetry.translation_search import translations_of
 
-        translations = translations_of(topology, ranks=collective.ranks, seed=request.seed)
+        translations = translations_of(topology, ranks=collective.ranks, seed=options.seed)
     alike = OrbitPartition.under(topology, collective, translations.generators)
     program = RoutingProgram(topology, collective, alike)
     if not program.connected:
         limit = bound(topology, collective, Deadline.after(0))
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
-    method = Method("routes", request.seed)
+    method = Method("routes", options.seed)
     try:
         best = program.solve(deadline)
     except TimedOutError as late:
@@ -77,8 +77,8 @@ def solve_symmetric_alltoall(
         ) from late
     limit = _limit(topology, collective, alike, best)
     room = _room(topology, alike, translations, limit.rate / len(collective.ranks))
-    options = list(options_of(topology, collective, alike, best))
-    divided = divide(options, room, deadline, seed=request.seed)
+    paths = list(options_of(topology, collective, alike, best))
+    divided = divide(paths, room, deadline, seed=options.seed)
     routes = shares_of_trees(topology, collective, alike, best) if divided is None else iter(divided)
     return _lift(topology, collective, method, limit, translations, routes)
 

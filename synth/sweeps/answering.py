@@ -16,8 +16,8 @@ from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.request import Request
 from arborcast.synth.selection import Selection
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.sweeps.questions import Question
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify
@@ -41,21 +41,21 @@ class Answered:
 
 
 def answered(
-    machine: Topology, question: Question, request: Request, sizes: Sequence[int] | None
+    machine: Topology, question: Question, options: SolveOptions, sizes: Sequence[int] | None
 ) -> Answered:
     """The answer to one question; every schedule in it passed the verifier.
 
     Args:
         machine: all of it.
         question: about it.
-        request: seed, deadline and the like; the deadline is for this question.
+        options: seed, deadline and the like; the deadline is for this question.
         sizes: message sizes in bytes over which schedules are compared; None for the best rate alone.
     """
     start = time.perf_counter()
     schedules: list[tuple[int, AnySchedule]] = []
     status, why = SOLVED, None
     try:
-        schedules = _choices(question.fabric(machine), question, request, sizes)
+        schedules = _choices(question.fabric(machine), question, options, sizes)
     except InfeasibleError as error:
         status, why = INFEASIBLE, str(error)
     except TimedOutError as error:
@@ -85,9 +85,9 @@ def answered(
 
 
 def _choices(
-    fabric: Topology | Faulty, question: Question, request: Request, sizes: Sequence[int] | None
+    fabric: Topology | Faulty, question: Question, options: SolveOptions, sizes: Sequence[int] | None
 ) -> list[tuple[int, AnySchedule]]:
-    asked = approach(fabric, question.collective(fabric), request=request)
+    asked = approach(fabric, question.collective(fabric), options=options)
     return [(0, asked.answer())] if sizes is None else _compared(asked.selection(), sizes)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.formats.atomic import write_atomically
-from arborcast.synth.request import Request
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.sweeps.answering import LATE, Answered, answered, as_text
 from arborcast.synth.sweeps.questions import Question
 from arborcast.synth.topology import Topology
@@ -44,7 +44,7 @@ def sweep(
     asked: Sequence[Question],
     folder: Path,
     *,
-    request: Request | None = None,
+    options: SolveOptions | None = None,
     sizes: Sequence[int] | None = None,
     jobs: int = 1,
     retry: bool = False,
@@ -58,7 +58,7 @@ def sweep(
         machine: all of it.
         asked: questions about it, see `synth.sweeps.questions.questions`.
         folder: where answers are and go; made where it does not exist.
-        request: seed, deadline for each question and the like.
+        options: seed, deadline for each question and the like.
         sizes: message sizes in bytes over which schedules are compared; None for the best rate alone.
         jobs: how many questions are worked on at once; -1 for all cores.
         retry: whether questions that ran out of time are asked again.
@@ -69,14 +69,14 @@ def sweep(
     """
     from joblib import Parallel, delayed
 
-    request = request or Request()
-    _open(machine, folder, request, sizes)
+    options = options or SolveOptions()
+    _open(machine, folder, options, sizes)
     left = [question for question in asked if not _is_done(folder, question, retry)]
     done = len(asked) - len(left)
     tell = listen or (lambda progress: None)
     tell(Progress(done, len(asked)))
     results: Iterator[tuple[str, Answered]] = Parallel(n_jobs=jobs, return_as="generator_unordered")(
-        delayed(_work)(machine, question, request, sizes) for question in left
+        delayed(_work)(machine, question, options, sizes) for question in left
     )
     for key, found in results:
         _keep(folder, key, found)
@@ -86,9 +86,9 @@ def sweep(
 
 
 def _work(
-    machine: Topology, question: Question, request: Request, sizes: Sequence[int] | None
+    machine: Topology, question: Question, options: SolveOptions, sizes: Sequence[int] | None
 ) -> tuple[str, Answered]:
-    return question.key, answered(machine, question, request, sizes)
+    return question.key, answered(machine, question, options, sizes)
 
 
 def _keep(folder: Path, key: str, found: Answered) -> None:
@@ -105,12 +105,12 @@ def _is_done(folder: Path, question: Question, retry: bool) -> bool:
     return not (retry and read_json(path).get("status") == LATE)
 
 
-def _open(machine: Topology, folder: Path, request: Request, sizes: Sequence[int] | None) -> None:
+def _open(machine: Topology, folder: Path, options: SolveOptions, sizes: Sequence[int] | None) -> None:
     """Make the folder, or see that it belongs to the same sweep."""
     head = {
         "format": SWEEP_FORMAT,
         "topology": topology_to_document(machine),
-        "seed": request.seed,
+        "seed": options.seed,
         "sizes": None if sizes is None else list(sizes),
     }
     path = folder / HEAD

@@ -29,8 +29,8 @@ from arborcast.synth.certification.tolls import certified_bytes, check_tolls
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
 from arborcast.synth.methods import method_for
-from arborcast.synth.request import Request
 from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.commands import Command
 
@@ -182,7 +182,7 @@ def test_nothing_simulates_faster(count: int) -> None:
         proved += 1
         for method in ("auto", *BASELINES):
             with suppress(InfeasibleError, CollectiveError):
-                schedule = method_for(method, fabric, collective)(fabric, collective, Request())
+                schedule = method_for(method, fabric, collective)(fabric, collective, SolveOptions())
                 for pieces in (1, 7):
                     assert simulate(schedule, size, pieces=pieces).time_us >= least_us * (1 - 1e-9)
     assert proved >= count // 8

@@ -11,8 +11,8 @@ from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Cut
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from arborcast.synth.request import Request
 from arborcast.synth.routes.path_solver import solve_by_routes
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from tests.support.strategies import topologies
@@ -95,7 +95,7 @@ def test_other_kinds_are_sent_to_trees() -> None:
 def test_an_alltoall_without_time_goes_the_shortest_ways(topology: Topology) -> None:
     collective = Collective.on(topology, "alltoall")
     with pytest.raises(TimedOutError, match="alltoall: the deadline of 1e-09 s passed") as caught:
-        solve_by_routes(topology, collective, Request(deadline_s=1e-9))
+        solve_by_routes(topology, collective, SolveOptions(deadline_s=1e-9))
     best = caught.value.best
     assert best is not None
     assert verify(best).errors == ()

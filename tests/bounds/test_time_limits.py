@@ -23,8 +23,8 @@ from arborcast.synth.certificate import Cut, Dual, Partition
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.methods import method_for
-from arborcast.synth.request import Request
 from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from tests.support import strategies
 
@@ -181,7 +181,7 @@ def test_nothing_simulates_faster(fabric: Topology, kind: Kind) -> None:
     found = []
     for method in ("auto", *BASELINES):
         with suppress(InfeasibleError, CollectiveError):
-            found.append(method_for(method, fabric, collective)(fabric, collective, Request()))
+            found.append(method_for(method, fabric, collective)(fabric, collective, SolveOptions()))
     assert found or not limit.rate
     for schedule in found:
         for size in SIZES:

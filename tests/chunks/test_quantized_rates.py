@@ -21,8 +21,8 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import NO_DEADLINE
 from arborcast.synth.errors import InfeasibleError, InputError, ScheduleError
 from arborcast.synth.formats.schedules import schedule_from_document, schedule_to_document
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Method, Schedule
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from tests.fuzzing.chunk_search import least_ratio
 from tests.fuzzing.replay import objections
@@ -174,7 +174,7 @@ def test_limits_of_the_grid_are_the_least_of_its_rates(kind: str) -> None:
 def test_candidates_for_a_size_are_schedules_of_the_real_fabric() -> None:
     fabric = two_sockets(4)
     asked = Collective.on(fabric, "allgather")
-    found = approach(fabric, asked, "auto", Request(cache=False), "explicit").selection()
+    found = approach(fabric, asked, "auto", SolveOptions(cache=False), "explicit").selection()
     on_grid = [each for each in found.schedules if isinstance(each, Schedule) and each.unit is not None]
     assert on_grid and all(synth.verify(each).errors == () for each in on_grid)
     assert {each.bound.rate for each in found.schedules} == {20}

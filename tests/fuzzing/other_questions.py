@@ -19,9 +19,9 @@ from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.groups.fair_solver import solve_groups
 from arborcast.synth.groups.shared_verifier import verify_groups
-from arborcast.synth.request import Request
 from arborcast.synth.selection import SIZES
 from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.sweeps.table import renumbered
 from arborcast.synth.symmetry.isomorphism import ComparableTopology
 from arborcast.synth.topology import Topology
@@ -124,10 +124,10 @@ def ask_fastest(rng: Random, tally: Tally) -> None:
     """The choice at a size is the fastest of its candidates by simulation; so is the table where it looks."""
     topology = tally.draw(fabric(rng, ranks=(2, 4), switches=1, decimals=1, largest=3))
     collective = draw_collective(rng, topology)
-    request = Request(cache=False, deadline_s=30)
-    with tally.no_crash(collective, request):
+    options = SolveOptions(cache=False, deadline_s=30)
+    with tally.no_crash(collective, options):
         try:
-            selection = approach(topology, collective, request=request).selection()
+            selection = approach(topology, collective, options=options).selection()
         except (InfeasibleError, TimedOutError):
             return
         if selection.out_of_time is not None:

@@ -24,9 +24,9 @@ from arborcast.synth.chunks.solvers.solver_child import Worker
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import SIZES, Choice
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load
@@ -170,7 +170,7 @@ def found_until_late(best: Schedule | None, *found: Schedule) -> Any:
 
 def test_what_was_found_by_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     ring, trees = (solve(RING, "allreduce", method=method) for method in ("ring", "trees"))
-    asked = (RING, ring.collective, "auto", Request())
+    asked = (RING, ring.collective, "auto", SolveOptions())
     monkeypatch.setattr("arborcast.synth.selection.candidates", found_until_late(None, trees, ring))
     first, whole = tables(*asked)
     assert [entry.schedule for entry in first.entries] == [trees]
@@ -194,11 +194,11 @@ def test_one_method_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
         return answer
 
     monkeypatch.setattr("arborcast.synth.packing.tree_solver.solve_by_trees", late(ring))
-    (only,) = tables(RING, ring.collective, "trees", Request())
+    (only,) = tables(RING, ring.collective, "trees", SolveOptions())
     assert only.is_cut_short and only.entries[0].schedule == ring
     monkeypatch.setattr("arborcast.synth.packing.tree_solver.solve_by_trees", late(None))
     with pytest.raises(TimedOutError, match="too late"):
-        next(tables(RING, ring.collective, "trees", Request()))
+        next(tables(RING, ring.collective, "trees", SolveOptions()))
 
 
 def test_nobody_gets_a_schedule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_nobody_gets_a_schedule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -
     wrong = replace(ring, transfers=ring.transfers[:-1])
     monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, **__: iter([wrong]))
     with pytest.raises(ExecutionError, match=r"method ring made a schedule that is not correct: .*rank"):
-        next(tables(RING, ring.collective, "auto", Request()))
+        next(tables(RING, ring.collective, "auto", SolveOptions()))
 
 
 def test_errors_of_the_child_keep_their_class(cache: Path) -> None:

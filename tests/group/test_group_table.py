@@ -23,11 +23,11 @@ from arborcast.bench.emulation.plan import at_rates
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS, messages_of, shares_of
 from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.topologies import load
 
 RING = load("full:4,latency=3")
@@ -310,7 +310,7 @@ SHARED_PORTS = [
 def test_random_orders_on_shared_ports_cost_less_than_15_percent(case: Case, kind: str) -> None:
     """What the engine hands over, at the size and in the pieces of the testbed."""
     fabric, size = at_rates(case.topology, case.slowest_mbit), 8 << 20
-    *_, found = tables(fabric, Collective.on(fabric, kind), "auto", Request(cache=False))
+    *_, found = tables(fabric, Collective.on(fabric, kind), "auto", SolveOptions(cache=False))
     schedule = found.at(size).schedule
     pieces = SEVERAL_HOSTS.pieces(schedule, size)
     least_us = float(size / schedule.bound.rate / 1000)

@@ -17,9 +17,9 @@ from arborcast.synth.bounds.dispatch import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.request import Request
 from arborcast.synth.selection import Choice
 from arborcast.synth.simulation.pieces import SEVERAL_HOSTS
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
@@ -67,7 +67,7 @@ def test_pieces_are_those_of_the_whole_schedule() -> None:
 def test_large_fabrics_with_translations_get_implicit_schedules() -> None:
     def first(spec: str, kind: str) -> object:
         topology = load(spec)
-        return next(tables(topology, Collective.on(topology, kind), "trees", Request())).at(0).schedule
+        return next(tables(topology, Collective.on(topology, kind), "trees", SolveOptions())).at(0).schedule
 
     found = first("ring:65", "allgather")
     assert isinstance(found, ImplicitSchedule) and found.is_optimal

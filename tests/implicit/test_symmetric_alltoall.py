@@ -19,9 +19,9 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.lp.linear_program import rationalize
-from arborcast.synth.request import Request
 from arborcast.synth.routes.path_solver import solve_by_routes
 from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.symmetry.translation_search import translations_of
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology
@@ -199,7 +199,7 @@ def test_no_time_gives_the_shortest_ways() -> None:
         solve_symmetric_alltoall(
             topology,
             Collective.on(topology, "alltoall"),
-            Request(deadline_s=1e-9),
+            SolveOptions(deadline_s=1e-9),
             translations=Translations.generated(topology, topology.symmetries),
         )
     best = caught.value.best

@@ -14,8 +14,8 @@ from arborcast.synth.certification import certified_scope, dual_of
 from arborcast.synth.collective import TREE_KINDS, Collective
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.in_network.steiner_program import steiner_program
-from arborcast.synth.request import Request
 from arborcast.synth.selection import candidates, compared
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Switch
 from tests.support.able_fabrics import ABLE, drawn, of_cables, star
 
@@ -201,8 +201,8 @@ def test_what_is_compared_in_time_is_on_the_fabric_that_was_asked_for():
     collective = Collective.on(fabric, "allreduce")
     best = synth.solve(fabric, "allreduce")
     for late in (1e-9, None):
-        request = Request(max_trees=2, cache=False, deadline_s=late)
-        found = compared(candidates(fabric, collective, request, lambda: best), collective.kind)
+        options = SolveOptions(max_trees=2, cache=False, deadline_s=late)
+        found = compared(candidates(fabric, collective, options, lambda: best), collective.kind)
         assert (found.out_of_time is None) == (late is None)
         assert {schedule.topology for schedule in found.schedules} == {fabric}
         assert {schedule.bound for schedule in found.schedules} == {best.bound}

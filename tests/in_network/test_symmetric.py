@@ -13,7 +13,7 @@ from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.in_network.steiner_program import steiner_program
 from arborcast.synth.in_network.symmetric import solve_symmetric_in_network
-from arborcast.synth.request import Request
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Switch, Topology
 from tests.support.able_fabrics import ABLE
 from tests.support.drawn_in_network import star as turning_star
@@ -138,7 +138,7 @@ def test_what_is_found_in_time_is_on_the_fabric_that_was_asked_for():
         solve_symmetric_in_network(
             fabric,
             plain.collective,
-            Request(),
+            SolveOptions(),
             bound(fabric, plain.collective),
             forwarding=late,
             translations=plain.translations,

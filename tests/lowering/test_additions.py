@@ -25,8 +25,8 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.methods import METHODS, NEED_SIZE
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
@@ -182,7 +182,7 @@ def test_what_serves_until_a_table_is_found(fabric: Topology) -> None:
 
 
 def check_group(fabric: Topology) -> None:
-    for table in tables(fabric, Collective.on(fabric, Kind.ALLREDUCE), "auto", Request()):
+    for table in tables(fabric, Collective.on(fabric, Kind.ALLREDUCE), "auto", SolveOptions()):
         for entry in table.entries:
             assert isinstance(entry.schedule, Schedule)
             assert gives_equal_bits(entry.schedule), entry
@@ -203,7 +203,7 @@ def test_what_serves_a_group_on_random_fabrics(fabric: Topology) -> None:
 def test_a_schedule_that_adds_in_several_orders_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     unlike = replace(UNLIKE, bound=bound(UNLIKE.topology, UNLIKE.collective))
     monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, **__: iter([unlike]))
-    asked = (UNLIKE.topology, UNLIKE.collective, "auto", Request())
+    asked = (UNLIKE.topology, UNLIKE.collective, "auto", SolveOptions())
     with pytest.raises(ExecutionError, match="method drawn made a schedule whose ranks add in different"):
         next(tables(*asked))
     ring = solve(UNLIKE.topology, "allreduce", method="ring")

@@ -16,7 +16,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.fewest import fewest
 from arborcast.synth.packing.weighted_tree import congestion, mirrored
-from arborcast.synth.request import Request
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.tree import Tree, TreeEdge
 from tests.support.carriers import carrier, choice_of
 from tests.support.strategies import topologies
@@ -60,7 +60,7 @@ small = topologies(max_ranks=4, switches=0, symmetric=False, max_bandwidth=3, mi
 @settings(max_examples=25)
 def test_no_choice_of_so_many_trees_is_better(topology, most):
     every = list(spanning_trees(topology, 0))
-    packing = fewest(topology, [0], optimum(topology, "broadcast"), every, Request(max_trees=most))
+    packing = fewest(topology, [0], optimum(topology, "broadcast"), every, SolveOptions(max_trees=most))
     rate = sum(tree.weight for tree in packing.trees)
     assert len(packing.trees) <= most
     assert congestion(packing.carriers, topology) == 1
@@ -73,7 +73,7 @@ def test_no_choice_of_so_many_trees_is_better(topology, most):
 def test_no_smaller_choice_reaches_the_tolerance(topology, tolerance):
     every = list(spanning_trees(topology, 0))
     best = optimum(topology, "broadcast")
-    packing = fewest(topology, [0], best, every, Request(tolerance=tolerance))
+    packing = fewest(topology, [0], best, every, SolveOptions(tolerance=tolerance))
     assert sum(tree.weight for tree in packing.trees) >= (1 - tolerance) * best
     fewer = len(packing.trees) - 1
     assert fewer == 0 or best_of_all(topology, every, fewer) < (1 - tolerance) * best
@@ -84,7 +84,7 @@ def test_no_smaller_choice_reaches_the_tolerance(topology, tolerance):
 def test_no_choice_of_so_many_pairs_is_better(topology, most):
     # On symmetric links mirrored pairs are enough for the optimum, so the search is among those.
     every = [mirrored(tree) for tree in spanning_trees(topology, 0)][:20]
-    pairing = fewest(topology, None, optimum(topology, "allreduce"), every, Request(max_trees=most))
+    pairing = fewest(topology, None, optimum(topology, "allreduce"), every, SolveOptions(max_trees=most))
     assert len(pairing.carriers) <= most
     assert congestion(pairing.carriers, topology) == 1
     assert sum(pair.weight for pair in pairing.carriers) >= best_of_all(topology, every, most)
@@ -96,7 +96,7 @@ def test_with_all_roots_the_tolerance_is_kept_with_no_more_trees_than_before(top
     roots = list(range(topology.ranks))
     best = optimum(topology, "allgather") / topology.ranks
     known = pack_exactly(topology, dict.fromkeys(roots, best)).carriers
-    packing = fewest(topology, roots, best, known, Request(tolerance=tolerance))
+    packing = fewest(topology, roots, best, known, SolveOptions(tolerance=tolerance))
     rates = {root: sum(tree.weight for tree in packing.trees if tree.root == root) for root in roots}
     assert len(set(rates.values())) == 1
     assert rates[0] >= (1 - tolerance) * best
@@ -107,18 +107,18 @@ def test_with_all_roots_the_tolerance_is_kept_with_no_more_trees_than_before(top
 def test_dgx1_broadcasts_at_full_rate_on_four_trees_and_not_on_three():
     topology = catalog.load("dgx1")  # rank 0 has six links of 25 GB/s: the optimum is 150
     known = pack_exactly(topology, {0: Fraction(150)}).carriers
-    packing = fewest(topology, [0], Fraction(150), known, Request(tolerance=Fraction(0)))
+    packing = fewest(topology, [0], Fraction(150), known, SolveOptions(tolerance=Fraction(0)))
     assert sum(tree.weight for tree in packing.trees) == 150
     # Two of rank 0's neighbours hang on double links, two on single ones: 2 + 2 + 1 + 1.
     assert sorted(tree.weight for tree in packing.trees) == [25, 25, 50, 50]
-    three = fewest(topology, [0], Fraction(150), known, Request(max_trees=3))
+    three = fewest(topology, [0], Fraction(150), known, SolveOptions(max_trees=3))
     assert sum(tree.weight for tree in three.trees) == 125
 
 
 def test_one_tree_per_root_is_the_least_there_can_be():
     topology = catalog.load("dgx-a100:boxes=2")
     roots = range(topology.ranks)
-    packing = fewest(topology, roots, Fraction(65, 3), [], Request(tolerance=TWENTIETH))
+    packing = fewest(topology, roots, Fraction(65, 3), [], SolveOptions(tolerance=TWENTIETH))
     assert len(packing.trees) == topology.ranks
     assert dict(packing.settings)["proved"] == "no fewer trees are possible"
 
@@ -126,10 +126,10 @@ def test_one_tree_per_root_is_the_least_there_can_be():
 @pytest.mark.parametrize("most", [0, -3])
 def test_at_least_one_tree_must_be_allowed(most):
     with pytest.raises(InputError, match=f"max-trees: must be at least 1, got {most}"):
-        fewest(catalog.load("ring:3"), [0], Fraction(1), [], Request(max_trees=most))
+        fewest(catalog.load("ring:3"), [0], Fraction(1), [], SolveOptions(max_trees=most))
 
 
 @pytest.mark.parametrize("tolerance", [Fraction(1), Fraction(-1, 5)])
 def test_a_tolerance_is_a_share_that_leaves_something(tolerance):
     with pytest.raises(InputError, match=f"tolerance: must be from 0 to below 1, got {tolerance}"):
-        fewest(catalog.load("ring:3"), None, Fraction(1), [], Request(tolerance=tolerance))
+        fewest(catalog.load("ring:3"), None, Fraction(1), [], SolveOptions(tolerance=tolerance))

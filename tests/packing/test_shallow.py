@@ -21,8 +21,8 @@ from arborcast.synth.packing.bounded_height import shallow_frontier
 from arborcast.synth.packing.bounded_tree import UNUSABLE, cheapest_bounded
 from arborcast.synth.packing.symmetric import generation
 from arborcast.synth.packing.tree_solver import shallow_schedules, solve_by_trees
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load
@@ -41,7 +41,7 @@ def height_of(graph: nx.DiGraph, root: int) -> int:
 
 def within(topology: Topology, collective: Collective, height: int, **knobs: object) -> Schedule | None:
     try:
-        return solve_by_trees(topology, collective, Request(max_height=height, **knobs))  # type: ignore[arg-type]
+        return solve_by_trees(topology, collective, SolveOptions(max_height=height, **knobs))  # type: ignore[arg-type]
     except InfeasibleError as error:
         assert "the lowest have" in str(error)
         return None
@@ -158,7 +158,7 @@ def test_the_frontier_of_an_allgather_has_every_root() -> None:
 
 def test_lower_trees_are_among_the_candidates() -> None:
     fabric = load("dgx1", ranks=range(6))
-    found = approach(fabric, "allreduce", request=Request(cache=False)).candidates()
+    found = approach(fabric, "allreduce", options=SolveOptions(cache=False)).candidates()
     first = next(found)
     lower = [one for one in found if dict(one.method.settings).get("max_height")]
     assert [one.height for one in lower] == [2] and first.height > 2

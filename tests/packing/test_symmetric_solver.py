@@ -21,7 +21,7 @@ from arborcast.synth.packing.symmetric.orbit_problem import Problem
 from arborcast.synth.packing.symmetric.orbit_weights import MOST_PARTS, Chosen, filled, in_fewer_parts
 from arborcast.synth.packing.symmetric.symmetric_solver import generated, question_of, simplest
 from arborcast.synth.packing.tree_solver import solve_by_trees
-from arborcast.synth.request import Request
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology
 
@@ -155,11 +155,13 @@ def test_few_trees(spec: str, most: int) -> None:
     """No more trees than asked for, more with more of them, and near what the explicit choice has."""
     topology = topologies.load(spec)
     collective = Collective.on(topology, "allgather")
-    found = solve_symmetric(topology, collective, Request(max_trees=most), translations=declared(topology))
+    found = solve_symmetric(
+        topology, collective, SolveOptions(max_trees=most), translations=declared(topology)
+    )
     owners = [chunk.owner for chunk in found.chunks]
     assert max(owners.count(owner) for owner in owners) <= most
     assert synth.verify(found.expand()).correct
-    explicit = solve_by_trees(topology, collective, Request(max_trees=most))
+    explicit = solve_by_trees(topology, collective, SolveOptions(max_trees=most))
     assert found.rate >= explicit.rate * Fraction(4, 5)
 
 
@@ -170,7 +172,7 @@ def test_tolerance(kind: str) -> None:
     collective = Collective.on(topology, kind)
     full = solve_symmetric(topology, collective, translations=declared(topology))
     some = solve_symmetric(
-        topology, collective, Request(tolerance=Fraction(1, 4)), translations=declared(topology)
+        topology, collective, SolveOptions(tolerance=Fraction(1, 4)), translations=declared(topology)
     )
     assert some.rate >= full.rate * Fraction(3, 4)
     assert len(some.chunks) < len(full.chunks)
@@ -182,8 +184,10 @@ def test_max_height(height: int) -> None:
     """Against the explicit search, which weighs all trees of a height on 8 ranks."""
     topology = topologies.load("dgx1")
     collective = Collective.on(topology, "allgather")
-    found = solve_symmetric(topology, collective, Request(max_height=height), translations=declared(topology))
-    best = solve_by_trees(topology, collective, Request(max_height=height))
+    found = solve_symmetric(
+        topology, collective, SolveOptions(max_height=height), translations=declared(topology)
+    )
+    best = solve_by_trees(topology, collective, SolveOptions(max_height=height))
     assert found.height <= height
     assert synth.verify(found.expand()).correct
     assert found.rate == best.rate
@@ -226,11 +230,11 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(CollectiveError, match="broadcast: symmetric trees serve allgather"):
         solve_symmetric(topology, Collective.on(topology, "broadcast"))
     with pytest.raises(InputError, match="max-trees: must be at least 1, got 0"):
-        solve_symmetric(topology, allgather, Request(max_trees=0))
+        solve_symmetric(topology, allgather, SolveOptions(max_trees=0))
     with pytest.raises(InputError, match="tolerance: must be at least 0 and below 1, got 1"):
-        solve_symmetric(topology, allgather, Request(tolerance=Fraction(1)))
+        solve_symmetric(topology, allgather, SolveOptions(tolerance=Fraction(1)))
     with pytest.raises(InfeasibleError, match="max-height 1: some rank is 2 edges away"):
-        solve_symmetric(topology, allgather, Request(max_height=1), translations=declared(topology))
+        solve_symmetric(topology, allgather, SolveOptions(max_height=1), translations=declared(topology))
     with pytest.raises(InfeasibleError):
         apart = Topology.build("apart", 2, [], symmetries=[[1, 0]])
         solve_symmetric(apart, Collective.on(apart, "allgather"), translations=declared(apart))
@@ -253,7 +257,7 @@ def test_shares_add_up() -> None:
 def chosen_for(spec: str) -> tuple[Problem, Chosen]:
     """What its shares are rounded of."""
     fabric = topologies.load(spec)
-    question = question_of(fabric, Collective.on(fabric, "allgather"), Request(), declared(fabric))
+    question = question_of(fabric, Collective.on(fabric, "allgather"), SolveOptions(), declared(fabric))
     return question.problem, simplest(generated(question, None)[0])
 
 

@@ -15,7 +15,7 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError,
 from arborcast.synth.packing import tree_solver
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.tree_solver import solve_by_trees, solve_by_weights
-from arborcast.synth.request import Request
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from tests.fuzzing.replay import objections
@@ -25,7 +25,7 @@ from tests.support.strategies import topologies as graphs
 
 def solved(topology, kind, method="trees", **wishes):
     solve = {"trees": solve_by_trees, "mwu": solve_by_weights}[method]
-    return solve(topology, Collective.on(topology, kind), Request(**wishes))
+    return solve(topology, Collective.on(topology, kind), SolveOptions(**wishes))
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
@@ -53,7 +53,7 @@ def test_relays_help_and_what_they_pass_on_is_correct(topology, data):
 @settings(max_examples=25)
 def test_multiplicative_weights_come_within_epsilon_of_the_bound(topology, data):
     collective = data.draw(collectives(topology, list(TREE_KINDS)))
-    schedule = solve_by_weights(topology, collective, Request(epsilon=Fraction(1, 10)))
+    schedule = solve_by_weights(topology, collective, SolveOptions(epsilon=Fraction(1, 10)))
     assert verify(schedule).errors == ()
     assert schedule.rate >= schedule.bound.rate * Fraction(9, 10)
     facts = dict(schedule.method.settings)
@@ -66,7 +66,7 @@ def test_multiplicative_weights_come_within_epsilon_of_the_bound(topology, data)
 @settings(max_examples=20)
 def test_no_more_trees_than_allowed(topology, data, most):
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
-    schedule = solve_by_trees(topology, collective, Request(max_trees=most))
+    schedule = solve_by_trees(topology, collective, SolveOptions(max_trees=most))
     assert verify(schedule).errors == ()
     assert trees_that_count(schedule) <= most
 
@@ -124,7 +124,7 @@ def test_a_deadline_before_the_first_packing_still_leaves_a_schedule(topology, d
     most = data.draw(st.sampled_from([None, 1, 2]))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TimedOutError, match="out of time") as caught:
         patch.setattr(tree_solver, "pack_exactly", out_of_time)
-        solve_by_trees(topology, collective, Request(max_trees=most, deadline_s=60))
+        solve_by_trees(topology, collective, SolveOptions(max_trees=most, deadline_s=60))
     best = caught.value.best
     assert best is not None
     assert verify(best).errors == ()
@@ -191,7 +191,9 @@ def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
     monkeypatch.setattr(tree_solver, "_ROUNDS_UP_TO", 3)
     with pytest.raises(TimedOutError, match="out of time") as caught:
         solve_by_trees(
-            catalog.load("torus:3x3"), Collective.on(catalog.load("torus:3x3"), kind), Request(deadline_s=60)
+            catalog.load("torus:3x3"),
+            Collective.on(catalog.load("torus:3x3"), kind),
+            SolveOptions(deadline_s=60),
         )
     best = caught.value.best
     assert best is not None

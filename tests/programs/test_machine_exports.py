@@ -24,8 +24,8 @@ from arborcast.synth.api import approach
 from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.nccl_protocol import Protocol
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.solve_options import SolveOptions
 from tests.support.program_mutants import interpret_all
 
 MOST_RANKS = 16
@@ -61,7 +61,7 @@ def machines() -> tuple[str, ...]:
 def selected(spec: str, kind: Kind, size: int) -> Schedule | None:
     """What is chosen for a size; None where nothing is found in time."""
     topology = topologies.load(spec).forwarding
-    asked = approach(topology, kind, "auto", Request(deadline_s=15), "explicit")
+    asked = approach(topology, kind, "auto", SolveOptions(deadline_s=15), "explicit")
     try:
         found = asked.selection().fastest(size)
     except TimedOutError as error:
@@ -122,7 +122,7 @@ def test_what_simulators_get_is_written(spec: str, size: tuple[int, Protocol], k
 def test_rings_of_machines_come_back(spec: str, kind: Kind) -> None:
     topology = topologies.load(spec).forwarding
     try:
-        schedule = approach(topology, kind, "multiring", Request(), "explicit").answer()
+        schedule = approach(topology, kind, "multiring", SolveOptions(), "explicit").answer()
         graphs = nccl_graph.export_graphs(schedule)
     except (InputError, InfeasibleError):  # no rings, or none that NCCL could run
         return

@@ -18,7 +18,7 @@ from arborcast import topologies
 from arborcast.synth.api import bound, solve
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.synth.request import Request
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.sweeps.answering import INFEASIBLE, SOLVED
 from arborcast.synth.sweeps.questions import Question, questions
 from arborcast.synth.sweeps.sweep import Progress, sweep
@@ -298,7 +298,7 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     asked = list(questions(ring, kinds=[Kind.ALLGATHER]))
     sweep(ring, asked, folder)
     with pytest.raises(InputError, match="seed: must be 0 as before, got 1; the folder holds another sweep"):
-        sweep(ring, asked, folder, request=Request(seed=1))
+        sweep(ring, asked, folder, options=SolveOptions(seed=1))
     with pytest.raises(InputError, match="topology: the folder holds another sweep"):
         sweep(topologies.load("ring:5"), asked, folder)
     (tmp_path / "other").mkdir()

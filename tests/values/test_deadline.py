@@ -28,8 +28,8 @@ from arborcast.synth.faults.repair import repair
 from arborcast.synth.groups.fair_solver import solve_groups
 from arborcast.synth.kernels import compiled
 from arborcast.synth.latency_bandwidth import latency_bandwidth
-from arborcast.synth.request import Request
 from arborcast.synth.selection import Selection
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.topologies import load
 from tests.support.strategies import topologies
@@ -73,7 +73,7 @@ def hub() -> Topology:
 def solved(fabric: Topology, kind: str, *, method: str = "auto", form: str = "auto", **wishes: Any) -> Asked:
     return lambda deadline: [
         approach(
-            fabric, kind, method, Request(deadline_s=deadline, cache=False, **wishes), form=form
+            fabric, kind, method, SolveOptions(deadline_s=deadline, cache=False, **wishes), form=form
         ).answer()
     ]
 
@@ -107,7 +107,7 @@ def grouped(fabric: Topology) -> Asked:
 def compared(fabric: Topology, kind: str) -> Asked:
     def asked(deadline: Deadline) -> list[Any]:
         found = latency_bandwidth(
-            approach(fabric, kind, request=Request(deadline_s=deadline, cache=False), form="implicit")
+            approach(fabric, kind, options=SolveOptions(deadline_s=deadline, cache=False), form="implicit")
         )
         return [point.schedule for point in found.points]
 

@@ -15,6 +15,8 @@ from arborcast.backends.programs.formats import export_files
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.synth import features
 from arborcast.synth.alltoallv.block_planner import AlltoallvPlanner
+from arborcast.synth.baselines.host_network import HostNetwork, in_blocks
+from arborcast.synth.baselines.host_orders import best_order
 from arborcast.synth.bounds import certified_rate
 from arborcast.synth.chunks.solvers.cache import keyed_topology
 from arborcast.synth.collective import Collective
@@ -73,6 +75,7 @@ DOORS: dict[str, Any] = {
     "repair": lambda: synth.repair(NEW, without_links=[(0, 1)]),
     "lowering": lambda: lower(NEW, 1 << 10),
     "pipeline planning": lambda: LinkCosts(BUSY),
+    "order of hosts": lambda: best_order(HostNetwork(BUSY, in_blocks("ab", [4, 4]))),
 }
 
 

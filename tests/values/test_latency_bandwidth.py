@@ -10,8 +10,8 @@ import pytest
 from arborcast.synth.api import approach
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.latency_bandwidth import latency_bandwidth, wire_latency_us
-from arborcast.synth.request import Request
 from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.support.commands import Command, refused
@@ -26,7 +26,9 @@ def of_no_width(topology: Topology) -> Topology:
 
 
 def found_on(spec: str, kind: str) -> tuple[AnySchedule, ...]:
-    return approach(load(spec), kind, form="implicit", request=Request(cache=False)).selection().schedules
+    return (
+        approach(load(spec), kind, form="implicit", options=SolveOptions(cache=False)).selection().schedules
+    )
 
 
 @pytest.mark.parametrize("spec", ["torus:3x4", "dgx-a100:boxes=2"])
@@ -42,7 +44,7 @@ def test_the_latency_of_a_schedule_is_its_time_for_no_bytes(spec: str) -> None:
 @pytest.mark.parametrize("kind", ["allgather", "allreduce"])
 def test_points_beat_all_candidates_and_keep_to_the_limits(kind: str) -> None:
     fabric = load("torus:3x4,bandwidth=25,latency=0.7")
-    asked = approach(fabric, kind, form="implicit", request=Request(cache=False))
+    asked = approach(fabric, kind, form="implicit", options=SolveOptions(cache=False))
     found = latency_bandwidth(asked, SIZES)
     assert found.why_incomplete is None
     assert [each.size_bytes for each in found.sizes] == list(SIZES)

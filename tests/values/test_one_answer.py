@@ -16,7 +16,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, left_of, without
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.request import Request, Wishes
+from arborcast.synth.solve_options import SolveKeywords, SolveOptions
 from arborcast.synth.sweeps.answering import answered
 from arborcast.synth.sweeps.questions import Question
 from arborcast.topologies import load
@@ -83,16 +83,16 @@ def test_all_doors_give_the_same_bytes(
     assert as_bytes(synth.read_schedule(file)) == as_bytes(found)
 
     size = wishes.get("size_bytes")
-    request = Request(**{name: wish for name, wish in wishes.items() if name != "size_bytes"})
+    knobs = SolveOptions(**{name: wish for name, wish in wishes.items() if name != "size_bytes"})
     asked = synth.Collective.on(left_of(fabric), kind)
-    first = next(tables(fabric, asked, method, request)).entries[0].schedule
+    first = next(tables(fabric, asked, method, knobs)).entries[0].schedule
     # With a size, the first of the group's table is the best rate, with which all comparisons begin.
     assert as_bytes(first) == as_bytes(found if size is None else approach(fabric, asked).answer())
 
     if method == "auto":
         cables = tuple((int(a), int(b)) for a, b in (cable.split("-") for cable in down))
         question = Question(tuple(range(load(spec).ranks)), cables, asked.kind, asked.root)
-        answer = answered(load(spec), question, request, None if size is None else [size])
+        answer = answered(load(spec), question, knobs, None if size is None else [size])
         (choice,) = answer.document["choices"]
         assert json.loads(answer.files[choice["file"]]) == any_schedule_to_document(found)
 
@@ -125,5 +125,5 @@ def test_wishes_mean_the_same_at_every_number_of_ranks() -> None:
             synth.solve(fabric, "alltoall", max_height=3)
 
 
-def test_wishes_are_the_fields_of_a_request() -> None:
-    assert Wishes.__annotations__.keys() == Request.__dataclass_fields__.keys()
+def test_keywords_of_solve_are_the_fields_of_its_options() -> None:
+    assert SolveKeywords.__annotations__.keys() == SolveOptions.__dataclass_fields__.keys()

@@ -25,22 +25,22 @@ from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice, Selection
 from arborcast.synth.simulation import simulator
 from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 from tests.support.able_fabrics import star
 from tests.support.strategies import topologies
 
-QUIET = Request(cache=False)
+QUIET = SolveOptions(cache=False)
 SIZES = tuple(1 << power for power in range(10, 31))
 
 
-def select(fabric: Topology, collective: Collective, request: Request) -> Selection:
-    return approach(fabric, collective, request=request).selection()
+def select(fabric: Topology, collective: Collective, options: SolveOptions) -> Selection:
+    return approach(fabric, collective, options=options).selection()
 
 
 def shift(fabric: Topology) -> Collective:
@@ -94,8 +94,8 @@ def fabric_of(spec: str) -> Topology:
 def asked(
     spec: str, kind: str, form: str = "auto", ranks: tuple[int, ...] | None = None, **wishes: Any
 ) -> Iterator[AnySchedule]:
-    request = replace(QUIET, **wishes)
-    return approach(fabric_of(spec), kind, request=request, form=form, ranks=ranks).candidates()
+    options = replace(QUIET, **wishes)
+    return approach(fabric_of(spec), kind, options=options, form=form, ranks=ranks).candidates()
 
 
 class Clock:
@@ -410,7 +410,7 @@ def test_nothing_found_without_a_deadline_says_so(monkeypatch: pytest.MonkeyPatc
 def test_too_many_routes_leave_trees_but_end_a_custom_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arborcast.synth.chunks.problem.instance.MOST_ROUTES", 3)
     fabric = load("ring:4")
-    names = {s.method.name for s in approach(fabric, "broadcast", request=QUIET).candidates()}
+    names = {s.method.name for s in approach(fabric, "broadcast", options=QUIET).candidates()}
     assert "trees" in names and "pareto" not in names
     with pytest.raises(TooManyRoutesError, match="more than 3 ways"):
         select(fabric, shift(fabric), QUIET)
@@ -430,8 +430,8 @@ def test_a_rank_cut_off_is_the_answer_of_the_first_method() -> None:
 )
 def test_what_is_asked_of_trees_holds_for_all_that_is_compared(kind: str, wishes: dict[str, int]) -> None:
     fabric = load("dgx1", ranks=(0, 1, 2, 3, 4))
-    request = replace(QUIET, **wishes)  # type: ignore[arg-type]
-    found = select(fabric, Collective.on(fabric, kind), request).schedules
+    options = replace(QUIET, **wishes)  # type: ignore[arg-type]
+    found = select(fabric, Collective.on(fabric, kind), options).schedules
     directions = 2 if kind == "allreduce" else 1
     for schedule in found:
         assert schedule.method.name == "trees"
@@ -464,7 +464,9 @@ def test_above_16_ranks_low_trees_are_compared_too() -> None:
     assert all(synth.verify(schedule).correct for schedule in found)
     assert (found[0].steps, found[-1].is_optimal) == (8, True)
     assert [schedule.rate for schedule in found] == sorted(schedule.rate for schedule in found)
-    assert not list(selection.shallow_by_symmetry(fabric, collective, Request(max_height=3), NO_DEADLINE))
+    assert not list(
+        selection.shallow_by_symmetry(fabric, collective, SolveOptions(max_height=3), NO_DEADLINE)
+    )
     (low,) = selection.by_levels(fabric, Collective.on(fabric, "broadcast"), None, NO_DEADLINE)
     assert (low.method.name, low.steps) == ("levels", 4)
 
@@ -473,8 +475,8 @@ def test_few_trees_that_are_alike_need_a_symmetry_of_few_orbits(monkeypatch: pyt
     """Two ranks that change places are one orbit, with a tree of height 1; a line has no translation."""
 
     def heights(fabric: Topology, kind: str = "allgather", **wishes: int) -> list[int]:
-        request = Request(cache=False, **wishes)  # type: ignore[arg-type]
-        asked = Collective.on(fabric, kind), request, NO_DEADLINE
+        options = SolveOptions(cache=False, **wishes)  # type: ignore[arg-type]
+        asked = Collective.on(fabric, kind), options, NO_DEADLINE
         return [found.height for found in selection.shallow_by_symmetry(fabric, *asked)]
 
     pair = load("full:2")

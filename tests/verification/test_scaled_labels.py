@@ -21,8 +21,8 @@ from arborcast.synth.lp.tree_program import TreeProgram
 from arborcast.synth.packing.fewest import fewest
 from arborcast.synth.packing.symmetric.symmetric_solver import solve_symmetric
 from arborcast.synth.packing.tree_solver import shallow_schedules, solve_by_trees
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from tests.fuzzing.all_trees import best_of, best_of_height, best_together
@@ -80,7 +80,7 @@ def test_meshes_with_many_decimals(decimals: int) -> None:
     """Prices times capacities outgrow 64 bits here, and raw capacities the tolerances of HiGHS."""
     for seed in range(3):
         topology = meshed(seed, decimals)
-        found = solve_by_trees(topology, Collective.on(topology, "allreduce"), Request(max_height=2))
+        found = solve_by_trees(topology, Collective.on(topology, "allreduce"), SolveOptions(max_height=2))
         assert dict(found.method.settings)["within_height"] in PROVED
         # Five ranks are few enough for a program over all of their trees.
         few = topology.subset(range(5))
@@ -88,7 +88,7 @@ def test_meshes_with_many_decimals(decimals: int) -> None:
             broadcast = Collective.on(few, "broadcast")
             best = best_of_height(few, (0,), 2)
             try:
-                assert solve_by_trees(few, broadcast, Request(max_height=2)).rate == best
+                assert solve_by_trees(few, broadcast, SolveOptions(max_height=2)).rate == best
             except InfeasibleError:
                 assert best == 0
 
@@ -98,7 +98,7 @@ def test_no_link_rounded_down_is_faster_than_the_best() -> None:
         fine = meshed(seed, 6)
         coarse = with_rates(fine, lambda link: Fraction(int(link.bandwidth * 100) or 1, 100))
         rates = [
-            solve_by_trees(one, Collective.on(one, "allreduce"), Request(max_height=2)).rate
+            solve_by_trees(one, Collective.on(one, "allreduce"), SolveOptions(max_height=2)).rate
             for one in (fine, coarse)
         ]
         assert rates[0] >= rates[1] or min(fine.bandwidth.values()) < Fraction(1, 100)
@@ -112,7 +112,7 @@ def test_another_unit_changes_nothing(topology: Topology, power: int, data: st.D
         st.sampled_from([{"max_height": topology.ranks - 1}, {"max_trees": 2}, {"tolerance": Fraction(0)}])
     )
     here, there = (
-        solve_by_trees(one, collective, Request(**wish))
+        solve_by_trees(one, collective, SolveOptions(**wish))
         for one in (topology, times(topology, Fraction(10**power)))
     )
     assert said(here) == said(there)
@@ -131,7 +131,7 @@ def test_a_link_of_many_decimals_that_no_tree_needs_changes_nothing(kind: str) -
         )
         for height in (2, 4):
             here, there = (
-                solve_by_trees(one, Collective.on(one, kind), Request(max_height=height))
+                solve_by_trees(one, Collective.on(one, kind), SolveOptions(max_height=height))
                 for one in (rough, fine)
             )
             assert said(here) == said(there)
@@ -161,13 +161,13 @@ def test_what_is_called_fewest_or_best_of_few_is(topology: Topology, most: int, 
 
     whole = best_together(topology, uses)
     choice, known = choice_of(topology, [every], whole), range(len(every))
-    few, facts = few_as_asked(choice, known, Request(max_trees=most), Deadline.after(None))
+    few, facts = few_as_asked(choice, known, SolveOptions(max_trees=most), Deadline.after(None))
     rate = sum(few.values()) * whole
     if dict(facts)["proved"] in {"best among the candidates", "optimal"}:
         assert rate == reach(most)
     assert rate == whole or dict(facts)["proved"] != "optimal"
     tolerance = data.draw(st.sampled_from([Fraction(0), Fraction(1, 5)]))
-    kept, facts = few_as_asked(choice, known, Request(tolerance=tolerance), Deadline.after(None))
+    kept, facts = few_as_asked(choice, known, SolveOptions(tolerance=tolerance), Deadline.after(None))
     assert sum(kept.values()) >= 1 - tolerance
     if dict(facts)["proved"] in {"fewest among the candidates", "no fewer trees are possible"}:
         assert len(kept) == 1 or reach(len(kept) - 1) < whole * (1 - tolerance)
@@ -221,10 +221,10 @@ def test_no_known_tree_reaches_the_rate_and_few_are_found_all_the_same() -> None
         carrier(topology, Tree(0, Fraction(1), (TreeEdge(0, first), TreeEdge(parent, second))))
         for first, parent, second in ((1, 0, 2), (1, 1, 2), (2, 2, 1))
     )
-    found = fewest(topology, [0], 1 + rate, [star, *paths], Request(tolerance=Fraction(0)))
+    found = fewest(topology, [0], 1 + rate, [star, *paths], SolveOptions(tolerance=Fraction(0)))
     assert sum(tree.weight for tree in found.trees) == 1 + rate
     assert dict(found.settings)["proved"] == "fewest among the candidates"
-    late = fewest(topology, [0], 1 + rate, [star], Request(tolerance=Fraction(0)), Deadline.after(1e-9))
+    late = fewest(topology, [0], 1 + rate, [star], SolveOptions(tolerance=Fraction(0)), Deadline.after(1e-9))
     assert late.trees
 
 
@@ -235,7 +235,7 @@ def test_orbits_in_another_unit(topology: Topology, power: int, kind: str) -> No
     collective = Collective.on(topology, kind)
     for wish in ({}, {"max_trees": 1}, {"max_height": topology.ranks}):
         here, there = (
-            solve_symmetric(one, collective, Request(**wish), translations=declared(one))
+            solve_symmetric(one, collective, SolveOptions(**wish), translations=declared(one))
             for one in (topology, times(topology, Fraction(10**power)))
         )
         assert said(here.expand()) == said(there.expand())
@@ -250,7 +250,7 @@ def test_best_trees_of_orbits_are_the_best_of_all_trees(topology: Topology, data
     best = best_of_height(topology, collective.ranks, height or topology.ranks)
     try:
         found = solve_symmetric(
-            topology, collective, Request(max_height=height), translations=declared(topology)
+            topology, collective, SolveOptions(max_height=height), translations=declared(topology)
         )
     except InfeasibleError:
         assert best == 0

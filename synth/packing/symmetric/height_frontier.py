@@ -21,8 +21,8 @@ from arborcast.synth.packing.symmetric.symmetric_solver import (
     question_of,
     simplest,
 )
-from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Settings
+from arborcast.synth.solve_options import DEFAULTS, SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
@@ -39,7 +39,7 @@ _MORE = (1, 2, 3, 4)
 def symmetric_frontier(
     topology: Topology,
     collective: Collective,
-    request: Request = DEFAULTS,
+    options: SolveOptions = DEFAULTS,
     *,
     translations: Translations | None = None,
 ) -> tuple[ImplicitSchedule, ...]:
@@ -48,7 +48,7 @@ def symmetric_frontier(
     Args:
         topology: as in `solve_symmetric`, like all others.
         collective: see there.
-        request: seed and deadline; after it what there is is returned.
+        options: seed and deadline; after it what there is is returned.
         translations: see there.
 
     Returns:
@@ -59,7 +59,7 @@ def symmetric_frontier(
         InfeasibleError: some ranks are cut off.
         TimedOutError: the deadline passed before the first schedule was found.
     """
-    question = question_of(topology, collective, request, translations)
+    question = question_of(topology, collective, options, translations)
     deadline = question.deadline
     generation, settings = generated(question, None)
     best = simplest(generation)
@@ -67,7 +67,7 @@ def symmetric_frontier(
     try:
         for columns in _by_height(question, generation, best.height):
             for number in _MORE if topology.ranks <= FINE_UP_TO else _FEW:
-                few, facts = few_trees(question.problem, columns, Request(max_trees=number), deadline)
+                few, facts = few_trees(question.problem, columns, SolveOptions(max_trees=number), deadline)
                 found.append((weigh_exactly(question.problem, few, deadline), (*settings, *facts)))
             found.append((weigh_exactly(question.problem, columns, deadline), settings))
             deadline.check("the frontier of symmetric trees")

@@ -26,8 +26,8 @@ from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, TreeRows, Weighe
 from arborcast.synth.lp.tree_program import whole_parts as program_in_parts
 from arborcast.synth.packing.symmetric.generation import Generation
 from arborcast.synth.packing.symmetric.orbit_problem import OrbitTree, Problem
-from arborcast.synth.request import Request
 from arborcast.synth.schedule import Settings
+from arborcast.synth.solve_options import SolveOptions
 
 MOST_PARTS = 10**6
 """Where a loss is allowed, shares of a larger denominator are rounded within it."""
@@ -187,9 +187,9 @@ def exact_rate(problem: Problem, columns: Sequence[OrbitTree]) -> Fraction:
 
 
 def few_trees(
-    problem: Problem, columns: Sequence[OrbitTree], request: Request, deadline: Deadline
+    problem: Problem, columns: Sequence[OrbitTree], options: SolveOptions, deadline: Deadline
 ) -> tuple[list[OrbitTree], Settings]:
-    """As few trees per group as a request says, and what is known about them."""
+    """As few trees per group as is asked for, and what is known about them."""
     weights = TreeProgram(problem.rows, columns).solve().weights
     if len(columns) > _MOST_CANDIDATES:  # those that carry something, then those that carry most alone
         alone = [-problem.rows.alone(column) for column in columns]
@@ -197,7 +197,7 @@ def few_trees(
         kept = sorted(order[:_MOST_CANDIDATES])
         columns, weights = [columns[index] for index in kept], weights[kept]
     choice = TreeCandidates(problem.rows, tuple(columns))
-    chosen, facts = few_as_asked(choice, np.flatnonzero(weights > CLOSE).tolist(), request, deadline)
+    chosen, facts = few_as_asked(choice, np.flatnonzero(weights > CLOSE).tolist(), options, deadline)
     return [columns[index] for index in chosen], facts
 
 

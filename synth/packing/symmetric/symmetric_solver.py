@@ -31,8 +31,8 @@ from arborcast.synth.packing.symmetric.orbit_weights import (
 )
 from arborcast.synth.packing.symmetric.symmetric_limits import symmetric_bound, tight_lengths_of
 from arborcast.synth.packing.to_schedule import lifted, transfers_of
-from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Chunk, Method, Settings
+from arborcast.synth.solve_options import DEFAULTS, SolveOptions
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
@@ -91,7 +91,7 @@ class PackingQuestion:
 def solve_symmetric(
     topology: Topology,
     collective: Collective,
-    request: Request = DEFAULTS,
+    options: SolveOptions = DEFAULTS,
     *,
     translations: Translations | None = None,
 ) -> ImplicitSchedule:
@@ -104,7 +104,7 @@ def solve_symmetric(
     Args:
         topology: the fabric; ranks that take no part come after those that do and forward.
         collective: what is to be done.
-        request: `max_trees` counts per root and direction: where an allreduce gathers along other trees than
+        options: `max_trees` counts per root and direction: where an allreduce gathers along other trees than
             it spreads along, twice as many pairs less one may come of them. With `max_height` the rate is the
             best that was found. The seed is for the search for translations; trees are found without chance.
         translations: automorphisms of the topology; None for those that can be found.
@@ -120,13 +120,13 @@ def solve_symmetric(
         InfeasibleError: some ranks are cut off, or no trees are as low.
         TimedOutError: the deadline passed; carries a schedule if there was one.
     """
-    _check_numbers(request)
-    question = question_of(topology, collective, request, translations)  # the limit, and what orbits share
-    generation, settings = generated(question, request.max_height)  # trees that help, until none does
-    if request.tolerance is None and request.max_trees is None:
+    _check_numbers(options)
+    question = question_of(topology, collective, options, translations)  # the limit, and what orbits share
+    generation, settings = generated(question, options.max_height)  # trees that help, until none does
+    if options.tolerance is None and options.max_trees is None:
         chosen = simplest(generation)  # the lowest of them, with weights of a small denominator
     else:
-        chosen, few = _few(question, generation, request)
+        chosen, few = _few(question, generation, options)
         settings = (*settings, *few)
     schedule = question.answer(chosen, settings)
     if question.deadline.has_passed:
@@ -134,16 +134,16 @@ def solve_symmetric(
     return schedule
 
 
-def _few(question: PackingQuestion, generation: Generation, request: Request) -> tuple[Chosen, Settings]:
+def _few(question: PackingQuestion, generation: Generation, options: SolveOptions) -> tuple[Chosen, Settings]:
     """As few trees as are asked for, and what is known of them."""
     problem, deadline = question.problem, question.deadline
     columns, settings = few_trees(
-        problem, with_best_rate(problem, generation.master.columns), request, deadline
+        problem, with_best_rate(problem, generation.master.columns), options, deadline
     )
     chosen = weigh_exactly(problem, columns, deadline)
-    if request.tolerance is not None and request.max_trees is None:
+    if options.tolerance is not None and options.max_trees is None:
         chosen = in_fewer_parts(
-            problem, chosen, exact_rate(problem, generation.master.columns) * (1 - request.tolerance)
+            problem, chosen, exact_rate(problem, generation.master.columns) * (1 - options.tolerance)
         )
     return chosen, settings
 
@@ -151,35 +151,35 @@ def _few(question: PackingQuestion, generation: Generation, request: Request) ->
 def question_of(
     topology: Topology,
     collective: Collective,
-    request: Request,
+    options: SolveOptions,
     translations: Translations | None,
 ) -> PackingQuestion:
     """Check the question and find its limit; see `solve_symmetric` for what is raised."""
     if collective.kind not in SYMMETRIC_KINDS:
         kinds = ", ".join(kind.value for kind in SYMMETRIC_KINDS)
         raise CollectiveError(f"{collective.kind}: symmetric trees serve {kinds} only")
-    deadline = Deadline.after(request.deadline_s)
+    deadline = Deadline.after(options.deadline_s)
     collective.check(topology)
     flat, among = relays_as_switches(topology, collective)
     if translations is None:
         from arborcast.synth.symmetry.translation_search import translations_of
 
-        translations = translations_of(topology, seed=request.seed)
+        translations = translations_of(topology, seed=options.seed)
     translations.check_automorphisms(topology)
     moved = Translations(flat.ranks, translations.generators, translations.orders, flat.size)
     limit = symmetric_bound(flat, among, moved)
     problem = problem_of(flat, among, moved, limit.rate)
     tight = tight_lengths_of(problem, limit)
-    return PackingQuestion(topology, collective, translations, limit, problem, tight, request.seed, deadline)
+    return PackingQuestion(topology, collective, translations, limit, problem, tight, options.seed, deadline)
 
 
-def _check_numbers(request: Request) -> None:
-    if request.max_trees is not None and request.max_trees < 1:
-        raise InputError(f"max-trees: must be at least 1, got {request.max_trees}")
-    if request.max_height is not None and request.max_height < 1:
-        raise InputError(f"max-height: must be at least 1, got {request.max_height}")
-    if request.tolerance is not None and not 0 <= request.tolerance < 1:
-        raise InputError(f"tolerance: must be at least 0 and below 1, got {request.tolerance}")
+def _check_numbers(options: SolveOptions) -> None:
+    if options.max_trees is not None and options.max_trees < 1:
+        raise InputError(f"max-trees: must be at least 1, got {options.max_trees}")
+    if options.max_height is not None and options.max_height < 1:
+        raise InputError(f"max-height: must be at least 1, got {options.max_height}")
+    if options.tolerance is not None and not 0 <= options.tolerance < 1:
+        raise InputError(f"tolerance: must be at least 0 and below 1, got {options.tolerance}")
 
 
 def generated(question: PackingQuestion, max_height: int | None) -> tuple[Generation, Settings]:

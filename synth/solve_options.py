@@ -11,7 +11,7 @@ from arborcast.synth.deadline import Limit
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SolveOptions:
     """What a method may be told beyond the topology and the collective.
 
     Attributes:
@@ -55,12 +55,12 @@ class Request:
         return (self.max_trees, self.max_height, self.tolerance) != (None, None, None)
 
 
-DEFAULTS = Request()
+DEFAULTS = SolveOptions()
 """Of every method."""
 
 
-class Wishes(TypedDict, total=False):
-    """A `Request` as keyword arguments, as `synth.solve` takes them."""
+class SolveKeywords(TypedDict, total=False):
+    """A `SolveOptions` as keyword arguments, as `synth.solve` takes them."""
 
     max_trees: int | None
     tolerance: Fraction | None

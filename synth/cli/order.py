@@ -1,0 +1,249 @@
+"""`synth order`: the order of hosts that suits NCCL's rings and trees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
+
+import typer
+
+from arborcast.synth.cli.console import Json, answer, log
+from arborcast.synth.cli.description import assumptions_document
+from arborcast.synth.cli.options import AsJson, Seed, number, option, writable
+from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.formats.words import assumed, at_most
+
+if TYPE_CHECKING:
+    from arborcast.synth.baselines.host_network import Busiest, Host, HostNetwork
+    from arborcast.synth.baselines.host_orders import HostOrder, OrderCost
+    from arborcast.synth.topology import Topology
+
+To: TypeAlias = Literal["hostfile", "rankfile", "slurm", "torchrun"]
+BOUND_RANKS = 1024
+"""Ranks up to which it is worked out what a schedule could reach; it takes longer than the order on more."""
+BOUND_S = 10.0
+
+
+def order(
+    fabric: Annotated[
+        str,
+        typer.Argument(
+            help="a fabric of several hosts: of the catalog (dgx-h100:boxes=4) or a file of synth cluster; "
+            "or Slurm's topology.yaml or topology.conf, or topograph's graph, which know no rates",
+            metavar="FABRIC",
+        ),
+    ],
+    hosts: Annotated[
+        str | None,
+        option(
+            "--hosts",
+            "the hosts in today's order: a file with one in each line, or Slurm's expression (node[01-12]); "
+            "by default those of the fabric",
+            metavar="FILE|LIST",
+        ),
+    ] = None,
+    ranks_per_host: Annotated[
+        int | None, number("--ranks-per-host", "ranks of each host, where neither fabric nor hosts tell")
+    ] = None,
+    to: Annotated[
+        To,
+        option(
+            "--to",
+            "what to write: hostfile and rankfile for MPI, slurm for SLURM_HOSTFILE, torchrun a line for "
+            "each host",
+        ),
+    ] = "hostfile",
+    output: Annotated[Path | None, option("-o", "--output", "write the order here")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Order hosts for NCCL's rings and trees.
+
+    The order that loads the network least, beside today's.
+
+    NCCL itself is not run: its rings and trees across hosts follow the list as version 2.30 does it, and
+    messages spread evenly over shortest ways.
+    """
+    from arborcast.synth.baselines.host_network import HostNetwork
+    from arborcast.synth.baselines.host_orders import best_order
+
+    writable(output)
+    topology, named, rated = _hosts_of(fabric, hosts, ranks_per_host)
+    network = HostNetwork(topology, named)
+    found = best_order(network, seed=seed)
+    listed = [named[host] for host in found.order]
+    if output is not None:
+        from arborcast.synth.formats.atomic import write_atomically
+
+        write_atomically(output, "".join(f"{line}\n" for line in written(listed, to)))
+    reachable = _reachable(topology) if rated else None
+    answer(
+        as_json,
+        _document(found, network, listed, reachable, rated),
+        lambda: _lines(found, network, listed, reachable, rated, output, to),
+    )
+
+
+def _hosts_of(fabric: str, said: str | None, per_host: int | None) -> tuple[Topology, tuple[Host, ...], bool]:
+    """The fabric, its hosts in today's order, and whether its links have rates."""
+    from arborcast.synth.baselines.host_network import Host, in_blocks
+    from arborcast.topologies import load
+    from arborcast.topologies.readers.schedulers import read_host_list, read_host_tree
+
+    listed = None if said is None else read_host_list(said)
+    tree = read_host_tree(Path(fabric))
+    if tree is not None:
+        ranks = {name: (rank,) for rank, name in enumerate(tree.names)}
+        wanted = tree.names if listed is None else [name for name, _ in listed]
+        for name in wanted:
+            if name not in ranks:
+                raise InputError(f"--hosts: {name}: is no host of {fabric}, which has {len(ranks)}")
+        if len(set(wanted)) < len(wanted):
+            in_blocks(wanted, [1] * len(wanted))
+        return tree.topology, tuple(Host(name, ranks[name]) for name in wanted), False
+    topology = load(fabric)
+    if listed is None:
+        told = re.search(r"\bboxes=(\d+)|^(\d+) x ", topology.name)
+        count = topology.ranks // per_host if per_host else int(told[1] or told[2]) if told else 0
+        if not count:
+            raise InputError(f"{fabric}: --hosts or --ranks-per-host must say what its hosts are")
+        listed = tuple((f"host{number}", None) for number in range(count))
+    names = [name for name, _ in listed]
+    even = per_host or topology.ranks // len(names)
+    counts = [slots or even for _, slots in listed]
+    if sum(counts) != topology.ranks:
+        raise InputError(
+            f"--hosts: the {len(names)} hosts have {sum(counts)} ranks, {fabric} has {topology.ranks}"
+        )
+    return topology, in_blocks(names, counts), True
+
+
+def written(hosts: Sequence[Host], to: To) -> Iterator[str]:
+    """The lines of a file that says the order."""
+    if to not in get_args(To):
+        raise InputError(f"--to {to}: must be one of {', '.join(get_args(To))}")
+    rank = 0
+    for place, host in enumerate(hosts):
+        count = len(host.ranks)
+        match to:
+            case "hostfile":
+                yield f"{host.name} slots={count}"
+            case "slurm":
+                yield from [host.name] * count
+            case "torchrun":
+                yield f"{host.name}: --nnodes {len(hosts)} --node-rank {place} --master-addr {hosts[0].name}"
+            case "rankfile":
+                yield from (f"rank {rank + slot}={host.name} slot={slot}" for slot in range(count))
+        rank += count
+
+
+def _reachable(topology: Topology) -> Fraction | None:
+    """GB/s of an allreduce that no schedule exceeds; None where it was not worked out."""
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.collective import Collective
+    from arborcast.synth.deadline import Deadline
+
+    if topology.ranks > BOUND_RANKS:
+        return None
+    try:
+        return bound(topology, Collective.on(topology, "allreduce"), Deadline.after(BOUND_S)).rate
+    except TimedOutError:
+        log.info("what a schedule could reach was not worked out within %g s", BOUND_S)
+        return None
+
+
+def _cost_document(cost: OrderCost | None) -> Json | None:
+    if cost is None:
+        return None
+
+    def link(busiest: Busiest | None) -> Json | None:
+        return (
+            None
+            if busiest is None
+            else {"from": busiest.ends[0], "to": busiest.ends[1], "messages": float(busiest.load)}
+        )
+
+    return {
+        "ring_gbps": float(cost.ring),
+        "ring_link": link(cost.ring_link),
+        "tree_gbps": None if cost.tree is None else float(cost.tree),
+        "tree_link": link(cost.tree_link),
+    }
+
+
+def _document(
+    found: HostOrder, network: HostNetwork, listed: Sequence[Host], reachable: Fraction | None, rated: bool
+) -> Json:
+    return {
+        "model": "rings and trees across hosts as NCCL 2.30 makes them; NCCL itself was not run",
+        "rates": "of the fabric" if rated else "none are known: every link counts as 1",
+        "order": [host.name for host in listed],
+        "places": len(network.of_place),
+        "given": _cost_document(found.given),
+        "best": _cost_document(found.cost),
+        "no_order_exceeds": {"ring_gbps": float(found.most[0]), "tree_gbps": float(found.most[1])},
+        "proved": found.is_proved,
+        "tried": found.tried,
+        "no_schedule_exceeds_gbps": None if reachable is None else float(reachable),
+        "assumed": assumptions_document(network.topology),
+    }
+
+
+def _lines(
+    found: HostOrder,
+    network: HostNetwork,
+    listed: Sequence[Host],
+    reachable: Fraction | None,
+    rated: bool,
+    output: Path | None,
+    to: To,
+) -> Iterator[str]:
+    def told(cost: OrderCost | None) -> str:
+        if cost is None:
+            return "its ring has no way from each host to the next: NCCL fails"
+        ring = _value(cost.ring, cost.ring_link, rated)
+        if cost.tree_link is None or cost.tree is None:
+            return f"ring {ring}; trees have no way between two hosts: NCCL_ALGO=Ring"
+        return f"ring {ring}; trees {_value(cost.tree, cost.tree_link, rated)}"
+
+    count = len(listed)
+    places = len(network.of_place)
+    yield f"hosts     {count} of {network.topology.name}, in {places} place{'' if places == 1 else 's'}"
+    yield f"given     {told(found.given)}"
+    if found.order == tuple(range(count)):
+        yield "best      the order as it is: no other was found to be better"
+    else:
+        yield f"best      {told(found.cost)}"
+    yield f"proof     {_proof(found)}"
+    if rated:
+        limit = "see synth bound" if reachable is None else at_most(reachable, network.topology)
+        yield f"schedule  that keeps to no ring or tree: {limit} (synth solve)"
+        if why := assumed("rate", network.topology):
+            yield f"rates     {why}"
+    yield "model     rings and trees across hosts as NCCL 2.30 makes them; NCCL itself was not run"
+    if output is None:
+        yield "order     " + " ".join(host.name for host in listed)
+    else:
+        yield f"written   {output}, a {to}"
+
+
+def _proof(found: HostOrder) -> str:
+    if found.is_proved:
+        return "no order of these hosts has a better ring, nor with such a ring better trees"
+    ring = float(found.most[0] / found.cost.ring) - 1
+    rings = f"no ring is more than {ring:.0%} faster" if ring else "no order has a better ring"
+    if found.cost.tree is None:
+        trees = "whether another order gives trees a way is open"
+    else:
+        trees = f"no trees are more than {float(found.most[1] / found.cost.tree) - 1:.0%} faster"
+    return f"{rings}; {trees} ({found.tried} orders were tried)"
+
+
+def _value(rate: object, link: Busiest, rated: bool) -> str:
+    where = f"{link.ends[0]} to {link.ends[1]}"
+    if rated:
+        return f"{float(rate):.4g} GB/s of an allreduce ({where})"  # type: ignore[arg-type]
+    return f"{float(link.load):.3g} message{'' if link.load == 1 else 's'} on one link ({where})"

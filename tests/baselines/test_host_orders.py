@@ -1,0 +1,214 @@
+"""Orders of hosts: loads beside networkx's shortest ways, best orders beside all orders of few hosts."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise, permutations
+
+import networkx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.synth.baselines.host_network import Host, HostNetwork, in_blocks
+from arborcast.synth.baselines.host_orders import (
+    best_order,
+    cost_of,
+    most_of_any,
+    ring_messages,
+    tree_messages,
+)
+from arborcast.synth.errors import InfeasibleError, InputError
+from arborcast.synth.topology import Link, Topology
+
+F = Fraction
+
+
+@st.composite
+def clusters(draw: st.DrawFn, most: int = 5) -> tuple[Topology, tuple[Host, ...]]:
+    """A few hosts of one or two GPUs under one to three leaves, spines above, links at times missing."""
+    count, leaves, spines = draw(st.integers(2, most)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    per_host = [draw(st.integers(1, 2)) for _ in range(count)]
+    ranks = sum(per_host)
+    links: list[Link] = []
+
+    def cable(one: int, other: int) -> None:
+        rate = F(draw(st.sampled_from([1, 1, 2])))
+        links.extend((Link(one, other, rate, F(0)), Link(other, one, rate, F(0))))
+
+    hosts = in_blocks([f"h{n}" for n in range(count)], per_host)
+    for host in hosts:
+        shared = draw(st.integers(0, leaves - 1))
+        for rank in host.ranks:
+            cable(rank, ranks + (shared if draw(st.booleans()) else draw(st.integers(0, leaves - 1))))
+        for one, other in pairwise(host.ranks):
+            cable(one, other)
+    for leaf in range(leaves):
+        for spine in range(spines):
+            if spine == 0 or draw(st.booleans()):
+                cable(ranks + leaf, ranks + leaves + spine)
+    names = [f"leaf{n}" for n in range(leaves)] + [f"spine{n}" for n in range(spines)]
+    return Topology.build("drawn", ranks, links, names), hosts
+
+
+def loads_by_networkx(
+    topology: Topology, hosts: Sequence[Host], messages: Sequence[tuple[int, int, Fraction]]
+) -> dict[tuple[int, int], Fraction]:
+    """Lane i to lane i, at each vertex evenly over the edges that some shortest way to the end takes."""
+    loads: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+    for src, dst, weight in messages:
+        ours, theirs = hosts[src].ranks, hosts[dst].ranks
+        count = max(len(ours), len(theirs))
+        for lane in range(count):
+            one, other = ours[lane % len(ours)], theirs[lane % len(theirs)]
+            graph = networkx.DiGraph()
+            for link in topology.links:
+                if all(topology.is_switch(v) or v in (one, other) for v in (link.src, link.dst)):
+                    graph.add_edge(link.src, link.dst)
+            edges = {edge for way in networkx.all_shortest_paths(graph, one, other) for edge in pairwise(way)}
+            held: dict[int, Fraction] = defaultdict(Fraction, {one: weight / count})
+            for here in networkx.topological_sort(networkx.DiGraph(edges)):
+                heads = [head for tail, head in edges if tail == here]
+                for head in heads:
+                    held[head] += held[here] / len(heads)
+                    loads[here, head] += held[here] / len(heads)
+    return loads
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_loads_are_those_of_even_shortest_ways(data: st.DataObject) -> None:
+    topology, hosts = data.draw(clusters())
+    network = HostNetwork(topology, hosts)
+    pairs = st.tuples(st.integers(0, len(hosts) - 1), st.integers(0, len(hosts) - 1))
+    drawn = data.draw(st.lists(pairs.filter(lambda pair: pair[0] != pair[1]), min_size=1, max_size=6))
+    messages = [(src, dst, F(1, data.draw(st.integers(1, 2)))) for src, dst in drawn]
+    loads = loads_by_networkx(topology, hosts, messages)
+    rates = {(link.src, link.dst): link.bandwidth for link in topology.links}
+    worst = max(load / rates[hop] for hop, load in loads.items())
+    found = network.busiest(messages)
+    assert found is not None
+    assert (1 / found.rate, found.load / found.bandwidth) == (worst, worst)
+
+
+@settings(deadline=None, max_examples=40)
+@given(clusters(4))
+def test_the_best_of_few_hosts_is_the_best_of_all_orders(drawn: tuple[Topology, tuple[Host, ...]]) -> None:
+    topology, hosts = drawn
+    network = HostNetwork(topology, hosts)
+    costs = [cost_of(network, order) for order in permutations(range(len(hosts)))]
+    worths = [cost.worth for cost in costs if cost is not None]
+    found = best_order(network)
+    assert found.is_proved
+    assert found.cost.worth == max(worths)
+    limit = most_of_any(network)
+    assert max(ring for ring, _ in worths) <= limit[0]
+    assert max(tree for _, tree in worths) <= limit[1]
+    ranks = topology.ranks
+    for order, cost in zip(permutations(range(len(hosts))), costs, strict=True):
+        assert cost is not None
+        moved = [hosts[host] for host in order]
+        ring = loads_by_networkx(topology, moved, ring_messages(len(hosts)))
+        rates = {(link.src, link.dst): link.bandwidth for link in topology.links}
+        assert cost.ring == min(rates[hop] / load for hop, load in ring.items()) * ranks / (2 * (ranks - 1))
+
+
+def test_the_tree_of_fourteen_hosts_is_that_of_ncclgetdtree() -> None:
+    """Its comment draws it: 8 under 0; 4 and 12 under 8; 2, 6, 10 and so on; the other one is its mirror."""
+    above = {8: 0, 4: 8, 12: 8, 2: 4, 6: 4, 10: 12, 13: 12, 1: 2, 3: 2, 5: 6, 7: 6, 9: 10, 11: 10}
+    pairs = set(above.items())
+    mirrored = {(13 - one, 13 - other) for one, other in pairs}
+    expected = Counter(pairs | {pair[::-1] for pair in pairs}) + Counter(
+        mirrored | {p[::-1] for p in mirrored}
+    )
+    assert Counter((one, other) for one, other, _ in tree_messages(14)) == expected
+    odd = {(one, other) for one, other, _ in tree_messages(5)}
+    assert {(4, 0), (2, 4), (1, 2), (3, 2)} <= odd
+    assert {(0, 1), (3, 0), (2, 3), (4, 3)} <= odd
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 9, 16])
+def test_each_tree_joins_all_hosts(count: int) -> None:
+    messages = tree_messages(count)
+    assert len(messages) == 4 * (count - 1)
+    for tree in (0, 1):
+        edges = [(one, other) for one, other, _ in messages[2 * tree :: 4]]
+        assert networkx.is_tree(networkx.Graph(edges))
+        assert set(edges) == {(one, other) for other, one, _ in messages[2 * tree + 1 :: 4]}
+
+
+def fat_tree(leaves: int, hosts: int, up: int) -> Topology:
+    """Leaves of hosts of two GPUs, each GPU with 1 GB/s, and `up` GB/s from a leaf to the core."""
+    ranks = 2 * leaves * hosts
+    links = [Link(rank, ranks + rank // (2 * hosts), F(1), F(1)) for rank in range(ranks)]
+    links += [Link(ranks + leaf, ranks + leaves, F(up), F(1)) for leaf in range(leaves)]
+    links += [Link(link.dst, link.src, link.bandwidth, link.latency_us) for link in links]
+    return Topology.build("fat", ranks, links, [f"leaf{n}" for n in range(leaves)] + ["core"])
+
+
+def test_hosts_dealt_round_the_leaves_go_back_to_them() -> None:
+    """Four leaves of four hosts: dealt round, each host's message crosses, four up each leaf's 2 GB/s."""
+    fabric, (leaves, each) = fat_tree(4, 4, 2), (4, 4)
+    home = in_blocks([f"n{n}" for n in range(16)], [2] * 16)
+    dealt = [home[leaf * each + place] for place in range(each) for leaf in range(leaves)]
+    found = best_order(HostNetwork(fabric, dealt))
+    assert found.given is not None
+    sent = F(2 * 31, 32)
+    assert (found.given.ring, found.cost.ring, found.most[0]) == (F(2, 4) / sent, F(2) / sent, F(2) / sent)
+    assert found.given.ring_link.load == 4
+    leaf_of = [dealt[host].ranks[0] // (2 * each) for host in found.order]
+    assert sum(one != other for one, other in pairwise(leaf_of)) == leaves - 1
+    assert found.cost.tree is not None
+    assert found.cost.tree <= found.most[1]
+
+
+def test_a_thousand_hosts_are_ordered_by_their_places() -> None:
+    fabric = fat_tree(32, 32, 8)
+    home = in_blocks([f"n{n}" for n in range(1024)], [2] * 1024)
+    dealt = [home[(n * 321) % 1024] for n in range(1024)]
+    found = best_order(HostNetwork(fabric, dealt))
+    assert found.cost.ring == found.most[0]
+    assert found.given is not None
+    assert found.given.ring * 3 < found.cost.ring
+
+
+def test_an_order_as_good_as_any_stays() -> None:
+    """All hosts hang on one switch: nothing is gained by moving them."""
+    fabric = topologies.load("dgx-a100:boxes=4")
+    found = best_order(HostNetwork(fabric, in_blocks("abcd", [8] * 4)))
+    assert (found.order, found.is_proved) == ((0, 1, 2, 3), True)
+
+
+def cables(*pairs: tuple[int, int]) -> Topology:
+    ranks = 1 + max(max(pair) for pair in pairs)
+    links = [Link(*ends, F(1), F(1)) for pair in pairs for ends in (pair, pair[::-1])]
+    return Topology.build("cables", ranks, links)
+
+
+def test_a_ring_keeps_to_cables() -> None:
+    ring = cables((0, 2), (2, 1), (1, 3), (3, 0))
+    found = best_order(HostNetwork(ring, in_blocks("abcd", [1] * 4)))
+    assert found.given is None
+    assert set(zip(found.order, (*found.order[1:], found.order[0]), strict=True)) <= {
+        ends for pair in ((0, 2), (2, 1), (1, 3), (3, 0)) for ends in (pair, pair[::-1])
+    }
+    assert (found.cost.tree, found.is_proved) == (None, True)
+    large = topologies.load("torus:4x4")
+    found = best_order(HostNetwork(large, in_blocks([str(n) for n in range(16)], [1] * 16)))
+    assert found.cost.ring == found.most[0] == F(1) * 16 / 30
+
+
+def test_what_has_no_ring_is_refused() -> None:
+    for fabric in (cables((0, 1), (1, 2)), cables(*((0, n) for n in range(1, 12)))):
+        hosts = in_blocks([str(n) for n in range(fabric.ranks)], [1] * fabric.ranks)
+        with pytest.raises(InfeasibleError, match="no order has a way from each host to the next"):
+            best_order(HostNetwork(fabric, hosts))
+    with pytest.raises(InputError, match="at least two, got 1"):
+        best_order(HostNetwork(cables((0, 1)), in_blocks(["a"], [2])))
+    with pytest.raises(InputError, match="named once, got a twice"):
+        in_blocks(["a", "b", "a"], [1, 1, 1])
+    with pytest.raises(InputError, match="b: must have at least one rank, got 0"):
+        in_blocks(["a", "b"], [1, 0])
