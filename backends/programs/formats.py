@@ -36,6 +36,7 @@ OPTIONS = {
     "least_bytes": "--sizes",
     "most_bytes": "--sizes",
     "pieces": "--pieces",
+    "gpus": "--gpus",
 }
 """What an export may be told, and the option of the command that says it."""
 
@@ -86,7 +87,7 @@ class Format:
 
 FORMATS = {
     "msccl": Format(
-        "its XML",
+        "its XML (legacy: Azure's executor reads it; RCCL has removed MSCCL)",
         export="exporting.export:export_program",
         write="msccl.writer:write",
         read="msccl.reader:read",

@@ -4,9 +4,10 @@ NCCL deals every call in equal parts to its channels, each a ring (graph 0) and 
 on one host), and takes as many channels as both graphs have. So a schedule can be exported where its chunks
 travel along Hamiltonian cycles, or up and down Hamiltonian paths, in shares that are whole multiples of
 one. The other graph is cut from, or closed to, the same orders. Ranks are those of the communicator, one
-process with one GPU each.
+process with one GPU each. From 2.30.3 on a gpu is known by its rank; before, by `dev`, its number in NVML.
 
-Read in NCCL 2.30.7 (5067397): src/graph/search.cc, xml.cc, connect.cc, src/init.cc.
+Read in NCCL 2.30.7 (5067397): src/graph/search.cc, xml.cc, connect.cc, src/init.cc; the older reading in
+2.18.3 to 2.29.7: src/graph/search.cc.
 """
 
 from __future__ import annotations
@@ -67,19 +68,28 @@ class NcclGraphs:
         chains: ranks from the head, to which sums go and from which they come back.
         speed: GB/s that NCCL's tuning counts with for each channel.
         notes: what NCCL passes over in silence, one line each.
+        algorithm: which of both a schedule became, as NCCL_ALGO calls it.
     """
 
     rings: tuple[tuple[int, ...], ...]
     chains: tuple[tuple[int, ...], ...]
     speed: Fraction
     notes: tuple[str, ...] = ()
+    algorithm: str = "Ring"
 
 
-def export(schedule: AnySchedule) -> Files:
-    """The file; raises as `export_graphs` does."""
+def export(schedule: AnySchedule, gpus: Sequence[int] | None = None) -> Files:
+    """The file; `gpus` as of `write`.
+
+    Raises:
+        ProgramError: as `export_graphs`, or other than one GPU for each rank.
+    """
     graphs = export_graphs(schedule)
+    ranks = len(graphs.rings[0])
+    if gpus is not None and not len(set(gpus)) == len(gpus) == ranks:
+        raise ProgramError(f"gpus: must be one for each of {ranks} ranks, got {_shown(gpus)}")
     said = f"{len(set(graphs.rings))} orders of the ranks, {len(graphs.rings)} channels"
-    return Files({"": write(graphs)}, said)
+    return Files({"": write(graphs, gpus)}, f"{said}; for NCCL_ALGO={graphs.algorithm}")
 
 
 def export_graphs(schedule: AnySchedule) -> NcclGraphs:
@@ -128,7 +138,8 @@ def export_graphs(schedule: AnySchedule) -> NcclGraphs:
     rows = tuple(order for order, weight in weights.items() for _ in range(int(weight / unit)))
     speed = _speed(explicit, channels, chains == {True})
     times = max(1, min(MOST_CHANNELS_WRITTEN // channels, math.ceil(speed / CHANNEL_SPEED)))
-    return NcclGraphs(rows * times, rows * times, speed / times)
+    algorithm = "Tree" if chains == {True} else "Ring"
+    return NcclGraphs(rows * times, rows * times, speed / times, algorithm=algorithm)
 
 
 def _order(schedule: Schedule, chunk: int, transfers: Sequence[Transfer]) -> tuple[bool, tuple[int, ...]]:
@@ -180,9 +191,21 @@ def _speed(schedule: Schedule, channels: int, chain: bool) -> Fraction:
     return sum(shares, Fraction(0)) * schedule.rate / (channels * edges)
 
 
-def write(graphs: NcclGraphs) -> str:
-    """The file's text."""
-    lines = ['<graphs version="1">']
+def write(graphs: NcclGraphs, gpus: Sequence[int] | None = None) -> str:
+    """The file's text.
+
+    Args:
+        graphs: what it says.
+        gpus: for each rank the number that NVML and nvidia-smi give its GPU; None where that is the rank.
+    """
+    ranks = len(graphs.rings[0])
+    numbers = range(ranks) if gpus is None else gpus
+    lines = [
+        f"<!-- For stock NCCL, one host and {ranks} ranks: NCCL_GRAPH_FILE names this file, and goes for all",
+        f"     communicators of the process. NCCL_ALGO={graphs.algorithm} keeps to what it is made for.",
+        "     NCCL 2.30.3 and later know a gpu by rank; earlier ones by dev, its number in nvidia-smi. -->",
+        '<graphs version="1">',
+    ]
     for number, rows in ((_RING, graphs.rings), (_CHAIN, graphs.chains)):
         speed = f"{float(graphs.speed):.6g}"
         lines.append(
@@ -191,8 +214,8 @@ def write(graphs: NcclGraphs) -> str:
             'typeintra="NVL" typeinter="PIX" samechannels="1">'
         )
         for row in rows:
-            gpus = "".join(f'<gpu dev="{rank:x}" rank="{rank}"/>' for rank in row)
-            lines.append(f"    <channel>{gpus}</channel>")
+            entries = "".join(f'<gpu dev="{numbers[rank]:x}" rank="{rank}"/>' for rank in row)
+            lines.append(f"    <channel>{entries}</channel>")
         lines.append("  </graph>")
     return "\n".join([*lines, "</graphs>", ""])
 

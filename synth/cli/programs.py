@@ -20,6 +20,7 @@ from arborcast.synth.cli.options import (
     collective_name,
     number,
     option,
+    rank_list,
     writable,
 )
 from arborcast.synth.errors import InputError, TimedOutError
@@ -91,6 +92,15 @@ def export(
         int | None, number("--ranks-per-host", "mscclpp: ranks of several hosts write through proxies")
     ] = None,
     pieces: Annotated[int | None, number("--pieces", "goal, chakra: messages of a chunk")] = None,
+    gpus: Annotated[
+        str | None,
+        option(
+            "--gpus",
+            "nccl-graph: the number of each rank's GPU in nvidia-smi, which NCCL before 2.30.3 goes by; by "
+            "default that of the rank",
+            metavar="N,N,...",
+        ),
+    ] = None,
     deadline: Deadline = None,
     no_in_network: NoInNetwork = False,
     as_json: AsJson = False,
@@ -109,6 +119,8 @@ def export(
             raise InputError(f"{OPTIONS[name]} {value}: must be at least 1")
     if out_of_place:
         wishes["in_place"] = False
+    if gpus is not None:
+        wishes["gpus"] = rank_list(gpus)
     if protocol != "Simple":
         wishes["protocol"] = Protocol(protocol)
     span = None if sizes is None else size_range(sizes)

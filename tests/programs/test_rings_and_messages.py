@@ -50,7 +50,7 @@ def line(ranks: int) -> Topology:
 
 def test_rings_are_written_as_drawn() -> None:
     graphs = nccl_graph.export_graphs(synth.solve(load("ring:3"), "allreduce", method="multiring"))
-    assert nccl_graph.write(graphs) == DRAWN
+    assert nccl_graph.write(graphs).partition("-->\n")[2] == DRAWN
     assert nccl_graph.read(DRAWN) == graphs
 
 
@@ -68,6 +68,29 @@ def test_faster_rings_get_several_channels() -> None:
     graphs = nccl_graph.export_graphs(synth.solve(load("dgx-a100"), "allreduce", method="multiring"))
     assert len(set(graphs.rings)) == 1
     assert (len(graphs.rings), graphs.speed) == (10, 30)  # of 300 GB/s
+
+
+@pytest.mark.parametrize(("method", "algorithm"), [("multiring", "Ring"), ("trees", "Tree")])
+def test_the_file_says_for_whom_it_is(method: str, algorithm: str) -> None:
+    """Before 2.30.3 NCCL reads `dev`, in hexadecimal. The comment ends once, and says what to set."""
+    fabric = line(2) if method == "trees" else load("ring:3")
+    schedule = synth.solve(fabric, "allreduce", method=method)
+    gpus = [12, 3, 5][: fabric.ranks]
+    files = nccl_graph.export(schedule, gpus=gpus)
+    text = str(files.contents[""])
+    comment, _, rest = text.partition("-->")
+    assert f"NCCL_ALGO={algorithm} " in comment
+    assert f"NCCL_ALGO={algorithm}" in files.said
+    assert comment.startswith("<!-- ")
+    assert "--" not in comment[4:]
+    entries = re.findall(r'<gpu dev="([0-9a-f]+)" rank="(\d)"/>', rest)
+    assert {(int(dev, 16), int(rank)) for dev, rank in entries} == {
+        (gpu, rank) for rank, gpu in enumerate(gpus)
+    }
+    assert nccl_graph.read(text) == replace(nccl_graph.export_graphs(schedule), algorithm="Ring")
+    for wrong in ([1], [1] * fabric.ranks):
+        with pytest.raises(ProgramError, match=f"gpus: must be one for each of {fabric.ranks} ranks"):
+            nccl_graph.export(schedule, gpus=wrong)
 
 
 def test_what_is_no_ring_is_refused() -> None:
