@@ -2,10 +2,10 @@
 
 Eight questions, each a results file `bench/results/pipeline_<part>.json`: models of libraries in stages
 (models), predicted against measured steps of real models (prediction), the planner's own time (planner), a
-training step on emulated links (testbed), what orders leave of the bubble (bubbles), our steps beside those of
-torch's own schedules and DDP (runtimes), what ranks hold beside what their plans say (memory), and how long
-layouts of operators on meshes take to find (intra). What the experiments of SPP, RaNNC and Divisible gave, loss
-curves, divided steps and layers that sleep is in `docs/explanation/findings.md`.
+training step on emulated links (testbed), what orders leave of the bubble (bubbles), our steps beside those
+of torch's own schedules and DDP (runtimes), what ranks hold beside what their plans say (memory), and how
+long layouts of operators on meshes take to find (intra). What the experiments of SPP, RaNNC and Divisible
+gave, loss curves, divided steps and layers that sleep is in `docs/explanation/findings.md`.
 
     python bench/pipeline.py --only planner --only intra
 """
