@@ -56,7 +56,7 @@ def prediction(quick: bool) -> dict[str, Any]:
     subjects = SUBJECTS[:1] if quick else SUBJECTS
     return document(
         "How far is the predicted time of a step from the measured one?",
-        [row for it in subjects for row in step_rows(it, turns=2 if quick else 7)],
+        [row for it in subjects for row in step_rows(it, turns=2 if quick else 5)],
         keys=("model", "plan"),
         measures={"error": Measure("less", "error_spread")},
         units={

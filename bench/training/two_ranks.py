@@ -257,7 +257,7 @@ def _least_s(run: Callable[[], object], repeats: int = 9) -> float:
 # --------------------------------------------------------------------------------------------------- steps
 
 
-def step_rows(subject: Subject, turns: int = 7) -> list[dict[str, Any]]:
+def step_rows(subject: Subject, turns: int = 5) -> list[dict[str, Any]]:
     """A row for each plan: the median of so many steps of the slowest rank."""
     found = run_ranks(RANKS, _steps, SUBJECTS.index(subject), turns, timeout_s=TIMEOUT_S, within=real_time)
     rows = []

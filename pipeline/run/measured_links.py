@@ -65,7 +65,8 @@ def measure_links(
     links.close()
     groups.close()
     if topology is None:
-        rate = Fraction(1 / message_byte_us / BYTES_PER_US).limit_denominator(1000)
+        # One digit, so that schedules that were found for the same machine are found again.
+        rate = Fraction(f"{1 / message_byte_us / BYTES_PER_US:.1g}")
         pairs = permutations(range(ranks), 2)
         topology = Topology.build("this machine", ranks, [Link(*pair, rate, Fraction(0)) for pair in pairs])
     return LinkCosts(topology, message_us, handling_us, collective_us, sum_gbps=1 / byte_us / BYTES_PER_US)
