@@ -184,12 +184,10 @@ def memory(quick: bool) -> dict[str, Any]:
         keys=("model", "plan", "rank"),
         measures={"off": Measure("less"), "live_bytes": Measure("less")},
         units={
-            "live_bytes": "behind torch's tensors, at most, from before the trainer is made to after 3 steps",
+            "live_bytes": "behind torch's tensors, at most, in 3 steps, without the batch",
             "predicted_bytes": "by the plan; the rest of the columns are its parts",
             "ratio": "of the two",
             "off": "by how much that is not 1",
-            "resident_bytes": "by which the process's resident memory grew at most: with what gloo, the C "
-            "library and kernels keep",
         },
         packages=(*TORCH, "transformers"),
         code=TRAINING,

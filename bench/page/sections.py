@@ -598,9 +598,8 @@ SECTIONS: tuple[Section, ...] = (
         "Memory of ranks beside what their plan says",
         "measured on local processes",
         _TRAINING + "memory",
-        "The same models and plans as for predicted steps, made on meta, so that each rank makes its own "
-        "stages: the memory behind torch's tensors at the fullest moment of three steps with AdamW, beside "
-        "what the plan says.",
+        "The same models and plans as for predicted steps: the memory behind torch's tensors at the fullest "
+        "moment of three steps with AdamW, beside what the plan says.",
         _memory,
     ),
     Section(

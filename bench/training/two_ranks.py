@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arborcast.bench.emulation.machine import real_time
@@ -311,56 +310,41 @@ def _trainer(model: Traced, it: Planned) -> Trainer:
 
 
 def memory_rows(subject: Subject) -> list[dict[str, Any]]:
-    """A row for each plan and rank, each plan in new processes."""
-    number = SUBJECTS.index(subject)
-    plans: dict[str, Planned] = run_ranks(RANKS, _planned, number, timeout_s=TIMEOUT_S)[0]
+    """A row for each plan and rank."""
+    found = run_ranks(RANKS, _memory, SUBJECTS.index(subject), timeout_s=TIMEOUT_S)
     rows = []
-    for name, it in plans.items():
-        found = run_ranks(RANKS, _memory, number, it, timeout_s=TIMEOUT_S)
-        for rank, (live, resident) in enumerate(found):
+    for name, (it, _) in found[0].items():
+        for rank in range(RANKS):
             stage = next(place for place, own in enumerate(it.plan.stages) if rank in own.ranks)
-            need = it.prediction.memory[stage]
+            need, held = it.prediction.memory[stage], found[rank][name][1]
             rows.append(
                 _row(subject, name, it)
                 | {
                     "rank": rank,
                     "predicted_bytes": need.total,
-                    "live_bytes": live,
-                    "resident_bytes": resident,
-                    "ratio": live / need.total,
-                    "off": abs(live / need.total - 1),
+                    "live_bytes": held,
+                    "ratio": held / need.total,
+                    "off": abs(held / need.total - 1),
                     **{f"{part}_bytes": size for part, size in asdict(need).items()},
                 }
             )
     return rows
 
 
-def _planned(rank: int, number: int) -> dict[str, Planned]:
-    subject = SUBJECTS[number]
-    return planned(subject, subject.traced(), repeats=1)
-
-
-def _memory(rank: int, number: int, it: Planned) -> tuple[int, int]:
-    """Bytes behind torch's tensors, and by which resident memory grew, at most, on this rank."""
-    from arborcast import pipeline
+def _memory(rank: int, number: int) -> dict[str, tuple[Planned, int]]:
+    """Of each plan bytes behind torch's tensors at most, on this rank, without the batch."""
+    from arborcast.pipeline.costs.layer_pass import size_bytes
     from arborcast.pipeline.costs.live import LiveBytes
 
     subject = SUBJECTS[number]
-    with pipeline.on_meta():
-        model = subject.make()
-    traced, (inputs, targets) = subject.traced(model), subject.batch()
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the high-water mark begins anew
-    before = _resident("VmRSS")
-    with LiveBytes() as live:
-        trainer = _trainer(traced, it)
-        for _ in range(STEPS):
-            trainer.step(inputs, targets)
-    after = _resident("VmHWM")
-    trainer.close()
-    return live.peak, after - before
-
-
-def _resident(what: str) -> int:
-    """Bytes of resident memory: `VmRSS` now, `VmHWM` at most."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(it.split()[1]) << 10 for it in lines if it.startswith(what))
+    traced, (inputs, targets) = subject.traced(), subject.batch()
+    found = {}
+    for name, it in planned(subject, traced, repeats=1).items():
+        with LiveBytes() as live, _trainer(traced, it) as trainer:
+            for _ in range(STEPS):
+                trainer.step(inputs, targets)
+            values = {id(own): own for own in (*trainer.module.parameters(), *trainer.module.buffers())}
+        # Where operators are divided, a rank's parts are made anew; else its layers have the model's values.
+        given = 0 if it.plan.is_divided else size_bytes(values.values())
+        found[name] = it, live.peak + given
+    return found
