@@ -609,7 +609,7 @@ SECTIONS: tuple[Section, ...] = (
         "measured on local processes",
         _TRAINING + "prediction",
         "Four models on two ranks with a core each: profiled by both ranks, their links measured, each plan "
-        "predicted, and then trained by all plans in turns in the same processes. Nothing is fitted to what "
+        "predicted, and then trained one plan after another in the same processes. Nothing is fitted to what "
         "is predicted. A plan misses where its error is above the target by more than the repeats spread.",
         _prediction,
         _errors,
