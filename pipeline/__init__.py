@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from arborcast.pipeline.profiles import Layer as Layer
     from arborcast.pipeline.profiles import Profile as Profile
     from arborcast.pipeline.profiles import Tie as Tie
+    from arborcast.pipeline.run.measured_links import measure_links as measure_links
     from arborcast.pipeline.sharding.mesh_choice import shard_model as shard_model
     from arborcast.pipeline.simulation.pass_simulator import simulate as simulate
     from arborcast.pipeline.simulation.timeline import Timeline as Timeline
@@ -60,6 +61,7 @@ _HOMES = {
     "Trainer": "arborcast.pipeline.trainer",
     "compare": "arborcast.pipeline.planning.plan_comparison",
     "initialise": "arborcast.pipeline.model.deferred_init",
+    "measure_links": "arborcast.pipeline.run.measured_links",
     "on_meta": "arborcast.pipeline.model.deferred_init",
     "plan": "arborcast.pipeline.planning.planner",
     "predict": "arborcast.pipeline.planning.plan_prediction",

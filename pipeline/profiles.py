@@ -40,6 +40,7 @@ class Layer:
         update_us: of the optimizer's step for its parameters; 0 where nobody said which optimizer.
         passing_bytes: the part of `saved_bytes` that is input which no operator keeps, of this layer or the
             one before: it stays only where a stage begins with this layer.
+        split_us: by how much a backward pass takes longer in two halves, each by its part.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Layer:
     update_bytes: int = 0
     passing_bytes: int = 0
     update_us: float = 0.0
+    split_us: float = 0.0
 
     @property
     def weights_share(self) -> float:
@@ -92,6 +94,8 @@ class Profile:
         layers: at least one.
         ties: parameters that several layers share.
         source: how the costs were found, in words ("measured on 1 CPU, median of 5", "V100, from FLOPs").
+        crowding: how many times as long a pass takes while all other ranks compute, too: those of one machine
+            share its caches and memory. Of some of them it is their part of what is above 1.
 
     Raises:
         ProfileError: a number is negative or not finite, or a tie names a layer that there is not.
@@ -102,11 +106,16 @@ class Profile:
     layers: tuple[Layer, ...]
     ties: tuple[Tie, ...] = ()
     source: str = ""
+    crowding: float = 1.0
 
     def __post_init__(self) -> None:
         """Check every rule of the docstrings."""
         if self.samples < 1:
             raise ProfileError(f"profile {self.model}: samples must be at least 1, got {self.samples}")
+        if not (math.isfinite(self.crowding) and self.crowding >= 1):
+            raise ProfileError(
+                f"profile {self.model}: crowding must be finite and at least 1, got {self.crowding}"
+            )
         if not self.layers:
             raise ProfileError(f"profile {self.model}: must have at least one layer, got none")
         names = [layer.name for layer in self.layers]
@@ -152,13 +161,15 @@ class Profile:
             ((it.backward_us, it.backward_fixed_us) for it in self.layers[start:end]), samples
         )
 
-    def weights_us(self, start: int, end: int, samples: float) -> float:
-        """The part of `backward_us` that computes gradients of parameters."""
-        shares = (
-            (it.weights_share * it.backward_us, it.weights_share * it.backward_fixed_us)
-            for it in self.layers[start:end]
-        )
-        return self._scaled(shares, samples)
+    def halves_us(self, start: int, end: int, samples: float) -> tuple[float, float]:
+        """Time of both halves of a split backward pass; the second one computes gradients of parameters."""
+        layers = [
+            (it, 1 + it.split_us / it.backward_us if it.backward_us else 1.0) for it in self.layers[start:end]
+        ]
+        whole = self._scaled(((it.backward_us * n, it.backward_fixed_us * n) for it, n in layers), samples)
+        shares = ((it, n * it.weights_share) for it, n in layers)
+        second = self._scaled(((it.backward_us * n, it.backward_fixed_us * n) for it, n in shares), samples)
+        return whole - second, second
 
     def output_bytes(self, cut: int, samples: float) -> float:
         """Bytes that cross, one way, the boundary before layer `cut` (0 < cut < depth)."""
@@ -241,12 +252,13 @@ class Profile:
             parameter_bytes=self.parameter_bytes(0, self.depth),
             gradient_bytes=self.gradient_bytes(0, self.depth),
             optimizer_bytes=self.optimizer_bytes(0, self.depth),
-            weights_us=self.weights_us(0, self.depth, self.samples),
+            weights_us=sum(it.weights_share * it.backward_us for it in self.layers),
+            split_us=sum(it.split_us for it in self.layers),
             working_bytes=self.working_bytes(0, self.depth, self.samples),
             update_bytes=self.update_bytes(0, self.depth),
             update_us=self.update_us([(0, self.depth)]),
         )
-        return Profile(self.model, self.samples, (whole,), (), self.source)
+        return Profile(self.model, self.samples, (whole,), (), self.source, self.crowding)
 
     def prefix(self, field: str) -> list[float]:
         """Sums of a field over the first 0, 1, ... layers: for programs that ask for many ranges."""

@@ -169,13 +169,20 @@ def _column(name: str, entry: str = "") -> Callable[[Document], list[bool | None
     return verdicts
 
 
-def _at_most(name: str, limit: str) -> Callable[[Document], list[bool | None]]:
-    """Rows have a figure in a column; another column limits it, or an entry of the document all of them."""
+def _at_most(name: str, limit: str, spread: str = "") -> Callable[[Document], list[bool | None]]:
+    """Rows have a figure in a column; another column limits it, or an entry of the document all of them.
+
+    What lies above the limit by no more than a row's `spread` is met.
+    """
 
     def verdicts(document: Document) -> list[bool | None]:
         of_all = number(document.get(limit))
         pairs = [
-            (row.figure(name), row.figure(limit) if math.isnan(of_all) else of_all) for row in document.rows
+            (
+                row.figure(name) - (row.figure(spread) if spread else 0.0),
+                row.figure(limit) if math.isnan(of_all) else of_all,
+            )
+            for row in document.rows
         ]
         return [
             None if math.isnan(taken) else taken <= allowed
@@ -191,8 +198,8 @@ TARGETS: Mapping[str, tuple[str, Callable[[Document], list[bool | None]]]] = {
     "scale_targets": ("large fabrics", _column("kept")),
     "loopback": ("one machine", _column("met")),
     "ddp": ("one machine", _column("met")),
-    "pipeline_memory": ("memory of ranks", _at_most("ratio", "limit")),
-    "pipeline_prediction": ("predicted steps", _at_most("error", "target")),
+    "pipeline_memory": ("memory of ranks", _at_most("off", "limit")),
+    "pipeline_prediction": ("predicted steps", _at_most("error", "target", "error_spread")),
     "pipeline_planner": ("planning", _at_most("seconds", "target_s")),
     "pipeline_intra": ("planning", _at_most("cpu_seconds", "target_s")),
 }

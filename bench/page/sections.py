@@ -38,6 +38,7 @@ from arborcast.bench.page.tables import (
 )
 from arborcast.bench.page.words import (
     DASH,
+    Format,
     count,
     digits,
     percent,
@@ -340,47 +341,46 @@ def _models(document: Document) -> Table:
 
 
 def _memory(document: Document) -> Table:
-    """A line per training, with its stages in order."""
+    """A line per training, with its ranks in order."""
 
-    def stage_by_stage(name: str) -> Column:
-        return lambda rows: " ".join(map(column(name), rows))
+    def rank_by_rank(name: str, unit: Format | None = None) -> Column:
+        return lambda rows: " ".join(map(column(name, unit), rows))
 
     return table(
         {
             "model": lambda rows: rows[0].text("model"),
-            "order": lambda rows: rows[0].text("order"),
-            ">predicted, stage by stage": stage_by_stage("predicted_bytes"),
-            ">held": stage_by_stage("live_bytes"),
-            ">largest ratio": _limited("ratio", number(document.get("limit")), percent),
+            "plan": lambda rows: rows[0].text("plan"),
+            ">predicted, rank by rank": rank_by_rank("predicted_bytes"),
+            ">held": rank_by_rank("live_bytes"),
+            ">held over predicted": rank_by_rank("ratio", digits),
+            ">furthest off": _limited("off", number(document.get("limit")), percent),
         },
-        groups(document.rows, "model", "order"),
+        groups(document.rows, "model", "plan"),
     )
-
-
-def _pipeline(row: Row) -> str:
-    return f"{_order(row)}, {count(row.figure('stages'))} stages"
 
 
 def _prediction(document: Document) -> Table:
-    """A line per order and number of stages: the errors over all numbers of microbatches."""
-    return table(
-        {
-            "order and stages": lambda rows: _pipeline(rows[0]),
-            "microbatches": lambda rows: ", ".join(map(column("microbatches"), rows)),
-            ">simulator, median error": lambda rows: percent(middle(row.figure("error") for row in rows)),
-            ">largest": _limited("error", number(document.get("target")), percent),
-            ">equation (3), largest": lambda rows: percent(
-                most(row.figure("equation_error") for row in rows if row.get("fitted") is not True)
-            ),
-        },
-        groups(document.rows, _pipeline),
+    """A line per plan, a column per model."""
+    target = number(document.get("target"))
+
+    def cell(rows: Sequence[Row]) -> str:
+        if not rows:
+            return DASH
+        both = f"{column('predicted_us')(rows[0])} / {column('time_us')(rows[0])}"
+        late = rows[0].figure("error") > target + rows[0].figure("error_spread")
+        return f"{both}, {percent(rows[0].figure('error'))}{' (missed)' if late else ''}"
+
+    return pivot(columns("plan"), ("plan",), "model", cell)(document)
+
+
+def _errors(document: Document) -> str:
+    found, spreads = ([row.figure(name) for row in document.rows] for name in ("error", "error_spread"))
+    asked = [percent(number(document.get(name))) for name in ("target_of_median", "target")]
+    return (
+        f"Of {plural(len(found), 'step')} the error is {strong(percent(middle(found)))} in the median (asked "
+        f"for: {asked[0]}), at most {strong(percent(most(found)))} (asked for: {asked[1]} beyond what "
+        f"repeats differ by, {percent(middle(spreads))} in the median)."
     )
-
-
-def _prediction_curves(document: Document) -> Iterator[Point]:
-    for row in document.rows:
-        for name, said in (("time_us", "measured"), ("predicted_us", "simulator")):
-            yield _pipeline(row), said, row.figure("microbatches"), row.figure(name) * 1e-6
 
 
 def _steps(document: Document) -> Table:
@@ -595,27 +595,24 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "pipeline_memory",
         "Does a rank need as much memory as its plan says?",
-        "Memory of ranks that make their stages of a model on meta",
+        "Memory of ranks beside what their plan says",
         "measured on local processes",
         _TRAINING + "memory",
-        'A GPT-2 built on "meta", of which every rank makes its own stage: the memory behind torch\'s '
-        "tensors at the fullest moment of three steps with AdamW, beside what the plan says without "
-        "allocating anything.",
+        "The same models and plans as for predicted steps: the memory behind torch's tensors at the fullest "
+        "moment of three steps with AdamW, beside what the plan says.",
         _memory,
     ),
     Section(
         "pipeline_prediction",
         "How far is the predicted time of a training step from the measured one?",
-        "Predicted time of a training step, errors",
+        "Predicted / measured time of a training step, and the error",
         "measured on local processes",
         _TRAINING + "prediction",
-        "Layers sleep as long as they would compute, so that ranks do not wait for each other's cores. "
-        "What layers and messages cost is measured beforehand, and what the trainer takes for one on one "
-        "plan for each number of stages (GPipe with the most microbatches): all others are predictions. "
-        "Equation (3) of the Divisible paper is fitted to three points of each curve, which do not count "
-        "here.",
+        "Four models on two ranks with a core each: profiled by both ranks, their links measured, each plan "
+        "predicted, and then trained one plan after another in the same processes. Nothing is fitted to what "
+        "is predicted. A plan misses where its error is above the target by more than the repeats spread.",
         _prediction,
-        chart=Chart(_prediction_curves, "microbatches", "seconds"),
+        _errors,
     ),
     Section(
         "pipeline_testbed",

@@ -82,14 +82,13 @@ UNITS: Mapping[Format, str] = {
         "ranks rounds runs skipped stage stages steps tests transfers trees"
     ),
     digits: "algbw busbw rate samples_per_second torch_samples_per_second",
-    duration: "cpu_us equation_us predicted_us spread time_us time_us_64KiB time_us_64MiB torch_us",
+    duration: "cpu_us predicted_us spread time_us time_us_64KiB time_us_64MiB torch_us",
     seconds: (
         "call_seconds cpu_seconds first_seconds load_seconds program_seconds seconds solve_seconds "
         "target_seconds trace_seconds verify_seconds"
     ),
     percent: (
-        "bubble burst_share equation_error error predicted_bubble share_of_bound share_of_nominal "
-        "share_of_optimum"
+        "bubble burst_share error off predicted_bubble share_of_bound share_of_nominal share_of_optimum"
     ),
     tiny: "evaluation_difference loss_difference weight_difference",
     times: "cpu_saving speed_up_over_gloo speed_up_over_ring times_faster_than_gloo times_gloo",

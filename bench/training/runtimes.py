@@ -8,6 +8,7 @@ compute, so that ranks on few cores do not wait for each other's cores.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,11 +97,28 @@ class Setting:
         return 3 * self.sleep_us * self.microbatches * self.layers / self.workers
 
 
+class Alarm:
+    """Sleeps that last as long as they should, on average: one that was too long shortens the next one."""
+
+    def __init__(self) -> None:
+        self._over_s = 0.0
+
+    def sleep(self, time_us: float) -> None:
+        """Sleep; the system wakes a process a little late, by more after longer sleeps."""
+        wanted_s = time_us / 1e6 - self._over_s
+        begin = time.perf_counter()
+        if wanted_s > 0:
+            time.sleep(wanted_s)
+        self._over_s = time.perf_counter() - begin - wanted_s
+
+
+ALARM = Alarm()
+"""Of this process."""
+
+
 def _layer(setting: Setting) -> nn.Module:
     import torch
     from torch import nn
-
-    from arborcast.bench.training.sleeping import ALARM
 
     class Inputs(torch.autograd.Function):
         """Sleeps in the forward pass, and for the gradient of the input."""

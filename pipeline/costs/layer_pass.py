@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -29,6 +30,10 @@ LossFunction: TypeAlias = Callable[..., Tensor]
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """From parameters, such as `functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)`."""
+
+
+UPDATES = 3
+"""Steps of the optimizer that are measured; the median counts."""
 
 
 class Meter(Protocol):
@@ -86,7 +91,7 @@ class Walk:
         forward_us: Mapping[int, float],
         backward_us: Mapping[int, float],
         optimizer: OptimizerFactory | None,
-        weights_share: float | None = None,
+        halves_us: tuple[float, float] | None = None,
         fewer_working_bytes: int = 0,
         update: Meter | None = None,
     ) -> Layer:
@@ -99,7 +104,8 @@ class Walk:
             forward_us: of the forward pass, by samples.
             backward_us: of the backward pass, by samples.
             optimizer: of its parameters.
-            weights_share: of a backward pass, the part that gradients of parameters take; None for the rule.
+            halves_us: of a split backward pass; the second one takes gradients of parameters. None for the
+                rule.
             fewer_working_bytes: of a pass with fewer samples.
             update: measures a step of the optimizer; None for none.
 
@@ -112,18 +118,18 @@ class Walk:
                 state_bytes, update_bytes = optimizer_bytes(optimizer, layer.parameters(), update)
             except Exception as error:  # an optimizer may raise anything
                 raise ProfileError(
-                    f"{self.where(index)}: its optimizer must take a step with gradients of zero, got "
+                    f"{self.where(index)}: its optimizer must take steps with small gradients, got "
                     f"{first_line(error)}"
                 ) from error
         fixed = [
             _fixed_part(self.samples, times[self.samples], self.fewer, times.get(self.fewer, 0.0))
             for times in (forward_us, backward_us)
         ]
-        working = result.working_bytes
+        working, whole_us = result.working_bytes, backward_us[self.samples]
         return Layer(
             name=self.model.layer_names[index],
             forward_us=forward_us[self.samples],
-            backward_us=backward_us[self.samples],
+            backward_us=whole_us,
             output_bytes=result.output_bytes,
             saved_bytes=result.saved_bytes,
             parameter_bytes=size_bytes((*layer.parameters(), *layer.buffers())),
@@ -131,7 +137,8 @@ class Walk:
             optimizer_bytes=state_bytes,
             forward_fixed_us=fixed[0],
             backward_fixed_us=fixed[1],
-            weights_us=None if weights_share is None else weights_share * backward_us[self.samples],
+            weights_us=None if halves_us is None else whole_us * halves_us[1] / max(sum(halves_us), 1e-9),
+            split_us=0.0 if halves_us is None else max(sum(halves_us) - whole_us, 0.0),
             working_bytes=working,
             passing_bytes=result.passing_bytes,
             working_fixed_bytes=int(_fixed_part(self.samples, working, self.fewer, fewer_working_bytes)),
@@ -395,20 +402,24 @@ def optimizer_bytes(
 ) -> tuple[int, int]:
     """What the optimizer keeps for parameters of these shapes, and what it needs besides while it steps.
 
-    Found by two steps with gradients of zero; `meter` is told of one more.
+    Found by steps with small gradients; those of zero take some processors longer. `meter` is told of more.
     """
-    stand_ins = [nn.Parameter(torch.zeros_like(it)) for it in parameters if it.requires_grad]
+    stand_ins = [nn.Parameter(torch.full_like(it, 0.02)) for it in parameters if it.requires_grad]
     if not stand_ins:
         return 0, 0
     for parameter in stand_ins:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = torch.full_like(parameter, 0.001)
     optimizer = factory(stand_ins)
     optimizer.step()
     with LiveBytes(stand_ins[0].untyped_storage().device.type) as live:
         optimizer.step()
     if meter is not None:
-        with meter:
-            optimizer.step()
+        times = []
+        for _ in range(UPDATES):
+            with meter:
+                optimizer.step()
+            times.append(meter.us)
+        meter.us = median(times)
     states = (it for state in optimizer.state.values() for it in state.values() if isinstance(it, Tensor))
     kept = sum({storage_key(it): it.untyped_storage().nbytes() for it in states}.values())
     return kept, live.peak

@@ -38,6 +38,8 @@ class LinkCosts:
         by_schedule: whether an allreduce takes as long as the schedule that `synth.solve` finds for exactly
             its ranks does when simulated, with its latencies (finding one may take seconds); otherwise only
             its bytes count, at the proven rate, which is too cheap for few bytes on many ranks.
+        sum_gbps: GB/s of an allreduce that ranks' own work allows whatever the links (adding, copying); None
+            where links alone limit it.
     """
 
     topology: Topology
@@ -45,6 +47,7 @@ class LinkCosts:
     handling_us: float = 0.0
     collective_us: float = 0.0
     by_schedule: bool = False
+    sum_gbps: float | None = None
     _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)
     _schedules: dict[tuple[object, ...], AnySchedule] = field(default_factory=dict, repr=False, compare=False)
     _times_us: dict[tuple[object, int], float] = field(default_factory=dict, repr=False, compare=False)
@@ -94,10 +97,12 @@ class LinkCosts:
         rate = self.allreduce_rate(ranks)
         if not rate:
             return float("inf")
-        software_us = len(ranks) * self.collective_us
         if self.by_schedule:
-            return software_us + self._scheduled_us(ranks, math.ceil(size_bytes))
-        return software_us + size_bytes / (float(rate) * BYTES_PER_US)
+            links_us = self._scheduled_us(ranks, math.ceil(size_bytes))
+        else:
+            links_us = size_bytes / (float(rate) * BYTES_PER_US)
+        own_us = 0.0 if self.sum_gbps is None else size_bytes / (self.sum_gbps * BYTES_PER_US)
+        return len(ranks) * self.collective_us + max(links_us, own_us)
 
     def allreduce_rate(self, ranks: Sequence[int]) -> Fraction:
         """The proven best algbw (GB/s) of an allreduce among exactly these ranks.

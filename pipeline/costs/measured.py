@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.costs import layer_pass
@@ -43,6 +45,7 @@ def profile(
     device: torch.device | str | None = None,
     at: int | None = None,
     fixed: bool = True,
+    group: dist.ProcessGroup | None = None,
 ) -> Profile:
     """Measure what each layer of a model costs in training.
 
@@ -64,6 +67,9 @@ def profile(
         at: measure with the first so many samples of the example; by default with all.
         fixed: measure with half the samples as well: of the line through both, what is left at no samples
             is the fixed part of a time. Without, it is 0.
+        group: of ranks on one machine, each of which calls this and gets the same: every layer is measured on
+            the first one while the others wait, and then on all at once, which is what `crowding` says; steps
+            of the optimizer, which all ranks take together, count as on all at once. None for one rank alone.
 
     Raises:
         ProfileError: the example is not what it must be, a layer fails, or a number is out of range.
@@ -74,7 +80,7 @@ def profile(
             raise ProfileError(f"profile: {what} must be at least {least}, got {value}")
     walk = layer_pass.begin(name, model, example, loss_fn, at, fixed)
     home = walk.inputs[0].device if device is None else torch.device(device)
-    values, layers = walk.inputs, []
+    values, layers, crowded = walk.inputs, list[Layer](), list[Layer]()
     stayed: tuple[bool, ...] = ()
     accelerators = [] if home.type == "cpu" else [home]
     with torch.random.fork_rng(accelerators, device_type=home.type if accelerators else "cuda"):
@@ -82,15 +88,35 @@ def profile(
             try:
                 layer = _with_values(copy.deepcopy(walk.model.divide(index, index + 1))).to(home)
                 bench = _Bench(walk, index, layer, tuple(value.to(home) for value in values), stayed)
-                cost, result = _measured(bench, repeats, warmups, optimizer)
+                if group is None or dist.get_rank(group) == 0:
+                    cost, result = _measured(bench, repeats, warmups, optimizer)
+                    layers.append(cost)
+                if group is not None:
+                    dist.barrier(group)
+                    cost, result = _measured(bench, repeats, warmups, optimizer)
+                    crowded.append(cost)
+                    dist.barrier(group)
                 values, stayed = result.outputs, result.stayed
             except ProfileError:
                 raise
             except Exception as error:  # a layer may raise anything
                 raise walk.failed(index, error) from error
-            layers.append(cost)
     threads = f", {torch.get_num_threads()} threads" if home.type == "cpu" else ""
-    return layer_pass.finish(walk, layers, f"measured on {home}{threads}, median of {repeats}")
+    found = layer_pass.finish(walk, layers or crowded, f"measured on {home}{threads}, median of {repeats}")
+    return found if group is None else _agreed(found, crowded, group)
+
+
+def _agreed(own: Profile, crowded: Sequence[Layer], group: dist.ProcessGroup) -> Profile:
+    """The costs of the first rank alone; what all take at once, as means."""
+    times = torch.tensor([[it.forward_us + it.backward_us, it.update_us] for it in crowded])
+    dist.all_reduce(times, group=group)
+    together_us, updates_us = (times / dist.get_world_size(group)).double().T
+    alone_us = sum(it.forward_us + it.backward_us for it in own.layers)
+    layers = (replace(it, update_us=us) for it, us in zip(own.layers, updates_us.tolist(), strict=True))
+    crowding = max(together_us.sum().item() / alone_us, 1.0) if alone_us else 1.0
+    found = [replace(own, layers=tuple(layers), crowding=crowding)]
+    dist.broadcast_object_list(found, group=group, group_src=0)
+    return found[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +202,7 @@ def _measured(
     sizes = [walk.samples, *([walk.fewer] if walk.fewer else [])]
     runs: dict[int, list[PassCosts]] = {size: [] for size in sizes}
     split = SplitBackward(layer.parameters())
-    shares: list[float] = []
+    halves: list[tuple[float, float]] = []
     for repeat in range(warmups + repeats):
         for size in sizes:  # in turns, so that a slow moment of the machine meets both
             taken = bench.run(size)
@@ -184,12 +210,12 @@ def _measured(
                 runs[size].append(taken)
         if split.is_needed:
             later = _Clock(bench.values[0].device)
-            rest_us = bench.run(walk.samples, halves=(split, later)).backward_us
+            first_us = bench.run(walk.samples, halves=(split, later)).backward_us
             if repeat >= warmups:
-                shares.append(later.us / max(later.us + rest_us, 1e-9))
+                halves.append((first_us, later.us))
     forward = {size: median(it.forward_us for it in taken) for size, taken in runs.items()}
     backward = {size: median(it.backward_us for it in taken) for size, taken in runs.items()}
-    share = median(shares) if shares else None
+    both = (median(it for it, _ in halves), median(it for _, it in halves)) if halves else None
     clock = _Clock(bench.values[0].device)
-    cost = walk.cost(bench.index, layer, first, forward, backward, optimizer, share, fewer, clock)
+    cost = walk.cost(bench.index, layer, first, forward, backward, optimizer, both, fewer, clock)
     return cost, first

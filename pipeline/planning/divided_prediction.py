@@ -55,7 +55,8 @@ def predict_divided(joint: JointPlan, sliced: Sliced, profile: Profile, network:
     ties = tuple(Tie(tie.name, tie.size_bytes, tuple(stages)) for tie, stages in users if len(stages) > 1)
     # Counted in parts of samples, of which every mesh has whole ones.
     parts, batch = sliced.ranks, sliced.graph.samples * joint.microbatches
-    costs = Profile(profile.model, sliced.graph.samples * parts, tuple(layers), ties, profile.source)
+    samples = sliced.graph.samples * parts
+    costs = Profile(profile.model, samples, tuple(layers), ties, profile.source, profile.crowding)
     stages = [(number, number + 1, it.ranks) for number, it in enumerate(joint.stages)]
     found = predict(Plan(stages, joint.microbatches, ORDER), costs, network, batch=batch * parts)
     memory = tuple(_memory(joint, number, sliced, profile) for number in range(len(joint.stages)))

@@ -119,7 +119,8 @@ def step_costs(
     # Buckets may begin within the last backward pass, the last one once it comes to layers without gradients.
     most_samples = -(-(smallest + (larger > 0)) // replicas)
     last_pass, without = (
-        layers.backward[0][start, to] + most_samples * layers.backward[1][start, to]
+        layers.profile.crowding
+        * (layers.backward[0][start, to] + most_samples * layers.backward[1][start, to])
         for to in (end, np.minimum(layers.first_gradients[start], end))
     )
     last_bucket = ((gradients - 1) % BUCKET_BYTES + 1) / np.maximum(gradients, 1)

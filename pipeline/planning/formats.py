@@ -48,6 +48,7 @@ def profile_to_document(profile: Profile) -> Document:
         "model": profile.model,
         "samples": profile.samples,
         "source": profile.source,
+        **({} if profile.crowding == 1 else {"crowding": profile.crowding}),
         "layers": [_known(asdict(layer)) for layer in profile.layers],
         "ties": [asdict(tie) for tie in profile.ties],
     }
@@ -74,6 +75,7 @@ def profile_from_document(document: object, place: str) -> Profile:
                     Tie(tie["name"], tie["size_bytes"], tuple(tie["layers"])) for tie in shape.get("ties", ())
                 ),
                 source=shape.get("source", ""),
+                crowding=float(shape.get("crowding", 1)),
             )
 
 

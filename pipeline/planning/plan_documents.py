@@ -44,6 +44,7 @@ class LayerShape(TypedDict):
     update_bytes: NotRequired[Bytes]
     passing_bytes: NotRequired[Bytes]
     update_us: NotRequired[Time]
+    split_us: NotRequired[Time]
 
 
 @MAPPING
@@ -63,6 +64,7 @@ class ProfileShape(TypedDict):
     model: Name
     samples: Count
     source: NotRequired[str]
+    crowding: NotRequired[Time]
     layers: Annotated[list[LayerShape], Field(min_length=1, max_length=MAX_LAYERS)]
     ties: NotRequired[Annotated[list[TieShape], Field(max_length=MAX_LAYERS)]]
 

@@ -279,6 +279,7 @@ def choose_both(
         memory_bytes,
         deadline_s=deadline_s,
         collective_us=network.collective_us,
+        sum_gbps=network.sum_gbps,
     )
     short = 0
     for _ in range(TRIES):

@@ -59,12 +59,15 @@ class FabricPrices:
         by_schedule: whether a collective takes what its schedule takes when simulated, at sizes of powers of
             four and linear between; otherwise what its bytes take at the exact rate.
         collective_us: that each one costs besides (software), per rank of a group.
+        sum_gbps: GB/s of an allreduce, half of those of a reduce-scatter, that ranks' own work allows
+            whatever the links; None where links alone limit them.
     """
 
     topology: Topology
     mesh: Mesh
     by_schedule: bool = False
     collective_us: float = 0.0
+    sum_gbps: float | None = None
     _rates: dict[_Key, Fraction] = field(default_factory=dict, repr=False, compare=False)
     _schedules: dict[_Key, AnySchedule | GroupSchedules] = field(
         default_factory=dict, repr=False, compare=False
@@ -80,11 +83,14 @@ class FabricPrices:
         if not size_bytes:
             return 0
         fixed = math.ceil(self.mesh.size(axes) * self.collective_us * 10**6)
+        own, added = 0, {Kind.ALLREDUCE: 1, Kind.REDUCE_SCATTER: 0.5}.get(kind)
+        if added is not None and self.sum_gbps is not None:
+            own = math.ceil(size_bytes * added * PS_PER_NS / self.sum_gbps)
         if not self.by_schedule:
-            return fixed + math.ceil(size_bytes * PS_PER_NS / rate)
+            return fixed + max(math.ceil(size_bytes * PS_PER_NS / rate), own)
         power = (size_bytes.bit_length() - 1) // 2 * 2
         low, high = (self._simulated(self._key(kind, axes), power + more) for more in (0, 2))
-        return fixed + low + (high - low) * (size_bytes - (1 << power)) // (3 << power)
+        return fixed + max(low + (high - low) * (size_bytes - (1 << power)) // (3 << power), own)
 
     def schedules(self, needed: Iterable[tuple[Kind, Axes]]) -> tuple[GroupSchedules, ...]:
         """What the groups of axes run at once, of some collectives; those that all ranks do are left out."""

@@ -56,6 +56,7 @@ class StagePrices:
         axes: of a mesh at most.
         deadline_s: for each program.
         collective_us: as of `FabricPrices`.
+        sum_gbps: likewise.
     """
 
     sliced: Sliced
@@ -68,6 +69,7 @@ class StagePrices:
     axes: int = 2
     deadline_s: float | None = None
     collective_us: float = 0.0
+    sum_gbps: float | None = None
     programs: int = field(default=0, init=False)
     _settings: dict[Hashable, tuple[Setting, ...]] = field(default_factory=dict, repr=False)
     _fragments: dict[tuple[int, ...], tuple[Setting, ...]] = field(
@@ -200,7 +202,7 @@ class StagePrices:
 
     def _made(self, fragment: Topology) -> tuple[Setting, ...]:
         found: list[Setting] = []
-        prices = FabricPrices(fragment, Mesh((), (0,)), collective_us=self.collective_us)
+        prices = FabricPrices(fragment, Mesh((), (0,)), False, self.collective_us, self.sum_gbps)
         for mesh in meshes(range(fragment.ranks)):
             prices = replace(prices, mesh=mesh)
             found.append(Setting(prices, self.device, self.microbatches, 1, self.optimizer_ratio))

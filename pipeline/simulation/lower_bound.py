@@ -103,7 +103,7 @@ def _computations(plan: Plan, profile: Profile, network: LinkCosts, samples: int
     for index, stage in enumerate(plan.stages):
         most = max(stop - start for start, stop in shares(samples, stage.replicas))
         handling = network.handling_us * max(messages[rank] for rank in stage.ranks)
-        yield sum(plan.pass_us(profile, index, most)) + handling
+        yield sum(plan.pass_us(profile, index, most)) * profile.crowding + handling
 
 
 def _messages(plan: Plan, profile: Profile, network: LinkCosts, samples: int) -> Iterable[float]:

@@ -34,11 +34,12 @@ def simulate(
     Between two stages of one worker nothing is sent. Messages between two ranks keep their order: each
     occupies the pair for `network.message_us` and for its bytes at its max-min fair share of its links, and
     is there after their latency. The replicas of a stage sum gradients bucket by bucket, each once the last
-    backward passes of all of them have come to it, then sum the gradients of parameters that they share with
-    other stages, then update; each allreduce takes `network.allreduce_us` whatever else is on the links. With
-    recomputation each backward pass takes longer by the forward time of what is recomputed, on the last stage
-    too, as the trainer does it; `costs.activations` says what offload adds. Where the order splits backward
-    passes, their second half takes `profile.weights_us`.
+    backward passes of all of them have come to it; once all ranks are through their passes and know the loss,
+    stages sum the gradients of parameters that they share with others, then update; each allreduce takes
+    `network.allreduce_us` whatever else is on the links. With recomputation each backward pass takes longer
+    by the forward time of what is recomputed, on the last stage too, as the trainer does it;
+    `costs.activations` says what offload adds. Where the order splits backward passes, their second half
+    takes the second of `profile.halves_us`.
 
     Args:
         plan: what to do.
@@ -109,6 +110,10 @@ class _RankState:
         self.at = 0
         self.busy = False
         self.spans: list[tuple[float, float]] = []  # in which it was not waiting
+        self.begun = 0.0  # its pass
+        self.left = 0.0  # of its pass as of `since`, at full speed
+        self.since = 0.0
+        self.version = 0  # of the end of its pass that was foretold
 
 
 class _Simulation:
@@ -125,7 +130,10 @@ class _Simulation:
         self.ranks = self._ranks(self.sizes, order)
         # Where in its receiver's order the pass stands that a message is for.
         self.places = [{action: place for place, action in enumerate(actions)} for actions in order]
-        self.last: dict[tuple[int, int], tuple[int, float]] = {}  # by rank and stage: microbatch, end of pass
+        # By rank and stage: microbatch and end of its last pass, and how many times as long that took.
+        self.last: dict[tuple[int, int], tuple[int, float, float]] = {}
+        self.computing: dict[int, _RankState] = {}
+        self.slowdown = 1.0
         self.bucket_runs = [bucket_runs(plan, profile, network, worker) for worker in plan.workers]
         self.ties_us = ties_us(plan, profile, network)
         self.updates_us = updates_us(plan, profile)
@@ -163,8 +171,9 @@ class _Simulation:
             onward = crossings[index] if index < len(crossings) else ()
             back = crossings[index - 1] if index else ()
             for replica, (start, stop) in enumerate(shares(samples, stage.replicas)):
-                forward, backward = self.plan.pass_us(profile, index, stop - start)
-                weights = profile.weights_us(stage.start, stage.end, stop - start) if self.splits else 0.0
+                (forward, backward), weights = self.plan.pass_us(profile, index, stop - start), 0.0
+                if self.splits:
+                    backward, weights = profile.halves_us(stage.start, stage.end, stop - start)
                 ours = [it for it in onward if it.sender == replica]
                 theirs = [it for it in back if it.receiver == replica]
                 forth = tuple(self._part(index, it, Phase.FORWARD) for it in ours)
@@ -174,7 +183,7 @@ class _Simulation:
                 rank = stage.ranks[replica]
                 for phase, time, inputs, outputs in (
                     (Phase.FORWARD, forward, len(theirs), forth),
-                    (Phase.BACKWARD, backward - weights, len(ours), home),
+                    (Phase.BACKWARD, backward, len(ours), home),
                     (Phase.WEIGHTS, weights, 0, ()),
                 ):
                     handled = messages if phase is not Phase.WEIGHTS else 0
@@ -198,22 +207,38 @@ class _Simulation:
         if rank.busy or place == len(rank.actions) or rank.missing[place]:
             return
         rank.busy = True
-        end = now + rank.passes[place].duration_us
-        action = rank.actions[place]
-        self.intervals.append(
-            Interval(rank.rank, KIND_OF[action.phase], action.microbatch, now, end, stage=action.stage)
-        )
-        rank.spans.append((now, end))
-        if action.phase is not Phase.FORWARD:
-            self.last[rank.rank, action.stage] = action.microbatch, end
-        self.clock.at(end, self._finish, rank)
+        rank.begun, rank.left, rank.since = now, rank.passes[place].duration_us, now
+        self.computing[rank.rank] = rank
+        self._foretell(now, rank)
 
-    def _finish(self, now: float, rank: _RankState) -> None:
+    def _foretell(self, now: float, *begun: _RankState) -> None:
+        """When passes end: those that have just begun, and all where ranks are now slowed down otherwise."""
+        others = (len(self.computing) - 1) / max(len(self.ranks) - 1, 1)
+        before, self.slowdown = self.slowdown, 1 + (self.profile.crowding - 1) * max(others, 0.0)
+        for it in begun if self.slowdown == before else tuple(self.computing.values()):
+            it.left, it.since = it.left - (now - it.since) / before, now
+            it.version += 1
+            self.clock.at(now + it.left * self.slowdown, self._finish, (it, it.version))
+
+    def _finish(self, now: float, foretold: tuple[_RankState, int]) -> None:
         """Send the result of a pass, see to its messages and go on."""
+        rank, version = foretold
+        if version != rank.version:  # it is slower or faster since
+            return
+        del self.computing[rank.rank]
+        self._foretell(now)
         place = rank.at
         rank.at += 1
         done = rank.passes[place]
         action = rank.actions[place]
+        kind = KIND_OF[action.phase]
+        self.intervals.append(
+            Interval(rank.rank, kind, action.microbatch, rank.begun, now, stage=action.stage)
+        )
+        rank.spans.append((rank.begun, now))
+        if action.phase is not Phase.FORWARD:
+            stretch = (now - rank.begun) / done.duration_us if done.duration_us else 1.0
+            self.last[rank.rank, action.stage] = action.microbatch, now, stretch
         taker = action.taker(len(self.plan.stages))
         for pair, size_bytes in done.outputs:
             assert taker is not None, "the pass has an output"
@@ -250,9 +275,12 @@ class _Simulation:
             raise PlanError(f"order: passes must not wait for each other in a circle, got {waits}")
 
     def _synchronise(self) -> None:
-        """The allreduces of all stages, those of shared parameters behind them, and the updates."""
+        """The allreduces of all stages, those of shared parameters behind them, and the updates.
+
+        No worker updates before all ranks are through: they hear of the loss first (`run.executor`).
+        """
         workers = self.plan.workers
-        ready = [max(self.ranks[rank].spans[-1][1] for rank in worker.ranks) for worker in workers]
+        ready = [max(it.spans[-1][1] for it in self.ranks.values())] * len(workers)
         for index, (worker, runs) in enumerate(zip(workers, self.bucket_runs, strict=True)):
             done = 0.0
             for run in runs:
@@ -270,12 +298,13 @@ class _Simulation:
 
     def _there_us(self, worker: StageWorker, rank: int, run: BucketRun) -> float:
         """When a rank has all gradients of some buckets: only layers before them are still to be passed."""
-        us_of = self.profile.weights_us if self.splits else self.profile.backward_us
         there = 0.0
         for stage, first in run.firsts.items():
-            microbatch, end = self.last[rank, stage]
+            microbatch, end, stretch = self.last[rank, stage]
             start, stop = shares(self.sizes[microbatch], len(worker.ranks))[worker.ranks.index(rank)]
-            there = max(there, end - us_of(self.plan.stages[stage].start, first, stop - start))
+            rest = self.plan.stages[stage].start, first, stop - start
+            rest_us = self.profile.halves_us(*rest)[1] if self.splits else self.profile.backward_us(*rest)
+            there = max(there, end - rest_us * stretch)
         return there
 
     def _busy(self, ranks: tuple[int, ...], kind: str, start: float, end: float) -> None:

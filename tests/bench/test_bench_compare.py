@@ -324,7 +324,7 @@ def test_an_error_within_the_spread_of_the_runs_is_no_change() -> None:
 
     assert compare(canned("prediction"), off_by(0.1)).worse == ()
     (worse,) = compare(canned("prediction"), off_by(0.2)).worse
-    assert (worse.figure, worse.row) == ("error", "pe, stages 4, microbatches 8")
+    assert (worse.figure, worse.row) == ("error", "perceptron, 1f1b, 8 microbatches")
 
 
 def test_a_plan_that_is_no_longer_found_is_worse() -> None:

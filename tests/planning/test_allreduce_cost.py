@@ -99,3 +99,10 @@ def test_one_rank_and_no_bytes_cost_nothing_and_others_their_software_too(by_sch
     assert network.allreduce_us((2,), 1000) == network.allreduce_us((0, 1), 0) == 0
     assert network.allreduce_us((0, 1), 8000) == pytest.approx(2 * 3 + bytes_us)
     assert network.allreduce_us((0, 2), 8000) == float("inf")
+
+
+def test_ranks_that_add_slower_than_links_bring_limit_an_allreduce():
+    """Two links of 10 GB/s and 4 GB/s of sums: 1000 bytes take 0.25 us, and 2 for each rank beside them."""
+    fabric = Topology.build("pair", 2, [Link(0, 1, 10), Link(1, 0, 10)])
+    assert LinkCosts(fabric, collective_us=2, sum_gbps=4).allreduce_us((0, 1), 1000) == 4.25
+    assert LinkCosts(fabric, collective_us=2, sum_gbps=40).allreduce_us((0, 1), 1000) == 4.1

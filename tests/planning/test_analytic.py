@@ -180,7 +180,7 @@ class Decides(nn.Module):
         (
             Divisible(nn.Linear(4, 4)),
             {"optimizer": functools.partial(torch.optim.ASGD, lr=0.1)},
-            r"layer 0 \(0 Linear\): its optimizer must take a step with gradients of zero",
+            r"layer 0 \(0 Linear\): its optimizer must take steps with small gradients",
         ),
     ],
 )

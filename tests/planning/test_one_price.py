@@ -148,3 +148,17 @@ def test_software_of_collectives_counts_on_both_levels() -> None:
         ]
         plain, more = (it.time_us for it in ways if it is not None)
         assert more >= plain + 2 * 7
+
+
+def test_what_ranks_add_counts_on_both_levels() -> None:
+    """16 KB of gradients at 0.1 GB/s, not the links' rate: by an allreduce, or half of it scattered."""
+    graph, topology = products(4, [64, 64]), topologies.load("full:2")
+    profile, slow = profile_of(graph), LinkCosts(topology, sum_gbps=0.1)
+    for name, added in (("data-parallel", 1.0), ("zero-3", 0.5)):
+        ways = [
+            choose_both(graph, topology, UNIT, profile, network=network).ways[name].prediction
+            for network in (LinkCosts(topology), slow)
+        ]
+        plain, more = (it.time_us for it in ways if it is not None)
+        alone = added * 4 * 64 * 64 / 100
+        assert 0.7 * alone < more - plain < alone  # less what the links took

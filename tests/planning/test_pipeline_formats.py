@@ -55,7 +55,8 @@ def profiles(draw: st.DrawFn) -> Profile:
             )
         )
     ties = (Tie("weight", 12, (0, len(layers) - 1)),) if len(layers) > 1 and draw(st.booleans()) else ()
-    return Profile("a model", draw(st.integers(1, 4096)), tuple(layers), ties, "drawn")
+    crowding = draw(st.sampled_from([1.0, 1.25]))
+    return Profile("a model", draw(st.integers(1, 4096)), tuple(layers), ties, "drawn", crowding)
 
 
 def written(document: object) -> object:
@@ -135,7 +136,7 @@ def test_what_nobody_measured_is_not_in_a_profile_file() -> None:
     assert ["weights_us" in layer for layer in document["layers"]] == [False, True]
     read = profile_from_document(written(document), "profile.json")
     assert [it.weights_share for it in read.layers] == [0.5, 0.25]
-    assert read.weights_us(0, 2, 2) == 2 * (2.0 + 1.0)
+    assert read.halves_us(0, 2, 2) == (2 * (2.0 + 3.0), 2 * (2.0 + 1.0))
 
 
 def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:

@@ -115,6 +115,27 @@ def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
     assert picture(split)["waiting"] == "waiting 1 0-10, waiting 0 13-33, waiting 1 46-56"
 
 
+def test_passes_take_longer_while_other_ranks_compute():
+    """Half as long again from 10 to 25, where both do; then rank 1 alone."""
+    plan, costs = one_layer_each(2, 2, "gpipe"), replace(profile([(10, 20)] * 2), crowding=1.5)
+    found = picture(simulate(plan, costs, LinkCosts(line(2)), batch=2))
+    assert found[0].startswith("F0 0-10, F1 10-25, ")
+    assert found[1].startswith("F0 10-25, F1 25-35, B0 35-55")
+    # Three replicas with 2, 2 and 1 samples: of two ranks beside, then of one.
+    costs, plan = replace(profile([(8, 0)]), crowding=2.0), Plan([(0, 1, [0, 1, 2])], 1)
+    thirds = simulate(plan, costs, LinkCosts(load("full:3")), batch=5)
+    ends = sorted(it.end_us for it in thirds.intervals if it.kind == "forward")
+    assert ends == [16, 16 + 1.5 * 8, 16 + 1.5 * 8]
+
+
+def test_buckets_begin_within_a_crowded_pass_where_its_layers_are_through():
+    """Two layers, 10 us back each and twice that beside the other replica: the last one is through at 60."""
+    layers = tuple(Layer(f"{it}", 10, 10, 0, 0, 0, size) for it, size in enumerate((0, 4000)))
+    costs = Profile("two", 1, layers, crowding=2.0)
+    timeline = simulate(Plan([(0, 2, [0, 1])], 1), costs, LinkCosts(line(2)), batch=2)
+    assert {it.start_us for it in timeline.intervals if it.kind == "allreduce"} == {60}
+
+
 def test_an_update_waits_for_all_replicas():
     costs = Profile("drawn", 1, (Layer("layer", 10, 20, 0, 0, 0, 0, update_us=7),))
     timeline = simulate(Plan([(0, 1, [0, 1])], 1), costs, LinkCosts(line(2)), batch=3)
@@ -123,7 +144,10 @@ def test_an_update_waits_for_all_replicas():
 
 
 def test_replicas_then_allreduce_and_update():
-    """Three samples: two on rank 0, one on rank 1, whose part of the message is shorter."""
+    """Three samples: two on rank 0, one on rank 1, whose part of the message is shorter.
+
+    Rank 2 is through at 112, and updates only once the others are, which is when they know the loss.
+    """
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 1)
     costs = profile([(10, 20)] * 2, output_bytes=1000, gradient_bytes=4000)
     costs = replace(costs, layers=tuple(replace(it, update_us=7) for it in costs.layers))
@@ -131,9 +155,10 @@ def test_replicas_then_allreduce_and_update():
     assert picture(timeline) == {
         0: "F0 0-20, B0 114-154, allreduce 154-158, update 158-165",
         1: "F0 0-10, B0 113-133, allreduce 154-158, update 158-165",
-        2: "F0 22-52, B0 52-112, update 112-119",
+        2: "F0 22-52, B0 52-112, update 154-161",
         "communication": "m0 1>2 10-11, m0 0>2 20-22, m0 2>0 112-114, m0 2>1 112-113",
-        "waiting": "waiting 2 0-22, waiting 1 10-113, waiting 0 20-114, waiting 2 119-165, waiting 1 133-154",
+        "waiting": "waiting 2 0-22, waiting 1 10-113, waiting 0 20-114, waiting 2 112-154, "
+        "waiting 1 133-154, waiting 2 161-165",
     }
 
 

@@ -7,6 +7,7 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -22,6 +23,7 @@ from arborcast.pipeline.model.deferred_init import on_meta
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.pipeline.model.traced import trace
 from arborcast.pipeline.profiles import Tie
+from tests.support.ranks import run_ranks
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -210,6 +212,20 @@ def test_the_median_leaves_out_what_is_slow_once(clock):
     assert Stumbles.runs == 1 + 1 + 5
 
 
+def crowded_profile(rank, size):
+    layers = [Takes(0.0, 10.0), nn.Linear(4, 4), Takes(0.0, 20.0)]
+    return profile(
+        Divisible(layers), torch.randn(6, 4), repeats=1, fixed=False, optimizer=SGD, group=dist.group.WORLD
+    )
+
+
+def test_ranks_of_one_machine_get_one_profile():
+    one, other = run_ranks(2, crowded_profile)
+    assert one == other
+    assert one.crowding >= 1
+    assert one.layers[1].update_us > 0 == one.layers[0].update_us
+
+
 def test_the_loss_belongs_to_the_last_layer(clock):
     def loss(output: Tensor, target: Tensor) -> Tensor:
         assert len(output) == len(target)
@@ -315,7 +331,7 @@ def test_any_module_is_traced():
             Divisible(nn.Linear(4, 4)),
             torch.ones(2, 4),
             {"optimizer": lambda _: torch.optim.Adam([])},
-            "its optimizer must take a step .* got ValueError: optimizer got an empty parameter list",
+            "its optimizer must take steps .* got ValueError: optimizer got an empty parameter list",
         ),
     ],
 )

@@ -32,8 +32,8 @@ PUBLIC: dict[ModuleType, str] = {
         check_program export_program lower read_program run_schedule write_program""",
     pipeline: """
         Action Comparison Divisible Layer LinkCosts Plan Prediction Profile Segment
-        Stage Tie Timeline Trainer compare initialise on_meta plan predict profile read_plan
-        read_profile read_sharded_plan shard_in_stages shard_model simulate trace write_plan
+        Stage Tie Timeline Trainer compare initialise measure_links on_meta plan predict profile
+        read_plan read_profile read_sharded_plan shard_in_stages shard_model simulate trace write_plan
         write_profile write_sharded_plan""",
 }
 
