@@ -12,6 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 from typing import TypeAlias
 
 from arborcast.synth.errors import InputError
@@ -189,7 +190,7 @@ class HostNetwork:
         """
         near = self._nearness(places)
         far = self._nearness([place for place in range(len(self.of_place)) if place not in places])
-        inside = {vertex for vertex, steps in near.items() if steps < far.get(vertex, steps + 1)}
+        inside = {vertex for vertex, steps in near.items() if steps < far.get(vertex, inf)}
         inside |= {rank for p in places for host in self.of_place[p] for rank in self.hosts[host].ranks}
         out = into = Fraction(0)
         for tail, head in self._links:
@@ -313,7 +314,7 @@ class HostNetwork:
         for next_ in range(left - 2, 0, -1):
             onward: dict[Vertex, Fraction] = defaultdict(Fraction)
             for here, held in front.items():
-                heads = [v for v in self._heads[here] if v not in self._owner and steps.get(v) == next_]
+                heads = [v for v in self._heads[here] if steps.get(v) == next_]
                 for head in heads:
                     message.inner[here, head] += held / len(heads)
                     onward[head] += held / len(heads)

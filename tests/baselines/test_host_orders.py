@@ -43,7 +43,11 @@ def clusters(draw: st.DrawFn, most: int = 5) -> tuple[Topology, tuple[Host, ...]
     for host in hosts:
         shared = draw(st.integers(0, leaves - 1))
         for rank in host.ranks:
-            cable(rank, ranks + (shared if draw(st.booleans()) else draw(st.integers(0, leaves - 1))))
+            ends = {shared if draw(st.booleans()) else draw(st.integers(0, leaves - 1))}
+            if draw(st.booleans()):
+                ends.add(draw(st.integers(0, leaves - 1)))
+            for leaf in sorted(ends):
+                cable(rank, ranks + leaf)
         for one, other in pairwise(host.ranks):
             cable(one, other)
     for leaf in range(leaves):
@@ -180,6 +184,67 @@ def test_an_order_as_good_as_any_stays() -> None:
     fabric = topologies.load("dgx-a100:boxes=4")
     found = best_order(HostNetwork(fabric, in_blocks("abcd", [8] * 4)))
     assert (found.order, found.is_proved) == ((0, 1, 2, 3), True)
+
+
+def one_way(*links: tuple[int, int, int]) -> list[Link]:
+    return [Link(src, dst, F(rate), F(0)) for src, dst, rate in links]
+
+
+def test_what_leads_out_of_a_host_and_of_a_leaf() -> None:
+    """Two leaves of two hosts; what joins the GPUs of a host is its own affair."""
+    links = one_way(
+        *((rank, 4 + rank // 2, 7) for rank in range(4)), *((4 + rank // 2, rank, 9) for rank in range(4))
+    )
+    links += one_way((4, 6, 3), (6, 4, 5), (5, 6, 2), (6, 5, 8), (0, 7, 50), (7, 0, 50), (0, 5, 1))
+    network = HostNetwork(
+        Topology.build("unlike", 4, links, ["l0", "l1", "core", "own"]), in_blocks("abcd", [1] * 4)
+    )
+    assert network.access(0) == (8, 9)
+    assert network.access(1) == (7, 9)
+    first, second = network.places[1], network.places[2]
+    assert network.places == (0, first, second, second)
+    assert network.cut({0, first}) == (3 + 1, 5)
+    assert network.cut({second}) == (2, 8 + 1)
+    assert network.cut({first}) == (7, 9)  # the leaf is as near to the other host
+    link = network.busiest([(1, 3, F(1))])
+    assert link is not None
+    assert (link.ends, link.load, link.rate) == (("l0", "core"), 1, 3)
+
+
+def test_ends_are_named_by_host_and_gpu() -> None:
+    links = one_way((0, 4, 1), (1, 4, 2), (4, 2, 3), (4, 3, 3))
+    network = HostNetwork(Topology.build("pair", 4, links, ["hub"]), in_blocks("ab", [2, 2]))
+    link = network.busiest([(0, 1, F(1))])
+    assert link is not None
+    assert (link.ends, link.load) == (("a:0", "hub"), F(1, 2))
+    single = HostNetwork(cables((0, 1)), in_blocks("ab", [1, 1])).busiest([(0, 1, F(1))])
+    assert single is not None
+    assert set(single.ends) & {"a", "b"}
+
+
+def test_gpus_that_have_no_way_to_their_like_take_the_nearest() -> None:
+    """GPU 0 of a has a cable to GPU 1 of b, and two switches to its GPU 0; GPU 1 of a has a cable there."""
+    links = one_way((0, 3, 4), (1, 2, 4), (0, 4, 1), (4, 5, 1), (5, 2, 1), (2, 1, 1))
+    network = HostNetwork(Topology.build("crossed", 4, links, ["s", "t"]), in_blocks("ab", [2, 2]))
+    link = network.busiest([(0, 1, F(1))])
+    assert link is not None
+    assert (link.bandwidth, link.load) == (4, F(1, 2))
+
+
+def test_ranks_of_no_host_do_not_forward() -> None:
+    """Rank 1 hangs on both leaves, and is in no host: 0 and 2 have no way."""
+    links = one_way(
+        *((r, s, 1) for r, s in ((0, 3), (1, 3), (1, 4), (2, 4))),
+        *((s, r, 1) for r, s in ((0, 3), (1, 3), (1, 4), (2, 4))),
+    )
+    fabric = Topology.build("through a rank", 3, links, ["l0", "l1"])
+    assert HostNetwork(fabric, [Host("a", (0,)), Host("c", (2,))]).busiest([(0, 1, F(1))]) is None
+    assert HostNetwork(fabric, [Host("a", (0,)), Host("b", (1,))]).busiest([(0, 1, F(1))]) is not None
+    alone = Topology.build("alone", 3, links[:2] + links[4:6], ["l0"])
+    lonely = HostNetwork(alone, in_blocks("abc", [1] * 3))
+    assert (lonely.busiest([(0, 2, F(1))]), lonely.busiest([(2, 0, F(1))])) == (None, None)
+    with pytest.raises(InfeasibleError):
+        best_order(lonely)
 
 
 def cables(*pairs: tuple[int, int]) -> Topology:
