@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -748,13 +748,19 @@ class Communicator:
     def _settings(self) -> dict[str, object]:
         """What all ranks must have alike, since they decide by it."""
         return {
-            "arborcast": version("arborcast"),
+            "arborcast": _version(),
             "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
             "groups": [digest_of(it) for it in self.fabric.joint],
             "spares": digests_of(self.fabric.spares),
             **{name: getattr(self.options, name) for name in ALIKE},
         }
+
+
+@cache
+def _version() -> str:
+    """Of this package; reading it takes as long as half of what else a group costs."""
+    return version("arborcast")
 
 
 def _shared_cores(words: list[tuple[str, list[int]]]) -> int | None:

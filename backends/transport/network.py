@@ -258,6 +258,8 @@ class Network:
         deadline = time.monotonic() + FAREWELL_S
         for channel in self._channels.values():
             channel.finish_close(deadline)
+        if self._shelf is not None:
+            self._shelf.let_go()
 
     def _missing(self) -> str | None:
         """What keeps this rank from sharing memory, found out by doing so; None where nothing does."""

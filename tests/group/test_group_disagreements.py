@@ -136,6 +136,7 @@ def _differ_in_environment(rank: int, size: int, variable: str, values: tuple[st
         ("ARBORCAST_TOPOLOGY", ("full:4", "ring:4"), ("full", "ring")),
         ("ARBORCAST_GLOO_BELOW", ("0", "1MiB"), ("gloo_below", "0 on rank", "1048576 on rank")),
         ("ARBORCAST_TRANSPORT", ("sockets", "shared memory"), ("sockets", "shared memory")),
+        ("ARBORCAST_BITS", ("alike", "any"), ("bits: ", "alike on rank 0", "any on rank 1")),
         ("ARBORCAST_START", ("at once", "wait"), ("start: ", "at once on rank 0", "wait on rank 1")),
         ("TORCH_FR_BUFFER_SIZE", ("9", "9" * 30), ("rank 1: TORCH_FR_BUFFER_SIZE: must be", "got '9999")),
     ],
