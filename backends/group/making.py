@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -26,8 +25,7 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
         nccl_options, backend_options = backend_options, None
     world = dist.group.WORLD if isinstance(dist.group.WORLD, SynthGroup) else None
     if backend_options is None and world is not None:
-        # What the job was told holds for its parts, which look for schedules at their first calls.
-        backend_options = replace(world.options, prepare=())
+        backend_options = world.options  # what the job was told holds for its parts
     global_ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     # While the default group is being made it is not there to be asked, and the group is all there is.
     world_size = dist.get_world_size() if dist.is_initialized() else options.group_size
