@@ -1,8 +1,8 @@
 """Makes the name "synth" known to torch.distributed; importing this module does it.
 
-Where the package is installed, torch does it by itself: the entry point `torch.backends` of pyproject.toml
-calls `register` at the end of `import torch`: nothing else is imported
-before a group is made, so that this costs nothing and cannot fail.
+Where the package is installed, torch does it by itself: the entry point `torch.backends` of pyproject.toml,
+`arborcast_for_torch`, calls `register` at the end of `import torch`. Nothing else is imported before a group
+is made, so that this costs nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any = None) -> Any:
     with _no_collection():
-        from arborcast.backends.group.process_group import create
+        from arborcast.backends.group.making import create
 
     return create(options, backend_options)
 

@@ -33,6 +33,9 @@ TRANSPORTS = ("auto", "sockets", "shared memory")
 STARTS = ("at once", "wait")
 """What the first call of a collective does whose schedules are in no cache: go by a simple one, or wait."""
 
+BITS = ("alike", "any")
+"""Of floating-point sums: the same on all ranks, or whatever the fastest schedule gives each of them."""
+
 MESSAGES = ("off", "cuda", "cpu")
 """Whose calls by schedules go by grouped messages: nobody's; those of tensors on GPUs over NCCL or RCCL, who
 serve them by themselves otherwise; those of tensors in host memory over gloo, to try it without a GPU."""
@@ -61,7 +64,8 @@ class Options:
         prepare: collectives whose schedules are looked for when the group is made, not at the first call.
         start: one of `STARTS`: where schedules are not in the cache, whether a simple one serves "at once"
             while they are looked for, or calls "wait". After the change sums may have other last bits.
-        address: of this host, for the other hosts; None for the one that the store's host is reached from.
+        address: of this host, for the other hosts, or several with commas between; None for the one that the
+            store's host is reached from.
         method: "auto", or the one method (see `synth.methods`) whose schedule serves all sizes.
         lost_after_s: seconds without any answer of its kernel after which another host counts as lost; 0 for
             never. A process that is stopped or slow is waited for until the group's timeout.
@@ -70,6 +74,7 @@ class Options:
         spares: schedules made before links fail (`synth repair --each-link`): files or values, one for each
             collective. One serves at once where a group does without its link, until all have been compared.
         p2p: one of `MESSAGES`: which tensors' schedules run by grouped messages of torch's own backend.
+        bits: one of `BITS`: whether schedules whose ranks add in different orders may serve an allreduce.
 
     Raises:
         InputError: a field breaks a rule.
@@ -93,6 +98,7 @@ class Options:
     without: tuple[tuple[int, int], ...] = ()
     spares: tuple[str | os.PathLike[str] | BackupSchedules, ...] = ()
     p2p: str = "off"
+    bits: str = "alike"
 
     def __post_init__(self) -> None:
         """Check every field; lists become tuples, so that nobody changes them later."""
@@ -279,6 +285,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "without": _without_rule,
     "spares": _spares_rule,
     "p2p": _one_of(MESSAGES),
+    "bits": _one_of(BITS),
 }
 """For each field the rule that a value breaks, None where it breaks none."""
 
@@ -295,6 +302,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_WITHOUT": ("without", _parse_links),
     "ARBORCAST_SPARES": ("spares", _parse_paths),
     "ARBORCAST_P2P": ("p2p", str.lower),
+    "ARBORCAST_BITS": ("bits", str.lower),
 }
 """The field that each variable gives, and how it is read."""
 

@@ -26,7 +26,16 @@ CONTENDERS: dict[str, dict[str, str] | None] = {
     "as it comes": {},
     "executor": None,
 }
-COLLECTIVES = ("allreduce", "broadcast", "allgather", "reduce-scatter")
+COLLECTIVES = (
+    "allreduce",
+    "broadcast",
+    "allgather",
+    "reduce-scatter",
+    "reduce",
+    "gather",
+    "scatter",
+    "alltoall",
+)
 
 Call = Callable[["Buffers", int], None]
 
@@ -118,7 +127,7 @@ def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
     from arborcast.backends.tensors.torch_compat import all_gather_single, reduce_scatter_single
 
     def call(buffers: Buffers, i: int) -> None:
-        output = buffers.outputs[i]
+        output, is_root = buffers.outputs[i], group.rank() == 0
         how: dict[str, Any] = {"group": group, "async_op": case.is_busy}
         match case.collective:
             case "allreduce":
@@ -127,6 +136,17 @@ def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
                 work = dist.broadcast(output, 0, **how)
             case "allgather":
                 work = all_gather_single(output, buffers.inputs[i], **how)
+            case "reduce":
+                work = dist.reduce(output, 0, **how)
+            case "gather":
+                outputs = list(output.chunk(group.size())) if is_root else None
+                work = dist.gather(buffers.inputs[i], outputs, 0, **how)
+            case "scatter":
+                inputs = list(buffers.inputs[i].chunk(group.size())) if is_root else None
+                work = dist.scatter(output, inputs, 0, **how)
+            case "alltoall":
+                sent, expected = buffers.blocks
+                work = dist.all_to_all_single(output, buffers.inputs[i], expected, sent, **how)
             case _:
                 work = reduce_scatter_single(output, buffers.inputs[i], **how)
         if work is not None:
@@ -171,6 +191,7 @@ class Buffers:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self._payload = Payload(Kind(case.collective), case.size_bytes // 4, rank, ranks)
+        self.blocks = self._payload.blocks
 
     def fill(self, calls: int) -> None:
         """As many buffers as calls, in the state before them."""

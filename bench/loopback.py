@@ -1,4 +1,4 @@
-"""How fast are schedules beside gloo on one machine? Allreduce and broadcast on local processes.
+"""How fast is the process group beside gloo on one machine? Collectives on local processes.
 
 One set of processes holds every contender, and each round measures all of them, in an order that rotates, so
 that a busy machine slows all down: gloo; the process group "synth" over sockets and over shared memory, with
@@ -38,6 +38,7 @@ RESULTS = KEPT / "loopback.json"
 WARM_UPS = 2
 SAMPLE_S = 0.020  # one sample repeats short calls for at least this long
 POOL_BYTES = 64 << 20  # of buffers that the calls of one sample work on, so that each is checked
+EXECUTED = ("allreduce", "broadcast", "allgather", "reduce-scatter")
 TIMEOUT_S = 3600.0  # for all cases on so many ranks
 
 
@@ -51,7 +52,7 @@ def main() -> None:
             for is_busy in arguments.busy
             for collective in arguments.collectives
             for size in arguments.sizes
-            if collective in {"allreduce", "broadcast"} or size % (4 * ranks) == 0
+            if collective in {"allreduce", "broadcast", "reduce", "alltoall"} or size % (4 * ranks) == 0
         ]
         asked = (ranks, cases, arguments.contenders, arguments.runs)
         measured = run_ranks(ranks, _measure_all, *asked, timeout_s=TIMEOUT_S)[0]
@@ -123,7 +124,7 @@ def _measure(
     if rank == 0:
         print(f"{ranks} ranks, {case.collective} of {case.size_bytes} bytes ...", file=sys.stderr)
     buffers = Buffers(case, rank, ranks)
-    if case.is_busy:  # the executor's calls end before they return
+    if case.is_busy or case.collective not in EXECUTED:  # the executor's calls end before they return
         contenders = {name: each for name, each in contenders.items() if name != "executor"}
     calls = {name: contender.call(case, ranks) for name, contender in contenders.items()}
     before = {name: contender.count(case) for name, contender in contenders.items()}
@@ -161,15 +162,12 @@ def _target(name: str, case: Case) -> float | None:
     """How many times gloo's speed is asked for; None where nothing is."""
     if name not in {"sockets", "shared memory", "as it comes"}:
         return None
+    if case.collective in {"reduce", "gather", "scatter", "alltoall"}:
+        return 1 / 1.3
     if case.collective not in {"allreduce", "broadcast"}:
         return None
-    if case.is_busy:
-        return 1.0
-    is_long = case.size_bytes >= 1 << 20
-    if name == "sockets":
-        return 0.95 if is_long else 1.2
     # Local processes: memory is what the group takes by itself.
-    return 1.2 if case.collective == "broadcast" or not is_long else 1.5
+    return 1.0 if case.is_busy or name == "sockets" else 1.3
 
 
 def _row(ranks: int, case: Case, name: str, found: dict[str, Measured]) -> dict[str, Any]:

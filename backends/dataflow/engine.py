@@ -2,10 +2,11 @@
 
 Each call begins with its opening, which goes to all peers that get data and to the next rank of the group,
 and is compared with those of all peers that send data and of the rank before: so that a call which is not the
-same everywhere is noticed somewhere, before its bytes are used. In a broadcast the circle is left out: all
-but the root see the opening of one that they get data of, and the root waits for nobody. The first failure
-ends the engine. Its reason goes to all peers, which pass it on; everybody fails at once and knows the first
-cause.
+same everywhere is noticed somewhere, before its bytes are used. Where there is a root the circle is left out:
+of each other rank and the one that it gets data of, or sends data to, on the way from or to the root, one
+sees the other's opening, and who only sends waits for nobody. In an exchange every two compare what goes
+between them. The first failure ends the engine. Its reason goes to all peers, which pass it on; everybody
+fails at once and knows the first cause.
 
 Calls that something else serves, as gloo does small ones, are accompanied instead: `agree`, then begin it,
 and `wait_external` until it is done, which raises at once where a peer gives up.
@@ -32,10 +33,9 @@ from arborcast.backends.errors import (
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.tensors.torch_reduction import ReductionOperator
-from arborcast.backends.transport.fingerprint import CollectiveFingerprint
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint, ExchangeFingerprint
 from arborcast.backends.transport.silence import LOST_AFTER_S, SilenceWatch
 from arborcast.backends.transport.socket_channel import SocketChannel
-from arborcast.synth.collective import Kind
 
 GIVE_UP_S = 2.0
 """How long who ends the engine waits for a call in another thread, which ends at its next look."""
@@ -133,7 +133,7 @@ class Engine:
         self,
         graph: TaskGraph,
         memory: Mapping[Buffer, Tensor],
-        opening: CollectiveFingerprint,
+        opening: CollectiveFingerprint | ExchangeFingerprint,
         operator: ReductionOperator | None,
         *,
         dtype: torch.dtype | None = None,
@@ -144,7 +144,7 @@ class Engine:
             graph: compiled for this rank and this number of elements.
             memory: the input and the output where the graph has them: flat, contiguous, of one type, without
                 gradient, in host memory.
-            opening: the same on all ranks that make the same call.
+            opening: the same on all ranks that make the same call; of an exchange, which joins every two.
             operator: how contributions are combined; None where the graph has no reductions.
             dtype: of the elements; needed only where this rank has neither input nor output.
 
@@ -188,14 +188,19 @@ class Engine:
         self.begin(opening)
         self.wait_external()
 
-    def begin(self, opening: CollectiveFingerprint) -> None:
-        """The first half of `agree`, without waiting; `wait_external` must follow before the next call."""
+    def begin(self, opening: CollectiveFingerprint, *, has_agreed: bool = False) -> None:
+        """The first half of `agree`, without waiting; `wait_external` must follow before the next call.
+
+        Args:
+            opening: as for `run`.
+            has_agreed: whether all ranks are known to make this call, so that nothing is compared.
+        """
         with self._at_work:
             self._refuse_after_failure()
             self._begun = opening
-            self._has_agreed = False
+            self._has_agreed = has_agreed
             try:
-                self._open(opening, {self._next})
+                self._open(opening, set() if has_agreed else {self._next})
             except BaseException as error:
                 self._fail(error, opening)
 
@@ -300,18 +305,22 @@ class Engine:
             os.close(self._wakeup)
             self._wakeup = -1
 
-    def _run_of(self, graph: TaskGraph, opening: CollectiveFingerprint) -> GraphRun:
+    def _run_of(self, graph: TaskGraph, opening: CollectiveFingerprint | ExchangeFingerprint) -> GraphRun:
         """What runs a graph over the channels that there are now; kept for the next call."""
         channels = self._network.channels
-        is_broadcast = opening.kind is Kind.BROADCAST and opening.count > 0
-        key = id(graph), is_broadcast, len(channels)
+        apart = isinstance(opening, ExchangeFingerprint)
+        call = opening.call if isinstance(opening, ExchangeFingerprint) else opening
+        has_circle = not apart and not (call.kind.has_root and call.count > 0)
+        key = id(graph), has_circle, len(channels)
         run = self._runs.get(key)
         if run is None:
-            before, after = ((), ()) if is_broadcast else ((self._before,), (self._next,))
-            parties = Parties(
-                frozenset({*graph.sends, *after}) - {self.rank},
-                frozenset({*graph.receives, *before}) - {self.rank},
-            )
+            if apart:
+                told = telling = frozenset(range(self._network.size))
+            else:
+                before, after = ((self._before,), (self._next,)) if has_circle else ((), ())
+                told = frozenset({*graph.sends, *after})
+                telling = frozenset({*graph.receives, *before})
+            parties = Parties(told - {self.rank}, telling - {self.rank}, apart=apart)
             while len(self._runs) >= RUNS_KEPT:
                 del self._runs[next(iter(self._runs))]
             run = self._runs[key] = GraphRun(graph, channels, self._wakeup, self.rank, parties)
@@ -354,7 +363,7 @@ class Engine:
         if self._failure is not None:
             raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
 
-    def _fail(self, error: BaseException, opening: CollectiveFingerprint) -> NoReturn:
+    def _fail(self, error: BaseException, opening: CollectiveFingerprint | ExchangeFingerprint) -> NoReturn:
         """Tell the peers why, and raise an error that says on which rank and in which collective.
 
         What a peer gave as its reason is passed on as it is, so that the first cause is what everybody knows.

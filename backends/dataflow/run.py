@@ -32,7 +32,11 @@ from arborcast.backends.native.library import (
     in_peace,
 )
 from arborcast.backends.tensors.torch_reduction import ReductionOperator
-from arborcast.backends.transport.fingerprint import OPENING_BYTES, CollectiveFingerprint
+from arborcast.backends.transport.fingerprint import (
+    OPENING_BYTES,
+    CollectiveFingerprint,
+    ExchangeFingerprint,
+)
 from arborcast.backends.transport.socket_channel import SocketChannel
 
 LOOK_S = 0.5
@@ -59,11 +63,13 @@ class Parties:
     Attributes:
         told: who is sent the opening.
         telling: whose opening is awaited.
+        apart: whether each two ranks compare openings of their own.
         required: the peer whose death makes the run vain, though nothing of it is awaited here.
     """
 
     told: frozenset[int] = frozenset()
     telling: frozenset[int] = frozenset()
+    apart: bool = False
     required: int | None = None
 
 
@@ -108,19 +114,20 @@ class GraphRun:
         self._set_peers(parties)
         self._left, self._local = np.zeros((2, max(1, len(graph.actions))), np.int32)
         self._polls = np.zeros((len(self._channels) + 1) * POLL_BYTES, np.uint8)
-        self._opening_bytes = ctypes.create_string_buffer(OPENING_BYTES)
+        self._openings = ctypes.create_string_buffer(
+            OPENING_BYTES * (2 * len(self._channels) if parties.apart else 1)
+        )
         self._state = RunState(
             graph=ctypes.addressof(self._state_of_graph),
             peers=ctypes.addressof(self._peers),
             peer_count=len(self._channels),
             left=_start(self._left),
             local=_start(self._local),
-            opening=ctypes.addressof(self._opening_bytes),
+            openings=ctypes.addressof(self._openings),
             polls=_start(self._polls),
             bell=bell,
         )
         self._address = ctypes.addressof(self._state)
-        self._opening: CollectiveFingerprint | None = None
         self._lost: PeerGoneError | None = None
 
     def _set_peers(self, parties: Parties) -> None:
@@ -133,16 +140,18 @@ class GraphRun:
                 setattr(self._peers[self._place[peer]], first, at)
                 setattr(self._peers[self._place[peer]], count, len(order))
                 at += len(order)
-        for channel, peer in zip(self._channels, self._peers, strict=False):
-            peer.channel = channel.address
-            peer.is_told = channel.peer in parties.told
-            peer.tells = channel.peer in parties.telling
+        opening = 1
+        for channel, state in zip(self._channels, self._peers, strict=False):
+            state.channel = channel.address
+            state.told = opening if channel.peer in parties.told else 0
+            state.awaited = opening + parties.apart if channel.peer in parties.telling else 0
+            opening += 2 * parties.apart
 
     def run(
         self,
         memory: Mapping[Buffer, Tensor],
         operator: ReductionOperator | None,
-        opening: CollectiveFingerprint,
+        opening: CollectiveFingerprint | ExchangeFingerprint,
         *,
         timeout_s: float,
         until: Callable[[], bool] | None = None,
@@ -155,7 +164,8 @@ class GraphRun:
         Args:
             memory: in host memory, with scratch; flat, contiguous and of one type.
             operator: None where nothing is combined.
-            opening: what every peer that awaits one gets, and every peer that tells its own must bring.
+            opening: what every peer that awaits one gets, and every peer that tells its own must bring; of an
+                exchange where each two have their own.
             timeout_s: how long nothing may happen while something is to be done here.
             until: what else must hold, however long it takes; asked whenever something moves, and as often as
                 `look_every_s` says.
@@ -209,7 +219,7 @@ class GraphRun:
         self,
         memory: Mapping[Buffer, Tensor],
         operator: ReductionOperator | None,
-        opening: CollectiveFingerprint,
+        opening: CollectiveFingerprint | ExchangeFingerprint,
     ) -> None:
         state = self._state
         for buffer, tensor in memory.items():
@@ -218,8 +228,10 @@ class GraphRun:
         if self._graph.reduces:
             assert operator is not None, "a graph with reductions comes with an operator"
             state.combine = combiner(operator.name, next(iter(memory.values())).dtype)
-        self._opening = opening
-        self._opening_bytes.raw = opening.to_bytes()
+        if isinstance(opening, ExchangeFingerprint):
+            self._openings.raw = opening.to_bytes([channel.peer for channel in self._channels])
+        else:
+            self._openings.raw = opening.to_bytes()
         self._lost = None
         self._answer(at_once.run_begin(self._address))
 
@@ -232,10 +244,10 @@ class GraphRun:
             case News.FAILED:
                 self._fail(state.asked_peer, state.trouble)
             case News.DIFFERS:
-                channel = self._channels[state.asked_peer]
+                channel, awaited = self._channels[state.asked_peer], self._peers[state.asked_peer].awaited
+                ours = self._openings.raw[OPENING_BYTES * (awaited - 1) :][:OPENING_BYTES]
                 other = CollectiveFingerprint.from_bytes(bytes(channel.state.opening))
-                assert self._opening is not None, "set before"
-                self._opening.check(self._rank, other, channel.peer)
+                CollectiveFingerprint.from_bytes(ours).check(self._rank, other, channel.peer)
 
     def _note_end(self, at: int) -> None:
         """A peer will send no more than is on its way; what it said last is looked for."""

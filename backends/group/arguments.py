@@ -6,13 +6,21 @@ judge alike whether a schedule serves a call, so only what is the same on all of
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
 from arborcast.backends.tensors.torch_compat import split
 from arborcast.backends.tensors.torch_reduction import operator_of
@@ -44,12 +52,20 @@ def scatter_options(op: dist.ReduceOp, given: Any = None) -> ReduceScatterOption
 
 
 _Options = TypeVar("_Options", AllreduceOptions, ReduceScatterOptions)
+_Rooted = TypeVar("_Rooted", BroadcastOptions, ReduceOptions, GatherOptions, ScatterOptions)
 
 
 def _options(options: _Options, op: dist.ReduceOp, given: Any) -> _Options:
     options.reduceOp = op
     if hasattr(given, "timeout"):
         options.timeout = given.timeout
+    return options
+
+
+def rooted(kind: Callable[[], _Rooted], root: int) -> _Rooted:
+    """Torch's options of a call with a root."""
+    options = kind()
+    options.rootRank = root
     return options
 
 
@@ -156,6 +172,37 @@ class written:  # noqa: N801 (it is used as a function)
         """What a copy holds goes back, unless something was raised."""
         if kind is None and not lies_flat(self._tensor):
             self._tensor.data.copy_(self._flat.view(self._tensor.shape))
+
+
+def as_one(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The elements of tensors that lie in memory one behind the other; None where they do not."""
+    first = tensors[0]
+    memory, end = first.untyped_storage().data_ptr(), first.data_ptr()
+    for tensor in tensors:
+        is_next = tensor.data_ptr() == end and tensor.untyped_storage().data_ptr() == memory
+        if not (is_next and lies_flat(tensor)):
+            return None
+        end += tensor.nbytes
+    return first.data.as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The elements of several tensors, in their order: as they lie, or a copy."""
+    whole = as_one(tensors)
+    return torch.cat([flattened(tensor) for tensor in tensors]) if whole is None else whole
+
+
+@contextmanager
+def filled(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Room for the elements of several tensors, which have what is written to it in the end."""
+    whole = as_one(tensors)
+    if whole is not None:
+        yield whole
+        return
+    count = sum(tensor.numel() for tensor in tensors)
+    together = torch.empty(count, dtype=tensors[0].dtype, device=tensors[0].device)
+    yield together
+    spread(together, tensors)
 
 
 def spread(together: Tensor, tensors: Sequence[Tensor]) -> None:

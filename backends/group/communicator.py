@@ -15,19 +15,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ScatterOptions,
+)
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.errors import DisagreementError, ExecutionError
-from arborcast.backends.group.arguments import SUM, reduce_options
+from arborcast.backends.group.arguments import SUM, reduce_options, rooted
 from arborcast.backends.group.history import Call, History, calls_to_keep
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.trace import Tracer
@@ -38,7 +45,7 @@ from arborcast.backends.p2p.carriers import CudaCarrier, HostCarrier, MessageCar
 from arborcast.backends.p2p.groups import MessageGroup
 from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.schedules.combined import digest_of, joint_part
-from arborcast.backends.schedules.exchange import Exchanges, Sizes
+from arborcast.backends.schedules.exchange import Exchange, Exchanges, Sizes
 from arborcast.backends.schedules.group_fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.rendezvous import meet, processors, whereabouts
@@ -47,9 +54,9 @@ from arborcast.backends.schedules.spare import digests_of, spare_table
 from arborcast.backends.tensors.shared_store import shared_store
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of, has_nccl
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
-from arborcast.backends.transport.addresses import listening_address
+from arborcast.backends.transport.addresses import listening_addresses
 from arborcast.backends.transport.alarm import Alarm
-from arborcast.backends.transport.fingerprint import CollectiveFingerprint
+from arborcast.backends.transport.fingerprint import OF_A_PAIR, CollectiveFingerprint, ExchangeFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -61,7 +68,15 @@ log = logging.getLogger(__name__)
 Memory: TypeAlias = Mapping[Buffer, Tensor]
 """Flat tensors in host memory."""
 
-SERVED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
+SERVED = (
+    Kind.ALLREDUCE,
+    Kind.BROADCAST,
+    Kind.ALLGATHER,
+    Kind.REDUCE_SCATTER,
+    Kind.REDUCE,
+    Kind.GATHER,
+    Kind.SCATTER,
+)
 """The collectives that schedules serve here."""
 
 ALIKE = (
@@ -72,6 +87,7 @@ ALIKE = (
     "start",
     "prepare",
     "p2p",
+    "bits",
 )
 """Options that decide what serves a call."""
 
@@ -133,7 +149,7 @@ class Communicator:
             self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
             if self.options.p2p == "cuda" and not has_nccl():
                 raise InputError("p2p: cuda needs a GPU and NCCL or RCCL, and torch finds none")
-            address = listening_address(store, self.options.address)
+            address = ",".join(listening_addresses(store, self.options.address))
             calls_to_keep()
         except (InputError, ExecutionError) as error:
             refusal = error
@@ -182,7 +198,7 @@ class Communicator:
         self._gloo = InnerGloo(own, rank, size, timeout, has_ring=p2p != "cpu")
         self.carrier: MessageCarrier | None = None
         if p2p == "cpu":
-            self.carrier = HostCarrier(self._gloo.get)
+            self.carrier = HostCarrier(self._gloo.of_timeout)
         elif p2p == "cuda":
             self.carrier = CudaCarrier(PrefixStore("p2p", self.own_store), rank, size)
         self._generation = 0
@@ -215,12 +231,60 @@ class Communicator:
         call = self._call(Kind.BROADCAST, root, tensor.numel(), tensor.dtype)
 
         def by_gloo(gloo: Any, host: Memory) -> Any:
-            options = BroadcastOptions()
-            options.rootRank = root
             # As bytes, because gloo knows few types.
-            return gloo.broadcast([host[Buffer.OUTPUT].view(torch.uint8)], options)
+            return gloo.broadcast([host[Buffer.OUTPUT].view(torch.uint8)], rooted(BroadcastOptions, root))
 
         self._run(call, tensor.dtype, {Buffer.OUTPUT: tensor}, None, by_gloo)
+
+    def reduce(self, tensor: Tensor, root: int, op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> None:
+        """Combine the flat tensors of all ranks on one, in place."""
+        operator = served_operator(op, tensor.dtype)
+        is_root = self.rank == root
+        if is_root:
+            operator.before_in_place(tensor)
+        else:
+            tensor = operator.before(tensor)
+        call = self._call(Kind.REDUCE, root, tensor.numel(), tensor.dtype, operator)
+
+        def by_gloo(gloo: Any, host: Memory) -> Any:
+            options = rooted(ReduceOptions, root)
+            options.reduceOp = _gloo_op(op)
+            return gloo.reduce(list(host.values()), options)
+
+        memory = {Buffer.OUTPUT if is_root else Buffer.INPUT: tensor}
+        self._run(call, tensor.dtype, memory, operator, by_gloo)
+        if is_root:
+            operator.after(tensor, self.size)
+
+    def gather(self, output: Tensor | None, given: Tensor, root: int) -> None:
+        """Concatenate the flat tensors of all ranks on one, in their order; the others have no output."""
+        memory = {Buffer.INPUT: given}
+        if output is not None:
+            memory = {Buffer.INPUT: _apart_from(output, given), Buffer.OUTPUT: output}
+        call = self._call(Kind.GATHER, root, self.size * given.numel(), given.dtype)
+
+        def by_gloo(gloo: Any, host: Memory) -> Any:
+            outputs = [] if output is None else [self._blocks(host[Buffer.OUTPUT])]
+            return gloo.gather(outputs, [host[Buffer.INPUT].view(torch.uint8)], rooted(GatherOptions, root))
+
+        self._run(call, given.dtype, memory, None, by_gloo)
+
+    def scatter(self, output: Tensor, given: Tensor | None, root: int) -> None:
+        """Give each rank its block of one rank's flat tensor; the others have no input."""
+        memory = {Buffer.OUTPUT: output}
+        if given is not None:
+            memory[Buffer.INPUT] = _apart_from(output, given)
+        call = self._call(Kind.SCATTER, root, self.size * output.numel(), output.dtype)
+
+        def by_gloo(gloo: Any, host: Memory) -> Any:
+            inputs = [] if given is None else [self._blocks(host[Buffer.INPUT])]
+            return gloo.scatter([host[Buffer.OUTPUT].view(torch.uint8)], inputs, rooted(ScatterOptions, root))
+
+        self._run(call, output.dtype, memory, None, by_gloo)
+
+    def _blocks(self, whole: Tensor) -> list[Tensor]:
+        """The bytes of each rank's block."""
+        return list(whole.view(torch.uint8).view(self.size, whole.nbytes // self.size))
 
     def allgather(self, output: Tensor, given: Tensor) -> None:
         """Concatenate the flat tensors of all ranks, in their order."""
@@ -280,12 +344,23 @@ class Communicator:
             elements: of what type they are.
 
         Raises:
-            DisagreementError: a rank sends another one more or less than that expects; on all ranks, and the
-                group may go on.
+            DisagreementError: a rank sends another one more or less than that expects. Where all ranks know
+                all sizes it is raised on all, and the group may go on.
         """
         given = _apart_from(output, given)
         if self.size == 1:
             output.copy_(given)
+            return
+        if self._exchanges is None:
+            fabric = self.fabric
+            self._exchanges = Exchanges(
+                fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed, gone=fabric.gone
+            )
+        memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
+        if not (self._exchanges.may_plan or self.options.gloo_below):
+            call = CollectiveFingerprint(self._next(), sum(sent), OF_A_PAIR, Kind.ALLTOALL, elements)
+            exchange = self._exchanges.straight(tuple(sent), tuple(expected))
+            self._exchange(exchange, memory, call, ExchangeFingerprint(call, sent, expected))
             return
         sizes = self._agreed_sizes(sent, expected, elements)
         nbytes = -(-sum(map(sum, sizes)) // self.size)
@@ -298,23 +373,28 @@ class Communicator:
             with self._history.begin(opening, nbytes, None):
                 self._by_gloo(opening, start)
             return
-        if self._exchanges is None:
-            fabric = self.fabric
-            self._exchanges = Exchanges(
-                fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed, gone=fabric.gone
-            )
         exchange = self._exchanges.of(sizes)
-        try:
-            self._network.connect({*exchange.graph.sends, *exchange.graph.receives})
-        except ExecutionError as error:
-            self.abort(f"rank {self.rank}: {Kind.ALLTOALL} ({elements}): {error}")
-            raise
-        opening = CollectiveFingerprint(
+        call = CollectiveFingerprint(
             self._next(), nbytes, -1, Kind.ALLTOALL, elements, schedule=exchange.digest
         )
-        memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
-        with self._noted(self._history.begin(opening, nbytes, exchange.served), exchange.graph):
-            self._engine.run(exchange.graph, memory, opening, None)
+        self._exchange(exchange, memory, call, call)
+
+    def _exchange(
+        self,
+        exchange: Exchange,
+        memory: Memory,
+        call: CollectiveFingerprint,
+        opening: CollectiveFingerprint | ExchangeFingerprint,
+    ) -> None:
+        """Run an alltoall over the connections that its opening and its graph need."""
+        graph, apart = exchange.graph, isinstance(opening, ExchangeFingerprint)
+        try:
+            self._network.connect(range(self.size) if apart else {*graph.sends, *graph.receives})
+        except ExecutionError as error:
+            self.abort(f"rank {self.rank}: {Kind.ALLTOALL} ({call.elements}): {error}")
+            raise
+        with self._noted(self._history.begin(call, call.count, exchange.served), graph):
+            self._engine.run(graph, memory, opening, None)
 
     def _agreed_sizes(self, sent: Sequence[int], expected: Sequence[int], elements: str) -> Sizes:
         """Bytes from each rank to each: every rank tells all others what it sends and what it expects."""
@@ -365,7 +445,7 @@ class Communicator:
         self._meet(call)
         opening = replace(call, sequence=self._next())
         with self._history.begin(opening, 0, None, is_counted=False):
-            self._by_gloo(opening, start, must_succeed=False)
+            self._by_gloo(opening, start, is_alike=True, must_succeed=False)
 
     # ------------------------------------------------------------------ around them
 
@@ -376,20 +456,20 @@ class Communicator:
             them; None where there are none, so that gloo serves it.
         """
         kind = Kind(kind)
-        table = self._table(kind, root if kind is Kind.BROADCAST else -1, waits=True)
+        table = self._table(kind, root if kind.has_root else -1, waits=True)
         return None if isinstance(table, str) else table
 
     def begin(self, kind: Kind) -> None:
-        """Look for the schedules of a collective (of a broadcast from rank 0); all ranks make this call."""
-        self._table(kind, 0 if kind is Kind.BROADCAST else -1)
+        """Look for the schedules of a collective (with rank 0 as root); all ranks make this call."""
+        self._table(kind, 0 if kind.has_root else -1)
 
     def explain(self, nbytes: int, kind: Kind | str = Kind.ALLREDUCE, root: int = 0) -> str:
         """What serves calls of that size, in one line; without a word to the other ranks.
 
         Args:
-            nbytes: of the whole buffer: of all blocks for allgather and reduce-scatter.
+            nbytes: of the whole buffer: of all blocks for kinds that have one for each rank.
             kind: one of `SERVED`, or an alltoall.
-            root: of a broadcast.
+            root: of kinds that have one.
         """
         kind = Kind(kind)
         if kind is Kind.ALLTOALL:
@@ -401,7 +481,7 @@ class Communicator:
         of = f"{kind} of {format_size(nbytes)}" if nbytes else f"{kind} of 0 B"
         if (reason := self._reason_for_gloo(nbytes)) is not None:
             return f"{of}: gloo, {reason}"
-        table = self._schedules.known(kind, root if kind is Kind.BROADCAST else -1)
+        table = self._schedules.known(kind, root if kind.has_root else -1)
         if table is None:
             return f"{of}: a schedule, found at the first such call"
         if isinstance(table, str):
@@ -527,26 +607,25 @@ class Communicator:
         if is_by_schedule:
             table = self._schedules.table(call, self._next)
             if not isinstance(table, str):
+                asked = call.kind, call.root, nbytes, call.count
                 carrier = self._carrier_of(memory) if is_counted else None
-                asked, graph = (call.kind, call.root, nbytes, call.count), None
                 if carrier is None:
                     digest, graph = self._schedules.graph(*asked)
+                    serve = partial(self._engine.run, graph, memory)
                 else:
-                    digest, grouped = self._schedules.groups(*asked)
+                    graph, (digest, grouped) = None, self._schedules.groups(*asked)
+                    serve = partial(self._by_messages, carrier, grouped, memory)
                 opening = replace(shown or call, sequence=self._next(), schedule=digest)
                 begun = self._history.begin(opening, nbytes, table.at(nbytes), is_counted)
                 with self._noted(begun, graph, dtype.itemsize):
-                    if graph is not None:
-                        self._engine.run(graph, memory, opening, operator)
-                    elif carrier is not None:
-                        self._by_messages(carrier, opening, *grouped, memory, operator)
+                    serve(opening, operator)
                 return
         # Gloo takes tensors in host memory, and leaves those that lie there where they are.
         host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
         opening = replace(shown or call, sequence=self._next())
         with self._noted(self._history.begin(opening, nbytes, None, is_counted)):
             self._by_gloo(opening, lambda gloo: by_gloo(gloo, host))
-        if host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
+        if Buffer.OUTPUT in host and host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
             memory[Buffer.OUTPUT].copy_(host[Buffer.OUTPUT])
 
     @contextmanager
@@ -567,15 +646,15 @@ class Communicator:
     def _by_messages(
         self,
         carrier: MessageCarrier,
-        opening: CollectiveFingerprint,
-        program: Program,
-        groups: Sequence[MessageGroup],
+        grouped: tuple[Program, Sequence[MessageGroup]],
         memory: Memory,
+        opening: CollectiveFingerprint,
         operator: ReductionOperator | None,
     ) -> None:
         """Serve a call by a program's groups of messages, once the ranks agree on it."""
+        program, groups = grouped
         self._engine.agree(opening)
-        given = memory[Buffer.OUTPUT]
+        given = next(iter(memory.values()))
         scratch = torch.empty(program.scratch_elements, dtype=given.dtype, device=given.device)
         backend = carrier.backend(self._engine.timeout_s)
         call = ProgramRun(program, groups, backend, {**memory, Buffer.SCRATCH: scratch}, operator)
@@ -589,9 +668,14 @@ class Communicator:
             raise
 
     def _by_gloo(
-        self, opening: CollectiveFingerprint, start: Callable[[Any], Any], *, must_succeed: bool = True
+        self,
+        opening: CollectiveFingerprint,
+        start: Callable[[Any], Any],
+        *,
+        is_alike: bool = False,
+        must_succeed: bool = True,
     ) -> None:
-        """Have gloo serve a call while the ranks check that all of them want that.
+        """Have gloo serve a call once the ranks agree on it, if it is not known to be alike on all of them.
 
         Where it must succeed, an error of gloo ends the group; else it may be an argument that gloo refuses
         on all ranks.
@@ -600,10 +684,9 @@ class Communicator:
             start(self._gloo.get()).wait()
             return
         # Not before the ranks agree: gloo ends the process when more bytes come than it expects.
-        self._engine.agree(opening)
-        gloo = self._gloo.get()
-        gloo._set_default_timeout(timedelta(seconds=self._engine.timeout_s))  # that of this call
-        work = start(gloo)
+        self._engine.begin(opening, has_agreed=is_alike)
+        self._engine.wait_external()
+        work = start(self._gloo.of_timeout(self._engine.timeout_s))  # that of this call
         try:
             # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.
             ended = threading.Event()
@@ -665,13 +748,19 @@ class Communicator:
     def _settings(self) -> dict[str, object]:
         """What all ranks must have alike, since they decide by it."""
         return {
-            "arborcast": version("arborcast"),
+            "arborcast": _version(),
             "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
             "groups": [digest_of(it) for it in self.fabric.joint],
             "spares": digests_of(self.fabric.spares),
             **{name: getattr(self.options, name) for name in ALIKE},
         }
+
+
+@cache
+def _version() -> str:
+    """Of this package; reading it takes as long as half of what else a group costs."""
+    return version("arborcast")
 
 
 def _shared_cores(words: list[tuple[str, list[int]]]) -> int | None:

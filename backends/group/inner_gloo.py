@@ -56,6 +56,12 @@ class InnerGloo:
                 self._store.set(f"made/{self._rank}", "")
             return self._made
 
+    def of_timeout(self, timeout_s: float) -> Any:
+        """It, whose calls fail from now on after so many seconds; raises as `get`."""
+        gloo = self.get()
+        gloo._set_default_timeout(timedelta(seconds=timeout_s))
+        return gloo
+
     @property
     def is_made(self) -> bool:
         """Whether this rank has made its own."""

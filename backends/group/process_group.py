@@ -1,8 +1,8 @@
 """The process group "synth": gloo, except that the great collectives run synthesized schedules.
 
-allreduce, broadcast, allgather, reduce-scatter and alltoall in all their forms go to a `Communicator`, one
-after another on a thread of their own, and return work with a future as gloo's does. Everything else, and
-whatever schedules do not serve (sparse tensors, truth values, other devices' tensors), goes to an inner gloo.
+All collectives that torch has, in all their forms, go to a `Communicator`, one after another on a thread of
+their own, and return work with a future as gloo's does. Whatever schedules do not serve (sparse tensors,
+sums of complex numbers, other devices' tensors) goes to an inner gloo.
 
 This is the one module that knows how torch, from 2.11 to 2.15, lets a process group be written in Python.
 What goes to `super()` goes by the names that all of these have.
@@ -43,20 +43,23 @@ from arborcast.backends.group.arguments import (
     HOST,
     are_plain_alike,
     bytes_of_parts,
+    filled,
     fits,
     fits_single,
     flattened,
     is_one_plain,
+    joined,
     listed,
     op_of,
     reduce_options,
+    rooted,
     scatter_options,
     serves,
     spread,
     written,
 )
 from arborcast.backends.group.communicator import SERVED, Communicator
-from arborcast.backends.group.history import speak_up, write_flights
+from arborcast.backends.group.history import write_flights
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.monitored_barrier import MonitoredBarrier
 from arborcast.backends.group.posting import ANYBODY, Posting
@@ -68,9 +71,7 @@ from arborcast.backends.tensors.torch_compat import (
     PeerCalls,
     PrefixStore,
     Store,
-    asked_of_caller,
     has_nccl,
-    is_of_nccl,
     new_holder_of_names,
     new_nccl,
     outside_compilers,
@@ -269,10 +270,8 @@ class SynthGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
         """Fill the tensor on all ranks with the root's."""
         tensors = listed(tensors)
-        if isinstance(opts, int):
-            root, opts = opts, BroadcastOptions()
-            opts.rootRank = root
-        opts = opts or BroadcastOptions()
+        if not isinstance(opts, BroadcastOptions):
+            opts = rooted(BroadcastOptions, opts or 0)
         root = opts.rootRank
         is_usual = opts.rootTensor == 0 and 0 <= root < self.size()
         if not (is_one_plain(tensors, self._devices) and is_usual):
@@ -298,10 +297,8 @@ class SynthGroup(dist.ProcessGroup):
             )
 
         def run() -> None:
-            count, like = self.size() * inputs[0].numel(), inputs[0]
-            together = torch.empty(count, dtype=like.dtype, device=like.device)
-            self._communicator.allgather(together, flattened(inputs[0]))
-            spread(together, outputs[0])
+            with filled(outputs[0]) as together:
+                self._communicator.allgather(together, flattened(inputs[0]))
 
         return self._submit(ALL_GATHER, run, outputs, inputs, opts)
 
@@ -354,8 +351,7 @@ class SynthGroup(dist.ProcessGroup):
             )
 
         def run() -> None:
-            together = torch.cat([flattened(tensor) for tensor in inputs[0]])
-            self._scatter_pairs([(outputs[0], together)], op)
+            self._scatter_pairs([(outputs[0], joined(inputs[0]))], op)
 
         return self._submit(REDUCE_SCATTER, run, outputs, inputs[0], opts, timeout)
 
@@ -416,10 +412,8 @@ class SynthGroup(dist.ProcessGroup):
             sent, expected = ([it.numel() * it.itemsize for it in tensors] for tensors in (inputs, outputs))
 
             def run() -> None:
-                given = torch.cat([flattened(tensor) for tensor in inputs])
-                together = torch.empty(sum(it.numel() for it in outputs), dtype=given.dtype)
-                self._exchange(together, given, sent, expected)
-                spread(together, outputs)
+                with filled(outputs) as together:
+                    self._exchange(together, joined(inputs), sent, expected)
 
             return self._submit(ALL_TO_ALL, run, outputs, list(inputs), opts)
         form = replace(ALL_TO_ALL, method="alltoall")
@@ -434,28 +428,59 @@ class SynthGroup(dist.ProcessGroup):
         self._communicator.alltoall(*whole, sent, expected, elements)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> dist.Work:  # type: ignore[override]
-        """Combine the tensors of all ranks on one; never by schedules."""
+        """Combine the tensors of all ranks on one, in place there."""
         if not isinstance(opts, ReduceOptions):
-            root, opts = opts or 0, ReduceOptions()
-            opts.rootRank, opts.reduceOp = root, op_of(op)
-        tensors, op = listed(tensors), op_of(opts)
-        return self._delegate(REDUCE, tensors, (tensors, opts), opts=opts, op=op, root=opts.rootRank)
+            opts = rooted(ReduceOptions, opts or 0)
+            opts.reduceOp = op_of(op)
+        tensors, op, root = listed(tensors), op_of(opts), opts.rootRank
+        is_usual = opts.rootTensor == 0 and 0 <= root < self.size()
+        if not (is_one_plain(tensors, self._devices) and serves(op, tensors[0]) and is_usual):
+            return self._delegate(REDUCE, tensors, (tensors, opts), opts=opts, op=op, root=root)
+
+        def run() -> None:
+            with written(tensors[0]) as flat:
+                self._communicator.reduce(flat, root, op)
+
+        return self._submit(REDUCE, run, tensors, tensors, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
-        """Gather the tensors of all ranks on one; never by schedules."""
+        """Gather the tensors of all ranks on one, each in a tensor of its own."""
         if isinstance(inputs, Tensor):
             outputs, inputs = [list(outputs)] if outputs else [], [inputs]
-        opts = _rooted(opts, GatherOptions)
-        arguments = outputs, inputs, opts
-        return self._delegate(GATHER, inputs, arguments, opts=opts, root=opts.rootRank, result=outputs)
+        opts = opts if isinstance(opts, GatherOptions) else rooted(GatherOptions, opts or 0)
+        root = opts.rootRank
+        if not (is_one_plain(inputs, self._devices) and self._has_list(root, outputs, inputs[0])):
+            arguments = outputs, inputs, opts
+            return self._delegate(GATHER, inputs, arguments, opts=opts, root=root, result=outputs)
+
+        def run() -> None:
+            with filled(outputs[0]) if self.rank() == root else _NOTHING as together:
+                self._communicator.gather(together, flattened(inputs[0]), root)
+
+        return self._submit(GATHER, run, outputs, inputs, opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
-        """Give each rank its tensor of one rank's; never by schedules."""
+        """Give each rank its tensor of one rank's."""
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [list(inputs)] if inputs else []
-        opts = _rooted(opts, ScatterOptions)
-        arguments = outputs, inputs, opts
-        return self._delegate(SCATTER, outputs, arguments, opts=opts, root=opts.rootRank, result=outputs)
+        opts = opts if isinstance(opts, ScatterOptions) else rooted(ScatterOptions, opts or 0)
+        root = opts.rootRank
+        if not (is_one_plain(outputs, self._devices) and self._has_list(root, inputs, outputs[0])):
+            arguments = outputs, inputs, opts
+            return self._delegate(SCATTER, outputs, arguments, opts=opts, root=root, result=outputs)
+
+        def run() -> None:
+            together = joined(inputs[0]) if self.rank() == root else None
+            with written(outputs[0]) as flat:
+                self._communicator.scatter(flat, together, root)
+
+        return self._submit(SCATTER, run, outputs, outputs, opts)
+
+    def _has_list(self, root: int, lists: Sequence[Sequence[Tensor]], one: Tensor) -> bool:
+        """Whether the root, and nobody else, has a tensor like this one for each rank."""
+        if self.rank() != root:
+            return 0 <= root < self.size() and not any(lists)
+        return len(lists) == 1 and self._fits(lists[0], one)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Complete when all ranks have called it and what they called before is complete, as gloo's does."""
@@ -690,7 +715,7 @@ class SynthGroup(dist.ProcessGroup):
             opts: torch's: whether the caller waits (they say so since 2.13), and a timeout of this call.
             timeout: of this call, too.
         """
-        entering = self._entering(result)
+        entering = self._entering(result or inputs)
         within: AbstractContextManager[None] = _NOTHING
         event = event_of(f"synth:{form.title}", inputs)
         limit = timeout or getattr(opts, "timeout", None) or _UNSET
@@ -750,15 +775,6 @@ def _start(method: str, arguments: tuple[Any, ...], gloo: Any) -> Any:
     return getattr(gloo, method)(*arguments)
 
 
-def _rooted(opts: Any, of: Any) -> Any:
-    """Torch's options of a call with a root, out of themselves or of the bare root."""
-    if isinstance(opts, of):
-        return opts
-    options = of()
-    options.rootRank = opts or 0
-    return options
-
-
 def _with_gloo(name: str) -> Callable[..., Any]:
     """A method of torch's group that C++ hands to the backend, which must be there for it."""
     theirs = getattr(dist.ProcessGroup, name)
@@ -778,41 +794,6 @@ for _name in (
     "_enable_collectives_timing",
 ):
     setattr(SynthGroup, _name, _with_gloo(_name))
-
-
-def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
-    """What `torch.distributed` calls for a new group: the class that this version of torch wants.
-
-    Args:
-        options: torch's, with the store, the ranks and the timeout.
-        backend_options: `Options` where the caller gave `pg_options`, or NCCL's.
-    """
-    speak_up()
-    devices, bound = asked_of_caller("synth")
-    nccl_options = None
-    if is_of_nccl(backend_options):
-        nccl_options, backend_options = backend_options, None
-    world = dist.group.WORLD if isinstance(dist.group.WORLD, SynthGroup) else None
-    if backend_options is None and world is not None:
-        backend_options = world.options  # what the job was told holds for its parts
-    global_ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    # While the default group is being made it is not there to be asked, and the group is all there is.
-    world_size = dist.get_world_size() if dist.is_initialized() else options.group_size
-    group = SynthGroup(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-        options=backend_options,
-        global_ranks=global_ranks,
-        world_size=world_size,
-        world=world,
-        devices=devices,
-        nccl_options=nccl_options,
-    )
-    if bound is not None and has_nccl():  # torch told the group that this one takes the place of
-        cast(Any, group).bound_device_id = bound
-    return group
 
 
 def _announce(fabric: GroupFabric, is_whole: bool) -> None:

@@ -165,5 +165,6 @@ in_peace = _load(ctypes.CDLL)
 
 @functools.cache
 def combiner(operator: str, dtype: torch.dtype) -> int:
-    """The address of what combines such elements so; 0 where there is none."""
+    """The address of what combines such elements so, truth values as bytes; 0 where there is none."""
+    dtype = torch.uint8 if dtype is torch.bool else dtype
     return at_once.find_combine(TYPES.index(dtype), OPERATORS[operator]) or 0

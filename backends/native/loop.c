@@ -48,6 +48,10 @@ static void run_complete(struct run *r, int32_t number) {
     }
 }
 
+static const uint8_t *opening_of(const struct run *r, int32_t number) {
+    return r->openings + OPENING_BYTES * (number - 1);
+}
+
 static int32_t fail(struct run *r, const struct peer *p, int64_t trouble) {
     r->asked_peer = (int32_t)(p - r->peers);
     r->trouble = (int32_t)trouble;
@@ -73,12 +77,12 @@ int32_t run_begin(struct run *r) {
     for (struct peer *p = r->peers; p < r->peers + r->peer_count; p++) {
         p->sent = p->received = p->is_gone = 0;
         p->outgoing = p->incoming = 0;
-        p->awaits_opening = p->tells;
+        p->awaits_opening = p->awaited > 0;
         r->missing += p->awaits_opening;
     }
     for (struct peer *p = r->peers; p < r->peers + r->peer_count; p++) {
         int32_t follows = r->local_count == 0 && may_send(r, p);
-        int32_t opened = p->is_told ? channel_open(p->channel, r->opening, follows) : 0;
+        int32_t opened = p->told ? channel_open(p->channel, opening_of(r, p->told), follows) : 0;
         if (opened < 0)
             return fail(r, p, opened);
     }
@@ -133,14 +137,14 @@ static int64_t push(struct run *r, struct peer *p) {
     return sent;
 }
 
-/* See the opening of a peer, which must be ours. */
+/* See the opening of a peer, which must be what is awaited. */
 static int32_t see_opening(struct run *r, struct peer *p) {
     int32_t is_here = channel_opening(p->channel);
     if (is_here < 0)
         return fail(r, p, is_here);
     if (is_here == 0)
         return OVER;
-    if (memcmp(p->channel->opening, r->opening, OPENING_BYTES) != 0) {
+    if (memcmp(p->channel->opening, opening_of(r, p->awaited), OPENING_BYTES) != 0) {
         r->asked_peer = (int32_t)(p - r->peers);
         return DIFFERS;
     }

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* A digest of the sources without this line: who runs knows whether the library was built of them. A test says it. */
-#define SOURCES 0x0cab35b
+#define SOURCES 0x586c149
 
 /* ---------------------------------------------------------------- channels: bytes in order to one other rank
 
@@ -172,7 +172,7 @@ struct graph { /* what one rank does in a collective; never written to */
 struct peer {
     struct channel *channel;
     int32_t first_send, sends, first_receive, receives; /* in `graph.orders` */
-    int32_t is_told, tells;  /* whether it is sent the opening, and whether its own is awaited */
+    int32_t told, awaited;   /* numbers of the openings that it is sent and that it must send, 0 for none */
     int32_t awaits_opening;  /* still */
     int32_t sent, received;  /* actions that are complete */
     int64_t outgoing, incoming; /* bytes of the next ones that are done */
@@ -203,7 +203,7 @@ struct run {
     uint8_t *memory[3];
     int64_t item_bytes;
     combine *combine;            /* NULL where the graph has no reductions */
-    const uint8_t *opening;
+    const uint8_t *openings;     /* the first has number 1 */
     struct pollfd *polls;        /* one more than peers */
     int32_t bell;                /* descriptor */
     int32_t steps;               /* whether to return whenever something has moved; for tests */

@@ -58,21 +58,15 @@ class HostCarrier:
     """Gloo, for tensors in host memory; to try what GPUs do where there are none.
 
     Args:
-        gloo: gives the one of the group, which somebody else ends.
+        backend: see `MessageCarrier`; gives the gloo of the group, which somebody else ends.
     """
 
-    def __init__(self, gloo: Callable[[], Any]) -> None:
-        self._gloo = gloo
+    def __init__(self, backend: Callable[[float], Any]) -> None:
+        self.backend = backend
 
     def holds(self, tensor: Tensor) -> bool:
         """See `MessageCarrier`."""
         return tensor.device.type == "cpu"
-
-    def backend(self, timeout_s: float) -> Any:
-        """See `MessageCarrier`."""
-        gloo = self._gloo()
-        gloo._set_default_timeout(timedelta(seconds=timeout_s))
-        return gloo
 
     def entering(self, tensor: Tensor) -> AbstractContextManager[None]:
         """See `MessageCarrier`: there are no streams."""

@@ -1,7 +1,8 @@
 """An alltoall of blocks of any sizes, which may be others at each step: what serves it, made within the call.
 
-All ranks know all sizes when they come here, and decide and plan alike, each for itself. Blocks go pairwise,
-all at once, unless by the rates of the links ways through other ranks save more time than a plan costs:
+Where nobody has said what the fabric is, blocks go pairwise, all at once, and each rank knows its own sizes
+alone. Else all ranks have told each other all sizes when they come here, and decide and plan alike, each for
+itself: pairwise, unless by the rates of the links ways through other ranks save more time than a plan costs:
 
     time of the busiest link, each block on a shortest way   minus   the limit   >   5 ms for 8 ranks
 
@@ -13,8 +14,8 @@ failed would carry a block, all go by a plan, while the fabric has other ways.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
@@ -58,7 +59,7 @@ class Exchange:
 
     Attributes:
         graph: of bytes.
-        digest: the same on all ranks.
+        digest: the same on all ranks; zeros where each knows its own sizes alone.
         served: by what.
     """
 
@@ -76,6 +77,9 @@ class Exchanges:
         cut: into how many pieces chunks are cut.
         is_known: whether somebody has said what the fabric is; where not, blocks go pairwise.
         gone: pairs of ranks whose link has failed, which exchange no blocks any more.
+
+    Attributes:
+        may_plan: whether blocks may go by a plan, for which all sizes must be known.
     """
 
     def __init__(
@@ -86,7 +90,9 @@ class Exchanges:
         self._cut = cut
         self._is_known = is_known
         self._gone = frozenset(gone)
+        self.may_plan = is_known or bool(self._gone)
         self.of = lru_cache(EXCHANGES_KEPT)(self._of)
+        self.straight = lru_cache(EXCHANGES_KEPT)(self._straight)
 
     @cached_property
     def _planner(self) -> AlltoallvPlanner:
@@ -101,9 +107,12 @@ class Exchanges:
             program = lower_rank(schedule, self._rank, count, pieces=pieces)
             key = digest_of(schedule) + pieces.to_bytes(8, "little")
             return Exchange(compile_graph(program), hashlib.sha256(key).digest()[:8], PLANNED)
-        key = repr(sizes).encode()
-        graph = compile_graph(pairwise(sizes, self._rank))
-        return Exchange(graph, hashlib.sha256(key).digest()[:8], PAIRWISE)
+        exchange = self._straight(sizes[self._rank], tuple(row[self._rank] for row in sizes))
+        return replace(exchange, digest=hashlib.sha256(repr(sizes).encode()).digest()[:8])
+
+    def _straight(self, sent: tuple[int, ...], expected: tuple[int, ...]) -> Exchange:
+        """Every block straight to its rank; the last ones are kept, as `straight`."""
+        return Exchange(compile_graph(pairwise(sent, expected, self._rank)), bytes(8), PAIRWISE)
 
     def _must_go_round(self, sizes: Sizes) -> bool:
         """Whether a link that has failed would carry a block, and there are other ways."""
@@ -129,39 +138,45 @@ class Exchanges:
         return shortest - least > cost_us
 
 
-def pairwise(sizes: Sizes, rank: int) -> Program:
-    """Every block straight to its rank, the nearest in the circle of ranks first."""
+def pairwise(sent: Sequence[int], expected: Sequence[int], rank: int) -> Program:
+    """Every block straight to its rank, the nearest in the circle of ranks first.
+
+    Args:
+        sent: bytes for each rank.
+        expected: bytes from each rank.
+        rank: this one.
+    """
     return Program(
         rank,
-        tuple(_operations(sizes, rank)),
-        sum(sizes[rank]),
-        sum(row[rank] for row in sizes),
+        tuple(_operations(sent, expected, rank)),
+        sum(sent),
+        sum(expected),
         0,
         in_place=False,
         contributors=1,
     )
 
 
-def _operations(sizes: Sizes, rank: int) -> Iterator[Operation]:
-    count = len(sizes)
+def _operations(sent: Sequence[int], expected: Sequence[int], rank: int) -> Iterator[Operation]:
+    count = len(sent)
 
     def given(target: int) -> BufferSlice:
-        first = sum(sizes[rank][:target])
-        return BufferSlice(Buffer.INPUT, first, first + sizes[rank][target])
+        first = sum(sent[:target])
+        return BufferSlice(Buffer.INPUT, first, first + sent[target])
 
     def taken(source: int) -> BufferSlice:
-        first = sum(row[rank] for row in sizes[:source])
-        return BufferSlice(Buffer.OUTPUT, first, first + sizes[source][rank])
+        first = sum(expected[:source])
+        return BufferSlice(Buffer.OUTPUT, first, first + expected[source])
 
-    if sizes[rank][rank]:
+    if sent[rank]:
         yield Copy(0, given(rank), taken(rank))
     for apart in range(1, count):
         # In one order of all messages: by distance, then by sender. Who sends to the left of whom it receives
         # from would otherwise stand in a circle of ranks that wait for each other, were sends to block.
         target, source = (rank + apart) % count, (rank - apart) % count
-        send = Send(apart - 1, target, given(target), apart * count + rank) if sizes[rank][target] else None
+        send = Send(apart - 1, target, given(target), apart * count + rank) if sent[target] else None
         receive = (
-            Receive(apart - 1, source, taken(source), apart * count + source) if sizes[source][rank] else None
+            Receive(apart - 1, source, taken(source), apart * count + source) if expected[source] else None
         )
         for operation in (send, receive) if rank < source else (receive, send):
             if operation is not None:

@@ -258,7 +258,8 @@ class Schedules:
         if rank:
             self._wait_for(key, wait_s)
         try:
-            table = share_table(self._store, key, rank, make, timeout_s=wait_s)
+            alike = self._options.bits == "alike"
+            table = share_table(self._store, key, rank, make, timeout_s=wait_s, alike=alike)
         except ExecutionError as error:
             self._engine.give_up(f"rank {rank}: schedules ({key}): {error}")
             raise

@@ -243,7 +243,13 @@ def difference(settings: Mapping[int, Mapping[str, object]]) -> str:
 
 
 def share_table(
-    store: Store, key: str, rank: int, make: Callable[[], ScheduleTable | None], *, timeout_s: float = 60.0
+    store: Store,
+    key: str,
+    rank: int,
+    make: Callable[[], ScheduleTable | None],
+    *,
+    timeout_s: float = 60.0,
+    alike: bool = True,
 ) -> ScheduleTable | None:
     """The table that rank 0 makes, on every rank of a group; None on all where there is none yet.
 
@@ -253,6 +259,7 @@ def share_table(
         rank: of the group.
         make: makes the table; called on rank 0 only.
         timeout_s: how long the others wait for rank 0, which should be longer than `make` may take.
+        alike: whether ranks must get the same bits by it.
 
     Raises:
         InputError: `make` raised it on rank 0, as it may the next three.
@@ -261,7 +268,7 @@ def share_table(
         ExecutionError: `make` raised it or anything else, rank 0 did not answer in time, or what arrived is
             not what it sent.
     """
-    return _give(store, key, make) if rank == 0 else _take(store, key, rank, timeout_s)
+    return _give(store, key, make) if rank == 0 else _take(store, key, rank, timeout_s, alike)
 
 
 def _give(store: Store, key: str, make: Callable[[], ScheduleTable | None]) -> ScheduleTable | None:
@@ -286,7 +293,7 @@ def _give(store: Store, key: str, make: Callable[[], ScheduleTable | None]) -> S
     return table
 
 
-def _take(store: Store, key: str, rank: int, timeout_s: float) -> ScheduleTable | None:
+def _take(store: Store, key: str, rank: int, timeout_s: float, alike: bool) -> ScheduleTable | None:
     try:
         store.wait([key], timedelta(seconds=timeout_s))
         head = json.loads(store.get(key))
@@ -309,7 +316,7 @@ def _take(store: Store, key: str, rank: int, timeout_s: float) -> ScheduleTable 
         )
     source = f"schedules of rank 0 ({key})"
     try:
-        table = _taken[head["sha256"]] = ScheduleTable.from_bytes(data, source).check(source)
+        table = _taken[head["sha256"]] = ScheduleTable.from_bytes(data, source).check(source, alike=alike)
     except InputError as error:
         raise ExecutionError(f"rank {rank}: {error}") from error
     return table

@@ -3,7 +3,8 @@
 It serves a collective until its table has been found. Each block goes along a tree of shortest ways to or
 from the rank that it belongs to, an allreduce's along one tree to a rank and along another from it. Where
 every two ranks are joined, a rank sends to those alone that are a power of two away in the circle of ranks:
-all are then reached in a logarithm of steps, and nobody has more than twice a logarithm of peers.
+all are then reached in a logarithm of steps, and nobody has more than twice a logarithm of peers. A block
+between one rank and the root goes by one way of the root's tree, which is thinned out nowhere.
 
     of 8 ranks, what rank 0 has:      step 0: 0 -> 1, 2, 4, 6, 7      step 1: 1 -> 3, 5
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 from typing import TypeAlias
 
 from arborcast.backends.errors import ExecutionError
@@ -49,6 +51,15 @@ class _DistanceTree:
     def height(self) -> int:
         return max(self.depth.values())
 
+    def towards(self, end: int | None) -> _DistanceTree:
+        """What of it leads to one rank; all of it for None."""
+        if end is None:
+            return self
+        way = [end]
+        while way[-1] in self.before:
+            way.append(self.before[way[-1]])
+        return _DistanceTree({it: self.before[it] for it in way[:-1]}, {it: self.depth[it] for it in way})
+
 
 def is_simple(table: ScheduleTable) -> bool:
     """Whether a table is one that serves until there is another."""
@@ -60,7 +71,7 @@ def simple_table(topology: Topology, collective: Collective) -> ScheduleTable | 
 
     Args:
         topology: of any kind; its switches only forward here.
-        collective: allreduce, broadcast, allgather or reduce-scatter among all its ranks.
+        collective: among all its ranks; of any kind but an alltoall or a custom one.
 
     Raises:
         ExecutionError: the checker objects.
@@ -69,24 +80,31 @@ def simple_table(topology: Topology, collective: Collective) -> ScheduleTable | 
     owners = _owners(collective, ranks)
     if 2 * len(owners) * ranks > MOST_TRANSFERS:
         return None
-    ways = _thinned(_ways(topology), ranks)
-    towards = _trees([(dst, src) for src, dst in ways], owners, ranks) if collective.kind.reduces else {}
-    back = collective.kind is not Kind.REDUCE_SCATTER
-    away = _trees(list(ways), owners, ranks) if back else {}
+    kind, ends = collective.kind, _ends(collective)
+    ways = _thinned(_ways(topology), ranks) if ends[0] is None else _ways(topology)
+    is_in = kind.reduces or kind is Kind.GATHER
+    is_out = kind not in {Kind.REDUCE_SCATTER, Kind.REDUCE, Kind.GATHER}
+    towards = _trees([(dst, src) for src, dst in ways], owners, ranks) if is_in else {}
+    away = _trees(list(ways), owners, ranks) if is_out else {}
     if towards is None or away is None:
         return None
+    chunks: list[Chunk] = []
     transfers: list[Transfer] = []
-    for chunk, owner in enumerate(owners):
-        step = 0
+    for owner, end in product(owners, ends):
+        number, step = len(chunks), 0
+        if end is None:
+            chunks.append(Chunk(Fraction(1, len(owners)), owner))
+        else:
+            chunks.append(Chunk(Fraction(1, ranks), *((end, owner) if is_in else (owner, end))))
         if owner in towards:
-            step = towards[owner].height
-            transfers += _up(towards[owner], chunk, ways)
+            tree = towards[owner].towards(end)
+            step = tree.height
+            transfers += _up(tree, number, ways, reduce=kind.reduces)
         if owner in away:
-            transfers += _down(away[owner], chunk, step, ways)
+            transfers += _down(away[owner].towards(end), number, step, ways)
     bound = _bound(topology, collective)
     if bound is None:
         return None
-    chunks = [Chunk(Fraction(1, len(owners)), owner) for owner in owners]
     schedule = Schedule.build(topology, collective, Method(SIMPLE), bound, chunks, transfers)
     verdict = verify(schedule)
     if not verdict.correct:
@@ -101,6 +119,13 @@ def _owners(collective: Collective, ranks: int) -> Sequence[int]:
     if collective.kind is Kind.ALLREDUCE and ranks > MOST_TREES:
         return [place * ranks // MOST_TREES for place in range(MOST_TREES)]
     return range(ranks)
+
+
+def _ends(collective: Collective) -> Sequence[int | None]:
+    """The ranks that exchange a block of their own with the root; None alone for all as one."""
+    if collective.kind in {Kind.GATHER, Kind.SCATTER}:
+        return [rank for rank in collective.ranks if rank != collective.root]
+    return [None]
 
 
 def _ways(topology: Topology) -> Ways:
@@ -167,10 +192,10 @@ def _trees(
     return found
 
 
-def _up(tree: _DistanceTree, chunk: int, ways: Ways) -> list[Transfer]:
-    """Sums towards the owner: who is far away sends first. The tree's pairs are those of `ways` reversed."""
+def _up(tree: _DistanceTree, chunk: int, ways: Ways, *, reduce: bool) -> list[Transfer]:
+    """Towards the owner: who is far away sends first. The tree's pairs are those of `ways` reversed."""
     return [
-        Transfer(chunk, rank, into, tree.height - tree.depth[rank], reduce=True, via=ways[rank, into])
+        Transfer(chunk, rank, into, tree.height - tree.depth[rank], reduce=reduce, via=ways[rank, into])
         for rank, into in tree.before.items()
     ]
 

@@ -68,7 +68,7 @@ def synthesize_table(
         fabric: of the group: its rank i is rank i of the group.
         kind: of the collective.
         root: a rank, for kinds that have one.
-        options: `deadline_s`, `method` and `cache` count here.
+        options: `deadline_s`, `method`, `bits` and `cache` count here.
         cores: of the one host that all ranks share, where nothing is known of its links; None elsewhere.
 
     Raises:
@@ -88,7 +88,7 @@ def synthesize_table(
         # What a deadline cut short is kept for that deadline alone: more time may give more.
         deadline_s = options.deadline_s if table.is_cut_short else None
         # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
-        key = _key(folder, fabric, collective, options.method, deadline_s, cores)
+        key = _key(folder, fabric, collective, options, deadline_s, cores)
         folder.put_json(key, table.to_bytes().decode())
     return table
 
@@ -103,8 +103,8 @@ def kept_table(
         return None
     folder = ChunkCache(cache_folder() / "tables")
     for deadline_s in (None, options.deadline_s):
-        key = _key(folder, fabric, collective, options.method, deadline_s, cores)
-        table = _kept(folder, key, topology, collective)
+        key = _key(folder, fabric, collective, options, deadline_s, cores)
+        table = _kept(folder, key, topology, collective, options)
         if table is not None:
             return table
     return None
@@ -148,21 +148,21 @@ def given_table(part: JointPart, options: Options) -> ScheduleTable:
 
     Args:
         part: of the group in what several run at once.
-        options: `deadline_s` and `cache` count here.
+        options: `deadline_s`, `bits` and `cache` count here.
 
     Raises:
         TimedOutError: that took until the deadline, or there were no kernels within `KERNELS_S`.
         ExecutionError: the schedule is not correct, or the child died.
     """
     kept = ChunkCache(cache_folder() / "tables")
-    key = _key(kept, part.topology, part.collective, part.name)
-    table = _kept(kept, key, part.topology, part.collective) if options.cache else None
+    key = _key(kept, part.topology, part.collective, options, of=part.name)
+    table = _kept(kept, key, part.topology, part.collective, options) if options.cache else None
     if table is None:
         what = f"{part.collective.kind} on {part.topology.name}"
         worker = Worker(memory_bytes=None, modules=(__name__,))
         try:
             _warm(worker, what)
-            worker.start(what, verified_table, part)
+            worker.start(what, verified_table, part, options.bits)
             if not wait([worker], Deadline.after(options.deadline_s)):
                 raise TimedOutError(f"{what}: it was not verified within {options.deadline_s:g} s")
             table = worker.result()
@@ -175,7 +175,7 @@ def given_table(part: JointPart, options: Options) -> ScheduleTable:
     return table
 
 
-def verified_table(part: JointPart) -> ScheduleTable:
+def verified_table(part: JointPart, bits: str) -> ScheduleTable:
     """In the child: a given schedule with a bound of its own."""
     from arborcast.synth.bounds import bound
 
@@ -183,7 +183,7 @@ def verified_table(part: JointPart) -> ScheduleTable:
     made = Schedule.build(
         part.topology, part.collective, part.method, limit, part.chunks, part.transfers, part.rounds
     )
-    return _checked((Choice(0, made),), is_cut_short=False)
+    return _checked((Choice(0, made),), bits, is_cut_short=False)
 
 
 def _made(
@@ -227,7 +227,8 @@ def _by(
     deadline = Deadline.after(options.deadline_s)
     wanted = SolveOptions(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
     with _notice(f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"):
-        worker.start(what, first_table, fabric, collective, options.method, wanted, cores)
+        asked = fabric, collective, options.method, wanted, cores, options.bits
+        worker.start(what, first_table, *asked)
         if not wait([worker], deadline):
             raise TimedOutError(late)
         return _result(worker, what, late, deadline)
@@ -263,16 +264,21 @@ _held: list[Iterator[ScheduleTable]] = []
 
 
 def first_table(
-    fabric: Topology | Faulty, collective: Collective, method: str, wanted: SolveOptions, cores: int | None
+    fabric: Topology | Faulty,
+    collective: Collective,
+    method: str,
+    wanted: SolveOptions,
+    cores: int | None,
+    bits: str,
 ) -> ScheduleTable:
     """In the child: the first table that there is; cut short unless there is nothing to compare it with.
 
     Raises:
         InputError: see `synthesize_table`, like the next one.
         InfeasibleError: some rank cannot be reached.
-        TimedOutError: the deadline of the wanted passed first.
+        TimedOutError: the deadline passed first.
     """
-    _held[:] = [tables(fabric, collective, method, wanted, cores)]
+    _held[:] = [tables(fabric, collective, method, wanted, cores, bits)]
     return next(_held[0])
 
 
@@ -287,6 +293,7 @@ def tables(
     method: str,
     wanted: SolveOptions,
     cores: int | None = None,
+    bits: str = "alike",
 ) -> Iterator[ScheduleTable]:
     """The table of the first schedule, and then that of all candidates by the deadline of the wanted.
 
@@ -294,34 +301,38 @@ def tables(
     those of `first_table`.
     """
     asked = approach(fabric, collective, method, wanted)
-    yield from _compared(asked.candidates(), cores) if method == "auto" else _only(asked)
+    yield from _compared(asked.candidates(), cores, bits) if method == "auto" else _only(asked, bits)
 
 
-def _only(asked: Approach) -> Iterator[ScheduleTable]:
+def _only(asked: Approach, bits: str) -> Iterator[ScheduleTable]:
     """The table of one schedule, or of the best until the deadline."""
     try:
-        yield _checked((Choice(0, asked.answer()),), is_cut_short=False)
+        yield _checked((Choice(0, asked.answer()),), bits, is_cut_short=False)
     except TimedOutError as error:
         if error.best is None:
             raise
-        yield _checked((Choice(0, error.best),), is_cut_short=True)
+        yield _checked((Choice(0, error.best),), bits, is_cut_short=True)
 
 
-def _compared(schedules: Iterator[AnySchedule], cores: int | None) -> Iterator[ScheduleTable]:
-    """The table of the first schedule by which every rank gets the same bits, then that of all of them."""
+def _compared(schedules: Iterator[AnySchedule], cores: int | None, bits: str) -> Iterator[ScheduleTable]:
+    """The table of the first schedule by which every rank gets such bits, then that of all of them."""
     found: list[AnySchedule] = []
     refused: AnySchedule | None = None
     is_late = False
+
+    def may_serve(schedule: AnySchedule) -> bool:
+        return bits == "any" or adds_alike(schedule)
+
     try:
         for schedule in schedules:
-            if not adds_alike(schedule):
+            if not may_serve(schedule):
                 refused = refused or schedule
                 continue
             found.append(schedule)
             if len(found) == 1:
-                yield _checked((Choice(0, schedule),), is_cut_short=True)
+                yield _checked((Choice(0, schedule),), bits, is_cut_short=True)
     except TimedOutError as error:
-        if error.best is not None and adds_alike(error.best):
+        if error.best is not None and may_serve(error.best):
             found.append(error.best)
         if not found:
             raise
@@ -330,18 +341,20 @@ def _compared(schedules: Iterator[AnySchedule], cores: int | None) -> Iterator[S
         found.append(refused)  # whose flaw is what there is to say
     comparison = GroupSelection(tuple(found), cores=cores)
     choices = comparison.choices(FEW_SIZES, stride=FEW_STRIDE) if is_late else comparison.choices()
-    yield _checked(choices, is_cut_short=is_late)
+    yield _checked(choices, bits, is_cut_short=is_late)
 
 
-def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> ScheduleTable:
+def _checked(choices: tuple[Choice, ...], bits: str, *, is_cut_short: bool) -> ScheduleTable:
     """The table of schedules that do what they should: nobody runs one that was not replayed."""
     for choice in choices:
-        if flaw := flaw_of(choice.schedule):
+        if flaw := flaw_of(choice.schedule, alike=bits == "alike"):
             raise ExecutionError(f"method {choice.schedule.method.name} made {flaw}")
     return ScheduleTable.of(choices, is_cut_short=is_cut_short)
 
 
-def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective) -> ScheduleTable | None:
+def _kept(
+    kept: ChunkCache, key: str, topology: Topology, collective: Collective, options: Options
+) -> ScheduleTable | None:
     """The table of an earlier time, under the present name of the topology."""
     text = kept.get_json(key)
     if text is None:
@@ -350,7 +363,8 @@ def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective
     try:
         if not isinstance(text, str):
             raise InputError(f"{source}: must hold text, got {shorten(text)}")
-        read = _read.get(text) or ScheduleTable.from_bytes(text.encode(), source).check(source)
+        alike = options.bits == "alike"
+        read = _read.get(text) or ScheduleTable.from_bytes(text.encode(), source).check(source, alike=alike)
         table = read.renamed(topology.name)
         if table.collective != collective or table.topology != topology:
             raise InputError(f"{source}: must be of {collective.kind} on the topology that was asked for")
@@ -369,9 +383,10 @@ def _key(
     kept: ChunkCache,
     fabric: Topology | Faulty,
     collective: Collective,
-    method: str,
+    options: Options,
     deadline_s: float | None = None,
     cores: int | None = None,
+    of: str | None = None,
 ) -> str:
     """Of everything that a table depends on; the name of the topology is not."""
     whole = {"healthy": topology_to_document(fabric.healthy)} if isinstance(fabric, Faulty) else {}
@@ -379,7 +394,8 @@ def _key(
         **whole,
         "topology": {**topology_to_document(left_of(fabric)), "name": ""},
         "collective": [collective.kind.value, collective.root],
-        "method": method,
+        "method": of or options.method,
+        "bits": options.bits,
         "deadline": deadline_s,
         "cores": cores,
         "made by": _own_sources(),

@@ -1,7 +1,7 @@
 """What torch's reduce operations mean for schedules: how two contributions combine, what comes before, after.
 
 Every operation is a commutative and associative combination, with a factor before it (PREMUL_SUM) or a
-division after it (AVG). What is not served here (complex numbers, truth values) is gloo's to do or to refuse.
+division after it (AVG). What is not served here (complex numbers) is gloo's to do or to refuse.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ extreme of two with different signs.
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 _TYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-    | {torch.uint8, torch.int8, torch.int32, torch.int64}
+    | {torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool}
 )
 """What gloo reduces as well, so that a call does not fail for being small."""
 
@@ -96,14 +96,14 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
     Args:
         op: SUM, AVG, PREMUL_SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
         dtype: of the tensors. Schedules serve real numbers, PREMUL_SUM floating-point ones, the bitwise
-            operations integers.
+            operations integers; truth values, as gloo does, as bytes, of which there is no average.
     """
     if dtype not in _TYPES:
         return None
     name = name_of(op)
     if name not in _COMBINE or (name == "PREMUL_SUM" and not dtype.is_floating_point):
         return None
-    if name in _BITWISE and dtype.is_floating_point:
+    if (name in _BITWISE and dtype.is_floating_point) or (name == "AVG" and dtype is torch.bool):
         return None
     factor = None
     if name == "PREMUL_SUM":

@@ -31,28 +31,29 @@ def boot_id() -> str | None:
         return None
 
 
-def listening_address(
+def listening_addresses(
     store: Store, address: str | None = None, environ: Mapping[str, str] = os.environ
-) -> str:
-    """The numeric address to listen at.
+) -> tuple[str, ...]:
+    """The numeric addresses to listen at.
 
-    It is `address`; else that of the interface named by GLOO_SOCKET_IFNAME; else the one by which the store's
-    host is reached; else the one that the host's name stands for; else 127.0.0.1.
+    It is `address`, or several with commas between; else those of the interfaces named by GLOO_SOCKET_IFNAME;
+    else the one by which the store's host is reached; else the one that the host's name stands for; else
+    127.0.0.1.
 
     Raises:
-        ExecutionError: `address` cannot be resolved or the interface has none.
+        ExecutionError: `address` cannot be resolved or an interface has none.
     """
     if address is not None:
         try:
-            return _resolve(address)
+            return tuple(_resolve(each.strip()) for each in address.split(","))
         except OSError as error:
             raise ExecutionError(f"address {address!r} to listen at cannot be resolved: {error}") from error
-    if names := environ.get(INTERFACE_VARIABLE):
-        return address_of_interface(names.split(",", maxsplit=1)[0])
+    if names := list(filter(None, environ.get(INTERFACE_VARIABLE, "").split(","))):
+        return tuple(dict.fromkeys(map(address_of_interface, names)))
     for found in _guesses(store):
         if _can_be_bound(found):
-            return found
-    return "127.0.0.1"
+            return (found,)
+    return ("127.0.0.1",)
 
 
 def address_of_interface(name: str) -> str:

@@ -9,6 +9,7 @@ import secrets
 import selectors
 import socket
 import time
+from collections.abc import Sequence
 
 from arborcast.backends.transport.addresses import listening_socket
 from arborcast.backends.transport.handshake import (
@@ -87,42 +88,44 @@ class Listener:
     """Sockets that listen, and the connections that they accepted.
 
     Args:
-        address: numeric, of a TCP listener.
+        addresses: numeric, of TCP listeners.
         is_local: whether to listen at a Unix socket too, under a name that the kernel forgets with it, to
             processes of the same user.
         most_silent: connections without a handshake at a time; of more, the oldest is dropped. Should that be
             a rank's, it dials again.
 
     Attributes:
-        host, port: of the TCP listener.
+        doors: host and port of each TCP listener.
         name: of the Unix socket, without the zero byte before it; None where there is none.
         pending: connections whose handshake is here, not yet matched to a rank.
         trouble: why the last connection that came could not be accepted; None where it could.
 
     Raises:
-        OSError: there is no listening at that address.
+        OSError: there is no listening at one of these addresses.
     """
 
-    def __init__(self, address: str, *, is_local: bool, most_silent: int) -> None:
+    def __init__(self, addresses: Sequence[str], *, is_local: bool, most_silent: int) -> None:
         self.pending: list[PendingConnection] = []
         self.trouble: str | None = None
         self.most_silent = most_silent
         self._silent: dict[PendingConnection, None] = {}  # without a handshake, the oldest first
         self.name: str | None = None
         self._selector = selectors.PollSelector()
-        tcp = listening_socket(address)
-        self.host, self.port = tcp.getsockname()[:2]
-        self._watch(tcp, None)
-        if is_local:
-            self.name = f"arborcast-{secrets.token_hex(TOKEN_BYTES)}"
-            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._watch(local, None)
-            try:
+        self.doors: list[tuple[str, int]] = []
+        try:
+            for address in addresses:
+                tcp = listening_socket(address)
+                self._watch(tcp, None)
+                self.doors.append(tcp.getsockname()[:2])
+            if is_local:
+                self.name = f"arborcast-{secrets.token_hex(TOKEN_BYTES)}"
+                local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._watch(local, None)
                 local.bind(f"\0{self.name}")
                 local.listen(socket.SOMAXCONN)
-            except OSError:
-                self.close()
-                raise
+        except OSError:
+            self.close()
+            raise
 
     def wait(self, seconds: float) -> bool:
         """Accept connections and read their handshakes, for at most that long; whether anything happened.

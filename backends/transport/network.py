@@ -18,13 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import count
 from types import MappingProxyType
 from typing import TypedDict
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.options import TRANSPORTS
 from arborcast.backends.tensors.torch_compat import Store
-from arborcast.backends.transport.addresses import boot_id, listening_address
+from arborcast.backends.transport.addresses import boot_id, listening_addresses
 from arborcast.backends.transport.alarm import Alarm, door, is_closed
 from arborcast.backends.transport.handshake import (
     TOKEN_BYTES,
@@ -73,13 +74,12 @@ _PAUSES_S = 0.001, 0.05  # the shortest and the longest between two looks into t
 
 
 class _PublishedAddress(TypedDict):
-    """What a rank publishes: its TCP listener and its door, and for shared memory its kernel and Unix socket.
+    """What a rank publishes: TCP listeners and its door; for shared memory its kernel and Unix socket, too.
 
-    Who connects says the token, and so has read it in the store.
+    The door is at the host of the first. Who connects says the token, and so has read it in the store.
     """
 
-    host: str
-    port: int
+    listeners: list[tuple[str, int]]
     door: int
     token: str
     boot_id: str | None
@@ -95,7 +95,7 @@ class Network:
         size: ranks in the group.
         timeout_s: how long `connect` may take; may be set at any time.
         transport: "auto" (shared memory inside a host, sockets otherwise), "sockets" or "shared memory".
-        address: to listen at; found as `listening_address` says where None.
+        address: to listen at, or several with commas between; found as `listening_addresses` says where None.
         slot_bytes: of shared memory, the same on all ranks.
         slots: of shared memory in each direction of each pair, the same on all ranks.
         lost_after_s: after how long without an answer of its kernel another host counts as lost; 0 for never.
@@ -146,7 +146,7 @@ class Network:
         self._is_closed = False
         self._reason: str | None = None
         self._at_work = threading.RLock()  # held by who connects or ends
-        here = listening_address(store, address)
+        here = listening_addresses(store, address)
         try:
             self._reception = Reception(
                 here,
@@ -154,12 +154,11 @@ class Network:
                 is_local=self.why_no_shared_memory is None,
                 size=size,
             )
-            own_door = door(here)
+            own_door = door(here[0])
         except OSError as error:
-            raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
+            raise ExecutionError(f"rank {rank} cannot listen at {', '.join(here)}: {error}") from error
         entry = _PublishedAddress(
-            host=self._reception.host,
-            port=self._reception.port,
+            listeners=self._reception.doors,
             door=own_door,
             token=self._token.hex(),
             boot_id=self._boot_id,
@@ -183,7 +182,8 @@ class Network:
             if not self._store.check([key]):
                 return self._had_ended(rank)
             self._published[rank] = json.loads(self._store.get(key))
-        return is_closed(self._published[rank]["host"], self._published[rank]["door"])
+        host, _ = self._published[rank]["listeners"][0]
+        return is_closed(host, self._published[rank]["door"])
 
     def connect(self, peers: Iterable[int]) -> None:
         """Connect to ranks; those that are connected stay so.
@@ -258,6 +258,8 @@ class Network:
         deadline = time.monotonic() + FAREWELL_S
         for channel in self._channels.values():
             channel.finish_close(deadline)
+        if self._shelf is not None:
+            self._shelf.let_go()
 
     def _missing(self) -> str | None:
         """What keeps this rank from sharing memory, found out by doing so; None where nothing does."""
@@ -313,9 +315,9 @@ class Network:
         """
         pause, longest = _PAUSES_S
         last = min(deadline, time.monotonic() + REDIAL_S)
-        while True:
+        for attempt in count(self.rank + peer):  # pairs share the interfaces, and each finds another one
             try:
-                return self._dial_once(peer, entry, min(deadline, time.monotonic() + DIAL_S))
+                return self._dial_once(peer, entry, min(deadline, time.monotonic() + DIAL_S), attempt)
             except TimeoutError as error:
                 self._look([peer])
                 if time.monotonic() > deadline:
@@ -326,24 +328,30 @@ class Network:
                     raise self._lost(peer) from error
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
+        raise AssertionError("attempts go on until one of these")
 
-    def _dial_once(self, peer: int, entry: _PublishedAddress, deadline: float) -> UnansweredCall:
+    def _dial_once(
+        self, peer: int, entry: _PublishedAddress, deadline: float, attempt: int
+    ) -> UnansweredCall:
         wants_memory = self._transport == "shared memory"
         token = bytes.fromhex(entry["token"])
         handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
-        name, host = entry["name"], entry["host"]
-        try:
-            is_near = self.why_no_shared_memory is None and entry["boot_id"] == self._boot_id
-            if is_near and name is not None:
-                call = dial_unix(name, handshake, self._own_shelf().descriptor, deadline)
-                if call is not None:
-                    return call
-            # Where nothing but memory will do, this is for both to learn that there is none.
-            return dial_tcp(host, entry["port"], handshake, deadline)
-        except (TimeoutError, ConnectionResetError, BrokenPipeError):
-            raise
-        except OSError as error:
-            raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
+        name, listeners = entry["name"], entry["listeners"]
+        first, failures = attempt % len(listeners), []
+        is_near = self.why_no_shared_memory is None and entry["boot_id"] == self._boot_id
+        for host, port in (*listeners[first:], *listeners[:first]):
+            try:
+                if is_near and name is not None:
+                    call = dial_unix(name, handshake, self._own_shelf().descriptor, deadline)
+                    if call is not None:
+                        return call
+                # Where nothing but memory will do, this is for both to learn that there is none.
+                return dial_tcp(host, port, handshake, deadline)
+            except (TimeoutError, ConnectionResetError, BrokenPipeError):
+                raise
+            except OSError as error:
+                failures.append(f"at {host}: {error}")
+        raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} {'; '.join(failures)}")
 
     def _await_reply(
         self, peer: int, entry: _PublishedAddress, calls: dict[int, UnansweredCall], deadline: float

@@ -25,8 +25,8 @@ LOOK_S = 0.05
 class _Shared:
     """A listener and what it accepted, by token."""
 
-    def __init__(self, address: str, *, is_local: bool) -> None:
-        self.listener = Listener(address, is_local=is_local, most_silent=LEAST_SILENT)
+    def __init__(self, addresses: tuple[str, ...], *, is_local: bool) -> None:
+        self.listener = Listener(addresses, is_local=is_local, most_silent=LEAST_SILENT)
         self.of_token: dict[bytes, list[PendingConnection]] = {}
         self.sizes: dict[bytes, int] = {}  # of the groups
         self.accepting = threading.Lock()
@@ -49,8 +49,8 @@ class _Shared:
 
 
 _lock = threading.Lock()
-_shared: dict[tuple[str, bool], _Shared] = {}
-"""The listeners of this process, by address and whether they have a Unix socket."""
+_shared: dict[tuple[tuple[str, ...], bool], _Shared] = {}
+"""The listeners of this process, by addresses and whether they have a Unix socket."""
 
 
 def _close_in_child() -> None:
@@ -69,30 +69,30 @@ class Reception:
     """Where the ranks of one group connect to this one.
 
     Args:
-        address: numeric, to listen at.
+        addresses: numeric, to listen at.
         token: of the group on this rank; who connects has to say it.
         is_local: whether there must be a Unix socket too.
         size: of the group; twice as many connections may be without a handshake at a time.
 
     Attributes:
-        host, port, name: of the process's `Listener`.
+        doors, name: of the process's `Listener`.
 
     Raises:
-        OSError: there is no listening at that address.
+        OSError: there is no listening at one of these addresses.
     """
 
-    def __init__(self, address: str, token: bytes, *, is_local: bool, size: int) -> None:
-        self._key = address, is_local
+    def __init__(self, addresses: tuple[str, ...], token: bytes, *, is_local: bool, size: int) -> None:
+        self._key = addresses, is_local
         self._token = token
         with _lock:
             shared = _shared.get(self._key)
             if shared is None:
-                shared = _shared[self._key] = _Shared(address, is_local=is_local)
+                shared = _shared[self._key] = _Shared(addresses, is_local=is_local)
             shared.of_token[token] = []
             shared.sizes[token] = size
             shared.bound()
         self._mine: _Shared | None = shared
-        self.host, self.port, self.name = shared.listener.host, shared.listener.port, shared.listener.name
+        self.doors, self.name = shared.listener.doors, shared.listener.name
 
     def wait(self, seconds: float) -> None:
         """Return when somebody has come, to whatever group, or after that time.

@@ -30,6 +30,9 @@ GLOO, RING, TREES, MWU, CHUNKS, MESSAGES = "gloo", "ring", "trees", "mwu", "chun
 SELECTION = "selection"
 """What the process group runs: the schedule of its table for the size."""
 
+ANY_BITS = "selection, any bits"
+"""The same where ranks may add in different orders."""
+
 EXCHANGE = "exchange"
 """Exchanges by digits along the symmetry of a fabric, of the radices that simulate fastest for the size."""
 
@@ -39,7 +42,7 @@ RIVALS = (GLOO, *BASELINES, EXCHANGE)
 METHODS = (*RIVALS, SELECTION)
 """What is compared where nothing else is asked."""
 
-KNOWN = (*METHODS, TREES, MWU, CHUNKS, "trees (2)", MESSAGES)
+KNOWN = (*METHODS, ANY_BITS, TREES, MWU, CHUNKS, "trees (2)", MESSAGES)
 """All that may be asked for."""
 
 FEW = Fraction(1, 20)
@@ -141,10 +144,10 @@ def _contenders(
 ) -> Sequence[Contender]:
     if name == GLOO:
         return [Contender(GLOO)]
-    if name == SELECTION:
+    if name in {SELECTION, ANY_BITS}:
         from arborcast.backends.schedules.synthesis import synthesize_table
 
-        asked = Options(deadline_s=deadline_s)
+        asked = Options(deadline_s=deadline_s, bits="any" if name == ANY_BITS else "alike")
         return [Contender(name, table=synthesize_table(topology, collective.kind, collective.root, asked))]
     if name == EXCHANGE:
         after = Deadline.after(deadline_s)

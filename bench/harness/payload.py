@@ -19,14 +19,15 @@ class Payload:
     Attributes:
         given: what it gives beside the output; empty where the output holds it.
         initial: the output before.
-        expected: the output after.
+        expected: the output after; None where it may be anything, as beside the root of a reduce.
+        blocks: elements for each rank, and from each, of an alltoall.
 
     Args:
         kind: of the collective.
         elements: of the whole buffer.
         rank: this one.
         ranks: their number.
-        root: of a broadcast.
+        root: of kinds that have one.
     """
 
     def __init__(self, kind: Kind, elements: int, rank: int, ranks: int, root: int | None = 0) -> None:
@@ -36,7 +37,8 @@ class Payload:
         block = slice(rank * elements // ranks, (rank + 1) * elements // ranks)
         summed = whole * ranks + ranks * (ranks - 1) // 2
         self.given: Tensor = torch.empty(0)
-        self.expected: Tensor = whole
+        self.expected: Tensor | None = whole
+        self.blocks = uneven_blocks(elements, rank, ranks)
         match kind:
             case Kind.ALLREDUCE:
                 self.initial, self.expected = whole + rank, summed
@@ -47,6 +49,18 @@ class Payload:
             case Kind.REDUCE_SCATTER:
                 self.given, self.expected = whole + rank, summed[block].clone()
                 self.initial = torch.full_like(self.expected, -1.0)
+            case Kind.REDUCE:
+                self.initial, self.expected = whole + rank, summed if rank == root else None
+            case Kind.GATHER:
+                self.given, self.expected = whole[block].clone(), whole if rank == root else torch.empty(0)
+                self.initial = torch.full_like(self.expected, -1.0)
+            case Kind.SCATTER:
+                self.given, self.expected = whole if rank == root else torch.empty(0), whole[block].clone()
+                self.initial = torch.full_like(self.expected, -1.0)
+            case Kind.ALLTOALL:  # from rank s a block of consecutive numbers from s on
+                self.given = torch.cat([whole[:count] + rank for count in self.blocks[0]])
+                self.expected = torch.cat([whole[:count] + s for s, count in enumerate(self.blocks[1])])
+                self.initial = torch.full_like(whole, -1.0)
             case _:
                 raise NotImplementedError(f"benches have no data for {kind}")
 
@@ -58,7 +72,18 @@ class Payload:
         """
         import torch
 
-        if not torch.equal(output, self.expected):
+        if self.expected is not None and not torch.equal(output, self.expected):
             wrong = int((output != self.expected).nonzero()[0])
             due, got = self.expected[wrong].item(), output[wrong].item()
             raise RuntimeError(f"{what}: element {wrong} must be {due:g}, got {got:g}")
+
+
+def uneven_blocks(elements: int, rank: int, ranks: int) -> tuple[list[int], list[int]]:
+    """How many elements a rank sends to each, and gets from each: 1, 2, ... times as many as the least.
+
+    Which is the longest differs from rank to rank; what is left over stays where it is.
+    """
+    unit = elements // (ranks * (ranks + 1) // 2)
+    sent = [unit * (1 + (rank + other) % ranks) for other in range(ranks)]
+    sent[rank] += elements - sum(sent)
+    return sent, list(sent)  # as many to each rank as from it

@@ -141,7 +141,7 @@ def _dies_before_its_worker(rank: int, size: int) -> list[str]:
             store.set("held", "\n".join(sorted(_held() - before)) or "nothing")
             store.wait(["ended"])
             os._exit(0)
-        store.set("where", f"{reception.host} {reception.port} {os.getpid()}")
+        store.set("where", f"{reception.doors[0][0]} {reception.doors[0][1]} {os.getpid()}")
         store.wait(["held"])
         os.kill(os.getpid(), signal.SIGKILL)
     begin(rank, size, "group", PATIENCE_S)

@@ -196,6 +196,6 @@ def test_a_forged_table_in_the_cache_is_made_anew(tmp_path: Path, caplog: pytest
     table = small_table()
     for text, found in ((forged().decode(), None), (table.to_bytes().decode(), table)):
         kept.put_json("key", text)
-        assert synthesis._kept(kept, "key", table.topology, table.collective) == found
+        assert synthesis._kept(kept, "key", table.topology, table.collective, Options()) == found
     (line,) = caplog.messages
     assert "a table is made anew: kept table" in line and "a schedule that is not correct: " in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,13 +173,54 @@ def disagreeing(rank: int, size: int) -> list[str]:
     return said
 
 
-def test_ranks_that_disagree_all_raise_at_once() -> None:
+def test_ranks_that_know_all_sizes_disagree_and_may_go_on() -> None:
     # Nobody waits: the group's timeout is longer than that of the test.
-    results = run_ranks(SIZE, disagreeing, backend="synth", environ=QUICK, group_timeout_s=1000)
+    told = {**QUICK, "ARBORCAST_TOPOLOGY": "full:4"}
+    results = run_ranks(SIZE, disagreeing, backend="synth", environ=told, group_timeout_s=1000)
     for rank, (sizes, types) in enumerate(results):
         assert sizes == (f"rank {rank}: alltoall (float32): rank 1 sends 12 bytes to rank 3, which expects 8")
         assert "alltoall" in types
     assert any("float32" in types and "int32" in types for _, types in results)
+
+
+def disagreeing_in_pairs(rank: int, size: int, case: str) -> list[str]:
+    """What each of two calls raised: one to which rank 1 brings something else, and an allreduce."""
+    sent, expected = [2] * size, [2] * size
+    match case:
+        case "more":
+            sent[3] += rank == 1
+        case "nothing":
+            sent[3] *= rank != 1
+        case "expects":
+            expected[3] += rank == 1
+    dtype = torch.int32 if case == "type" and rank == 1 else torch.float32
+    given, output = torch.ones(sum(sent), dtype=dtype), torch.empty(sum(expected), dtype=dtype)
+    said = []
+    for call in (
+        lambda: dist.all_to_all_single(output, given, expected, sent),
+        lambda: dist.all_reduce(torch.ones(3)),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("more", "rank 1 sends 12 bytes to rank 3, which expects 8"),
+        ("nothing", "rank 1 sends 0 bytes to rank 3, which expects 8"),
+        ("expects", "rank 3 sends 8 bytes to rank 1, which expects 12"),
+        ("type", r"alltoall \((float|int)32\) here, but alltoall \((float|int)32\) on rank"),
+    ],
+)
+def test_two_ranks_that_disagree_end_the_group_at_once(case: str, words: str) -> None:
+    for said in run_ranks(
+        SIZE, disagreeing_in_pairs, case, backend="synth", environ=QUICK, group_timeout_s=1000
+    ):
+        assert said and all(re.search(words, it) for it in said)
 
 
 def avoiding(rank: int, size: int) -> tuple[bool, list[int]]:
@@ -210,7 +252,8 @@ def test_pairwise_programs_move_every_byte() -> None:
     """Whatever may be reordered, and where sends wait for their receives."""
     for sizes in matrices(7).values():
         rows = tuple(map(tuple, sizes))
-        programs = [pairwise(rows, rank) for rank in range(SIZE)]
+        columns = tuple(zip(*rows, strict=True))
+        programs = [pairwise(rows[rank], columns[rank], rank) for rank in range(SIZE)]
         inputs = [
             torch.cat([block(i, j, sizes[i][j])[:, 0] for j in range(SIZE)]).numpy() for i in range(SIZE)
         ]

@@ -41,7 +41,7 @@ def counted(rank: int, size: int) -> tuple[dict[str, Any], dict[str, Any], float
     for count in (COUNT, COUNT, 3):
         dist.all_reduce(torch.ones(count), group=group)
     dist.broadcast(torch.ones(5, dtype=torch.int8), 0, group=group)
-    dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.SUM, group=group)
+    dist.all_reduce(torch.ones(3).to_sparse(), group=group)
     dist.barrier(group)
     dist.all_reduce(torch.ones(7), group=small)
     took = time.perf_counter() - begun

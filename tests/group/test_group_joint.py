@@ -49,7 +49,7 @@ def test_each_group_has_its_part_whatever_the_order_of_its_ranks(joint: GroupSch
             part = joint_part(fabric, asked.kind, root)
             assert part is not None
             assert part.name.startswith(f"group {number} of ")
-            (entry,) = verified_table(part).entries
+            (entry,) = verified_table(part, "alike").entries
             assert entry.schedule.topology == fabric.topology
             assert entry.schedule.rate == group.schedule.rate
             assert verify(entry.schedule).correct

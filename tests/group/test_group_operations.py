@@ -75,6 +75,10 @@ def reducing(kind: str, op: str, dtype: Any, count: int, salt: int) -> Case:
                 tensors = [values(rank, count + more, dtype, op, salt + more) for more in (0, 3)]
                 dist.all_reduce_coalesced(tensors, OPS[op], group=group)
                 return tensors
+            case "reduce":
+                output, root = values(rank, count, dtype, op, salt), salt % size
+                dist.reduce(output, root, OPS[op], group=group)
+                return [output] if rank == root else []
             case "reduce_scatter":
                 blocks = [values(rank, count, dtype, op, salt + other) for other in range(size)]
                 dist.reduce_scatter(output, blocks, OPS[op], group=group)
@@ -87,7 +91,7 @@ def reducing(kind: str, op: str, dtype: Any, count: int, salt: int) -> Case:
     return case
 
 
-REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor")
+REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 
 
 AS_REAL = {"SUM", "AVG", "PREMUL_SUM"}
@@ -134,7 +138,7 @@ PATHS = [(3, "schedule"), (3, "gloo"), (3, "grouped"), pytest.param(4, "schedule
 def test_every_reduction_and_type(size: int, path: str) -> None:
     ran = run_ranks(size, every_reduction, path, backend="synth", environ=environ(size, path))
     assert ran == [sum(is_served(*case) for case in itertools.product(REDUCING, OPS, DTYPES.values()))] * size
-    assert ran[0] == 4 * 56 + 2 * 3  # of the table in test_torch_reduction.py, and complex ones
+    assert ran[0] == 5 * 63 + 2 * 3  # of the table in test_torch_reduction.py, and complex ones
 
 
 def what_gloo_refuses(rank: int, size: int) -> list[tuple[str, str]]:
@@ -164,6 +168,15 @@ def moving(kind: str, dtype: Any, count: int, salt: int, root: int = 0) -> Case:
             case "broadcast":
                 dist.broadcast(own, root, group=group)
                 return [own]
+            case "gather":
+                outputs = [torch.empty(count, dtype=dtype) for _ in range(size)] if rank == root else None
+                dist.gather(own, outputs, root, group=group)
+                return outputs or []
+            case "scatter":
+                inputs = [values(other, count, dtype, "MAX", salt) for other in range(size)]
+                output = torch.empty(count, dtype=dtype)
+                dist.scatter(output, inputs if rank == root else None, root, group=group)
+                return [output]
             case "all_gather":
                 outputs = [torch.empty(count, dtype=dtype) for _ in range(size)]
                 dist.all_gather(outputs, own, group=group)
@@ -176,7 +189,8 @@ def moving(kind: str, dtype: Any, count: int, salt: int, root: int = 0) -> Case:
     return case
 
 
-MOVING = ("broadcast", "all_gather", "all_gather_into_tensor")
+ROOTED = ("broadcast", "gather", "scatter")
+MOVING = (*ROOTED, "all_gather", "all_gather_into_tensor")
 SIZES = (0, 1, 2, 3, 4, 5, 7, 13, 64, 101, 1009, 4096, 65537)
 
 
@@ -215,15 +229,27 @@ def test_sizes(fabric: str, transport: str, method: str, path: str) -> None:
     run_ranks(size, every_size, backend="synth", environ=environ(size, path) | told)
 
 
+def check_moved(kind: str, dtype: Any, count: int, root: int, tested: Any, reference: Any) -> None:
+    """With a root, beside gloo, which gathers no complex numbers."""
+    case, what = moving(kind, dtype, count, root, root), f"{kind} of {dtype} with root {root}"
+    if kind == "gather" and dtype.is_complex:
+        size = tested.size()
+        wanted = [values(other, count, dtype, "MAX", root) for other in range(size)]
+        assert_equal(case(tested), wanted if tested.rank() == root else [], what)
+    else:
+        assert check_same(what, case, tested, reference).error is None
+
+
 def every_root(rank: int, size: int, path: str) -> None:
     tested, reference = groups()
     path = "gloo" if path == "gloo" else "schedule"
     for root in range(size):
-        for name, dtype in DTYPES.items():
-            case = moving("broadcast", dtype, 1000 + root, root, root)
-            before = counted(tested, path)
-            assert check_same(f"broadcast {name} from {root}", case, tested, reference).error is None
-            assert counted(tested, path) == before + 1, "a broadcast moves bytes of any type"
+        for dtype, kind in itertools.product(DTYPES.values(), ROOTED):
+            # Trees, which all these calls are told to go by, are not for blocks of one rank.
+            served_by = path if kind == "broadcast" else "gloo"
+            before = counted(tested, served_by)
+            check_moved(kind, dtype, 1000 + root, root, tested, reference)
+            assert counted(tested, served_by) == before + 1, "what adds nothing moves bytes of any type"
         tensor = torch.arange(9).to(torch.int16) + rank  # which gloo does not know
         dist.broadcast(tensor, root)
         assert torch.equal(tensor, torch.arange(9).to(torch.int16) + root)
@@ -237,6 +263,25 @@ def every_root(rank: int, size: int, path: str) -> None:
 @pytest.mark.parametrize(("size", "path"), PATHS)
 def test_every_root_and_type(size: int, path: str) -> None:
     run_ranks(size, every_root, path, backend="synth", environ=environ(size, path))
+
+
+def with_a_root(rank: int, size: int) -> None:
+    tested, reference = groups()
+    for root, dtype in itertools.product(range(size), DTYPES.values()):
+        before = counted(tested, kind="reduce")
+        check_same(f"reduce to {root}", reducing("reduce", "MAX", dtype, 301, root), tested, reference)
+        assert counted(tested, kind="reduce") == before + is_served("reduce", "MAX", dtype)
+        for kind in ("gather", "scatter"):
+            before = counted(tested, kind=kind)
+            check_moved(kind, dtype, 301, root, tested, reference)
+            assert counted(tested, kind=kind) == before + 1
+
+
+@pytest.mark.parametrize(("fabric", "path"), [("full:4", "schedule"), ("ring:3", "grouped")])
+def test_blocks_of_a_root_by_schedules(fabric: str, path: str) -> None:
+    size = topologies.load(fabric).ranks
+    told = {"ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_METHOD": "auto", "ARBORCAST_START": "at once"}
+    run_ranks(size, with_a_root, backend="synth", environ=environ(size, path) | told)
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -370,21 +415,6 @@ def test_functional_forms() -> None:
 
 
 def handed_to_gloo() -> dict[str, Case]:
-    def reduce(group: Any) -> Sequence[Tensor]:
-        tensor = values(group.rank(), 50)
-        dist.reduce(tensor, 1, group=group)
-        return [tensor] if group.rank() == 1 else []
-
-    def gather(group: Any) -> Sequence[Tensor]:
-        outputs = [torch.empty(50) for _ in range(group.size())] if group.rank() == 2 else None
-        dist.gather(values(group.rank(), 50), outputs, 2, group=group)
-        return outputs or []
-
-    def scatter(group: Any) -> Sequence[Tensor]:
-        inputs = [values(other, 50) for other in range(group.size())] if group.rank() == 1 else None
-        dist.scatter(output := torch.empty(50), inputs, 1, group=group)
-        return [output]
-
     def send_and_receive(group: Any) -> Sequence[Tensor]:
         rank, size = group.rank(), group.size()
         work = dist.isend(values(rank, 70), (rank + 1) % size, group=group, tag=3)
@@ -419,7 +449,7 @@ def handed_to_gloo() -> dict[str, Case]:
         dist.barrier(group)
         return []
 
-    known = (reduce, gather, scatter, send_and_receive, batch, sparse)
+    known = (send_and_receive, batch, sparse)
     return {case.__name__: case for case in (*known, objects, barrier)}
 
 

@@ -110,6 +110,7 @@ def test_a_variable_that_breaks_a_rule(variable: str, value: str, message: str) 
         ("prepare", ("allreduce", "party"), "prepare: must be some of broadcast, .*got .*party"),
         ("prepare", "allreduce", "prepare: must be some of broadcast"),
         ("address", " ", "address: must not be empty"),
+        ("bits", "some", "bits: must be one of alike, any, got 'some'"),
         ("p2p", "cuda:1", "p2p: must be one of off, cuda, cpu, got 'cuda:1'"),
         ("without", ((0, 0),), "without: must join two different ranks"),
         ("without", ((0, -2),), "without: must be pairs of ranks of the fabric"),
@@ -137,7 +138,7 @@ def test_unknown_variables_are_said_once(
             assert Options.from_environment(environ) == Options()
     first, second = (record.getMessage() for record in caplog.records)
     assert "'ARBORCAST_TOPOLGY': nothing reads it; did you mean ARBORCAST_TOPOLOGY?" in first
-    assert "'ARBORCAST_XYZZY': nothing reads it; there are ARBORCAST_CACHE, " in second
+    assert "'ARBORCAST_XYZZY': nothing reads it; there are ARBORCAST_BITS, ARBORCAST_CACHE, " in second
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), min_size=1, max_size=5))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 from arborcast import topologies
 from arborcast.backends import Options
+from arborcast.backends.group.communicator import SERVED
 from arborcast.backends.schedules import held, synthesis
 from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.simple import SIMPLE, simple_table
@@ -28,7 +31,6 @@ from arborcast.synth.verification.verifier import verify
 from tests.support.ranks import Failure, run_ranks
 from tests.support.waiting import until
 
-KINDS = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
 RANKS = 3
 
 
@@ -37,14 +39,16 @@ RANKS = 3
 )
 def test_a_simple_schedule_is_right_on_any_fabric_and_has_few_peers_on_a_mesh(spec: str) -> None:
     fabric = topologies.load(spec).forwarding
-    for kind in KINDS:
+    for kind in SERVED:
         table = simple_table(fabric, Collective.on(fabric, kind, root=1))
         assert table is not None
         (entry,) = table.entries
         assert entry.schedule.method.name == SIMPLE
         assert verify(entry.schedule).correct
-        most = 2 * (fabric.ranks - 1).bit_length()
-        assert spec[:4] != "full" or max(len(table.peers(rank)) for rank in range(fabric.ranks)) <= most
+        # A block goes to the root and nobody else where they are joined.
+        is_thin = spec[:4] == "full" and kind not in {Kind.GATHER, Kind.SCATTER}
+        most = 2 * (fabric.ranks - 1).bit_length() if is_thin else fabric.ranks
+        assert max(len(table.peers(rank)) for rank in range(fabric.ranks)) <= most
 
 
 def test_there_is_none_where_a_rank_cannot_be_reached_or_making_it_takes_long() -> None:
@@ -221,10 +225,32 @@ def test_what_is_kept_serves_the_first_call_and_nothing_is_written(
     collective = Collective.on(fabric, "allreduce")
     folder = ChunkCache(tmp_path / "tables")
     table = another(fabric, Kind.ALLREDUCE)
-    key = synthesis._key(folder, fabric, collective, "auto")
+    key = synthesis._key(folder, fabric, collective, Options())
     folder.put_json(key, table.to_bytes().decode())
     before = sorted(tmp_path.rglob("*"))
     environ = {"ARBORCAST_START": "at once", "ARBORCAST_CACHE": str(tmp_path), "ARBORCAST_TOPOLOGY": "ring:3"}
     for served, files in run_ranks(RANKS, with_what_is_kept, backend=None, environ=environ):
         assert served.startswith("another ")
         assert files == before
+
+
+def test_torch_is_imported_where_the_package_is_hidden_or_broken(tmp_path: Path) -> None:
+    """It fails with whatever the backends that it looks for raise."""
+    for name, text in (
+        ("arborcast.py", ""),
+        ("sitecustomize.py", "import sys; sys.modules['arborcast'] = None"),
+    ):
+        folder = tmp_path / name.removesuffix(".py")
+        folder.mkdir()
+        (folder / name).write_text(text)
+        ended = subprocess.run(
+            [sys.executable, "-c", "import torch; print('synth' in torch.distributed.Backend.backend_list)"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+        assert ended.stdout == "False\n"
+        assert 'UserWarning: arborcast gives torch no process group "synth"' in ended.stderr

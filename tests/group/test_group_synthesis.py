@@ -20,6 +20,8 @@ from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.backends.schedules.selection import GroupSelection
 from arborcast.backends.schedules.synthesis import synthesize_table, tables
 from arborcast.synth.api import solve
+from arborcast.synth.bounds import bound
+from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.solver_child import Worker
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -30,6 +32,7 @@ from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load
+from tests.lowering.test_additions import UNLIKE
 
 RING = load("ring:3,latency=5")
 QUICK = Options(method="ring", deadline_s=200)
@@ -209,6 +212,23 @@ def test_nobody_gets_a_schedule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -
         next(tables(RING, ring.collective, "auto", SolveOptions()))
 
 
+def test_ranks_add_in_different_orders_only_where_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = UNLIKE.topology, UNLIKE.collective, "auto", Request()
+    unlike = replace(UNLIKE, bound=bound(*asked[:2]))
+    for found in ([unlike], [unlike, unlike]):
+        monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, found=found, **__: iter(found))
+        with pytest.raises(ExecutionError, match="made a schedule whose ranks add in different orders"):
+            next(tables(*asked))
+        *_, table = tables(*asked, bits="any")
+        assert [entry.schedule for entry in table.entries] == [unlike]
+        assert table.check("here", alike=False) is table
+        with pytest.raises(InputError, match=r"here: entries\[0\]: a schedule whose ranks add in"):
+            table.check("here")
+    folder = ChunkCache(Path("nowhere"))
+    keys = {module._key(folder, *asked[:2], Options(bits=bits)) for bits in ("alike", "any")}
+    assert len(keys) == 2
+
+
 def test_errors_of_the_child_keep_their_class(cache: Path) -> None:
     apart = Topology.build("apart", 3, [Link(0, 1, RING.links[0].bandwidth)])
     with pytest.raises(InfeasibleError, match=r"rank") as caught:
@@ -271,6 +291,7 @@ from arborcast.backends import Options
 from arborcast.backends.schedules.synthesis import synthesize_table
 from arborcast.synth.collective import Kind
 from arborcast.topologies import load
+from tests.lowering.test_additions import UNLIKE
 table = synthesize_table(load("ring:3"), Kind.ALLREDUCE, None, Options(method="ring", deadline_s=200))
 print(table.entries[0].schedule.method.name, "torch" in sys.modules)
 """

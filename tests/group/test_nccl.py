@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from arborcast.backends.group import process_group
+from arborcast.backends.group import making, process_group
 from arborcast.backends.tensors import torch_compat
 from arborcast.backends.tensors.torch_compat import PeerCalls
 from tests.support.ranks import run_ranks
@@ -98,7 +98,7 @@ def given_to_nccl(rank: int, size: int) -> tuple[Any, ...]:
         seen.append(options)
         return torch_compat.new_holder_of_names(rank, size)
 
-    process_group.has_nccl = lambda: True  # type: ignore[attr-defined]
+    process_group.has_nccl = making.has_nccl = lambda: True  # type: ignore[attr-defined]
     process_group.new_nccl = new_nccl  # type: ignore[attr-defined]
     torch._C._distributed_c10d.ProcessGroupNCCL = Stand  # type: ignore[attr-defined]
     options = Stand.Options()

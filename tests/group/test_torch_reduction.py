@@ -18,14 +18,14 @@ from tests.support.group_cases import DTYPES, FACTOR, OPS, values
 # Which of them schedules serve: S, and which are gloo's to do or to refuse: the dots.
 SERVED = """
               float16 bfloat16 float32 float64 uint8 int8 int32 int64 bool complex64
-SUM           S       S        S       S       S     S    S     S     .    .
+SUM           S       S        S       S       S     S    S     S     S    .
 AVG           S       S        S       S       S     S    S     S     .    .
-PRODUCT       S       S        S       S       S     S    S     S     .    .
-MIN           S       S        S       S       S     S    S     S     .    .
-MAX           S       S        S       S       S     S    S     S     .    .
-BAND          .       .        .       .       S     S    S     S     .    .
-BOR           .       .        .       .       S     S    S     S     .    .
-BXOR          .       .        .       .       S     S    S     S     .    .
+PRODUCT       S       S        S       S       S     S    S     S     S    .
+MIN           S       S        S       S       S     S    S     S     S    .
+MAX           S       S        S       S       S     S    S     S     S    .
+BAND          .       .        .       .       S     S    S     S     S    .
+BOR           .       .        .       .       S     S    S     S     S    .
+BXOR          .       .        .       .       S     S    S     S     S    .
 PREMUL_SUM    S       S        S       S       .     .    .     .     .    .
 """
 CASES = [

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import json
 import logging
 import os
 import platform
@@ -27,7 +28,7 @@ import torch.distributed as dist
 
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from arborcast.backends.transport import addresses
-from arborcast.backends.transport.addresses import address_of_interface, listening_address
+from arborcast.backends.transport.addresses import address_of_interface, listening_addresses
 from arborcast.backends.transport.handshake import Handshake, UnansweredCall, dial_unix
 from arborcast.backends.transport.listener import Listener, PendingConnection
 from arborcast.backends.transport.network import Network
@@ -169,7 +170,7 @@ def with_strangers(rank: int, size: int) -> dict[int, str]:
         listener = network._reception
         for at in range(6):
             if at % 2:
-                stranger = socket.create_connection((listener.host, listener.port))
+                stranger = socket.create_connection(listener.doors[0])
             else:
                 stranger = socket.socket(socket.AF_UNIX)
                 stranger.connect(f"\0{listener.name}")
@@ -202,7 +203,7 @@ def without_rank_1_among_strangers(rank: int, size: int) -> bool:
         store.wait(["ended"])
         return True
     network = Network(store, rank, size, timeout_s=0.5)
-    where = network._reception.host, network._reception.port
+    where = network._reception.doors[0]
     ended = threading.Event()
 
     def connect_for_ever() -> None:
@@ -228,8 +229,8 @@ def test_strangers_who_come_again_and_again_hold_nobody_up() -> None:
 
 def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 64
-    listening = Listener("127.0.0.1", is_local=False, most_silent=most)
-    where = listening.host, listening.port
+    listening = Listener(("127.0.0.1",), is_local=False, most_silent=most)
+    where = listening.doors[0]
     silent = [socket.create_connection(where) for _ in range(most + 3)]
     until(lambda: not listening.wait(0.05))  # all are accepted, the oldest 3 are too many
     assert [sock.recv(1) for sock in silent[:3]] == [b""] * 3
@@ -430,10 +431,10 @@ def test_groups_of_a_process_share_a_listener_and_connect_at_once() -> None:
         passes_a_message(low.channels, high.channels)
     for network in networks[1:]:
         network.close()
-    with socket.create_connection((networks[0]._reception.host, networks[0]._reception.port)):
+    with socket.create_connection(networks[0]._reception.doors[0]):
         networks[0].close()  # the last one ends the listening
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((networks[0]._reception.host, networks[0]._reception.port))
+        socket.create_connection(networks[0]._reception.doors[0])
     assert descriptors() == before
 
 
@@ -456,8 +457,38 @@ def test_ipv6() -> None:
         pytest.skip("no IPv6 here")
     store = dist.HashStore()
     with in_threads([store, store], transport="sockets", address="::1") as (first, second):
-        assert first._reception.host == "::1"
+        assert first._reception.doors[0][0] == "::1"
         passes_a_message(first.channels, second.channels)
+
+
+def test_pairs_share_several_addresses_and_each_finds_another_where_one_is_closed() -> None:
+    two = "127.0.0.1", "127.0.0.2"
+    with (
+        socket.socket() as closed,
+        in_threads([dist.HashStore()] * 3, transport="sockets", address=",".join(two)) as networks,
+    ):
+        reached = {
+            (network.rank, peer): channel._socket.getpeername()[0]
+            for network in networks
+            for peer, channel in network.channels.items()
+            if peer < network.rank
+        }
+        assert reached == {(1, 0): two[1], (2, 0): two[0], (2, 1): two[1]}
+        closed.bind((two[0], 0))  # and does not listen
+        store = dist.HashStore()
+        with ThreadPoolExecutor() as pool:
+            pair = [
+                Network(store, rank, 2, timeout_s=90, transport="sockets", address=",".join(two))
+                for rank in (0, 1)
+            ]
+            entry = json.loads(store.get("arborcast/channels/0"))
+            entry["listeners"][1] = closed.getsockname()
+            store.set("arborcast/channels/0", json.dumps(entry))
+            list(pool.map(lambda network: network.connect({0, 1}), pair))
+        assert pair[1].channels[0]._socket.getpeername()[0] == two[0]
+        passes_a_message(pair[0].channels, pair[1].channels)
+        for network in pair:
+            network.close()
 
 
 def test_what_cannot_be() -> None:
@@ -557,7 +588,7 @@ def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str
     network.connect(range(size))
     exchange(network)
     network.close()
-    return transports(network), network._reception.host
+    return transports(network), network._reception.doors[0][0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
@@ -599,15 +630,15 @@ def test_unix_socket_of_another_network_namespace_falls_back(monkeypatch: pytest
 
 def test_address_comes_from_argument_variable_or_store() -> None:
     store = dist.HashStore()
-    lo = {"GLOO_SOCKET_IFNAME": "lo,eth7"}
-    assert listening_address(store, "127.0.0.5", lo) == "127.0.0.5"
-    assert listening_address(store, None, lo) == address_of_interface("lo")
+    lo = {"GLOO_SOCKET_IFNAME": "lo,,lo"}
+    assert listening_addresses(store, "127.0.0.5", lo) == ("127.0.0.5",)
+    assert listening_addresses(store, None, lo) == (address_of_interface("lo"),)
     tcp = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert listening_address(dist.PrefixStore("a", dist.PrefixStore("b", tcp)), None, {}) == "127.0.0.1"
+    assert listening_addresses(dist.PrefixStore("a", dist.PrefixStore("b", tcp)), None, {}) == ("127.0.0.1",)
     with pytest.raises(
         ExecutionError, match="GLOO_SOCKET_IFNAME: interface 'eth77' has no address on this host"
     ):
-        listening_address(store, None, {"GLOO_SOCKET_IFNAME": "eth77"})
+        listening_addresses(store, None, {"GLOO_SOCKET_IFNAME": "lo,eth77"})
 
 
 def test_name_that_leads_back_here_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,10 +646,10 @@ def test_name_that_leads_back_here_is_no_address_for_others(monkeypatch: pytest.
     monkeypatch.setattr(addresses, "_store_host", lambda store: ("this-host", 29500))
     ways = {"this-host": "127.0.1.1", "192.0.2.1": "127.0.0.9"}  # stands for the default route's address
     monkeypatch.setattr(addresses, "_source_address", lambda host, port: ways[host])
-    assert listening_address(dist.HashStore(), None, {}) == "127.0.0.9"
+    assert listening_addresses(dist.HashStore(), None, {}) == ("127.0.0.9",)
     monkeypatch.setattr(addresses, "_store_host", lambda store: ("localhost", 29500))
     ways["localhost"] = "127.0.0.1"
-    assert listening_address(dist.HashStore(), None, {}) == "127.0.0.1"
+    assert listening_addresses(dist.HashStore(), None, {}) == ("127.0.0.1",)
 
 
 def test_interface_with_ipv6_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -677,7 +708,7 @@ def test_a_forked_child_keeps_no_connection_that_is_not_yet_a_channel() -> None:
     """Neither of a rank that came early, nor one of this rank that has not been answered yet."""
     store = dist.HashStore()
     network = Network(store, 0, 3, timeout_s=90, transport="sockets")
-    early = socket.create_connection((network._reception.host, network._reception.port))
+    early = socket.create_connection(network._reception.doors[0])
     early.sendall(Handshake(network._token, 2, 0, SLOT_BYTES, SLOTS, wants_memory=False).to_bytes())
     while not network._early:
         network._reception.wait(0.05)
@@ -721,7 +752,7 @@ def test_one_piece_of_memory_too_many_ends_a_handshake() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 def test_other_users_of_the_host_do_not_get_in_by_the_unix_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = Listener("127.0.0.1", is_local=True, most_silent=16)
+    listening = Listener(("127.0.0.1",), is_local=True, most_silent=16)
     assert listening.name is not None
     hello = Handshake(bytes(16), 1, 0, 4096, 2, wants_memory=False)
     nobody = 65534

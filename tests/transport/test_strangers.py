@@ -58,7 +58,7 @@ def _under_attack(rank: int, size: int, connections: int) -> float:
     store = dist.FileStore(f"{store_path()}-where", size)
     begin(rank, size, "first", PATIENCE_S)
     reception = dist.group.WORLD._communicator._network._reception  # type: ignore[union-attr]
-    store.set(f"{rank}", f"{reception.host} {reception.port} {reception.name}")
+    store.set(f"{rank}", f"{reception.doors[0][0]} {reception.doors[0][1]} {reception.name}")
     found = [store.get(str(other)).decode().split() for other in range(size)]
     where = [(host, int(port), name) for host, port, name in found]
     counted = store_path().with_name(f"counted-{rank}")
