@@ -295,7 +295,7 @@ def tables(
     cores: int | None = None,
     bits: str = "alike",
 ) -> Iterator[ScheduleTable]:
-    """The table of the first schedule, and then that of all candidates by the deadline of the wanted.
+    """The table of the first schedule, and then that of all candidates by the deadline of what is wanted.
 
     There is only one table for one method, and where the first schedule took until the deadline. Errors are
     those of `first_table`.

@@ -213,7 +213,7 @@ def test_nobody_gets_a_schedule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_add_in_different_orders_only_where_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = UNLIKE.topology, UNLIKE.collective, "auto", Request()
+    asked = UNLIKE.topology, UNLIKE.collective, "auto", SolveOptions()
     unlike = replace(UNLIKE, bound=bound(*asked[:2]))
     for found in ([unlike], [unlike, unlike]):
         monkeypatch.setattr("arborcast.synth.selection.candidates", lambda *_, found=found, **__: iter(found))
