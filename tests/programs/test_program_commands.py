@@ -175,7 +175,7 @@ def test_rings_and_steps_go_out_and_come_back(tmp_path: Path, command: Command) 
     schedule = tmp_path / "ring.json"
     write_schedule(solve(load("ring:4"), "allreduce", method="multiring"), schedule)
     for target, said, rate in (
-        ("nccl-graph", "2 orders of the ranks, 2 channels", "4/3"),
+        ("nccl-graph", "2 orders of the ranks, 2 channels; for NCCL_ALGO=Ring", "4/3"),
         ("sccl", "steps and rounds", "4/3"),
     ):
         file, back = tmp_path / target, tmp_path / f"{target}.json"
