@@ -69,8 +69,8 @@ class HostOrder:
         cost: what it is worth.
         given: what the order of the list is worth; None where its ring has no way from a host to the next.
         most: GB/s that no order exceeds, on the ring and, of orders with so good a ring, on the trees.
-        tried: orders that were looked at, those that exchange hosts of one place counted once; None where
-            these were all.
+        tried: orders that were looked at; None where no other is better, as `most` is reached or all were
+            tried, those that exchange hosts of one place counted once.
     """
 
     order: Order

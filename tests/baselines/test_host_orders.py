@@ -211,6 +211,15 @@ def test_what_leads_out_of_a_host_and_of_a_leaf() -> None:
     assert (link.ends, link.load, link.rate) == (("l0", "core"), 1, 3)
 
 
+def test_the_nearest_gpus_say_how_far_hosts_are() -> None:
+    fabric = fat_tree(2, 2, 1)
+    network = HostNetwork(fabric, in_blocks("abcd", [2] * 4))
+    assert (network.distance(0, 0), network.distance(0, 1)) == (2, 4)
+    links = one_way((0, 4, 1), (4, 2, 1), (1, 5, 1), (5, 6, 1), (6, 3, 1))
+    apart = HostNetwork(Topology.build("apart", 4, links, ["s", "t", "u"]), in_blocks("ab", [2, 2]))
+    assert (apart.distance(0, 1), apart.distance(1, 0)) == (2, None)
+
+
 def test_ends_are_named_by_host_and_gpu() -> None:
     links = one_way((0, 4, 1), (1, 4, 2), (4, 2, 3), (4, 3, 3))
     network = HostNetwork(Topology.build("pair", 4, links, ["hub"]), in_blocks("ab", [2, 2]))
@@ -232,15 +241,16 @@ def test_gpus_that_have_no_way_to_their_like_take_the_nearest() -> None:
 
 
 def test_ranks_of_no_host_do_not_forward() -> None:
-    """Rank 1 hangs on both leaves, and is in no host: 0 and 2 have no way."""
-    links = one_way(
-        *((r, s, 1) for r, s in ((0, 3), (1, 3), (1, 4), (2, 4))),
-        *((s, r, 1) for r, s in ((0, 3), (1, 3), (1, 4), (2, 4))),
-    )
-    fabric = Topology.build("through a rank", 3, links, ["l0", "l1"])
-    assert HostNetwork(fabric, [Host("a", (0,)), Host("c", (2,))]).busiest([(0, 1, F(1))]) is None
-    assert HostNetwork(fabric, [Host("a", (0,)), Host("b", (1,))]).busiest([(0, 1, F(1))]) is not None
-    alone = Topology.build("alone", 3, links[:2] + links[4:6], ["l0"])
+    """Rank 4 hangs on both leaves of two hosts each, and is in no host: hosts of two leaves have no way."""
+    hangs = [(0, 5), (1, 5), (4, 5), (4, 6), (2, 6), (3, 6)]
+    links = one_way(*((rank, leaf, 1) for rank, leaf in hangs), *((leaf, rank, 1) for rank, leaf in hangs))
+    fabric = Topology.build("through a rank", 5, links, ["l0", "l1"])
+    four = HostNetwork(fabric, in_blocks("abcd", [1] * 4))
+    assert four.busiest([(0, 1, F(1))]) is not None
+    assert (four.busiest([(0, 2, F(1))]), four.distance(0, 1)) == (None, None)
+    assert HostNetwork(fabric, in_blocks("abcde", [1] * 5)).busiest([(0, 4, F(1)), (4, 3, F(1))]) is not None
+    links = one_way((0, 3, 1), (1, 3, 1), (3, 0, 1), (3, 1, 1))
+    alone = Topology.build("alone", 3, links, ["l0"])
     lonely = HostNetwork(alone, in_blocks("abc", [1] * 3))
     assert (lonely.busiest([(0, 2, F(1))]), lonely.busiest([(2, 0, F(1))])) == (None, None)
     with pytest.raises(InfeasibleError):
