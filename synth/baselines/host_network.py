@@ -15,6 +15,8 @@ from fractions import Fraction
 from math import inf
 from typing import TypeAlias
 
+import networkx
+
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Hop, Topology, Vertex
 
@@ -230,22 +232,18 @@ class HostNetwork:
 
     def _hosts_reached(self) -> dict[Vertex, set[int]]:
         """For each switch the hosts that it is joined to by switches, whichever way links lead."""
-        parent = {vertex: vertex for vertex in range(self.topology.ranks, self.topology.size)}
-
-        def first(vertex: Vertex) -> Vertex:
-            while parent[vertex] != vertex:
-                parent[vertex] = vertex = parent[parent[vertex]]
-            return vertex
-
-        for link in self.topology.links:
-            if link.src in parent and link.dst in parent:
-                parent[first(link.src)] = first(link.dst)
-        joined: dict[Vertex, set[int]] = defaultdict(set)
+        switches = range(self.topology.ranks, self.topology.size)
+        graph, beside = networkx.empty_graph(switches), defaultdict[Vertex, set[int]](set)
         for link in self.topology.links:
             for one, other in ((link.src, link.dst), (link.dst, link.src)):
-                if one in parent and other in self._owner:
-                    joined[first(one)].add(self._owner[other])
-        return {vertex: joined[first(vertex)] for vertex in parent}
+                if one in switches and other in switches:
+                    graph.add_edge(one, other)
+                elif one in switches and other in self._owner:
+                    beside[one].add(self._owner[other])
+        reached: dict[Vertex, set[int]] = {}
+        for joined in networkx.connected_components(graph):
+            reached |= dict.fromkeys(joined, set().union(*(beside[switch] for switch in joined)))
+        return reached
 
     def _side(self, host: Host, rank: int, outward: bool) -> Sight:
         there = (self._heads if outward else self._tails)[rank]

@@ -24,7 +24,7 @@ from arborcast.synth.baselines.budget import BudgetError
 from arborcast.synth.baselines.hamiltonian import RingFabric, find_ring
 from arborcast.synth.baselines.host_network import Busiest, HostNetwork
 from arborcast.synth.baselines.switch_paths import Path
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.features import check_features
 
@@ -335,7 +335,7 @@ def _along_cables(network: HostNetwork, seed: int) -> Order:
     }
     fabric = RingFabric(tuple(range(count)), paths, dict.fromkeys(paths, 1))
     try:
-        ring = find_ring(fabric, start=0, rng=Random(seed), deadline=Deadline.after(None))
+        ring = find_ring(fabric, start=0, rng=Random(seed), deadline=NO_DEADLINE)
     except BudgetError:
         raise InfeasibleError("ring of hosts: none was found, though there may be one") from None
     if ring is None:

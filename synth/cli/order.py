@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from arborcast.synth.baselines.host_orders import HostOrder, OrderCost
     from arborcast.synth.topology import Topology
 
+MODEL = "rings and trees across hosts as NCCL 2.30 makes them; NCCL itself was not run"
 To: TypeAlias = Literal["hostfile", "rankfile", "slurm", "torchrun"]
 BOUND_RANKS = 1024
 """Ranks up to which it is worked out what a schedule could reach; it takes longer than the order on more."""
@@ -123,8 +124,6 @@ def _hosts_of(fabric: str, said: str | None, per_host: int | None) -> tuple[Topo
 
 def written(hosts: Sequence[Host], to: To) -> Iterator[str]:
     """The lines of a file that says the order."""
-    if to not in get_args(To):
-        raise InputError(f"--to {to}: must be one of {', '.join(get_args(To))}")
     rank = 0
     for place, host in enumerate(hosts):
         count = len(host.ranks)
@@ -178,7 +177,7 @@ def _document(
     found: HostOrder, network: HostNetwork, listed: Sequence[Host], reachable: Fraction | None, rated: bool
 ) -> Json:
     return {
-        "model": "rings and trees across hosts as NCCL 2.30 makes them; NCCL itself was not run",
+        "model": MODEL,
         "rates": "of the fabric" if rated else "none are known: every link counts as 1",
         "order": [host.name for host in listed],
         "places": len(network.of_place),
@@ -223,7 +222,7 @@ def _lines(
         yield f"schedule  that keeps to no ring or tree: {limit} (synth solve)"
         if why := assumed("rate", network.topology):
             yield f"rates     {why}"
-    yield "model     rings and trees across hosts as NCCL 2.30 makes them; NCCL itself was not run"
+    yield f"model     {MODEL}"
     if output is None:
         yield "order     " + " ".join(host.name for host in listed)
     else:
