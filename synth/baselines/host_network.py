@@ -34,15 +34,20 @@ class Host:
     ranks: tuple[int, ...]
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise InputError where a host is named twice."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InputError(f"hosts: each must be named once, got {twice[0]} twice")
+
+
 def in_blocks(names: Sequence[str], counts: Sequence[int]) -> tuple[Host, ...]:
     """Hosts whose ranks follow each other: the first has the first `counts[0]`, and so on.
 
     Raises:
         InputError: a name stands twice, or a host has no rank.
     """
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InputError(f"hosts: each must be named once, got {twice[0]} twice")
+    check_names(names)
     hosts, first = [], 0
     for name, count in zip(names, counts, strict=True):
         if count < 1:

@@ -90,7 +90,7 @@ def order(
 
 def _hosts_of(fabric: str, said: str | None, per_host: int | None) -> tuple[Topology, tuple[Host, ...], bool]:
     """The fabric, its hosts in today's order, and whether its links have rates."""
-    from arborcast.synth.baselines.host_network import Host, in_blocks
+    from arborcast.synth.baselines.host_network import Host, check_names, in_blocks
     from arborcast.topologies import load
     from arborcast.topologies.readers.schedulers import read_host_list, read_host_tree
 
@@ -102,8 +102,7 @@ def _hosts_of(fabric: str, said: str | None, per_host: int | None) -> tuple[Topo
         for name in wanted:
             if name not in ranks:
                 raise InputError(f"--hosts: {name}: is no host of {fabric}, which has {len(ranks)}")
-        if len(set(wanted)) < len(wanted):
-            in_blocks(wanted, [1] * len(wanted))
+        check_names(wanted)
         return tree.topology, tuple(Host(name, ranks[name]) for name in wanted), False
     topology = load(fabric)
     if listed is None:
