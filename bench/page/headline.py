@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from arborcast.bench.page.contest import CHOSEN, EVEN, Case, cases_that_count
 from arborcast.bench.page.results import Document, known, least, middle, most, number, rows_of
@@ -19,7 +20,7 @@ Results = Mapping[str, Document]
 
 def headline(results: Results) -> tuple[str, ...]:
     """Sentences of README, all of one run of `make headline`; what was not measured is said."""
-    return _over_baselines(results.get("testbed")), _close(results.get("testbed")), _synthesis(results)
+    return *_over_baselines(results.get("testbed")), _close(results.get("testbed")), _synthesis(results)
 
 
 def more(results: Results) -> tuple[str, ...]:
@@ -28,11 +29,11 @@ def more(results: Results) -> tuple[str, ...]:
     return (*([beside] if beside else []), _targets(results))
 
 
-def _over_baselines(document: Document | None) -> str:
-    """What the process group chooses, beside the fastest baseline of each case in the same run."""
+def _over_baselines(document: Document | None) -> tuple[str, ...]:
+    """What the process group chooses, beside the fastest baseline of each case; and where it is slower."""
     found, incomplete, limited = cases_that_count(document)
     if document is None or not found:
-        return "How much faster than baselines on real links is not measured yet."
+        return ("How much faster than baselines on real links is not measured yet.",)
     ratios = [case.over_best for case in found]
     lost = sorted((case for case in found if case.over_best < 1 - EVEN), key=lambda case: case.over_best)
     faster = sum(ratio > 1 + EVEN for ratio in ratios)
@@ -55,24 +56,42 @@ def _over_baselines(document: Document | None) -> str:
         if method in names
     )
     subject = "what the process group chooses is" if only_chosen else "our schedules are"
-    named = "; ".join(map(_lost, lost))
+    by_size = ", ".join(
+        f"{size(nbytes)} {times(middle([case.over_best for case in cases]))}"
+        for nbytes, cases in _by(found, "bytes").items()
+    )
     baselines = f"; in {chosen} of them what it chooses is a baseline" if chosen else ""
-    return (
+    first = (
         f"On emulated links {subject} {strong(f'{times(middle(ratios))} as fast')} as the best baseline of "
         f"each case (of {listed(names)}; the fastest of the same run) in the median of "
         f"{plural(len(found), 'case')} of {kinds} ({_range(ratios)}, "
         f"{_sizes([case.ours.figure('bytes') for case in found])}): faster in {faster}, even within "
         f"{percent(EVEN)} in {len(ratios) - faster - len(lost)}, slower in {len(lost)}"
-        f"{f' ({named})' if lost else ''}{baselines}{left_out}.{alone}"
+        f"{baselines}{left_out}. By size, in the median: {by_size}.{alone}"
     )
+    return (first, f"Slower than the best baseline: {_named(lost)}.") if lost else (first,)
 
 
-def _lost(case: Case) -> str:
-    best = case.baselines[0].text("method")
-    ours = case.ours
-    return (
-        f"{ours.text('collective')} of {size(ours.figure('bytes'))} on {ours.text('topology')}, "
-        f"{times(case.over_best)} beside {best}"
+def _by(cases: Iterable[Case], column: str) -> dict[Any, list[Case]]:
+    """Cases by what stands in a column of ours, in the order of that."""
+    found: dict[Any, list[Case]] = {}
+    for case in sorted(cases, key=lambda case: case.ours[column]):
+        found.setdefault(case.ours[column], []).append(case)
+    return found
+
+
+def _named(lost: Iterable[Case]) -> str:
+    """Cases by size and collective, each with its ratio and the baseline that was faster."""
+    return "; ".join(
+        f"{kind} of {size(nbytes)} on "
+        + listed(
+            [
+                f"{case.ours.text('topology')} ({times(case.over_best)}, {case.baselines[0].text('method')})"
+                for case in cases
+            ]
+        )
+        for nbytes, of_size in _by(lost, "bytes").items()
+        for kind, cases in _by(of_size, "collective").items()
     )
 
 
