@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import signal
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -278,6 +281,38 @@ def test_jobs_do_not_change_what_is_found(tmp_path: Path) -> None:
         sweep(machine, asked, folder, jobs=jobs)
         texts.append({path.name: path.read_text() for path in (folder / "schedules").iterdir()})
     assert texts[0] == texts[1] != {}
+
+
+@pytest.mark.long
+def test_a_worker_of_a_cluster_that_dies_changes_nothing(tmp_path: Path) -> None:
+    """Each fragment of four GPUs of a box, by two workers, one of which is killed behind the third answer."""
+    distributed = pytest.importorskip("distributed", reason="an optional extra: arborcast[dask]")
+    from arborcast.synth.chunks.solvers.jobs import running_on
+
+    machine = topologies.load("dgx1")
+    asked = list(questions(machine, sizes=[4], kinds=[Kind.ALLREDUCE, Kind.ALLGATHER]))
+    texts: list[dict[str, str]] = []
+    for folder, workers in ((tmp_path / "alone", 0), (tmp_path / "cluster", 2)):
+        if not workers:
+            sweep(machine, asked, folder)
+        else:
+            with distributed.LocalCluster(
+                n_workers=workers, threads_per_worker=1, dashboard_address=None, processes=True
+            ) as cluster:
+                killed: list[int] = []
+
+                def kill_one(now: Progress, cluster: Any = cluster, killed: list[int] = killed) -> None:
+                    if now.done >= 3 and not killed:
+                        killed.append(next(iter(cluster.workers.values())).pid)
+                        os.kill(killed[0], signal.SIGKILL)
+
+                with running_on(cluster.scheduler_address):
+                    assert sweep(machine, asked, folder, jobs=workers, listen=kill_one) == len(asked)
+                assert killed
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        took = re.compile(r'"seconds": [\d.e-]+')  # all else is the same, byte for byte
+        texts.append({str(path.relative_to(folder)): took.sub("", path.read_text()) for path in files})
+    assert texts[0] == texts[1]
 
 
 def test_choices_over_sizes_serve_every_size(tmp_path: Path) -> None:
