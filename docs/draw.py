@@ -23,6 +23,8 @@ def draw(folder: Path = HERE) -> None:
     """Every picture, by the names that pages use."""
     six = topologies.load("dgx1").subset([0, 1, 2, 3, 4, 5])
     draw_topology(six, folder / "six-gpus.svg")
+    carried = synth.verify(synth.solve(six, "allreduce", method="multiring")).loads
+    draw_topology(six, folder / "idle-links.svg", idle=[hop for hop in six.bandwidth if not carried.get(hop)])
     schedule = synth.solve(six, "allreduce")
     draw_trees(schedule, folder / "trees.svg")
     timings = comparison.compare(schedule, size_range("64KiB:256MiB")).by_method

@@ -241,18 +241,21 @@ def nccl_times(
         topology: the fabric.
         collective: allreduce, allgather or reduce-scatter.
         sizes: bytes of the whole buffer.
-        plan: channels and their rate; where None, `nccl_plan` works them out.
+        plan: channels and their rate; where None, `nccl_plan` works them out, but for machines with switches
+            that it does not know.
         protocol: one for all rows; where None, each row takes the fastest for its size, as NCCL does.
         seed: of the search for rings.
 
     Raises:
-        CollectiveError: NCCL's model of this kind is not here.
+        CollectiveError: NCCL's model of this kind is not here, or its plan is not known.
         InfeasibleError: no plan is given and the graph has no ring.
         InputError: ranks that the plan's hosts do not divide, or a negative size.
     """
     if collective.kind not in MODELLED:
         raise CollectiveError(f"{collective.kind}: the NCCL model covers only {', '.join(MODELLED)}")
     if plan is None:
+        if topology.switches and _known_plan(topology, collective) is None:
+            raise CollectiveError(f"NCCL's plan for {topology.name} with its switches is not known")
         plan = nccl_plan(topology, collective, seed=seed)
     count = len(collective.ranks)
     if count % plan.hosts:
@@ -281,18 +284,26 @@ def nccl_plan(topology: Topology, collective: Collective, *, seed: int = 0) -> N
         InfeasibleError: the graph has no ring. NCCL then goes over PCIe, which `nccl_times` can be told
             by a plan.
     """
-    known = KNOWN_PLANS.get(topology.name)
-    if known is not None and len(collective.ranks) == topology.ranks == 8:
+    if (known := _known_plan(topology, collective)) is not None:
         return known
-    machine, boxes = topology.name.partition(":")[0], topology.ranks // 8
-    if machine in CLUSTER_PLANS and len(collective.ranks) == topology.ranks and _are_whole_boxes(topology):
-        tree_rate = TREE_ON_TWO_HOSTS[machine] if boxes == 2 else None
-        return replace(CLUSTER_PLANS[machine], hosts=boxes, tree_rate=tree_rate)
     from arborcast.synth.baselines import solve_baseline
 
     schedule = solve_baseline(topology, Collective(Kind.ALLREDUCE, collective.ranks), "multiring", seed=seed)
     rings = int(dict(schedule.method.settings)["rings"] or 0)
     return NcclSetup(rings, topology.bandwidth_unit, source=f"{rings} link-disjoint rings of {topology.name}")
+
+
+def _known_plan(topology: Topology, collective: Collective) -> NcclSetup | None:
+    """Of a whole box or of several whole ones of the catalog."""
+    if len(collective.ranks) < topology.ranks:
+        return None
+    if topology.name in KNOWN_PLANS and topology.ranks == 8:
+        return KNOWN_PLANS[topology.name]
+    machine, boxes = topology.name.partition(":")[0], topology.ranks // 8
+    if machine not in CLUSTER_PLANS or not _are_whole_boxes(topology):
+        return None
+    tree_rate = TREE_ON_TWO_HOSTS[machine] if boxes == 2 else None
+    return replace(CLUSTER_PLANS[machine], hosts=boxes, tree_rate=tree_rate)
 
 
 def _are_whole_boxes(topology: Topology) -> bool:

@@ -28,6 +28,7 @@ from arborcast.synth.cli.description import (
     model_of,
     parts_document,
 )
+from arborcast.synth.cli.explain import explain
 from arborcast.synth.cli.groups import groups
 from arborcast.synth.cli.inputs import (
     NotCorrectError,
@@ -59,6 +60,7 @@ from arborcast.synth.cli.repair import repair
 from arborcast.synth.cli.schedule_files import expand, program, run, simulate, verify
 from arborcast.synth.cli.solve import solve
 from arborcast.synth.cli.sweep import sweep
+from arborcast.synth.cli.tune import tune
 from arborcast.synth.cli.view import view
 from arborcast.synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
 from arborcast.synth.formats.words import at_most, gigabytes
@@ -205,7 +207,7 @@ def bound(
 
 for command in (
     *(cluster, solve, alltoallv, groups, pareto, verify, simulate, view, run, expand, program),
-    *(repair, sweep, probe, plan, order),
+    *(repair, sweep, probe, plan, order, explain, tune),
 ):
     app.command()(with_voice(command))
 app.command("export")(with_voice(export))

@@ -138,6 +138,14 @@ def _left(machine: Machine, options: FabricOptions) -> FabricRequest:
     return FabricRequest(faulty.topology, tuple(range(left)), machine, options, faulty)
 
 
+def planned_by_nccl(on: FabricRequest) -> Topology:
+    """The same fabric with the rates that NCCL plans with; its own where a file or arguments state them."""
+    try:
+        return load_fabric(replace(on.options, rates="nccl")).topology
+    except InputError:
+        return on.topology
+
+
 def above_zero(option: str, text: str | None) -> Fraction | None:
     """An option's GB/s; None where it was not given."""
     if text is None:

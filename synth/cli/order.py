@@ -72,7 +72,7 @@ def order(
     from arborcast.synth.baselines.host_orders import best_order
 
     writable(output)
-    topology, named, rated = _hosts_of(fabric, hosts, ranks_per_host)
+    topology, named, rated = hosts_of(fabric, hosts, ranks_per_host)
     network = HostNetwork(topology, named)
     found = best_order(network, seed=seed)
     listed = [named[host] for host in found.order]
@@ -88,7 +88,7 @@ def order(
     )
 
 
-def _hosts_of(fabric: str, said: str | None, per_host: int | None) -> tuple[Topology, tuple[Host, ...], bool]:
+def hosts_of(fabric: str, said: str | None, per_host: int | None) -> tuple[Topology, tuple[Host, ...], bool]:
     """The fabric, its hosts in today's order, and whether its links have rates."""
     from arborcast.synth.baselines.host_network import Host, check_names, in_blocks
     from arborcast.topologies import load

@@ -6,7 +6,7 @@ Switches that reduce or multicast are hexagons.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from arborcast.synth.pictures.canvas import FAINT, INK, QUIET, counted, headline, picture
 from arborcast.synth.pictures.placement import Placement, Point, place
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Hop, Topology, Vertex
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,14 +25,16 @@ _SLOW_TO_FAST = ("#9ecae1", "#4292c6", "#08519c", "#08306b")
 _RANK = "#ffffff"
 _SWITCH = "#fde0b6"
 _ABLE = "#a1d99b"  # a switch that reduces or multicasts
+_IDLE = "#d62728"
 _INCH = 0.75  # per unit of the placement
 _SIDE_INCHES = 14.0  # of a square as large as the picture may be
 
 
-def draw_topology(topology: Topology, path: Path | str) -> None:
+def draw_topology(topology: Topology, path: Path | str, idle: Collection[Hop] = ()) -> None:
     """Draw ranks, switches and links to an SVG or PNG file.
 
-    A line without arrow heads is a link each way of the same bandwidth; its width and colour say which.
+    A line without arrow heads is a link each way of the same bandwidth; its width and colour say which. Links
+    that are named `idle` are red and broken.
 
     Raises:
         InputError: an unknown suffix, no matplotlib, or a file that cannot be written.
@@ -54,9 +56,9 @@ def draw_topology(topology: Topology, path: Path | str) -> None:
         axes.set_xlim(min(xs) - 1, max(xs) + 1)
         axes.set_ylim(min(ys) - 1, max(ys) + 1)
         _draw_groups(axes, placement)
-        _draw_links(axes, topology, placement, rates, scale)
+        _draw_links(axes, topology, placement, rates, scale, frozenset(idle))
         _draw_vertices(axes, topology, placement, scale)
-        _draw_legend(figure, topology, rates)
+        _draw_legend(figure, topology, rates, bool(idle))
         headline(figure, f"{topology.name}: {counted(topology.ranks, 'rank')}, {_describe_links(topology)}")
 
 
@@ -71,37 +73,45 @@ def _draw_groups(axes: Axes, placement: Placement) -> None:
 
 
 def _draw_links(
-    axes: Axes, topology: Topology, placement: Placement, rates: Sequence[Fraction], scale: float
+    axes: Axes,
+    topology: Topology,
+    placement: Placement,
+    rates: Sequence[Fraction],
+    scale: float,
+    idle: Collection[Hop],
 ) -> None:
     from matplotlib.patches import FancyArrowPatch
 
     crowded = min(1.0, scale / _INCH)
     for link in topology.links:
-        twin = topology.bandwidth.get((link.dst, link.src))
-        if twin == link.bandwidth and link.src > link.dst:
+        there, back = (link.src, link.dst), (link.dst, link.src)
+        twin = topology.bandwidth.get(back)
+        alike = twin == link.bandwidth and (there in idle) == (back in idle)
+        if alike and link.src > link.dst:
             continue
         axes.add_patch(
             FancyArrowPatch(
                 placement.points[link.src],
                 placement.points[link.dst],
-                connectionstyle=f"arc3,rad={_bow(link.src, link.dst, placement, twin, link.bandwidth)}",
-                arrowstyle="-" if twin == link.bandwidth else "-|>",
+                connectionstyle=f"arc3,rad={_bow(*there, placement, apart=twin is not None and not alike)}",
+                arrowstyle="-" if alike else "-|>",
                 mutation_scale=8 * crowded,
                 shrinkA=0,
-                shrinkB=0 if twin == link.bandwidth else 10 * crowded,
+                shrinkB=0 if alike else 10 * crowded,
                 linewidth=_line_width(link.bandwidth, rates) * max(0.4, crowded),
-                color=_colour(link.bandwidth, rates),
+                color=_IDLE if there in idle else _colour(link.bandwidth, rates),
+                linestyle="--" if there in idle else "-",
                 zorder=1,
             )
         )
 
 
-def _bow(src: Vertex, dst: Vertex, placement: Placement, twin: Fraction | None, bandwidth: Fraction) -> float:
+def _bow(src: Vertex, dst: Vertex, placement: Placement, *, apart: bool) -> float:
     """How far a line bows: opposite links that differ bow apart, long ways of a grid bow round the others."""
     start, end = placement.points[src], placement.points[dst]
     if placement.is_grid and math.dist(start, end) > 2 * 1.6 - 0.1:
         return 0.18 if _points_away(start, end) else -0.18
-    return 0.0 if twin is None or twin == bandwidth else 0.12
+    return 0.12 if apart else 0.0
 
 
 def _points_away(start: Point, end: Point) -> bool:
@@ -156,7 +166,7 @@ def _draw_vertices(axes: Axes, topology: Topology, placement: Placement, scale: 
             axes.text(x, y, str(vertex), ha="center", va="center", fontsize=font, zorder=3)
 
 
-def _draw_legend(figure: Figure, topology: Topology, rates: Sequence[Fraction]) -> None:
+def _draw_legend(figure: Figure, topology: Topology, rates: Sequence[Fraction], has_idle: bool) -> None:
     from matplotlib.lines import Line2D
 
     shown = rates if len(rates) <= 8 else [rates[0], rates[len(rates) // 2], rates[-1]]
@@ -171,6 +181,8 @@ def _draw_legend(figure: Figure, topology: Topology, rates: Sequence[Fraction]) 
         )
         for rate in reversed(shown)
     ]
+    if has_idle:
+        handles.append(Line2D([], [], color=_IDLE, linestyle="--", label="carries nothing"))
     handles.append(_marker("o", _RANK, INK, "rank"))
     able = topology.switches[: topology.holders - topology.ranks]
     if able:
