@@ -37,7 +37,7 @@ def specs(row: dict[str, str]) -> list[str]:
     return [row["spec"], f"{row['spec']}:between={way.rate}"]
 
 
-SLOW = ("oci-h100:boxes=2",)  # as many ranks and rails as p5:boxes=2
+SLOW = ("oci-h100:boxes=2", "p5:boxes=2", "hgx-h20:boxes=2")  # switches that add, in two boxes
 ROWS = [
     pytest.param(
         row,

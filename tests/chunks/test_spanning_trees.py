@@ -53,7 +53,7 @@ def sends_of(problem: ChunkProblem, prices: np.ndarray) -> np.ndarray:
     return costs
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @given(drawn_topologies(max_ranks=5), st.data())
 def test_sets_of_ranks_and_sets_of_targets_give_the_same(topology: Topology, data: st.DataObject) -> None:
     problem = allgather(topology)
@@ -110,7 +110,7 @@ def test_too_many_classes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("spec", "steps", "ratio"),
     [
-        ("ndv2:boxes=2", 1, "64"),
+        pytest.param("ndv2:boxes=2", 1, "64", marks=pytest.mark.long),
         pytest.param("dgx-a100:boxes=2", 3, "2216/1873", marks=pytest.mark.long),
         pytest.param("dgx-a100:boxes=2", 2, "152/103", marks=pytest.mark.long),
     ],

@@ -148,26 +148,31 @@ GPU1    NV4    X
 """
 
 
-def test_models_are_costed_for_what_the_ranks_are(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fabric", "device", "told"),
+    [
+        ("dgx-h100 --ranks 0,1", "h100", "costed for h100, which its ranks are"),
+        pytest.param(
+            "{box} --gpu a800", "a800", "costed for a800, which its ranks are", marks=pytest.mark.long
+        ),
+        pytest.param("dgx-h100 --ranks 0,1 --device MI300X", "mi300x", "", marks=pytest.mark.long),
+        pytest.param("dgx-h100 --ranks 0,1 --device here", None, "", marks=pytest.mark.long),
+        ("ring:2", None, "measured on this machine: the topology does not say what its ranks are"),
+    ],
+)
+def test_models_are_costed_for_what_the_ranks_are(
+    command: Command, tmp_path: Path, fabric: str, device: str | None, told: str
+) -> None:
     (tmp_path / "mine.py").write_text(MODEL_FILE)
     (tmp_path / "box.txt").write_text(BOX)
-    small, box = f"{tmp_path}/mine.py:small", str(tmp_path / "box.txt")
-    for words, device, told in (
-        (("dgx-h100", "--ranks", "0,1"), "h100", "costed for h100, which its ranks are"),
-        ((box, "--gpu", "a800"), "a800", "costed for a800, which its ranks are"),
-        (("dgx-h100", "--ranks", "0,1", "--device", "MI300X"), "mi300x", ""),
-        (("dgx-h100", "--ranks", "0,1", "--device", "here"), None, ""),
-        (("ring:2",), None, "measured on this machine: the topology does not say what its ranks are"),
-    ):
-        model = small if "here" in words or told.startswith("measured") else "vgg19"
-        options = ("--batch", "8", "--microbatches", "2", "--stages", "1", "--method", "arborcast")
-        if told:
-            assert told in command("plan", model, *words, *options).out
-        if words != (box, "--gpu", "a800"):  # of which no more is told than of the first
-            ran = command("plan", model, *words, *options, "--json")
-            assert (ran.status, ran.err) == (0, ""), ran.err
-            found = ran.document
-            assert found["device"] == device and found["costs"].startswith(device or "measured")
+    words = fabric.format(box=tmp_path / "box.txt").split()
+    model = "vgg19" if device else f"{tmp_path}/mine.py:small"
+    options = ("--batch", "8", "--microbatches", "2", "--stages", "1", "--method", "arborcast")
+    assert told in command("plan", model, *words, *options).out
+    ran = command("plan", model, *words, *options, "--json")
+    assert (ran.status, ran.err) == (0, ""), ran.err
+    found = ran.document
+    assert found["device"] == device and found["costs"].startswith(device or "measured")
 
 
 UNLIKE = """

@@ -14,7 +14,7 @@ NEED_TORCH = ("tests/transport/test_silence.py", "tests/docs/test_snippets.py") 
 NEEDS_NONE = "tests/values/test_transfers.py"
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.long)])
 def test_without_torch_the_suite_says_what_it_leaves_out(workers: str) -> None:
     options = ["-p", "no:cacheprovider", "-p", "tests.support.without_torch", workers]
     found = subprocess.run(

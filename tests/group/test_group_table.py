@@ -270,6 +270,7 @@ def test_of_nearly_equals_the_one_that_random_orders_slow_down_the_least() -> No
 
 @pytest.mark.parametrize("spec", ["torus:2x3,bandwidth=0.2", "star:4,bandwidth=0.05"])
 @pytest.mark.parametrize("cores", [None, 4])
+@pytest.mark.few(1)
 @settings(max_examples=3)
 @given(data=st.data())
 def test_no_other_is_faster_between_the_sizes_of_a_table(

@@ -120,6 +120,7 @@ mount --bind "$ARBORCAST_CACHE" "$ARBORCAST_CACHE" && mount -o remount,bind,ro "
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or which("unshare") is None, reason="needs root, to mount a folder")
 def test_what_a_cache_that_cannot_be_written_has_is_used(tmp_path: Path) -> None:
     script, cache = tmp_path / "script.py", tmp_path / "cache"

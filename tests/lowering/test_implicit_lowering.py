@@ -135,7 +135,10 @@ def test_without_translations_it_is_its_own_whole() -> None:
     assert lower(schedule, 35, pieces=2) == lower(schedule.expand(), 35, pieces=2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(it, marks=() if it is Kind.ALLREDUCE else pytest.mark.long) for it in KINDS],
+)
 def test_programs_of_a_torus_lowered_one_by_one_run_together(kind: Kind) -> None:
     """All 64 of an 8x8 torus, with blocking sends, on data in which a mistake cannot hide."""
     schedule = implicit(load("torus:8x8"), kind, shares=[Fraction(1)])

@@ -93,6 +93,7 @@ def check_trained(folder: Path, ranks: int) -> None:
     assert second["peers"] == [rank for rank in (1, 2, 3) if (0, rank) != TORN_LINK]
 
 
+@pytest.mark.long
 def test_a_job_restarts_after_a_death_and_avoids_the_link_that_is_gone(
     tmp_path: Path, installed: Path
 ) -> None:

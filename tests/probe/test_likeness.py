@@ -71,7 +71,7 @@ def socket_box(slot: int = 32, between: int = 10) -> Topology:
         pytest.param("dgx1", 1, marks=pytest.mark.long),
         pytest.param("dgx1", 2, marks=pytest.mark.long),
         ("torus:3x3", 3),
-        ("mi250", 4),
+        pytest.param("mi250", 4, marks=pytest.mark.long),
     ],
 )
 def test_machines_of_the_catalog_are_recognised_under_any_numbering(spec: str, seed: int) -> None:

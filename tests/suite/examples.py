@@ -1,4 +1,4 @@
-"""How many examples of a property `make test` draws: a third of what `make test-all` does.
+"""How many examples of a property `make test` draws: a sixth of what `make test-all` does.
 
 `@settings(max_examples=60)` says how many there are in all. Where each takes seconds, `@pytest.mark.few(2)`
 says how many `make test` draws of them. Mutants are tried with all.
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-PART = 3
+PART = 6
 LEAST = 4
 """Properties with no more examples draw all of them."""
 

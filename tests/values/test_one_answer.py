@@ -40,7 +40,7 @@ QUESTIONS = [
     ("torus:8x9", (), "allgather", "auto", {"max_height": 12}, "implicit"),
     ("torus:8x9", (), "alltoall", "auto", {}, "implicit"),
     ("torus:8x9", (), "broadcast", "auto", {}, "explicit"),
-    ("torus:8x9", ("0-1",), "allgather", "auto", {}, "explicit"),
+    pytest.param("torus:8x9", ("0-1",), "allgather", "auto", {}, "explicit", marks=pytest.mark.long),
     pytest.param(
         *("torus:8x9", ("0-1",), "allgather", "auto", {"size_bytes": 1 << 24}, "explicit"),
         marks=pytest.mark.long,

@@ -20,16 +20,16 @@ ROOT = Path(__file__).parents[2]
 
 SHORT = """
 solve mi250 allgather form=explicit
-solve mi250 allreduce max_trees=2 form=explicit
 solve torus:3x4 alltoall form=explicit
-solve torus:3x3 allreduce max_height=4 form=explicit method=trees
-solve mi250:boxes=2 allgather form=implicit
 solve dragonfly:4x3x2,local=2 allreduce max_height=4 form=implicit
 tree_bound ring:4 allgather 2
 """
 """Questions of the corpus (`tests.corpus.answering`), and bounds with their duals."""
 
 LONG = """
+solve mi250 allreduce max_trees=2 form=explicit
+solve torus:3x3 allreduce max_height=4 form=explicit method=trees
+solve mi250:boxes=2 allgather form=implicit
 solve mi250:boxes=2 allgather max_trees=2 form=explicit
 solve mi250 alltoall form=explicit
 solve dragonfly:4x2x2 alltoall form=explicit

@@ -310,6 +310,7 @@ def test_nothing_is_faster_between_the_sizes_of_the_table(
 
 
 @pytest.mark.parametrize(("spec", "kind"), [("torus:2x3", "allgather"), ("star:4", "broadcast")])
+@pytest.mark.few(1)
 @settings(max_examples=3)
 @given(data=st.data())
 def test_tables_of_machines_hold_between_their_sizes(spec: str, kind: str, data: st.DataObject) -> None:
