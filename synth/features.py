@@ -35,6 +35,8 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
     "topology switches": EVERYBODY,
     "topology symmetries": EVERYBODY,
     "topology message_us": EVERYBODY,
+    # Where a cable is reached changes neither rates nor what is right; the process group connects by it.
+    "link addresses": EVERYBODY,
     # Methods that only forward answer on `Topology.forwarding`, which is slower and right.
     "switch reduces": EVERYBODY,
     "switch multicasts": EVERYBODY,

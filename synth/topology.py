@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cache, cached_property, reduce
+from ipaddress import ip_address
 from itertools import pairwise
 from numbers import Rational
 from typing import Any, TypeAlias
@@ -41,9 +42,10 @@ class Link:
         rate_assumed: why its bandwidth is assumed; empty where it is stated, measured or from a data sheet.
             Links of the same numbers are equal, wherever these come from.
         latency_assumed: the same of its latency.
+        addresses: of a cable, the numeric addresses of `src` and of `dst` on it; None where nothing is said.
 
     Raises:
-        TopologyError: a bandwidth or latency that is not exact, such as a float.
+        TopologyError: a bandwidth or latency that is not exact, such as a float, or what is no address.
     """
 
     src: Vertex
@@ -52,6 +54,7 @@ class Link:
     latency_us: Fraction = Fraction(0)
     rate_assumed: str = field(default="", compare=False)
     latency_assumed: str = field(default="", compare=False)
+    addresses: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         """See that numbers are exact: all that follows takes their numerators."""
@@ -59,6 +62,14 @@ class Link:
             value: object = getattr(self, name)
             if not isinstance(value, Fraction):
                 object.__setattr__(self, name, _exact(f"link {self.src}->{self.dst}: {name}", value))
+        if self.addresses is not None:
+            object.__setattr__(self, "addresses", _ends(f"link {self.src}->{self.dst}", self.addresses))
+
+    @property
+    def reversed(self) -> Link:
+        """The same from its end to its begin."""
+        addresses = None if self.addresses is None else (self.addresses[1], self.addresses[0])
+        return replace(self, src=self.dst, dst=self.src, addresses=addresses)
 
     @property
     def _compared(self) -> tuple[str, ...]:
@@ -86,6 +97,16 @@ def _plain(value: object) -> tuple[int | str, ...]:
     if isinstance(value, Rational):
         return int(value.numerator), int(value.denominator)
     return () if value is None else (str(value),)
+
+
+def _ends(what: str, addresses: Sequence[object]) -> tuple[str, str]:
+    try:
+        ends = tuple(str(ip_address(str(each))) for each in addresses)
+    except ValueError as error:
+        raise TopologyError(f"{what}: addresses must be numeric: {error}") from None
+    if len(ends) != 2 or ends[0] == ends[1]:
+        raise TopologyError(f"{what}: addresses must be those of its two ends, got {list(ends)}")
+    return ends[0], ends[1]
 
 
 def _exact(what: str, value: object) -> Fraction:
@@ -220,6 +241,11 @@ class Topology:
             if pair not in kept:
                 kept[pair] = link
                 continue
+            if link.addresses or kept[pair].addresses:
+                raise TopologyError(
+                    f"link {link.src}->{link.dst}: must be the only one of its ranks where it has addresses; "
+                    "bond several cables, and give the address of the bond"
+                )
             alike = parallel.setdefault(pair, {kept[pair].latency_us: kept[pair]})
             twin = alike.get(link.latency_us)
             alike[link.latency_us] = link if twin is None else _merge(twin, link)
@@ -262,8 +288,10 @@ class Topology:
                     f"switch {after.name}: those that reduce or multicast must come before those that only "
                     f"forward, got it after {before.name}"
                 )
+        owners: dict[str, Vertex] = {}
         for link in self.links:
             _check_link(link)
+            self._check_addresses(link, owners)
             for vertex in (link.src, link.dst):
                 if not 0 <= vertex < self.size:
                     raise TopologyError(
@@ -274,6 +302,18 @@ class Topology:
             raise TopologyError(f"topology {self.name}: links must be sorted and unique (use Topology.build)")
         for images in self.symmetries:
             self.check_symmetry(images)
+
+    def _check_addresses(self, link: Link, owners: dict[str, Vertex]) -> None:
+        if link.addresses is None:
+            return
+        where = f"link {link.src}->{link.dst}"
+        for address, vertex in zip(link.addresses, (link.src, link.dst), strict=True):
+            if self.is_switch(vertex):
+                raise TopologyError(f"{where}: must join two ranks where it has addresses")
+            if (owner := owners.setdefault(address, vertex)) != vertex:
+                raise TopologyError(
+                    f"{where}: address {address} must be of one rank, got it of {owner} and {vertex}"
+                )
 
     def _checked_message_us(self) -> Fraction:
         found = _exact(f"topology {self.name}: message_us", self.message_us)
@@ -297,6 +337,13 @@ class Topology:
         return tuple(
             vertex for vertex, switch in enumerate(self.switches, self.ranks) if switch.adder is not None
         )
+
+    @property
+    def without_addresses(self) -> Topology:
+        """The same graph for who plans: addresses change no rate, but make links differ that are alike."""
+        if all(link.addresses is None for link in self.links):
+            return self
+        return replace(self, links=tuple(replace(link, addresses=None) for link in self.links))
 
     @property
     def forwarding(self) -> Topology:
@@ -428,7 +475,7 @@ class Topology:
         return Topology.build(
             self.name,
             self.ranks,
-            (replace(link, src=link.dst, dst=link.src) for link in self.links),
+            (link.reversed for link in self.links),
             self.switches,
             self.symmetries,
             self.message_us,
@@ -532,6 +579,11 @@ class Topology:
                 raise TopologyError(
                     f"symmetry {shown}: maps link {link.src}->{link.dst} of {link.bandwidth} GB/s to "
                     f"{pair[0]}->{pair[1]} of {found} GB/s; both must be alike in bandwidth and latency"
+                )
+            if kinds[pair] != link.kind:
+                raise TopologyError(
+                    f"symmetry {shown}: maps link {link.src}->{link.dst} to {pair[0]}->{pair[1]}; both must "
+                    "be alike in all but their ends"
                 )
 
     def abilities(self, vertex: Vertex) -> tuple[tuple[int | str, ...], ...]:

@@ -2,11 +2,12 @@
 
 Each call begins with its opening, which goes to all peers that get data and to the next rank of the group,
 and is compared with those of all peers that send data and of the rank before: so that a call which is not the
-same everywhere is noticed somewhere, before its bytes are used. Where there is a root the circle is left out:
-of each other rank and the one that it gets data of, or sends data to, on the way from or to the root, one
-sees the other's opening, and who only sends waits for nobody. In an exchange every two compare what goes
-between them. The first failure ends the engine. Its reason goes to all peers, which pass it on; everybody
-fails at once and knows the first cause.
+same everywhere is noticed somewhere, before its bytes are used. (Where not every two ranks can be connected,
+neighbours in a tree of links tell each other instead.) Where there is a root the circle is left out: of each
+other rank and the one that it gets data of, or sends data to, on the way from or to the root, one sees the
+other's opening, and who only sends waits for nobody. In an exchange every two compare what goes between them.
+The first failure ends the engine. Its reason goes to all peers, which pass it on; everybody fails at once and
+knows the first cause.
 
 Calls that something else serves, as gloo does small ones, are accompanied instead: `agree`, then begin it,
 and `wait_external` until it is done, which raises at once where a peer gives up.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn, Protocol
 
 import torch
@@ -65,7 +66,7 @@ class Connections(Protocol):
 
     Attributes:
         size: ranks of the group.
-        channels: by peer; those to the rank before and the next one are there whenever something runs.
+        channels: by peer; those to all with whom calls are compared are there whenever something runs.
     """
 
     size: int
@@ -87,6 +88,7 @@ class Engine:
         timeout_s: after how long without any progress a run fails.
         search_s: how long a rank whose peer went without a word asks the others for the cause.
         lost_after_s: how long the kernel of a peer's host may answer nothing; 0 for ever.
+        beside: with whom each call is compared, both ways; the next rank and the one before where None.
 
     Attributes:
         timeout_s: as given; what is set between two calls holds from the next one on.
@@ -102,6 +104,7 @@ class Engine:
         timeout_s: float,
         search_s: float = 0.2,
         lost_after_s: float = LOST_AFTER_S,
+        beside: Collection[int] | None = None,
     ) -> None:
         self.rank = rank
         self._network = network
@@ -110,19 +113,26 @@ class Engine:
         self._watch = SilenceWatch(lost_after_s)
         self.while_waiting: Callable[[], None] = lambda: None
         self.when_begun: Callable[[], None] = lambda: None
-        self._next = (rank + 1) % network.size
-        self._before = (rank - 1) % network.size
         self._runs: dict[tuple[int, bool, int], GraphRun] = {}
+        self.compare_with(beside)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakeup_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._running: GraphRun | None = None
         self._begun: CollectiveFingerprint | None = None
-        self._has_agreed = False  # the rank before, to what has begun
+        self._unseen: set[int] = set()  # who is still to agree to what has begun
         self._failure: str | None = None
         self._at_work = threading.RLock()  # held by a call
         self._has_told = False  # all peers why
         _engines.add(self)
+
+    def compare_with(self, beside: Collection[int] | None) -> None:
+        """Compare openings with these ranks from the next call on; see the class."""
+        size = self._network.size
+        circle = frozenset({(self.rank + 1) % size}), frozenset({(self.rank - 1) % size})
+        after, before = circle if beside is None else (frozenset(beside), frozenset(beside))
+        self._after, self._before = after - {self.rank}, before - {self.rank}
+        self._runs.clear()
 
     @property
     def failure(self) -> str | None:
@@ -179,7 +189,7 @@ class Engine:
         return "" if running is None else running.waits_for("")
 
     def agree(self, opening: CollectiveFingerprint) -> None:
-        """Compare openings with the next rank and the one before; nothing else is sent.
+        """Compare openings with the next rank and the one before, or those beside; nothing else is sent.
 
         Raises:
             DisagreementError: the rank before means another call.
@@ -198,9 +208,9 @@ class Engine:
         with self._at_work:
             self._refuse_after_failure()
             self._begun = opening
-            self._has_agreed = has_agreed
+            self._unseen = set() if has_agreed else set(self._before)
             try:
-                self._open(opening, set() if has_agreed else {self._next})
+                self._open(opening, frozenset() if has_agreed else self._after)
             except BaseException as error:
                 self._fail(error, opening)
 
@@ -228,12 +238,10 @@ class Engine:
             opening = self._begun
             assert opening is not None, "wait_external follows begin"
             try:
-                has_agreed = self._has_agreed or self._sees(opening)
-                if has_agreed and not self._is_full() and is_done():
-                    self._has_agreed = True
+                self._see(opening)
+                if not (self._unseen or self._is_full()) and is_done():
                     return
-                telling = frozenset() if has_agreed else frozenset({self._before})
-                parties = Parties(telling=telling, required=needed)
+                parties = Parties(telling=frozenset(self._unseen), required=needed)
                 GraphRun(_NOTHING, self._network.channels, self._wakeup, self.rank, parties).run(
                     {},
                     None,
@@ -244,7 +252,7 @@ class Engine:
                     check=self._look,
                     when_begun=self.when_begun,
                 )
-                self._has_agreed = True
+                self._unseen.clear()
             except BaseException as error:
                 self._fail(error, opening)
 
@@ -317,38 +325,37 @@ class Engine:
             if apart:
                 told = telling = frozenset(range(self._network.size))
             else:
-                before, after = ((self._before,), (self._next,)) if has_circle else ((), ())
-                told = frozenset({*graph.sends, *after})
-                telling = frozenset({*graph.receives, *before})
+                nobody: frozenset[int] = frozenset()
+                after, before = (self._after, self._before) if has_circle else (nobody, nobody)
+                told, telling = after | {*graph.sends}, before | {*graph.receives}
             parties = Parties(told - {self.rank}, telling - {self.rank}, apart=apart)
             while len(self._runs) >= RUNS_KEPT:
                 del self._runs[next(iter(self._runs))]
             run = self._runs[key] = GraphRun(graph, channels, self._wakeup, self.rank, parties)
         return run
 
-    def _open(self, opening: CollectiveFingerprint, peers: set[int]) -> None:
+    def _open(self, opening: CollectiveFingerprint, peers: frozenset[int]) -> None:
         data = opening.to_bytes()
-        for peer in peers - {self.rank}:
+        for peer in sorted(peers):
             try:
                 self._network.channels[peer].open(data)
             except ChannelClosedError as error:
                 raise PeerGoneError(f"begin together with rank {peer}", error) from error
 
-    def _sees(self, opening: CollectiveFingerprint) -> bool:
-        """Whether the rank before is known to make the same call."""
-        if self._before == self.rank:
-            return True
-        try:
-            data = self._network.channels[self._before].opening()
-        except ChannelClosedError as error:
-            raise PeerGoneError(f"begin together with rank {self._before}", error) from error
-        if data is not None:
-            opening.check(self.rank, CollectiveFingerprint.from_bytes(data), self._before)
-        return data is not None
+    def _see(self, opening: CollectiveFingerprint) -> None:
+        """Take in which ranks are known to make the same call."""
+        for peer in sorted(self._unseen):
+            try:
+                data = self._network.channels[peer].opening()
+            except ChannelClosedError as error:
+                raise PeerGoneError(f"begin together with rank {peer}", error) from error
+            if data is not None:
+                opening.check(self.rank, CollectiveFingerprint.from_bytes(data), peer)
+                self._unseen.discard(peer)
 
     def _is_full(self) -> bool:
         """Whether the opening is still on this side."""
-        return self._next != self.rank and self._network.channels[self._next].wants_write
+        return any(self._network.channels[peer].wants_write for peer in self._after)
 
     def _scratch_of(self, graph: TaskGraph, dtype: torch.dtype) -> dict[Buffer, Tensor]:
         """Working space where the graph has some; all lengths and types share it: one call runs."""

@@ -35,6 +35,7 @@ from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options, rooted
+from arborcast.backends.group.gathering import Gathering
 from arborcast.backends.group.history import Call, History, calls_to_keep
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.trace import Tracer
@@ -46,7 +47,7 @@ from arborcast.backends.p2p.groups import MessageGroup
 from arborcast.backends.p2p.run import ProgramRun
 from arborcast.backends.schedules.combined import digest_of, joint_part
 from arborcast.backends.schedules.exchange import Exchange, Exchanges, Sizes
-from arborcast.backends.schedules.group_fabric import fabric_for
+from arborcast.backends.schedules.group_fabric import Cabling, fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.rendezvous import meet, processors, whereabouts
 from arborcast.backends.schedules.schedule_table import ScheduleTable
@@ -54,7 +55,7 @@ from arborcast.backends.schedules.spare import digests_of, spare_table
 from arborcast.backends.tensors.shared_store import shared_store
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, future_of, has_nccl
 from arborcast.backends.tensors.torch_reduction import ReductionOperator, name_of, served_operator
-from arborcast.backends.transport.addresses import listening_addresses
+from arborcast.backends.transport.addresses import can_be_bound, listening_addresses
 from arborcast.backends.transport.alarm import Alarm
 from arborcast.backends.transport.fingerprint import OF_A_PAIR, CollectiveFingerprint, ExchangeFingerprint
 from arborcast.backends.transport.network import Network
@@ -99,6 +100,12 @@ they must do before gloo begins: it ends the process where lengths differ.
 """
 
 
+ANSWER_S = 1.5
+"""How long the other end of a cable may take to answer before a group does without the cable."""
+
+CABLE_LOST_S = 1.5
+"""After how long without an answer along a cable it counts as lost; hosts that are alive answer at once."""
+
 MARKS_S = 0.0005
 """How often a call on a GPU asks whether it is done there."""
 
@@ -111,6 +118,8 @@ class Communicator:
         carrier: of the messages of calls that torch's own backend carries; None where none are.
         store: the part of the group's store that only its present processes know.
         own_store: the same over a connection that other threads than the caller's may wait at.
+        cables: with whom alone this rank connects, by which addresses; None where with everybody.
+        life: how often ranks have joined again.
 
     Args:
         store: that all ranks of the group share, and nobody else.
@@ -147,6 +156,10 @@ class Communicator:
         try:
             self.options = (options or Options()).merged()
             self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
+            cabling = self.fabric.cabling(rank)
+            for peer, ends in ({} if cabling is None else cabling.ends).items():
+                if ends is not None and not can_be_bound(ends[0]):
+                    raise InputError(f"address {ends[0]}, of the link with rank {peer}, must be of this host")
             if self.options.p2p == "cuda" and not has_nccl():
                 raise InputError("p2p: cuda needs a GPU and NCCL or RCCL, and torch finds none")
             address = ",".join(listening_addresses(store, self.options.address))
@@ -177,20 +190,9 @@ class Communicator:
         asked = self.options.piece_bytes
         self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
         self._timeout_s = timeout_s
-        self._network = Network(
-            PrefixStore("channels", self.own_store),
-            rank,
-            size,
-            timeout_s=timeout_s,
-            transport=self.options.transport,
-            address=address,
-            lost_after_s=self.options.lost_after_s,
-            has_ended=has_ended,
-        )
-        self._network.connect({(rank + 1) % size, (rank - 1) % size} - {rank})
-        self._engine = Engine(
-            rank, self._network, timeout_s=timeout_s, lost_after_s=self.options.lost_after_s
-        )
+        self._address, self._had_ended = address, has_ended
+        self.life = 0
+        self._network, self._engine = self._joined(alarm)
         # Not the one of the group: gloo knows calls by their order, and that serves other threads.
         timeout = timedelta(seconds=timeout_s)
         p2p = self.options.p2p
@@ -204,11 +206,66 @@ class Communicator:
         self._generation = 0
         self._schedules = self._new_schedules()
         self._exchanges: Exchanges | None = None
-        self._history = History(
-            rank, self._global_ranks, self._engine.waits_for, lambda: self.failure is not None
-        )
+        self._history = History(rank, self._global_ranks, self._waits_for, lambda: self.failure is not None)
         self._tracer: Tracer | None = None
         self._sequence = 0
+
+    def _waits_for(self) -> str:
+        return self._engine.waits_for()
+
+    def _joined(self, alarm: Alarm | None) -> tuple[Network, Engine]:
+        """Connections along the present fabric, by a name that nobody has used, and what runs over them."""
+        cabling, lost_after_s = self.fabric.cabling(self.rank), self.options.lost_after_s
+        if cabling is not None and lost_after_s:
+            lost_after_s = min(lost_after_s, CABLE_LOST_S)
+        network = Network(
+            PrefixStore(f"channels/{self.life}", self.own_store),
+            self.rank,
+            self.size,
+            timeout_s=self._timeout_s,
+            transport=self.options.transport,
+            address=self._address,
+            lost_after_s=lost_after_s,
+            has_ended=self._had_ended,
+            cables=None if cabling is None else cabling.ends,
+        )
+        if cabling is not None:
+            cabling = self._without_silent_cables(network, cabling, alarm)
+        self.cables = None if cabling is None else cabling.ends
+        circle = {(self.rank + 1) % self.size, (self.rank - 1) % self.size} - {self.rank}
+        network.connect(circle if self.cables is None else self.cables)
+        beside = None if cabling is None else cabling.beside
+        return network, Engine(
+            self.rank, network, timeout_s=self._timeout_s, lost_after_s=lost_after_s, beside=beside
+        )
+
+    def _without_silent_cables(self, network: Network, cabling: Cabling, alarm: Alarm | None) -> Cabling:
+        """Leave out the cables that do not answer, on all ranks alike; as the fabric without these links.
+
+        Raises:
+            InputError: the others do not join all ranks.
+        """
+        silent = [(peer, self.rank) for peer in network.silent_cables(ANSWER_S)]
+        store = PrefixStore(f"answers/{self.life}", self.own_store)
+        _, gone = meet(store, self.rank, self.size, silent, _together, timeout_s=self._timeout_s, alarm=alarm)
+        if not gone:
+            return cabling
+        lost = [(self.fabric.places[first], self.fabric.places[second]) for first, second in gone]
+        if self.rank == 0:
+            names = ", ".join(f"{first}-{second}" for first, second in lost)
+            log.warning(
+                "%s: no answer along link %s; the group does without it", self.fabric.topology.name, names
+            )
+        self.options = replace(self.options, without=(*self.options.without, *lost))
+        network.leave_out(sum(pair) - self.rank for pair in gone if self.rank in pair)
+        try:
+            self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
+            left = self.fabric.cabling(self.rank)
+        except InputError:
+            network.close()
+            raise
+        assert left is not None, "its links have addresses"
+        return left
 
     # ------------------------------------------------------------------ collectives
 
@@ -354,7 +411,7 @@ class Communicator:
         if self._exchanges is None:
             fabric = self.fabric
             self._exchanges = Exchanges(
-                fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed, gone=fabric.gone
+                fabric.topology, self.rank, self._cut, is_known=not fabric.is_assumed, gone=fabric.apart
             )
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
         if not (self._exchanges.may_plan or self.options.gloo_below):
@@ -430,7 +487,7 @@ class Communicator:
         )
 
     def delegate(self, kind: Kind, root: int, count: int, elements: str, start: Callable[[Any], Any]) -> None:
-        """Have gloo do what schedules never serve, once all ranks agree on it.
+        """Have gloo, or allgathers along cables, do what schedules never serve, once all ranks agree on it.
 
         Args:
             kind: of the call.
@@ -443,6 +500,9 @@ class Communicator:
         # All of them, not only neighbours: gloo connects ranks at their first message, and once it does so
         # it waits for one that does not come until the group's timeout.
         self._meet(call)
+        if self.cables is not None and self.size > 1:
+            start(Gathering(self.rank, self.size, self.allgather))
+            return
         opening = replace(call, sequence=self._next())
         with self._history.begin(opening, 0, None, is_counted=False):
             self._by_gloo(opening, start, is_alike=True, must_succeed=False)
@@ -513,12 +573,12 @@ class Communicator:
         before = self.fabric
         options = replace(self.options, without=(*self.options.without, (first, second)))
         # Before anything changes: it may be refused.
-        self.fabric = fabric_for(options, self._global_ranks, self._world_size)
-        self.options = options
-        self._generation += 1
-        self._schedules.close()
-        self._schedules = self._new_schedules()
-        self._exchanges = None
+        fabric = fabric_for(options, self._global_ranks, self._world_size)
+        cabling = fabric.cabling(self.rank)
+        self.fabric, self.options = fabric, options
+        if cabling is not None:
+            self._engine.compare_with(cabling.beside)
+        self._plan_anew()
         if self.rank == 0 and before.topology.links == self.fabric.topology.links:
             log.warning(
                 "avoid %d-%d: no link among the ranks of this group (%s); nothing changes",
@@ -526,6 +586,32 @@ class Communicator:
                 second,
                 before.topology.name,
             )
+
+    def go_on(self) -> None:
+        """Join again along the cables that answer, after a call has failed; all ranks make this call.
+
+        Raises:
+            InputError: links have no addresses, or those that are left do not join all ranks.
+            ExecutionError: a rank has ended, or did not come in time.
+        """
+        if self.cables is None:
+            raise InputError("go_on: must be called where links have addresses, and a cable can be lost")
+        network, engine = self._network, self._engine
+        engine.give_up(f"rank {self.rank} goes on without what was lost")
+        self.life += 1
+        alarm = Alarm(PrefixStore(f"alarm/{self.life}", self.own_store), network.has_ended)
+        self._network, self._engine = self._joined(alarm)
+        self._engine.while_waiting, self._engine.when_begun = engine.while_waiting, engine.when_begun
+        engine.close()
+        self._sequence = 0
+        self._plan_anew()
+
+    def _plan_anew(self) -> None:
+        """Forget all schedules: the fabric, or the connections, are others."""
+        self._generation += 1
+        self._schedules.close()
+        self._schedules = self._new_schedules()
+        self._exchanges = None
 
     def while_waiting(self, function: Callable[[], None]) -> None:
         """Call a function, which must be quick, again and again in calls that wait for other ranks."""
@@ -680,6 +766,11 @@ class Communicator:
         Where it must succeed, an error of gloo ends the group; else it may be an argument that gloo refuses
         on all ranks.
         """
+        if self.cables is not None and self.size > 1:
+            raise InputError(
+                f"{opening.kind} of {opening.elements}: must be served by a schedule where links have "
+                f"addresses, not by gloo (method {self.options.method})"
+            )
         if self.size == 1:
             start(self._gloo.get()).wait()
             return
@@ -751,6 +842,7 @@ class Communicator:
             "arborcast": _version(),
             "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
+            "cables": None if self.fabric.cables is None else sorted(self.fabric.cables.items()),
             "groups": [digest_of(it) for it in self.fabric.joint],
             "spares": digests_of(self.fabric.spares),
             **{name: getattr(self.options, name) for name in ALIKE},
@@ -768,6 +860,11 @@ def _shared_cores(words: list[tuple[str, list[int]]]) -> int | None:
     if len({where for where, _ in words}) > 1:
         return None
     return len({core for _, cores in words for core in cores})
+
+
+def _together(words: list[list[list[int]]]) -> list[list[int]]:
+    """What any rank has said."""
+    return sorted(pair for word in words for pair in word)
 
 
 def _apart_from(output: Tensor, given: Tensor) -> Tensor:

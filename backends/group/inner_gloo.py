@@ -28,15 +28,23 @@ class InnerGloo:
         size: ranks of the group.
         timeout: of its calls.
         has_ring: whether all ranks make its calls together.
+        address: of this host, by which it is to be reached; None where that does not matter.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, *, has_ring: bool = False
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        *,
+        has_ring: bool = False,
+        address: str | None = None,
     ) -> None:
         self._timeout = timeout
         self._store = store
         self._rank = rank
-        self._make: Callable[[], Any] = lambda: new_gloo(store, rank, size, self._timeout)
+        self._make: Callable[[], Any] = lambda: new_gloo(store, rank, size, self._timeout, address)
         self._has_ring = has_ring
         self._lock = threading.Lock()
         self._made: Any = None

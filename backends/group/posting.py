@@ -17,17 +17,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.work import SIGNALS_S
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
+from arborcast.synth.errors import InputError
 
 SOONEST_S, LATEST_S = 0.0002, 0.02
 """Between two looks for a peer's gloo: the first pause and, growing, the last."""
@@ -223,3 +226,64 @@ class Posting:
 
 _ANSWERS = "synth-answers"
 """The name of a thread."""
+
+
+class CablePosting:
+    """Sends and receives along cables: a gloo of two ranks on each, as one gloo would connect all ranks.
+
+    Args:
+        store: of the group, for these alone.
+        rank: this one.
+        ends: with whom there is a link, and the addresses of its ends, this rank's first.
+        timeout: of calls.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, ends: Mapping[int, tuple[str, str] | None], timeout: timedelta
+    ) -> None:
+        self._rank = rank
+        self._of: dict[int, tuple[InnerGloo, Posting]] = {}
+        for peer, addresses in ends.items():
+            own = PrefixStore(f"{min(rank, peer)}-{max(rank, peer)}", store)
+            address = None if addresses is None else addresses[0]
+            gloo = InnerGloo(own, int(rank > peer), 2, timeout, address=address)
+            self._of[peer] = gloo, Posting(gloo, [int(rank < peer)])
+
+    def post(
+        self, method: str, tensors: Sequence[Tensor], peer: int, tag: int, timeout_s: float
+    ) -> dist.Work:
+        """Have `send` or `recv` begun; see `Posting.post`.
+
+        Raises:
+            InputError: there is no link to that rank, or none is named.
+        """
+        if peer not in self._of:
+            whom = "whoever sends" if peer == ANYBODY else f"rank {peer}"
+            raise InputError(
+                f"{method}: must be with a rank that a link joins with rank {self._rank}, as links have "
+                f"addresses, got {whom}"
+            )
+        gloo, posting = self._of[peer]
+        other = int(self._rank < peer)
+        begin = partial(getattr(gloo.get(), method), tensors, other, tag)
+        return posting.post(other, begin, timeout_s, received_by=None if method == "send" else tag)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of calls from now on."""
+        for gloo, _ in self._of.values():
+            gloo.set_timeout(timeout)
+
+    def end(self, reason: str) -> None:
+        """Have those fail that wait for peers, now and later."""
+        for _, posting in self._of.values():
+            posting.end(reason)
+
+    def fail(self) -> None:
+        """Those that have begun, too, here and on the other ranks."""
+        for gloo, _ in self._of.values():
+            gloo.end()
+
+    def join(self) -> None:
+        """See `Posting.join`."""
+        for _, posting in self._of.values():
+            posting.join()

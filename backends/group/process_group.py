@@ -62,7 +62,7 @@ from arborcast.backends.group.communicator import SERVED, Communicator
 from arborcast.backends.group.history import write_flights
 from arborcast.backends.group.inner_gloo import InnerGloo
 from arborcast.backends.group.monitored_barrier import MonitoredBarrier
-from arborcast.backends.group.posting import ANYBODY, Posting
+from arborcast.backends.group.posting import ANYBODY, CablePosting, Posting
 from arborcast.backends.group.profiling import ObservedWork, event_of
 from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
@@ -173,10 +173,7 @@ class SynthGroup(dist.ProcessGroup):
             world=None if world is None else world._communicator,
         )
         self._store = store = self._communicator.store
-        self._inner = InnerGloo(PrefixStore("inner", self._communicator.own_store), rank, size, timeout)
-        self._posting = Posting(self._inner, set(range(size)) - {rank})
-        self._communicator.while_waiting(self._posting.answer)
-        self._knows_gloo = False
+        self._make_posting(timeout)
         types = dist.ProcessGroup.BackendType
         self._set_default_backend(types.GLOO)
         cast(Any, self)._register_backend(torch.device("cpu"), types.GLOO)  # none yet
@@ -193,8 +190,7 @@ class SynthGroup(dist.ProcessGroup):
         self._queue = WorkQueue("synth")
         self._communicator.when_begun(self._queue.leave)
         self._begun_calls = 0
-        self._monitored = MonitoredBarrier(PrefixStore("monitored", store), rank, size, self._posting.answer)
-        self._is_broken = False
+        self._monitored = MonitoredBarrier(PrefixStore("monitored", store), rank, size, self._answer)
         self._process = os.getpid()
         _groups.add(self)
         is_whole = len(global_ranks) == world_size
@@ -204,6 +200,21 @@ class SynthGroup(dist.ProcessGroup):
             for kind in self._communicator.options.prepare:
                 if Kind(kind) in SERVED:
                     self._communicator.begin(Kind(kind))
+
+    def _make_posting(self, timeout: timedelta) -> None:
+        """Have what carries sends and receives, and what schedules do not serve."""
+        rank, size, ends = self.rank(), self.size(), self._communicator.cables
+        store = PrefixStore(f"life/{self._communicator.life}", self._communicator.own_store)
+        self._inner = InnerGloo(PrefixStore("inner", store), rank, size, timeout)
+        self._knows_gloo = self._is_broken = False
+        self._posting = Posting(self._inner, set(range(size)) - {rank})
+        self._along = (
+            None if ends is None else CablePosting(PrefixStore("cables", store), rank, ends, timeout)
+        )
+        self._communicator.while_waiting(self._answer)
+
+    def _answer(self) -> None:
+        self._posting.answer()
 
     # ------------------------------------------------------------------ what torch asks of a group
 
@@ -515,6 +526,9 @@ class SynthGroup(dist.ProcessGroup):
         """Have the backend do what only some ranks take part in; the last argument is the tag."""
         self._refuse_after_failure()
         event = event_of(f"synth:{title}", tensors)
+        if self._along is not None and not self._is_on_gpu(tensors):
+            posted = self._along.post(method, tensors, peer, arguments[-1], self._communicator.timeout_s)
+            return posted if event is None else ObservedWork(posted, event)
         backend = self._get_backend(tensors[0].device)
         begin = partial(getattr(backend, method), *arguments)
         received_by = None if method == "send" else arguments[-1]
@@ -540,6 +554,8 @@ class SynthGroup(dist.ProcessGroup):
         """After how long without progress calls fail from now on; torch's `_set_pg_timeout` does the same."""
         self._communicator.set_timeout(timeout.total_seconds())
         self._inner.set_timeout(timeout)
+        if self._along is not None:
+            self._along.set_timeout(timeout)
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing: all ranks begin with 0."""
@@ -573,8 +589,10 @@ class SynthGroup(dist.ProcessGroup):
 
     def _end(self) -> None:
         _groups.discard(self)
-        self._posting.end("the group was destroyed")
-        self._posting.join()
+        for posting in (self._posting, self._along):
+            if posting is not None:
+                posting.end("the group was destroyed")
+                posting.join()
         if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
             self._communicator.close()
         else:
@@ -629,6 +647,18 @@ class SynthGroup(dist.ProcessGroup):
     def avoid(self, first: int, second: int) -> None:
         """Use the link between two ranks of the fabric no more; all ranks make this call."""
         self._queue.submit(lambda: self._communicator.avoid(first, second), None).wait()
+
+    def go_on(self) -> None:
+        """After a call has failed because a cable was lost: join again along the others; all ranks call it.
+
+        What calls since the last one that succeeded everywhere have left in tensors is undefined.
+
+        Raises:
+            InputError: links have no addresses, or those that are left do not join all ranks.
+            ExecutionError: a rank has ended, or did not come in time.
+        """
+        self._queue.submit(self._communicator.go_on, None).wait()
+        self._make_posting(timedelta(seconds=self._communicator.timeout_s))
 
     def prepare(self, kind: Kind | str, root: int = 0) -> None:
         """Find the schedules of a collective now; all ranks make this call."""
@@ -763,6 +793,9 @@ class SynthGroup(dist.ProcessGroup):
             self._communicator.abort(reason)
             self._posting.end(reason)
             self._inner.end()
+            if self._along is not None:
+                self._along.end(reason)
+                self._along.fail()
 
     def _fits(self, many: Sequence[Tensor], one: Tensor) -> bool:
         return fits(many, one, self.size(), self._devices)

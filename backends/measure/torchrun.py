@@ -40,14 +40,18 @@ def job_group(what: str, timeout_s: float) -> Iterator[None]:
         _drop_variables(error)
         if not isinstance(error, RuntimeError) or isinstance(error, ExecutionError):
             raise
-        # Of torch: a rendezvous or a barrier that failed.
-        # Gloo begins with a place in its source and ends with advice.
-        reason = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0]).partition(". ")[0]
-        raise ExecutionError(f"{what}: the ranks cannot reach each other any more: {reason}") from error
+        raise one_line(what, error) from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
         gc.collect()  # errors that hold each other in a circle
+
+
+def one_line(what: str, error: RuntimeError) -> ExecutionError:
+    """What torch raised, where a rendezvous or a barrier failed, in one line."""
+    # Gloo begins with a place in its source and ends with advice.
+    reason = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0]).partition(". ")[0]
+    return ExecutionError(f"{what}: the ranks cannot reach each other any more: {reason}")
 
 
 def _drop_variables(error: BaseException) -> None:

@@ -52,8 +52,8 @@ class Measurements:
 
     Attributes:
         ranks: number of ranks.
-        latency_us: one way, half of a round trip, of every ordered pair.
-        solo: GB/s of every ordered pair. With `exact` nothing else ran, else disjoint pairs did, and the
+        latency_us: one way, half of a round trip, of every ordered pair that was measured.
+        solo: GB/s of these. With `exact` nothing else ran, else disjoint pairs did, and the
             rounds in which they did are among the loads.
         loads: flows that ran at once.
         hosts: the name of each rank's host.

@@ -13,14 +13,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from arborcast.backends.measure.torchrun import job_group
 from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
-from arborcast.backends.probe.plan import broad_loads, matchings, solo_rounds, targeted_loads
+from arborcast.backends.probe.plan import broad_loads, cable_loads, matchings, solo_rounds, targeted_loads
 from arborcast.backends.probe.traffic import PIECE_BYTES, PING_BYTES, Period, flood, ping_pong
 from arborcast.backends.transport.network import Network
 from arborcast.synth import progress
@@ -57,6 +57,31 @@ class Effort:
     timeout_s: float = 60
 
 
+class Meeting(Protocol):
+    """How all ranks meet between experiments."""
+
+    def gathered(self, part: Part) -> list[Part]:
+        """What each rank has, on every rank."""
+
+    def meet(self) -> None:
+        """All ranks begin at the same moment, as near as messages can tell."""
+
+
+class _GroupMeeting:
+    """Ranks that meet by a group of torch."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def gathered(self, part: Part) -> list[Part]:
+        parts: list[Part] = [part] * self._group.size()
+        dist.all_gather_object(parts, part, self._group)
+        return parts
+
+    def meet(self) -> None:
+        dist.barrier(self._group)
+
+
 def measure(network: Network, group: dist.ProcessGroup, effort: Effort) -> Measurements:
     """Measure everything; all ranks of the group call it and get the same answer.
 
@@ -68,28 +93,57 @@ def measure(network: Network, group: dist.ProcessGroup, effort: Effort) -> Measu
     Raises:
         ExecutionError: a rank is gone or does not answer.
     """
-    network.connect(range(network.size))
-    return _Session(network, group, effort).run()
+    ranks, parallel = network.size, effort.parallel
+    network.connect(range(ranks))
+    pairs = list(combinations(range(ranks), 2))
+    plan = solo_rounds(ranks, parallel=parallel), broad_loads(ranks)
+    rounds = matchings(ranks) if parallel else [(pair,) for pair in pairs]
+    return _Session(network, _GroupMeeting(group), effort).run(rounds, *plan)
+
+
+def measure_cables(
+    network: Network, meeting: Meeting, effort: Effort, cables: Sequence[Flow]
+) -> Measurements:
+    """Measure cables, each alone and those of a rank together; all ranks call it and get the same answer.
+
+    Args:
+        network: of this rank; it is connected along its cables here.
+        meeting: of all ranks.
+        effort: how long.
+        cables: the two ranks of each.
+
+    Raises:
+        ExecutionError: a rank is gone or does not answer.
+    """
+    network.connect(sum(cable) - network.rank for cable in cables if network.rank in cable)
+    flows = sorted(flow for cable in cables for flow in (cable, cable[::-1]))
+    rounds = [(cable,) for cable in cables]
+    return _Session(network, meeting, effort).run(rounds, [(flow,) for flow in flows], cable_loads(flows))
 
 
 class _Session:
-    def __init__(self, network: Network, group: dist.ProcessGroup, effort: Effort) -> None:
+    def __init__(self, network: Network, meeting: Meeting, effort: Effort) -> None:
         self.network = network
-        self.group = group
+        self.meet, self.gathered = meeting.meet, meeting.gathered
         self.effort = effort
         self.rank, self.ranks = network.rank, network.size
 
-    def run(self) -> Measurements:
+    def run(
+        self,
+        pairs: Sequence[tuple[Flow, ...]],
+        alone: Sequence[tuple[Flow, ...]],
+        broad: Sequence[tuple[Flow, ...]],
+    ) -> Measurements:
+        """Measure latencies of pairs, rates alone, under broad loads and under those that these ask for."""
         effort = self.effort
-        latency_us, message_us = self.pings("latency", self.effort.pings, PING_BYTES)
-        _, piece_us = self.pings("pieces", max(1, self.effort.pings // FEWER), PIECE_BYTES)
-        alone = solo_rounds(self.ranks, parallel=effort.parallel)
+        latency_us, message_us = self.pings("latency", pairs, effort.pings, PING_BYTES)
+        _, piece_us = self.pings("pieces", pairs, max(1, effort.pings // FEWER), PIECE_BYTES)
         rounds = self.rates("alone", alone, effort.repeats, effort.period)
         solo = {flow: spread for load in rounds for flow, spread in load.rates.items()}
         needed_s = effort.load_bytes / min(spread.median for spread in solo.values()) / 1e9
         window_s = max(effort.period.window_s, min(needed_s, 10 * effort.period.window_s))
         period = replace(effort.period, window_s=window_s)
-        loads = self.rates("loaded", broad_loads(self.ranks), effort.load_repeats, period)
+        loads = self.rates("loaded", broad, effort.load_repeats, period)
         asked = targeted_loads(solo, loads, slowed=effort.slowed)
         loads += self.rates("in pairs", asked, effort.load_repeats, period)
         hosts = self.gathered(socket.gethostname())
@@ -108,10 +162,10 @@ class _Session:
             piece_us=piece_us,
         )
 
-    def pings(self, what: str, repeats: int, length: int) -> tuple[dict[Flow, Spread], Spread]:
+    def pings(
+        self, what: str, rounds: Sequence[tuple[Flow, ...]], repeats: int, length: int
+    ) -> tuple[dict[Flow, Spread], Spread]:
         """Half round trips of every pair, for both directions, and what a message costs an end."""
-        pairs = list(combinations(range(self.ranks), 2))
-        rounds = matchings(self.ranks) if self.effort.parallel else [(pair,) for pair in pairs]
         mine: dict[Flow, list[float]] = {}
         worked_us: list[float] = []
         for done, round_ in enumerate(rounds):
@@ -158,16 +212,6 @@ class _Session:
             Load({flow: Spread.of(merged[number, flow]) for flow in flows})
             for number, flows in enumerate(loads)
         ]
-
-    def meet(self) -> None:
-        """All ranks begin at the same moment, as near as messages can tell."""
-        dist.barrier(self.group)
-
-    def gathered(self, part: Part) -> list[Part]:
-        """What each rank has, on every rank."""
-        parts: list[Part] = [part] * self.ranks
-        dist.all_gather_object(parts, part, self.group)
-        return parts
 
 
 _PREFIX = "arborcast/probe"

@@ -44,6 +44,16 @@ def broad_loads(ranks: int) -> list[tuple[Flow, ...]]:
     return _new(loads, known=())
 
 
+def cable_loads(flows: Sequence[Flow]) -> list[tuple[Flow, ...]]:
+    """All flows out of a rank, all flows into a rank, all flows at once; a shared slot makes them slower."""
+    loads = [
+        tuple(flow for flow in flows if flow[end] == rank)
+        for end in (0, 1)
+        for rank in sorted({flow[end] for flow in flows})
+    ]
+    return _new([*loads, tuple(flows)], known=())
+
+
 def targeted_loads(
     solo: Mapping[Flow, Spread], loads: Sequence[Load], *, slowed: float
 ) -> list[tuple[Flow, ...]]:

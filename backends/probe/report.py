@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arborcast.backends.probe.comparison import Discrepancies
 from arborcast.backends.probe.inference import Inference
@@ -15,6 +15,10 @@ from arborcast.backends.probe.prediction import Predictor
 from arborcast.backends.probe.traffic import PIECE_BYTES
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.formats.topology_text import topology_to_yaml
+from arborcast.synth.topology import Topology
+
+if TYPE_CHECKING:
+    from arborcast.backends.probe.cables import Found
 
 _MOST_NAMED = 4  # machines that are as near as the one that is named
 
@@ -22,6 +26,35 @@ _MOST_NAMED = 4  # machines that are as near as the one that is named
 def topology_file(found: Inference, measured: Measurements) -> str:
     """A topology file (YAML) that says in its comments what it was made of. It holds no date."""
     return topology_to_yaml(found.topology, head=_head(found, measured), foot=_foot(measured))
+
+
+def cables_file(found: Found, topology: Topology) -> str:
+    """The same of cables."""
+    head = [
+        "Measured by `synth probe --cables`. Bandwidths are GB/s (1e9 bytes), latencies one way in us.",
+        f"Rates: each direction of each cable alone, {_repeats(found.measured)} times, over TCP.",
+        *describe_cables(found),
+        *found.notes,
+    ]
+    return topology_to_yaml(topology, head=head, foot=_foot(found.measured))
+
+
+def describe_cables(found: Found) -> Iterator[str]:
+    """A line for each cable, and one for what messages cost."""
+    for cable in found.cables:
+        yield f"cable      {cable}"
+    yield f"messages   {_costs(found.measured)}"
+
+
+def cables_document(found: Found, topology: Topology) -> dict[str, Any]:
+    """Everything for `--json`; see `document`."""
+    return {
+        "ranks": topology.ranks,
+        "cables": [asdict(cable) for cable in found.cables],
+        "notes": list(found.notes),
+        **_measured_document(found.measured, Predictor(topology)),
+        "topology": topology_to_document(topology),
+    }
 
 
 def _head(found: Inference, measured: Measurements) -> Iterator[str]:
@@ -146,14 +179,29 @@ def document(
     like: Resemblance | None = None,
 ) -> dict[str, Any]:
     """Everything for `--json`; spreads are lists of minimum, median and maximum."""
-    predictor = Predictor(found.topology)
     return {
         "ranks": measured.ranks,
+        "shape": describe_shape(found),
+        **_measured_document(measured, Predictor(found.topology)),
+        "unexplained": [str(miss) for miss in found.misses],
+        "topology": topology_to_document(found.topology),
+        "check": None
+        if comparison is None
+        else {
+            "scale": comparison.scale,
+            "contradictions": list(comparison.contradictions),
+            "not_compared": [list(flow) for flow in comparison.unlinked],
+        },
+        "resembles": None if like is None else _likeness_document(like),
+    }
+
+
+def _measured_document(measured: Measurements, predictor: Predictor) -> dict[str, Any]:
+    return {
         "hosts": list(measured.hosts),
         "exact": measured.exact,
         "message_us": None if measured.message_us is None else measured.message_us.to_document(),
         "piece_us": None if measured.piece_us is None else measured.piece_us.to_document(),
-        "shape": describe_shape(found),
         "pairs": [
             {
                 "from": flow[0],
@@ -172,16 +220,6 @@ def document(
             ]
             for load in measured.loads
         ],
-        "unexplained": [str(miss) for miss in found.misses],
-        "topology": topology_to_document(found.topology),
-        "check": None
-        if comparison is None
-        else {
-            "scale": comparison.scale,
-            "contradictions": list(comparison.contradictions),
-            "not_compared": [list(flow) for flow in comparison.unlinked],
-        },
-        "resembles": None if like is None else _likeness_document(like),
     }
 
 

@@ -7,8 +7,8 @@ itself: pairwise, unless by the rates of the links ways through other ranks save
     time of the busiest link, each block on a shortest way   minus   the limit   >   5 ms for 8 ranks
 
 (20 ms for 16), which is what planning, writing the schedule out and lowering it take. Small calls are
-therefore never planned, nor are any on one switch, where pairwise is at the limit. Where a link that has
-failed would carry a block, all go by a plan, while the fabric has other ways.
+therefore never planned, nor are any on one switch, where pairwise is at the limit. Where a block is for a
+rank whose link has failed, or to which there is no cable, all go by a plan, while the fabric has other ways.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Exchanges:
         rank: this one.
         cut: into how many pieces chunks are cut.
         is_known: whether somebody has said what the fabric is; where not, blocks go pairwise.
-        gone: pairs of ranks whose link has failed, which exchange no blocks any more.
+        gone: pairs of ranks that exchange no blocks straight: their link has failed, or they have no cable.
 
     Attributes:
         may_plan: whether blocks may go by a plan, for which all sizes must be known.
@@ -115,7 +115,7 @@ class Exchanges:
         return Exchange(compile_graph(pairwise(sent, expected, self._rank)), bytes(8), PAIRWISE)
 
     def _must_go_round(self, sizes: Sizes) -> bool:
-        """Whether a link that has failed would carry a block, and there are other ways."""
+        """Whether a block cannot go straight, and there are other ways."""
         if not any(sizes[a][b] or sizes[b][a] for a, b in self._gone):
             return False
         try:

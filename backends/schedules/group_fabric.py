@@ -8,14 +8,17 @@ a group of which nobody says anything is a full mesh of sockets, and that is sai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from arborcast import topologies
 from arborcast.backends.options import Options
+from arborcast.backends.schedules.simple import straight_ways
 from arborcast.backends.schedules.spare import fitting_spares
+from arborcast.backends.transport.addresses import Ends
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
@@ -33,6 +36,19 @@ ASSUMED_LATENCY_US = 20
 """Latency of such a link: about what a message through a socket costs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cabling:
+    """What one rank must know to connect along cables.
+
+    Attributes:
+        ends: with whom it may connect; the addresses of their cable, its own first, None within a host.
+        beside: the ranks next to it in a tree of links that spans the group.
+    """
+
+    ends: Mapping[int, Ends | None]
+    beside: frozenset[int]
+
+
 @dataclass(frozen=True)
 class GroupFabric:
     """The links among the ranks of a group.
@@ -46,6 +62,8 @@ class GroupFabric:
         joint: what groups of the job run at once on the whole fabric; nothing where nobody says.
         gone: links between ranks of the group that have failed, as its ranks.
         spares: schedules for the failure of links of the group, made beforehand.
+        cables: the addresses of links, by two ranks of the group, the lower first; None where no link of the
+            whole fabric has any, so that ranks may connect with whom they like.
     """
 
     topology: Topology
@@ -56,6 +74,7 @@ class GroupFabric:
     joint: tuple[GroupSchedules, ...] = ()
     gone: tuple[Hop, ...] = ()
     spares: tuple[BackupSchedules, ...] = ()
+    cables: Mapping[Hop, Ends] | None = None
 
     @property
     def asked(self) -> Topology | Faulty:
@@ -63,6 +82,43 @@ class GroupFabric:
         if self.healthy is None:
             return self.topology
         return Faulty(self.healthy, self.topology, tuple(range(self.topology.size)))
+
+    @property
+    def apart(self) -> tuple[Hop, ...]:
+        """Pairs of ranks that send each other nothing straight: by a failure, or for want of a cable."""
+        if self.cables is None:
+            return self.gone
+        joined = straight_ways(self.topology).keys()
+        return tuple(pair for pair in permutations(range(self.topology.ranks), 2) if pair not in joined)
+
+    def cabling(self, rank: int) -> Cabling | None:
+        """How a rank of the group connects; None where it may connect with whom it likes.
+
+        Raises:
+            InputError: a rank of the group cannot be reached along links among its ranks.
+        """
+        if self.cables is None:
+            return None
+        beside: dict[int, set[int]] = {rank: set() for rank in range(self.topology.ranks)}
+        for src, dst in straight_ways(self.topology):
+            beside[src].add(dst)
+            beside[dst].add(src)
+        before, reached = {0: 0}, [0]
+        for one in reached:  # grows meanwhile
+            new = sorted(beside[one] - before.keys())
+            before |= dict.fromkeys(new, one)
+            reached += new
+        if far := sorted(beside.keys() - before.keys()):
+            raise InputError(
+                f"{self.topology.name}: rank {far[0]} of the group must be joined with rank 0 along links "
+                "among its ranks, as no process forwards for a group that it is not in"
+            )
+        ends: dict[int, Ends | None] = {}
+        for peer in sorted(beside[rank]):
+            found = self.cables.get((min(rank, peer), max(rank, peer)))
+            ends[peer] = found if found is None or rank < peer else (found[1], found[0])
+        tree = {one for one in before if one != rank and (before[one] == rank or before[rank] == one)}
+        return Cabling(ends, frozenset(tree))
 
     def __str__(self) -> str:
         """One line for a log."""
@@ -99,6 +155,11 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     chosen = [places[rank] for rank in global_ranks]
     is_whole = chosen == list(range(whole.ranks))
     topology = topology if is_whole else topology.subset(chosen)
+    cables = None
+    if whole is not whole.without_addresses:
+        _check_cabled(options)
+        cables = _cables(topology)
+        whole, topology = whole.without_addresses, topology.without_addresses
     place = {rank: own for own, rank in enumerate(chosen)}
     inside = [hop for hop in options.without if place.keys() >= set(hop)]
     healthy = whole if is_whole or not options.spares else whole.subset(chosen)
@@ -111,7 +172,28 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
         joint=joint,
         gone=tuple((place[first], place[second]) for first, second in inside),
         spares=fitting_spares(options.spares, healthy, is_whole=is_whole),
+        cables=cables,
     )
+
+
+def _check_cabled(options: Options) -> None:
+    if options.p2p != "off" or options.gloo_below:
+        raise InputError(
+            "p2p and gloo_below: must be left out on a fabric whose links have addresses, as gloo and NCCL "
+            f"connect ranks without a link, got {options.p2p} and {options.gloo_below}"
+        )
+
+
+def _cables(topology: Topology) -> dict[Hop, Ends]:
+    found: dict[Hop, Ends] = {}
+    for link in topology.links:
+        one = link if link.src < link.dst else link.reversed
+        if one.addresses and found.setdefault((one.src, one.dst), one.addresses) != one.addresses:
+            raise InputError(
+                f"fabric {topology.name}: both directions of {one.src}-{one.dst} must have the same "
+                f"addresses, got {found[one.src, one.dst]} and {one.addresses}"
+            )
+    return found
 
 
 def _joint(options: Options) -> tuple[GroupSchedules, ...]:
@@ -132,7 +214,7 @@ def _read_once(folder: str) -> GroupSchedules:
 
 
 def _check_joint(joint: GroupSchedules, whole: Topology, options: Options) -> None:
-    theirs = joint.topology
+    theirs, whole = joint.topology.without_addresses, whole.without_addresses
     if (theirs.ranks, theirs.links, len(theirs.switches)) != (whole.ranks, whole.links, len(whole.switches)):
         raise InputError(f"groups: must be on topology {whole.name}, got those of {theirs.name}")
     if joint.certificate.relays:

@@ -81,7 +81,7 @@ def simple_table(topology: Topology, collective: Collective) -> ScheduleTable | 
     if 2 * len(owners) * ranks > MOST_TRANSFERS:
         return None
     kind, ends = collective.kind, _ends(collective)
-    ways = _thinned(_ways(topology), ranks) if ends[0] is None else _ways(topology)
+    ways = _thinned(straight_ways(topology), ranks) if ends[0] is None else straight_ways(topology)
     is_in = kind.reduces or kind is Kind.GATHER
     is_out = kind not in {Kind.REDUCE_SCATTER, Kind.REDUCE, Kind.GATHER}
     towards = _trees([(dst, src) for src, dst in ways], owners, ranks) if is_in else {}
@@ -128,7 +128,7 @@ def _ends(collective: Collective) -> Sequence[int | None]:
     return [None]
 
 
-def _ways(topology: Topology) -> Ways:
+def straight_ways(topology: Topology) -> Ways:
     """One way between every two ranks that are joined: a link, else the fewest switches."""
     after: dict[Vertex, list[Vertex]] = {}
     for link in topology.links:

@@ -34,7 +34,7 @@ def fitting_spares(
     found = []
     for it in given:
         spares = _read_once(os.fspath(it)) if isinstance(it, str | os.PathLike) else _checked(it, "spares")
-        theirs = spares.whole.topology
+        theirs = spares.whole.topology.without_addresses
         # Symmetries follow from the links; of a part they are not declared.
         if replace(theirs, name=healthy.name, symmetries=healthy.symmetries) == healthy:
             found.append(spares)
@@ -65,7 +65,9 @@ def spare_table(
         is_asked = asked.kind is kind and asked.root == root and len(asked.ranks) == topology.ranks
         if is_asked and it.has(failure):
             found = it.after(failure)
-            same = replace(found.topology, name=topology.name, symmetries=topology.symmetries)
+            same = replace(
+                found.topology.without_addresses, name=topology.name, symmetries=topology.symmetries
+            )
             assert same == topology, "both are the same fabric without the same links"
             return ScheduleTable.of([Choice(0, replace(found, topology=topology))])
     return None

@@ -46,19 +46,23 @@ def timeout_of(store: Store) -> timedelta:
     return cast(timedelta, cast(Any, store).timeout)
 
 
-def new_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+def new_gloo(store: Store, rank: int, size: int, timeout: timedelta, address: str | None = None) -> Any:
     """A process group of gloo with all its methods; the stubs know none of them.
 
-    It connects two ranks at their first message, and so waits for none here.
+    It connects two ranks at their first message, and so waits for none here; by that address of this host, or
+    by the interfaces that the environment names.
     """
     gloo: Any = _Gloo
     options = gloo._Options()
     options._timeout = timeout
     options._threads = 2  # as torch has it
     names = [name for name in os.environ.get(INTERFACE_VARIABLE, "").split(",") if name]
-    options._devices = [gloo.create_device(interface=name, lazy_init=True) for name in names] or [
-        gloo.create_default_device(lazy_init=True)
-    ]
+    if address is not None:
+        options._devices = [gloo.create_device(hostname=address, lazy_init=True)]
+    else:
+        options._devices = [gloo.create_device(interface=name, lazy_init=True) for name in names] or [
+            gloo.create_default_device(lazy_init=True)
+        ]
     return gloo(store, rank, size, options)
 
 

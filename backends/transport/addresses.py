@@ -9,12 +9,16 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from torch._C import _distributed_c10d as c10d
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.tensors.shared_store import SharedStore
 from arborcast.backends.tensors.torch_compat import INTERFACE_VARIABLE, PrefixStore, Store
+
+Ends: TypeAlias = tuple[str, str]
+"""The addresses of the ends of a cable."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
@@ -51,7 +55,7 @@ def listening_addresses(
     if names := list(filter(None, environ.get(INTERFACE_VARIABLE, "").split(","))):
         return tuple(dict.fromkeys(map(address_of_interface, names)))
     for found in _guesses(store):
-        if _can_be_bound(found):
+        if can_be_bound(found):
             return (found,)
     return ("127.0.0.1",)
 
@@ -120,7 +124,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _can_be_bound(address: str) -> bool:
+def can_be_bound(address: str) -> bool:
+    """Whether a process of this host can listen at a numeric address."""
     try:
         listening_socket(address).close()
     except OSError:

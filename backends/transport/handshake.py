@@ -157,14 +157,17 @@ def dial_unix(name: str, handshake: Handshake, shelf: int, deadline: float) -> U
     return UnansweredCall(sock, memory)
 
 
-def dial_tcp(host: str, port: int, handshake: Handshake, deadline: float) -> UnansweredCall:
-    """Call by an address.
+def dial_tcp(
+    host: str, port: int, handshake: Handshake, deadline: float, *, source: str | None = None
+) -> UnansweredCall:
+    """Call by an address, from any of this host or from one.
 
     Raises:
         OSError: nobody is there.
         TimeoutError: nothing came back until `deadline` (of `time.monotonic`).
     """
-    sock = socket.create_connection((host, port), seconds_until(deadline))
+    own = None if source is None else (source, 0)
+    sock = socket.create_connection((host, port), seconds_until(deadline), own)
     try:
         sock.sendall(handshake.to_bytes())
     except BaseException:

@@ -5,6 +5,9 @@ tries the lower one's Unix socket where both run under one kernel, and its TCP a
 accepts all higher ranks before it awaits replies, so that no circle of waiting ranks can arise.
 
     publish own address -> dial and greet all lower ranks -> answer all higher ranks -> await the replies
+
+On a fabric of cables a rank is reached by another address along each of them, and not at all where there is
+none: the higher rank dials from its own end of their cable to the other one, and nobody else.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import TypedDict
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.options import TRANSPORTS
 from arborcast.backends.tensors.torch_compat import Store
-from arborcast.backends.transport.addresses import boot_id, listening_addresses
+from arborcast.backends.transport.addresses import Ends, boot_id, listening_addresses
 from arborcast.backends.transport.alarm import Alarm, door, is_closed
 from arborcast.backends.transport.handshake import (
     TOKEN_BYTES,
@@ -76,7 +79,8 @@ _PAUSES_S = 0.001, 0.05  # the shortest and the longest between two looks into t
 class _PublishedAddress(TypedDict):
     """What a rank publishes: TCP listeners and its door; for shared memory its kernel and Unix socket, too.
 
-    The door is at the host of the first. Who connects says the token, and so has read it in the store.
+    The door is at the host of the first, which is on no cable. Who connects says the token, and so has read
+    it in the store.
     """
 
     listeners: list[tuple[str, int]]
@@ -100,6 +104,8 @@ class Network:
         slots: of shared memory in each direction of each pair, the same on all ranks.
         lost_after_s: after how long without an answer of its kernel another host counts as lost; 0 for never.
         has_ended: whether the process of a rank that has published nothing here is known to have ended.
+        cables: with whom alone this rank connects, and the addresses of their cable, its own first; None of a
+            rank of the same host. None where all ranks reach each other.
 
     Raises:
         ExecutionError: no such transport, no such address, or no shared memory where nothing else is wanted.
@@ -121,6 +127,7 @@ class Network:
         slots: int = SLOTS,
         lost_after_s: float = LOST_AFTER_S,
         has_ended: Callable[[int], bool] = lambda _: False,
+        cables: Mapping[int, Ends | None] | None = None,
     ) -> None:
         if transport not in TRANSPORTS:
             raise ExecutionError(f"transport {transport!r}: there are {', '.join(map(repr, TRANSPORTS))}")
@@ -133,6 +140,7 @@ class Network:
         self._slots = slots
         self._lost_after_s = lost_after_s
         self._had_ended = has_ended
+        self._cables = cables
         self._alarm = Alarm(store, self.has_ended)
         self._published: dict[int, _PublishedAddress] = {}
         self._boot_id = boot_id()
@@ -146,7 +154,8 @@ class Network:
         self._is_closed = False
         self._reason: str | None = None
         self._at_work = threading.RLock()  # held by who connects or ends
-        here = listening_addresses(store, address)
+        own = [ends[0] for ends in (cables or {}).values() if ends is not None]
+        here = tuple(dict.fromkeys([*listening_addresses(store, address), *own]))
         try:
             self._reception = Reception(
                 here,
@@ -185,6 +194,29 @@ class Network:
         host, _ = self._published[rank]["listeners"][0]
         return is_closed(host, self._published[rank]["door"])
 
+    def silent_cables(self, seconds: float) -> list[int]:
+        """The ranks below this one whose end of our cable does not answer within so long; all ranks call it.
+
+        Raises:
+            ExecutionError: a rank did not come in time.
+        """
+        cables = {peer: ends for peer, ends in (self._cables or {}).items() if ends and peer < self.rank}
+        entries = self._entries(list(cables), time.monotonic() + self.timeout_s)
+        silent = []
+        for peer, (own, _) in cables.items():
+            (door,), _ = self._doors(peer, entries[peer])
+            try:
+                socket.create_connection(door, seconds, (own, 0)).close()
+            except OSError as error:
+                log.info("cable of ranks %d and %d does not answer: %s", peer, self.rank, error)
+                silent.append(peer)
+        return silent
+
+    def leave_out(self, peers: Iterable[int]) -> None:
+        """Connect no more along the cables to these ranks."""
+        if self._cables is not None:
+            self._cables = {peer: self._cables[peer] for peer in self._cables.keys() - set(peers)}
+
     def connect(self, peers: Iterable[int]) -> None:
         """Connect to ranks; those that are connected stay so.
 
@@ -200,6 +232,10 @@ class Network:
             return
         if self._is_closed:
             raise ExecutionError(f"rank {self.rank} connects to ranks {missing} after it left the group")
+        if self._cables is not None and (apart := [peer for peer in missing if peer not in self._cables]):
+            raise ExecutionError(
+                f"rank {self.rank} has no link to rank {apart[0]}, and connects along links alone"
+            )
         with self._at_work:
             self._connect(missing, time.monotonic() + self.timeout_s)
             if self._shelf is not None and self._channels.keys() >= set(range(self.size)) - {self.rank}:
@@ -336,9 +372,9 @@ class Network:
         wants_memory = self._transport == "shared memory"
         token = bytes.fromhex(entry["token"])
         handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
-        name, listeners = entry["name"], entry["listeners"]
+        name, (listeners, source) = entry["name"], self._doors(peer, entry)
         first, failures = attempt % len(listeners), []
-        is_near = self.why_no_shared_memory is None and entry["boot_id"] == self._boot_id
+        is_near = self.why_no_shared_memory is None and entry["boot_id"] == self._boot_id and source is None
         for host, port in (*listeners[first:], *listeners[:first]):
             try:
                 if is_near and name is not None:
@@ -346,12 +382,33 @@ class Network:
                     if call is not None:
                         return call
                 # Where nothing but memory will do, this is for both to learn that there is none.
-                return dial_tcp(host, port, handshake, deadline)
+                return dial_tcp(host, port, handshake, deadline, source=source)
             except (TimeoutError, ConnectionResetError, BrokenPipeError):
                 raise
             except OSError as error:
-                failures.append(f"at {host}: {error}")
+                failures.append(f"at {host}{f' from {source}' if source else ''}: {error}")
         raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} {'; '.join(failures)}")
+
+    def _doors(self, peer: int, entry: _PublishedAddress) -> tuple[list[tuple[str, int]], str | None]:
+        """Where to dial a rank; and from which own address, None where that does not matter."""
+        listeners = entry["listeners"]
+        if self._cables is None:
+            return listeners, None
+        ends = self._cables[peer]
+        if ends is None:
+            if entry["boot_id"] != self._boot_id:
+                raise ExecutionError(
+                    f"the link of ranks {peer} and {self.rank} must have addresses, as others of the fabric "
+                    "have some, and the two are on two hosts"
+                )
+            return listeners[:1], None  # the others are on cables
+        own, theirs = ends
+        found = [(host, port) for host, port in listeners if host == theirs]
+        if not found:
+            raise ExecutionError(
+                f"rank {peer} does not listen at {theirs}, its end of the cable to {self.rank}"
+            )
+        return found, own
 
     def _await_reply(
         self, peer: int, entry: _PublishedAddress, calls: dict[int, UnansweredCall], deadline: float

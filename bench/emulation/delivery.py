@@ -182,7 +182,7 @@ def _open(emulation: Emulation, link: Hop) -> _Flow:
     sender = emulation.socket(src)
     try:
         with emulation.socket(dst) as listener:
-            listener.bind((emulation.plan.address(dst), 0))
+            listener.bind((emulation.end(src, dst), 0))
             listener.listen(1)
             listener.settimeout(_PATIENCE_S)
             sender.setblocking(False)

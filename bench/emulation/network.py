@@ -20,6 +20,9 @@ LEAST_BURST_BYTES = 20 << 10
 """Two frames must fit. What has gone unused before a run flatters it by as much on every link."""
 
 QUEUE_BYTES = 8_000_000
+MANAGEMENT_MBIT = 100
+"""Of the network beside cables, in which ranks meet: what goes by it in place of a cable is seen."""
+
 SETTINGS = {
     "net/ipv4/ip_forward": "1",
     "net/ipv4/conf/all/rp_filter": "0",
@@ -35,11 +38,24 @@ class Emulation:
 
     Attributes:
         plan: what was set up.
-        namespaces: by vertex.
+        namespaces: by vertex; of cables, behind them that of the management network.
+        has_cables: whether wires are cables: each a subnet of its own, and nobody forwards. Ranks meet in a
+            slow network beside them.
     """
 
     plan: EmulationPlan
+    has_cables: bool = False
     namespaces: list[Namespace] = field(default_factory=list)
+
+    def address(self, vertex: Vertex) -> str:
+        """By which all others reach a vertex."""
+        return f"10.0.0.{vertex + 1}" if self.has_cables else self.plan.address(vertex)
+
+    def end(self, src: Vertex, dst: Vertex) -> str:
+        """By which `src` reaches `dst` along their wire."""
+        return (
+            self.plan.ends(self.plan.wire_of[src, dst])[dst > src] if self.has_cables else self.address(dst)
+        )
 
     def path(self, vertex: Vertex) -> str:
         """For `bench.emulation.machine.enter`, in another process."""
@@ -51,17 +67,17 @@ class Emulation:
 
 
 @contextmanager
-def emulate(plan: EmulationPlan) -> Iterator[Emulation]:
-    """Set up a network for the time of the block.
+def emulate(plan: EmulationPlan, *, has_cables: bool = False) -> Iterator[Emulation]:
+    """Set up a network for the time of the block; see `Emulation`.
 
     Raises:
         InputError: not root, no iproute2, or a kernel without what is needed.
         EmulationError: the machine refuses something on the way.
     """
     check_machine()
-    emulation = Emulation(plan)
+    emulation = Emulation(plan, has_cables)
     try:
-        for _ in range(plan.topology.size):
+        for _ in range(plan.topology.size + has_cables):
             emulation.namespaces.append(new_namespace())
         _set_up(emulation)
         yield emulation
@@ -71,19 +87,14 @@ def emulate(plan: EmulationPlan) -> Iterator[Emulation]:
 
 
 def _set_up(emulation: Emulation) -> None:
-    plan, namespaces = emulation.plan, emulation.namespaces
+    plan, namespaces = emulation.plan, emulation.namespaces[: emulation.plan.topology.size]
+    settings = SETTINGS | ({"net/ipv4/ip_forward": "0"} if emulation.has_cables else {})
     for vertex, namespace in enumerate(namespaces):
-        for name, value in SETTINGS.items():
+        for name, value in settings.items():
             namespace.set(name, value)
-        namespace.batch(
-            "ip",
-            [
-                "link set lo up",
-                # Without it gloo takes the address that others can reach.
-                "addr del 127.0.0.1/8 dev lo",
-                f"addr add {plan.address(vertex)}/32 dev lo",
-            ],
-        )
+        # Without it gloo takes the address that others can reach.
+        only = ["addr del 127.0.0.1/8 dev lo", f"addr add {plan.address(vertex)}/32 dev lo"]
+        namespace.batch("ip", ["link set lo up", *([] if emulation.has_cables else only)])
     for vertex, namespace in enumerate(namespaces):
         namespace.batch(
             "ip",
@@ -97,8 +108,25 @@ def _set_up(emulation: Emulation) -> None:
         mine = [number for number, wire in enumerate(plan.wires) if vertex in wire.ends]
         namespace.batch("ip", [f"link set w{number} mtu {MTU} up" for number in mine])
         namespace.batch("tc", [_limit(plan, vertex, number) for number in mine])
+    if emulation.has_cables:
+        _join_cables(emulation)
+        return
     for vertex, namespace in enumerate(namespaces):
         namespace.batch("ip", _routes(plan, vertex))
+
+
+def _join_cables(emulation: Emulation) -> None:
+    """Give wires their subnets, and all ranks a port of one bridge."""
+    plan, (*ranks, bridge) = emulation.plan, emulation.namespaces
+    bridge.batch("ip", ["link add bridge type bridge", "link set bridge up"])
+    for rank, namespace in enumerate(ranks):
+        mine = [(number, wire.ends[1] == rank) for number, wire in enumerate(plan.wires) if rank in wire.ends]
+        lines = [f"addr add {plan.ends(number)[end]}/24 dev w{number}" for number, end in mine]
+        lines.append(f"link add m0 type veth peer name m{rank} netns {bridge.path}")
+        namespace.batch("ip", [*lines, f"addr add {emulation.address(rank)}/24 dev m0", "link set m0 up"])
+        limit = f"rate {MANAGEMENT_MBIT}mbit burst 20kb limit {QUEUE_BYTES}"
+        namespace.batch("tc", [f"qdisc add dev m0 root tbf {limit}"])
+        bridge.batch("ip", [f"link set m{rank} master bridge up"])
 
 
 def _limit(plan: EmulationPlan, vertex: Vertex, number: int) -> str:

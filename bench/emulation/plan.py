@@ -59,6 +59,20 @@ class EmulationPlan:
         """Of a vertex."""
         return f"10.99.{vertex // 250}.{vertex % 250 + 1}"
 
+    @staticmethod
+    def ends(number: int) -> tuple[str, str]:
+        """Where the two ends of a wire are reached if it is a cable, which has a subnet of its own."""
+        return f"10.1.{number}.1", f"10.1.{number}.2"
+
+    @property
+    def cabled(self) -> Topology:
+        """The topology with these addresses on its links, all of which must join two ranks."""
+        links = []
+        for link in self.topology.links:
+            first, second = self.ends(self.wire_of[link.src, link.dst])
+            links.append(replace(link, addresses=(first, second) if link.src < link.dst else (second, first)))
+        return replace(self.topology, links=tuple(links), symmetries=())
+
     @cached_property
     def wire_of(self) -> dict[tuple[Vertex, Vertex], int]:
         """The number of the wire that joins two vertices, in both orders."""

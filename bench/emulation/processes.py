@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -52,9 +52,10 @@ def run_inside(
         EmulationError: a rank failed, or the time ran out; a note has what the rank's traceback was.
     """
     plan = emulation.plan
+    environ = {"ARBORCAST_START": "wait"} | ({} if emulation.has_cables else {"GLOO_SOCKET_IFNAME": "lo"})
     with _shared_file() as store:
         values = [
-            (emulation.path(rank), rank, plan.address(rank), store, function, arguments)
+            (emulation.path(rank), environ, rank, emulation.address(rank), store, function, arguments)
             for rank in range(plan.topology.ranks)
         ]
         with started(_PROCESSES, _main, values) as (_, pipes):
@@ -81,6 +82,7 @@ def _failure(words: str, more: str | None) -> EmulationError:
 def _main(
     pipe: Connection,
     namespace: str,
+    environ: Mapping[str, str],
     rank: int,
     address: str,
     store: str,
@@ -92,7 +94,7 @@ def _main(
     answer: tuple[str | None, Any]
     try:
         enter(namespace)
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "ARBORCAST_START": "wait"}
+        os.environ |= environ
         import torch
 
         torch.set_num_threads(1)

@@ -21,6 +21,9 @@ from arborcast.synth.cli.options import AsJson, duration, number, number_of, opt
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from arborcast.backends.probe.cables import Found
     from arborcast.backends.probe.measurements import Measurements
     from arborcast.synth.topology import Topology
 
@@ -69,6 +72,10 @@ def probe(
             "--like", "a machine that the fabric may be, beside the catalog's; again for each", metavar="SPEC"
         ),
     ] = None,
+    cables: Annotated[
+        bool,
+        option("--cables", "find the cables of hosts without a switch; one process on each host"),
+    ] = False,
     transport: Annotated[
         Literal["auto", "sockets", "shared memory"],
         option("--transport", "auto: shared memory inside a host"),
@@ -92,6 +99,14 @@ def probe(
             raise InputError(f"{name} {value}: must be at least 1")
     if check is None and (ranks is not None or absolute):
         raise InputError(f"{'--absolute' if absolute else '--ranks'}: goes with --check SPEC only")
+    given = {
+        "--check": check,
+        "--like": like,
+        "--parallel-rounds": parallel_rounds,
+        "--transport": transport != "auto",
+    }
+    if cables and (others := [name for name, value in given.items() if value]):
+        raise InputError(f"--cables: does not go with {others[0]}")
     allowed = float(number_of("--tolerance", tolerance, lambda part: part >= 0, "must not be negative"))
     _see_rendezvous()
     from arborcast.backends.errors import ExecutionError
@@ -109,7 +124,14 @@ def probe(
     report = _Report(output, check, ranks, absolute, allowed, like or [], as_json)
     try:
         with progress("measuring", quiet=as_json or is_follower()):
-            status = run(prepare=report.prepare, conclude=report.conclude, effort=effort, transport=transport)
+            if cables:
+                from arborcast.backends.probe.cables import probe_cables
+
+                status = probe_cables(prepare=report.prepare, conclude=report.conclude_cables, effort=effort)
+            else:
+                status = run(
+                    prepare=report.prepare, conclude=report.conclude, effort=effort, transport=transport
+                )
     except ExecutionError as error:
         fail(f"rank {os.environ['RANK']}: {error}")
         status = 1
@@ -178,7 +200,6 @@ class _Report:
             table_rows,
             topology_file,
         )
-        from arborcast.synth.formats.atomic import write_atomically
 
         found = infer(measured, name="measured" if self.output is None else _name(self.output))
         like = resembling(measured, self.known, tolerance=self.tolerance)
@@ -187,12 +208,8 @@ class _Report:
             comparison = compare(
                 measured, self.given, tolerance=self.tolerance, absolute=self.absolute, name=self.check
             )
-        if self.output is not None:
-            try:
-                write_atomically(self.output, topology_file(found, measured))
-            except InputError as error:  # a disk that became full: the table is not lost
-                fail(str(error))
-                return 2
+        if not self._written(lambda: topology_file(found, measured)):
+            return 2
         contradictions = comparison.contradictions if comparison else ()
         if self.as_json:
             whole_ = document(found, measured, comparison, like)
@@ -205,6 +222,41 @@ class _Report:
             _warn([f"not explained: {miss}" for miss in found.misses], most=_WARNINGS)
         _warn(list(contradictions), most=len(contradictions))
         return 1 if contradictions else 0
+
+    def conclude_cables(self, found: Found) -> int:
+        """The same of cables."""
+        from arborcast.backends.probe.report import (
+            TABLE_HEADER,
+            cables_document,
+            cables_file,
+            describe_cables,
+            table_rows,
+        )
+
+        topology = found.topology("measured" if self.output is None else _name(self.output))
+        if not self._written(lambda: cables_file(found, topology)):
+            return 2
+        if self.as_json:
+            print_json({**cables_document(found, topology), "file": self.output and str(self.output)})
+        else:
+            print_lines(table(TABLE_HEADER, table_rows(found.measured)))
+            print_lines(describe_cables(found))
+            print_lines([f"written    {self.output}"] if self.output else [])
+        sys.stdout.flush()
+        _warn(list(found.notes), most=len(found.notes))
+        return 0
+
+    def _written(self, text: Callable[[], str]) -> bool:
+        """Whether what was asked for is in its file; why not is said."""
+        from arborcast.synth.formats.atomic import write_atomically
+
+        if self.output is not None:
+            try:
+                write_atomically(self.output, text())
+            except InputError as error:  # a disk that became full: the table is not lost
+                fail(str(error))
+                return False
+        return True
 
 
 def _name(output: Path) -> str:

@@ -61,7 +61,12 @@ def _said(thing: Link | Switch, *, always: Collection[str] = (), apart: Collecti
 
 
 def _plain(said: Mapping[str, object]) -> Document:
-    return {key: str(value) if isinstance(value, Fraction) else value for key, value in said.items()}
+    plain: Document = {}
+    for key, value in said.items():
+        plain[key] = str(value) if isinstance(value, Fraction) else value
+        if isinstance(value, tuple):
+            plain[key] = list(value)
+    return plain
 
 
 def switch_to_document(switch: Switch) -> Document:
@@ -135,9 +140,11 @@ def _links(entry: Mapping[str, Any], vertex: Callable[[object, str], Vertex], pl
         label = entry["between"][0] if "between" in entry else entry["from"]
         raise InputError(f"{place}: must join two different vertices, got {shorten(label)} twice")
     said = {key: value for key, value in entry.items() if key not in ("between", "from", "to")}
-    yield Link(first, second, **said)
+    with prefixed(place):
+        link = Link(first, second, **said)
+    yield link
     if "between" in entry:
-        yield Link(second, first, **said)
+        yield link.reversed
 
 
 def _images(

@@ -152,6 +152,7 @@ LinkShape = TypedDict(
         "latency_us": NotRequired[Latency],
         "rate_assumed": NotRequired[Line],
         "latency_assumed": NotRequired[Line],
+        "addresses": NotRequired[Annotated[list[Line], Field(min_length=2, max_length=2)]],
     },
 )
 MAPPING(LinkShape)

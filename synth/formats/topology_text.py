@@ -88,7 +88,7 @@ def _cables(topology: Topology) -> Iterator[tuple[Link, str]]:
         src, dst, wait = place
         back = links.get((dst, src, wait))
         first, second = _label(topology, src), _label(topology, dst)
-        if back is not None and said_of_link(back) == said_of_link(link):
+        if back is not None and said_of_link(back.reversed) == said_of_link(link):
             done.add((dst, src, wait))
             yield link, f"between: [{first}, {second}]"
         else:

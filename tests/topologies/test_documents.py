@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.topologies.readers.topology_documents import parse_document
 
 HEAD = "ranks: 2\nlinks:\n  - {between: [0, 1], bandwidth: 25, latency_us: 1}\n"
@@ -64,3 +65,50 @@ def test_links_of_one_way_each_and_of_unequal_latency_are_no_repetition() -> Non
 def test_wrong_words(text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         parse_document(text, "f", "YAML")
+
+
+CABLE = "ranks: 3\nlinks:\n  - {between: [0, 1], bandwidth: 25, addresses: [10.1.0.1, 10.1.0.2]}\n"
+
+
+def test_addresses_of_a_cable_are_turned_round_with_it() -> None:
+    topology = parse_document(CABLE, "f", "YAML").topology
+    assert [(link.src, link.dst, link.addresses) for link in topology.links] == [
+        (0, 1, ("10.1.0.1", "10.1.0.2")),
+        (1, 0, ("10.1.0.2", "10.1.0.1")),
+    ]
+    assert topology.reversed() == topology
+    assert {link.addresses for link in topology.without_addresses.links} == {None}
+    assert parse_document(topology_to_yaml(topology), "f", "YAML").topology == topology
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (
+            "{between: [1, 2], bandwidth: 5, addresses: [host, 10.2.0.2]}",
+            r"^f: links\[1\]: link 1->2: .*host",
+        ),
+        ("{between: [1, 2], bandwidth: 5, addresses: [10.2.0.1]}", r"links\[1\].addresses: .* at least 2"),
+        ("{between: [1, 2], bandwidth: 5, addresses: [10.2.0.1, 10.2.0.1]}", "must be those of its two ends"),
+        (
+            "{between: [1, 2], bandwidth: 5, addresses: [10.1.0.1, 10.2.0.2]}",
+            "must be of one rank, got it of",
+        ),
+        ("{between: [0, 1], bandwidth: 5, latency_us: 3}", "0->1: must be the only one .* bond several"),
+        (
+            "{from: 2, to: sw, bandwidth: 5, addresses: [10.2.0.1, 10.2.0.2]}\nswitches: [sw]",
+            "join two ranks",
+        ),
+    ],
+)
+def test_addresses_that_cannot_be(second: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        parse_document(f"{CABLE}  - {second}\n", "f", "YAML")
+
+
+def test_no_symmetry_takes_a_cable_to_another_one() -> None:
+    turned = f"{CABLE}symmetries: [[1, 0, 2]]\n"
+    with pytest.raises(TopologyError, match=r"maps link 0->1 to 1->0; both must be alike in all but"):
+        parse_document(turned, "f", "YAML")
+    plain = parse_document(CABLE, "f", "YAML").topology.without_addresses
+    plain.check_symmetry((1, 0, 2))

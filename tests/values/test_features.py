@@ -146,6 +146,7 @@ OTHER_LINK = {
     "latency_us": Fraction(2),
     "rate_assumed": "a guess",
     "latency_assumed": "another",
+    "addresses": ("10.1.0.1", "10.1.0.2"),
 }
 OTHER_SWITCH = {
     "name": "t",

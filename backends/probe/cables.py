@@ -1,0 +1,294 @@
+"""`synth probe --cables`: which ranks a cable joins, by which addresses, and how fast each is.
+
+Nothing but the store is needed beforehand, which may lie in a slow network of its own. Every rank says there
+which interfaces it has; two of them in one subnet are the ends of a cable if one answers the other.
+
+    interfaces -> subnets with two ends -> those that answer -> alone, and all of a rank at once -> topology
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.measure.torchrun import one_line
+from arborcast.backends.probe.inference import ALIKE, LEAST_US
+from arborcast.backends.probe.interfaces import Interface, interfaces
+from arborcast.backends.probe.measurements import Measurements
+from arborcast.backends.probe.measuring import Effort, measure_cables
+from arborcast.backends.probe.shape import clustered, rounded
+from arborcast.backends.schedules.rendezvous import meet, whereabouts
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
+from arborcast.backends.transport.addresses import Ends, listening_addresses, listening_socket
+from arborcast.backends.transport.network import Network
+from arborcast.synth.topology import Link, Topology
+
+Part = TypeVar("Part")
+
+ANSWER_S = 3.0
+"""How long the other end of a cable may take to answer."""
+
+LEAVE_S = 5.0
+"""How long rank 0 waits for the others at the end."""
+
+SHARES = 0.2
+"""Part by which the cables of a rank must be slower together than alone to be said to share something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """Two interfaces in a subnet of their own.
+
+    Attributes:
+        ranks: the lower first.
+        ends: of each of them.
+    """
+
+    ranks: tuple[int, int]
+    ends: tuple[Interface, Interface]
+
+    @property
+    def addresses(self) -> Ends:
+        """Of the ends."""
+        return self.ends[0].address, self.ends[1].address
+
+    def of(self, rank: int) -> Ends:
+        """The same with a rank's own first."""
+        own, other = self.addresses
+        return (own, other) if rank == self.ranks[0] else (other, own)
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return " to ".join(f"{end} of rank {rank}" for rank, end in zip(self.ranks, self.ends, strict=True))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `probe_cables` found.
+
+    Attributes:
+        cables: those that answer, one for each two ranks.
+        measured: over them; other pairs have no rates.
+        notes: what was left out and why, and what shares something, a line each.
+    """
+
+    cables: tuple[Cable, ...]
+    measured: Measurements
+    notes: tuple[str, ...]
+
+    def topology(self, name: str) -> Topology:
+        """Links with the measured rates, in round numbers, and the addresses of both ends."""
+        flows = sorted(self.measured.solo)
+        rates = clustered([self.measured.solo[flow] for flow in flows], alike=ALIKE)
+        times = clustered([self.measured.latency_us[flow] for flow in flows], alike=ALIKE)
+        of = {cable.ranks: cable for cable in self.cables}
+        links = [
+            Link(*flow, rate, time, addresses=of[min(flow), max(flow)].of(flow[0]))
+            for flow, rate, time in zip(flows, rates, times, strict=True)
+        ]
+        message_us = self.measured.message_us
+        cost = Fraction(0) if message_us is None else rounded(max(message_us.median, LEAST_US))
+        return Topology.build(name, self.measured.ranks, links, message_us=cost)
+
+
+def matched(of_ranks: Sequence[Sequence[Interface]], meeting: str) -> tuple[list[Cable], list[str]]:
+    """The cables that there seem to be, and a line for each subnet that looks like one and is none.
+
+    Args:
+        of_ranks: the interfaces of each rank.
+        meeting: the subnet in which ranks meet.
+    """
+    ends: dict[str, list[tuple[int, Interface]]] = defaultdict(list)
+    for rank, own in enumerate(of_ranks):
+        for each in own:
+            ends[each.subnet].append((rank, each))
+    cables: dict[tuple[int, int], Cable] = {}
+    notes = []
+    for subnet, found in ends.items():
+        addresses = {each.address for _, each in found}
+        if subnet == meeting or len(found) < 2 or len(addresses) < len(found):  # or inside of every host
+            continue
+        where = ", ".join(f"{each.name} of rank {rank}" for rank, each in found)
+        if len(found) > 2 or found[0][0] == found[1][0]:
+            notes.append(
+                f"subnet {subnet} is left out, as a cable must have one of its own with an end at two ranks, "
+                f"got {where}"
+            )
+            continue
+        (low, first), (high, second) = found
+        cable = Cable((low, high), (first, second))
+        other = cables.setdefault(cable.ranks, cable)
+        if other is not cable:
+            notes.append(
+                f"second cable of ranks {low} and {high} is left out: {cable}; bond them to use both"
+            )
+    return list(cables.values()), notes
+
+
+def shared(measured: Measurements) -> Iterator[str]:
+    """A line for each rank whose cables are slower together than each alone."""
+    for load in measured.loads:
+        for end, way in ((0, "out of"), (1, "into")):
+            ranks = {flow[end] for flow in load.flows}
+            if len(ranks) > 1:
+                continue
+            alone = sum(measured.solo[flow].median for flow in load.flows)
+            together = sum(load.rates[flow].median for flow in load.flows)
+            if together * (1 + SHARES) < alone:
+                yield (
+                    f"cables {way} rank {ranks.pop()} share something: {together:.3g} GB/s together, "
+                    f"{alone:.3g} in sum of each alone; the topology does not say so"
+                )
+
+
+class StoreMeeting:
+    """Barriers and exchanges of all ranks through the store alone."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._turn = 0
+
+    def gathered(self, part: Part) -> list[Part]:
+        """What each rank has, on every rank."""
+        self._turn += 1
+        data: Any = pickle.dumps(part)  # which torch takes, whatever its stubs say
+        self._store.set(f"{self._turn}/{self._rank}", data)
+        return [pickle.loads(self._store.get(f"{self._turn}/{rank}")) for rank in range(self._size)]
+
+    def meet(self) -> None:
+        """Return when all have come."""
+        self.gathered(None)
+
+    def leave(self) -> None:
+        """To be called last: the store may be one that goes with rank 0, which waits for the others."""
+        if self._rank:
+            self._store.set(f"left/{self._rank}", "")
+        else:
+            with suppress(RuntimeError):
+                self._store.wait(
+                    [f"left/{rank}" for rank in range(1, self._size)], timedelta(seconds=LEAVE_S)
+                )
+
+
+def probe_cables(*, prepare: Callable[[int], int], conclude: Callable[[Found], int], effort: Effort) -> int:
+    """Find and measure the cables between all processes that torchrun started, one on each host.
+
+    Args:
+        prepare: on rank 0 before the measurement, with the number of ranks; the status to end with, or 0.
+        conclude: on rank 0 after it; the status.
+        effort: how long to measure.
+
+    Returns:
+        the exit status, the same on all ranks.
+
+    Raises:
+        ExecutionError: a rank is gone, does not come or has no cable that answers, or two are on one host.
+    """
+    torch.set_num_threads(1)
+    try:
+        return _probe(prepare, conclude, effort)
+    except ExecutionError:
+        raise
+    except RuntimeError as error:  # of the store
+        raise one_line("probe", error) from error
+
+
+def _probe(prepare: Callable[[int], int], conclude: Callable[[Found], int], effort: Effort) -> int:
+    timeout = timedelta(seconds=effort.timeout_s)
+    job, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    job.set_timeout(timeout)
+    store = PrefixStore("arborcast/cables", job)
+    at = listening_addresses(store)[0]
+    own = interfaces()
+    word = {"where": whereabouts(), "at": at, "interfaces": [asdict(each) for each in own]}
+    name, (cables, notes) = meet(store, rank, size, word, _concluded, timeout_s=effort.timeout_s)
+    meeting = StoreMeeting(PrefixStore(f"{name}/meeting", store), rank, size)
+    status = max(meeting.gathered(prepare(size) if rank == 0 else 0))
+    if status:
+        return status
+    answering, silent = _answering([_cable(each) for each in cables], rank, meeting)
+    _check_joined(answering, size, [*notes, *silent])
+    ends: dict[int, Ends | None] = {
+        sum(cable.ranks) - rank: cable.of(rank) for cable in answering if rank in cable.ranks
+    }
+    network = Network(
+        PrefixStore(f"{name}/channels", store),
+        rank,
+        size,
+        timeout_s=effort.timeout_s,
+        address=at,
+        cables=ends,
+    )
+    try:
+        measured = measure_cables(network, meeting, effort, [cable.ranks for cable in answering])
+    except Exception as error:
+        network.abort(f"gave up: {error}")
+        raise
+    network.close()
+    found = Found(tuple(answering), measured, (*notes, *silent, *shared(measured)))
+    status = max(meeting.gathered(conclude(found) if rank == 0 else 0))
+    meeting.leave()
+    return status
+
+
+def _concluded(words: list[Any]) -> tuple[list[Any], list[str]]:
+    """On rank 0: cables as plain lists, and notes."""
+    where: dict[str, int] = {}
+    for rank, word in enumerate(words):
+        other = where.setdefault(word["where"], rank)
+        if other != rank:
+            raise ExecutionError(f"probe --cables: must run once on each host, got ranks {other} and {rank}")
+    of_ranks = [[Interface(**each) for each in word["interfaces"]] for word in words]
+    meeting = next((each.subnet for each in of_ranks[0] if each.address == words[0]["at"]), "")
+    cables, notes = matched(of_ranks, meeting)
+    return [[cable.ranks, [asdict(end) for end in cable.ends]] for cable in cables], notes
+
+
+def _cable(said: Any) -> Cable:
+    (low, high), (first, second) = said
+    return Cable((low, high), (Interface(**first), Interface(**second)))
+
+
+def _answering(cables: Sequence[Cable], rank: int, meeting: StoreMeeting) -> tuple[list[Cable], list[str]]:
+    """The cables whose lower end answers the higher one, and a line for each that does not."""
+    doors = {
+        cable.of(rank)[0]: listening_socket(cable.of(rank)[0]) for cable in cables if rank in cable.ranks
+    }
+    try:
+        ports = {}
+        for part in meeting.gathered({address: door.getsockname()[1] for address, door in doors.items()}):
+            ports.update(part)
+        mine = {}
+        for number, cable in enumerate(cables):
+            if rank == cable.ranks[1]:
+                own, other = cable.of(rank)
+                try:
+                    socket.create_connection((other, ports[other]), ANSWER_S, (own, 0)).close()
+                except OSError as error:
+                    mine[number] = f"cable does not answer and is left out: {cable}: {error}"
+        silent = {number: line for part in meeting.gathered(mine) for number, line in part.items()}
+    finally:
+        for door in doors.values():
+            door.close()
+    return [cable for number, cable in enumerate(cables) if number not in silent], list(silent.values())
+
+
+def _check_joined(cables: Sequence[Cable], size: int, notes: Sequence[str]) -> None:
+    """Raise ExecutionError where cables do not join all ranks."""
+    reached = {0}
+    for _ in range(size):
+        reached |= {rank for cable in cables if reached & {*cable.ranks} for rank in cable.ranks}
+    if missing := sorted(set(range(size)) - reached):
+        why = "".join(f"; {note}" for note in notes)
+        raise ExecutionError(f"probe --cables: no cables lead from rank 0 to rank {missing[0]}{why}")

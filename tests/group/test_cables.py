@@ -1,0 +1,173 @@
+"""Groups on fabrics of cables: whom ranks connect with, by which addresses, and that all calls work."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from arborcast.backends import Options
+from arborcast.backends.schedules.group_fabric import fabric_for
+from arborcast.bench.emulation.machine import why_not
+from arborcast.bench.emulation.network import emulate
+from arborcast.bench.emulation.plan import plan_emulation
+from arborcast.bench.emulation.processes import run_inside
+from arborcast.synth.errors import InputError
+from arborcast.topologies import load
+from arborcast.topologies.files import load_file
+from tests.support.cabled import (
+    FABRICS,
+    all_collectives,
+    by_gloo,
+    cut,
+    expected_ends,
+    in_own_namespace,
+    loses_a_cable,
+    on_loopback,
+    refusals,
+    trained,
+)
+from tests.support.ranks import run_ranks, store_path
+
+WHY_NOT = why_not()
+needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Path:
+    """The file of a ring of four."""
+    file = tmp_path / "ring.yaml"
+    file.write_text(on_loopback("ring of 4"), encoding="utf-8")
+    return file
+
+
+def on_a_ring(rank: int, size: int) -> tuple[Any, list[str]]:
+    return all_collectives(rank, size), refusals(rank, size)
+
+
+def test_ranks_connect_along_cables_alone(ring: Path) -> None:
+    """Also where other ways would be there, as on one host; what cannot be is said, and the group goes on."""
+    environ = {"ARBORCAST_TOPOLOGY": str(ring), "ARBORCAST_START": "at once"}
+    got = run_ranks(4, on_a_ring, backend="synth", environ=environ)
+    assert [ends for ends, _ in got] == expected_ends(load_file(ring).topology)
+    for rank, (_, said) in enumerate(got):
+        send, apart, avoided = said
+        assert send.endswith(f"joins with rank {rank}, as links have addresses, got rank {(rank + 2) % 4}")
+        assert "rank 1 of the group must be joined with rank 0 along links" in apart, rank
+        assert "rank 1 of the group must be joined with rank 0 along links" in avoided
+
+
+def wrong_address(rank: int, size: int) -> str:
+    import arborcast.torch_backend  # noqa: F401
+
+    try:
+        store = dist.FileStore(str(store_path()), size)
+        dist.init_process_group(
+            "synth", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20)
+        )
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_an_address_that_is_not_of_this_host_is_named(ring: Path) -> None:
+    ring.write_text(ring.read_text().replace("127.1.0.1", "192.0.2.1"), encoding="utf-8")
+    environ = {"ARBORCAST_TOPOLOGY": str(ring)}
+    said = run_ranks(4, wrong_address, backend=None, environ=environ)
+    assert all("address 192.0.2.1, of the link with rank 1, must be of this host" in it for it in said)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"gloo_below": 1}, "p2p and gloo_below: must be left out"), ({"p2p": "cpu"}, "got cpu and None")],
+)
+def test_what_connects_otherwise_is_refused(ring: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fabric_for(Options(topology=ring, **change), range(4), 4)
+
+
+def test_parts_of_a_ring_and_their_trees(ring: Path) -> None:
+    options = Options(topology=ring)
+    whole = fabric_for(options, range(4), 4)
+    assert whole.topology.links == load("ring:4").links  # plans are those of any ring
+    assert [sorted(whole.cabling(rank).beside) for rank in range(4)] == [[1, 3], [0, 2], [1], [0]]  # type: ignore[union-attr]
+    part = fabric_for(options, [3, 0, 1], 4)
+    assert part.apart == ((0, 2), (2, 0))
+    cabling = part.cabling(2)
+    assert cabling is not None and cabling.ends == {1: ("127.1.0.2", "127.1.0.1")}
+    assert fabric_for(options, [2], 4).cabling(0).ends == {}  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="rank 1 of the group must be joined with rank 0"):
+        fabric_for(options, [1, 3], 4).cabling(0)
+    assert fabric_for(Options(topology="ring:4"), [1, 3], 4).cabling(0) is None
+
+
+def test_one_cable_has_one_pair_of_addresses(ring: Path) -> None:
+    ring.write_text(
+        "ranks: 2\nlinks:\n  - {from: 0, to: 1, bandwidth: 1, addresses: [127.1.0.1, 127.1.0.2]}\n"
+        "  - {from: 1, to: 0, bandwidth: 1, addresses: [127.1.0.4, 127.1.0.3]}\n"
+    )
+    with pytest.raises(InputError, match="both directions of 0-1 must have the same addresses"):
+        fabric_for(Options(topology=ring), range(2), 2)
+
+
+long = pytest.mark.long
+
+
+@needs_root
+@long
+@pytest.mark.parametrize("name", FABRICS)
+def test_all_collectives_where_nobody_forwards(name: str) -> None:
+    plan = plan_emulation(FABRICS[name](), 200)
+    with emulate(plan, has_cables=True) as emulation:
+        got = run_inside(emulation, in_own_namespace, plan.cabled, all_collectives, timeout_s=120)
+    assert got == expected_ends(plan.cabled)
+
+
+@needs_root
+def test_after_a_cable_is_lost_the_group_goes_on_without_it() -> None:
+    plan = plan_emulation(FABRICS["ring of 4"](), 200)
+    with emulate(plan, has_cables=True) as emulation:
+        got = run_inside(emulation, in_own_namespace, plan.cabled, loses_a_cable, timeout_s=120)
+    whole = expected_ends(plan.cabled)
+    del whole[2][3], whole[3][2]
+    assert [ends for _, ends in got] == whole
+    assert all("has acknowledged nothing for 1.5 s" in said for said, _ in got), got
+
+
+@long
+@needs_root
+def test_a_cable_that_does_not_answer_is_left_out_on_all_ranks() -> None:
+    plan = plan_emulation(FABRICS["ring of 4"](), 200)
+    with emulate(plan, has_cables=True) as emulation:
+        cut(emulation, 2, 3)
+        got = run_inside(emulation, in_own_namespace, plan.cabled, all_collectives, timeout_s=120)
+    whole = expected_ends(plan.cabled)
+    del whole[2][3], whole[3][2]
+    assert got == whole
+
+
+@needs_root
+@long
+def test_ddp_and_fsdp_give_what_gloo_gives() -> None:
+    plan = plan_emulation(FABRICS["ring of 4"](), 200)
+    with emulate(plan, has_cables=True) as emulation:
+        got = run_inside(emulation, in_own_namespace, plan.cabled, trained, timeout_s=300)
+    expected = run_ranks(4, trained, backend="gloo", timeout_s=300)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, values in mine.items():
+            for value, wanted in zip(values, theirs[name], strict=True):
+                np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@needs_root
+@long
+def test_gloo_cannot_connect_there() -> None:
+    plan = plan_emulation(FABRICS["ring of 4"](), 200)
+    with emulate(plan, has_cables=True) as emulation:
+        said = run_inside(emulation, by_gloo, 4, timeout_s=120)
+    assert all("connect" in line.lower() for line in said), said
