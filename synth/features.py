@@ -35,6 +35,8 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
     "topology switches": EVERYBODY,
     "topology symmetries": EVERYBODY,
     "topology message_us": EVERYBODY,
+    # By the graph with ports (`synth.ports`), where no more than chunks of given steps are asked for.
+    "topology streams": BOUNDS | CHECKERS | METHODS - {"method sat", "method smt", "method ilp"},
     # Methods that only forward answer on `Topology.forwarding`, which is slower and right.
     "switch reduces": EVERYBODY,
     "switch multicasts": EVERYBODY,

@@ -107,6 +107,8 @@ def _nccl_models(
 ) -> dict[str, Sequence[Timing]]:
     """What NCCL's formulas say, where they know the machine or its links between GPUs are all there is."""
     topology = schedule.topology
+    if topology.streams:
+        raise CollectiveError("NCCL's formulas know no streams of ranks")
     if topology.switches and topology.name not in KNOWN_PLANS:
         raise CollectiveError(f"NCCL's plan for {topology.name} with its switches is not known")
     if topology.name not in KNOWN_PLANS and not searched:
