@@ -89,6 +89,12 @@ class Fabric:
         require(
             all(rate > 0 and wait >= 0 for *_, rate, wait in self.links), "a rate or latency out of range"
         )
+        streams = document.get("streams", [None] * self.ranks)
+        self.streams = [streams] * self.ranks if isinstance(streams, int) else streams
+        require(
+            len(self.streams) == self.ranks and all(k is None or k >= 1 for k in self.streams),
+            "streams out of range",
+        )
 
     def vertex(self, label):
         require(not isinstance(label, bool) and label in self.place, f"no such vertex: {label!r}")
@@ -109,6 +115,29 @@ class Fabric:
                 for beyond, cost in onward[vertex]:
                     heapq.heappush(queue, (far + cost, beyond))
         return found
+
+
+def with_ports(document, streams):
+    """The fabric that limits are about: what a rank of k streams sends, or gets, passes a switch.
+
+    At most its k fastest links are busy at once, so that the link to the switch is as fast as these together.
+    """
+    links = [dict(link) for link in document["links"]]
+    names = list(document.get("switches", []))
+    for near, far, word in (("from", "to", "sends"), ("to", "from", "receives")):
+        for rank, count in enumerate(streams):
+            own = [link for link in links if link[near] == rank]
+            if count is None or count >= len(own):
+                continue
+            port = f"{rank} {word}"
+            while port in names:
+                port += "-"
+            names.append(port)
+            fastest = sorted((number(link["bandwidth"]) for link in own), reverse=True)
+            for link in own:
+                link[near] = port
+            links.append({near: rank, far: port, "bandwidth": str(sum(fastest[:count]))})
+    return Fabric({"ranks": document["ranks"], "switches": names, "links": links})
 
 
 def check_schedule(file, fabric, kind, root):
@@ -165,7 +194,7 @@ def check_schedule(file, fabric, kind, root):
 
 
 def rate_of(file, fabric):
-    loads, steps = [Fraction(0)] * len(fabric.links), {}
+    loads, steps, held = [Fraction(0)] * len(fabric.links), {}, {}
     for transfer in file["transfers"]:
         way = [transfer["from"], *(fabric.vertex(name) for name in transfer.get("via", [])), transfer["to"]]
         require(all(vertex >= fabric.ranks for vertex in way[1:-1]), "a way through a rank")
@@ -174,10 +203,17 @@ def rate_of(file, fabric):
             link = fabric.number[hop]
             loads[link] += number(file["chunks"][transfer["chunk"]]["share"])
             steps[transfer["step"], link] = steps.get((transfer["step"], link), 0) + 1
+        slowest = min(fabric.links[fabric.number[hop]][2] for hop in itertools.pairwise(way))
+        for end in ((way[0], "sends"), (way[-1], "receives")):
+            if fabric.streams[end[0]] is not None:
+                busy = number(file["chunks"][transfer["chunk"]]["share"]) / slowest / fabric.streams[end[0]]
+                of_end = held.setdefault(end, {})
+                of_end[transfer["step"]] = of_end.get(transfer["step"], 0) + busy
     rounds = file.get("rounds")
     rates = [rate for *_, rate, _ in fabric.links]
     if rounds is None:
         slowest = max(load / rate for load, rate in zip(loads, rates, strict=True))
+        slowest = max([slowest, *(sum(times.values()) for times in held.values())])
         require(slowest > 0, "nothing moves")
         rate = 1 / slowest
         require(rate == number(file["rate"]), f"a rate of {rate} GB/s, the file says {file['rate']}")
@@ -192,7 +228,11 @@ def rate_of(file, fabric):
     )
     for (step, link), count in steps.items():
         require(count <= rounds[step] * int(rates[link] / unit), f"step {step} needs more rounds")
-    rate = unit / (sum(rounds) * shares.pop())
+    share = shares.pop()
+    for end, times in held.items():
+        for step, busy in times.items():
+            require(busy * unit <= rounds[step] * share, f"rank {end[0]} {end[1]} too much in step {step}")
+    rate = unit / (sum(rounds) * share)
     require(rate == number(file["rate"]), f"a rate of {rate} GB/s, the file says {file['rate']}")
     return rate
 
@@ -475,6 +515,7 @@ def check(file):
     require(root in range(fabric.ranks) if has_root else root is None, "a root where none is, or none")
     rate = check_schedule(file, fabric, kind, root)
     bound = file["bound"]
+    fabric = with_ports(file["topology"], fabric.streams)  # limits are about that one
     proof = lengths_of(bound["certificate"], fabric, kind, root)
     offered = sum(length * link[2] for length, link in zip(proof[0], fabric.links, strict=True))
     limit = offered / proof[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args, overload
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
@@ -26,6 +26,7 @@ from arborcast.synth.methods import (
     method_for,
     natural_method,
 )
+from arborcast.synth.ports import Ports
 from arborcast.synth.solve_options import SolveKeywords, SolveOptions
 from arborcast.synth.topology import Topology
 
@@ -182,12 +183,21 @@ class Approach:
         from arborcast.synth.schedule import Schedule
         from arborcast.synth.selection import candidates, implicit_candidates
 
+        if self.topology.streams:
+            return self._through_ports()
         options = replace(self.options, size_bytes=None)
         if self.translations is not None:
             found = implicit_candidates(self.topology, self.collective, self.translations, options)
             return (each for each in found if not (self.only_implicit and isinstance(each, Schedule)))
         of_best_rate = replace(self, options=options).answer
         return candidates(self.topology, self.collective, options, of_best_rate)
+
+    def _through_ports(self) -> Iterator[AnySchedule]:
+        from arborcast.synth.in_network.switch_schedules import lifted
+
+        ports = Ports.of(self.topology)
+        found = cast("Iterator[Schedule]", replace(self, topology=ports.fabric).candidates())
+        return lifted(found, ports.lift)
 
     def selection(self) -> Selection:
         """All candidates, of which the simulator knows the fastest at each size.
@@ -222,7 +232,8 @@ def approach(
 
     1. The form "implicit" is answered by the translations of the fabric.
     2. So is "auto" where the fabric has more than `LARGEST_EXPLICIT` ranks in at most `MOST_ORBITS` orbits,
-       all of them take part, the collective has no root, and the method is "auto" or its `natural_method`.
+       all of them take part, none has streams, the collective has no root, and the method is "auto" or its
+       `natural_method`.
     3. "auto" on what faults left of such a fabric is answered by repairing the healthy one's schedule, where
        neither few trees nor low ones are asked for; the repaired one is written out.
     4. Everything else is written out: by the method that is named; by "auto" with a size, by the fastest of
@@ -267,7 +278,9 @@ def _translations(
         raise InputError(f"{kind}: has no implicit form, which is for {', '.join(IMPLICIT_KINDS)}")
     if form == "implicit" and relays:
         raise InputError(f"{kind}: the implicit form is for all ranks of a topology, got {relays} relays")
-    if form == "auto" and (kind not in IMPLICIT_KINDS or relays or topology.ranks <= LARGEST_EXPLICIT):
+    if form == "auto" and (topology.streams or kind not in IMPLICIT_KINDS or relays):
+        return None
+    if form == "auto" and topology.ranks <= LARGEST_EXPLICIT:
         return None
     from arborcast.synth.symmetry.translation_search import translations_of
 

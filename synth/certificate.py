@@ -12,6 +12,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
+from arborcast.synth.ports import ported_alike
 from arborcast.synth.topology import Permutation, Topology, Vertex
 
 
@@ -167,6 +168,7 @@ class Bound:
             after: the other one.
             images: the vertex of `after` that each vertex of `before` becomes.
         """
+        before, after, images = ported_alike(before, after, images)
 
         def moved(side: frozenset[Vertex]) -> frozenset[Vertex]:
             return frozenset(images[vertex] for vertex in side)

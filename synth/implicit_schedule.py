@@ -78,6 +78,8 @@ class ImplicitSchedule(Playable):
         kind = self.collective.kind
         if self.collective.root is not None or self.collective.demands:
             raise ScheduleError(f"{kind}: has no implicit form, which is for collectives without a root")
+        if self.topology.streams:
+            raise ScheduleError(f"topology {self.topology.name}: the implicit form knows no streams of ranks")
         self.collective.check(self.topology)
         self.translations.check_automorphisms(self.topology)
         members = np.zeros(self.topology.ranks, dtype=np.bool_)

@@ -16,6 +16,7 @@ from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline, check_seconds
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.features import check_features
+from arborcast.synth.ports import Ports
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Topology
@@ -81,14 +82,25 @@ def method_for(name: str, topology: Topology, collective: Collective) -> Method:
     """The function of a method on a topology; by "auto" that of the best rate, whatever the size.
 
     Only trees join and fork at able switches; all others answer with switches that only forward.
+    Where ranks have streams, all answer on the graph with ports (`synth.ports`).
 
     Raises:
         TopologyError: the topology has what the method does not understand (`synth.features`).
     """
     check_features(topology, f"method {name}")
+    if topology.streams:
+        return partial(_through_ports, name)
     found = _method_for(name, collective)
     by_trees = (natural_method(collective) if name == "auto" else name) == "trees"
     return found if by_trees or topology.forwarding is topology else partial(_forwarding, found)
+
+
+def _through_ports(name: str, topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:
+    from arborcast.synth.in_network.switch_schedules import lifted
+
+    ports = Ports.of(topology)
+    solve = method_for(name, ports.fabric, collective)
+    return next(lifted((solve(ports.fabric, collective, options) for _ in range(1)), ports.lift))
 
 
 def _forwarding(solve: Method, topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:

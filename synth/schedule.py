@@ -294,8 +294,28 @@ class Schedule(Playable):
             ),
         )
 
+    def held(self, transfers: Iterable[Transfer]) -> dict[tuple[Vertex, bool], Fraction]:
+        """Seconds per GB of the buffer for which some transfers hold each stream of a rank that has a limit.
+
+        A message holds one for as long as the slowest link on its way takes at least; keys say who, and
+        whether to receive.
+        """
+        streams, bandwidth = self.topology.streams, self.topology.bandwidth
+        held: dict[tuple[Vertex, bool], Fraction] = {}
+        for move in transfers if streams else ():
+            busy = self.chunks[move.chunk].share / min(bandwidth[hop] for hop in move.hops)
+            for end in ((move.src, False), (move.dst, True)):
+                count = streams[end[0]] if end[0] < self.topology.ranks else None
+                if count is not None:
+                    held[end] = held.get(end, Fraction(0)) + busy / count
+        return held
+
+    def rated(self) -> Schedule:
+        """The same with the rate that its loads give."""
+        return replace(self, rate=self._rate_of_loads())
+
     def _rate_of_loads(self) -> Fraction:
-        """1 / (longest time a link or adder is busy per GB of buffer); of steps: see DESIGN, `rounds`."""
+        """1 / (longest time a link, adder or stream is busy per GB); of steps: see DESIGN, `rounds`."""
         if self.rounds is not None:
             shares = {chunk.share for chunk in self.chunks}
             if len(shares) != 1:
@@ -306,7 +326,7 @@ class Schedule(Playable):
         busy = max(
             (share / self.topology.bandwidth[hop] for hop, share in self.load.items()), default=Fraction(0)
         )
-        busy = max(busy, *self.adding.values(), Fraction(0))
+        busy = max(busy, *self.adding.values(), *self.held(self.transfers).values(), Fraction(0))
         return 1 / busy if busy else Fraction(0)
 
     def _check_chunk(self, index: int, chunk: Chunk) -> None:

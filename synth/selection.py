@@ -293,16 +293,10 @@ def candidates(
 def _on(topology: Topology, collective: Collective, found: Iterator[Schedule]) -> Iterator[Schedule]:
     """The same schedules, also the one of an error, where switches may do more than they ask of them."""
     from arborcast.synth.bounds import bound
-    from arborcast.synth.in_network.switch_schedules import on_able_switches
+    from arborcast.synth.in_network.switch_schedules import lifted, on_able_switches
 
     limit = bound(topology, collective)
-    try:
-        for schedule in found:
-            yield on_able_switches(schedule, topology, limit)
-    except TimedOutError as error:
-        if isinstance(error.best, Schedule):
-            raise TimedOutError(str(error), on_able_switches(error.best, topology, limit)) from error
-        raise
+    return lifted(found, lambda schedule: on_able_switches(schedule, topology, limit))
 
 
 def _more_candidates(

@@ -196,6 +196,8 @@ class Topology:
         symmetries: generators of a group of automorphisms, each the images of all vertices in order.
         message_us: how long a short message keeps each of its ends at work, as `synth probe` measures it; the
             latencies of links include it. 0 where nothing is known, or links do all of the work.
+        streams: of each rank, how many messages it sends at once at most, and how many it receives, at
+            whatever others they end; None for any number. Empty where no rank has a limit.
 
     Raises:
         TopologyError: when any of this does not hold.
@@ -207,6 +209,7 @@ class Topology:
     switches: tuple[Switch, ...] = ()
     symmetries: tuple[Permutation, ...] = ()
     message_us: Fraction = Fraction(0)
+    streams: tuple[int | None, ...] = ()
 
     @classmethod
     def build(
@@ -217,6 +220,7 @@ class Topology:
         switches: Iterable[Switch | str] = (),
         symmetries: Iterable[Sequence[Vertex]] = (),
         message_us: Fraction = Fraction(0),
+        streams: Iterable[int | None] = (),
     ) -> Topology:
         """Make a topology from links in any order.
 
@@ -232,6 +236,7 @@ class Topology:
             switches: what stands after the ranks.
             symmetries: images of the ranks and the given switches.
             message_us: see the class.
+            streams: see the class.
         """
         kept: dict[Hop, Link] = {}
         parallel: dict[Hop, dict[Fraction, Link]] = {}  # by their latencies
@@ -269,6 +274,7 @@ class Topology:
             switches=tuple(named),
             symmetries=tuple(moves),
             message_us=message_us,
+            streams=tuple(streams),
         )
 
     def __post_init__(self) -> None:
@@ -276,6 +282,7 @@ class Topology:
         if self.ranks < 1:
             raise TopologyError(f"topology {self.name}: ranks must be at least 1, got {self.ranks}")
         object.__setattr__(self, "message_us", self._checked_message_us())
+        object.__setattr__(self, "streams", self._checked_streams())
         for name in (self.name, *(switch.name for switch in self.switches)):
             if not name or not name.isprintable():
                 raise TopologyError(f"name {name!a}: must be printable text on one line")
@@ -320,6 +327,16 @@ class Topology:
         if found < 0:
             raise TopologyError(f"topology {self.name}: message_us must not be negative, got {found} us")
         return found
+
+    def _checked_streams(self) -> tuple[int | None, ...]:
+        """As they were given; none where no rank has a limit."""
+        what, given = f"topology {self.name}: streams", len(self.streams)
+        if given not in (0, self.ranks):
+            raise TopologyError(f"{what} must be one for each of the {self.ranks} ranks, got {given}")
+        for rank, count in enumerate(self.streams):
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise TopologyError(f"{what} of rank {rank} must be whole and at least 1, got {count!r}")
+        return () if set(self.streams) <= {None} else self.streams
 
     @property
     def size(self) -> int:
@@ -479,6 +496,7 @@ class Topology:
             self.switches,
             self.symmetries,
             self.message_us,
+            self.streams,
         )
 
     def subset(self, ranks: Sequence[int]) -> Topology:
@@ -533,6 +551,7 @@ class Topology:
                 if {images[vertex] for vertex in order} == set(order)
             ),
             self.message_us,
+            (self.streams[rank] for rank in ranks if self.streams),
         )
 
     def _useful_switches(self, ranks: set[int]) -> set[Vertex]:
@@ -565,9 +584,12 @@ class Topology:
             if self.is_switch(vertex) != self.is_switch(image):
                 raise TopologyError(f"symmetry {shown}: must map ranks to ranks and switches to switches")
             if self.abilities(vertex) != self.abilities(image):
+                what, alike = "rank", "have as many streams"
+                if self.is_switch(vertex):
+                    what, alike = "switch", "be able to do the same"
                 raise TopologyError(
-                    f"symmetry {shown}: maps switch {self.label(vertex)} to {self.label(image)}; "
-                    "both must be able to do the same"
+                    f"symmetry {shown}: maps {what} {self.label(vertex)} to {self.label(image)}; "
+                    f"both must {alike}"
                 )
         kinds = self.link_kinds
         if all(kinds.get((images[src], images[dst])) == kind for (src, dst), kind in kinds.items()):
@@ -587,8 +609,10 @@ class Topology:
                 )
 
     def abilities(self, vertex: Vertex) -> tuple[tuple[int | str, ...], ...]:
-        """What the switch can do (`Switch.abilities`); nothing of a rank."""
-        return self.switches[vertex - self.ranks].abilities if self.is_switch(vertex) else ()
+        """What a switch can do (`Switch.abilities`); of a rank its streams, if some rank has a limit."""
+        if self.is_switch(vertex):
+            return self.switches[vertex - self.ranks].abilities
+        return (_plain(self.streams[vertex]),) if self.streams else ()
 
 
 _PLAIN = {

@@ -330,6 +330,7 @@ def join(
         ranks,
         (replace(link, src=moved[link.src], dst=moved[link.dst]) for link in links),
         (switches[vertex - ranks] for vertex in order[ranks:]),
+        streams=[count for host in hosts for count in host.topology.streams or [None] * host.topology.ranks],
     )
     kinds = {id(host.machine): host for host in placed}.values()
     joined = Machine(
@@ -488,7 +489,7 @@ def _kind(host: _Placed) -> tuple[object, ...]:
     topology = host.machine.topology
     abilities = tuple(switch.abilities for switch in topology.switches)
     ports = tuple((nic.rate, nic.near) for nic in host.machine.nics)
-    return topology.ranks, topology.links, abilities, ports, host.by_host
+    return topology.ranks, topology.links, topology.streams, abilities, ports, host.by_host
 
 
 def _port_turns(host: _Placed) -> Iterator[Permutation]:

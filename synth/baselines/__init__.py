@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
+from arborcast.synth.ports import Ports
 
 if TYPE_CHECKING:
     from arborcast.synth.certificate import Bound
@@ -96,6 +97,10 @@ def solve_baseline(
     if kind not in row.kinds:
         raise CollectiveError(f"{kind}: method {method} makes only {', '.join(row.kinds)}")
     collective.check(topology)
+    if topology.streams:
+        ports = Ports.of(topology)
+        found = solve_baseline(ports.fabric, collective, method, seed=seed, bound=bound, deadline_s=deadline)
+        return ports.lift(found)
     if bound is None:
         from arborcast.synth import bounds  # compiled kernels come with it
 

@@ -253,6 +253,8 @@ def nccl_times(
     """
     if collective.kind not in MODELLED:
         raise CollectiveError(f"{collective.kind}: the NCCL model covers only {', '.join(MODELLED)}")
+    if topology.streams:
+        raise CollectiveError("NCCL's formulas know no streams of ranks")
     if plan is None:
         if topology.switches and _known_plan(topology, collective) is None:
             raise CollectiveError(f"NCCL's plan for {topology.name} with its switches is not known")

@@ -31,6 +31,7 @@ from arborcast.synth.certification.steiner import MOST_APART
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.features import check_features
+from arborcast.synth.ports import ported
 from arborcast.synth.topology import Topology
 
 _MIRRORED = {
@@ -57,6 +58,9 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
     that forwarding reaches is exact, and so is what up to `in_network.limits.EXACT_UP_TO` ranks reach along
     trees; among more ranks it is the least limit of parts of the fabric, which need not be reached.
 
+    Where ranks have streams, all of this is said of the graph with ports (`synth.ports`), whose limits hold
+    for every schedule that keeps to the streams.
+
     Args:
         topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.
         collective: what is asked of it.
@@ -73,6 +77,7 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
     """
     collective.check(topology)
     check_features(topology, "bound")
+    topology = ported(topology)
     found = _best(topology, collective, deadline)
     rate = certified_rate(topology, collective, found)
     return Bound(rate, found, certified_scope(topology, collective, found))

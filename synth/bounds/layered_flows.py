@@ -33,6 +33,7 @@ from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.highs import new_model, run
+from arborcast.synth.ports import ported
 from arborcast.synth.symmetry.automorphisms import EFFORT, automorphisms_of
 from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, around
 from arborcast.synth.topology import Permutation, Topology, Vertex
@@ -78,6 +79,7 @@ def least_time(
     Returns:
         None where they say no more than `time_limit`, or the deadline passed before.
     """
+    topology = ported(topology)
     known_us = time_limit(topology, collective, bound).at(size_bytes)
     step_us = _step(topology, known_us)
     if step_us is None:
@@ -137,7 +139,7 @@ def best_tolls(
     Returns:
         None where ranks cannot reach each other in that time, or no tolls prove anything.
     """
-    flows = _Flows.of(topology, collective, bound, step_us)
+    flows = _Flows.of(ported(topology), collective, bound, step_us)
     return flows.tolls(intervals) if intervals >= flows.fewest else None
 
 

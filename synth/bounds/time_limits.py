@@ -28,6 +28,7 @@ from arborcast.synth.certificate import Bound, Tolls
 from arborcast.synth.certification.windows import Line, window_lines
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.ports import ported
 from arborcast.synth.topology import Topology
 
 MOST_RANKS = 256
@@ -67,6 +68,7 @@ def time_limit(topology: Topology, collective: Collective, limit: Bound) -> Time
         collective: on it, and possible.
         limit: the bound of its rate, with the times that were proved beside it.
     """
+    topology = ported(topology)
     lines: set[Line] = set()
     if collective.kind is not Kind.CUSTOM:
         for fabric, blocks in ((topology, _BLOCKS_IN), (topology.reversed(), _BLOCKS_OUT)):

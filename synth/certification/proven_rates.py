@@ -14,6 +14,7 @@ from arborcast.synth.certification.metric import Metric
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.features import check_features
+from arborcast.synth.ports import ported
 from arborcast.synth.topology import Topology, Vertex
 
 
@@ -29,6 +30,7 @@ def certified_rate(topology: Topology, collective: Collective, certificate: Cert
         InputError: the certificate does not fit or proves nothing.
     """
     check_features(topology, "certificate check")
+    topology = ported(topology)
     match certificate:
         case Cut():
             return _rate_of_cut(topology, collective, certificate)
@@ -49,7 +51,7 @@ def certified_scope(topology: Topology, collective: Collective, certificate: Cer
     """
     if not isinstance(certificate, Dual) or collective.kind is not Kind.ALLREDUCE:
         return Scope.EVERY_SCHEDULE
-    metric = Metric.of(topology, certificate.lengths, certificate.adders)
+    metric = Metric.of(ported(topology), certificate.lengths, certificate.adders)
     tree = metric.undirected_tree(collective)
     if tree is None or Fraction(2 * tree, metric.scale) < certificate.distance:
         return Scope.TREES

@@ -41,6 +41,7 @@ from arborcast.synth.certificate import Bound, Certificate, Dual, TollFlow, Toll
 from arborcast.synth.certification.windows import link_lengths, nearest, sources_and_targets
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.ports import ported
 from arborcast.synth.topology import Topology, Vertex
 
 
@@ -101,6 +102,7 @@ def certified_bytes(
     Raises:
         InputError: they do not fit or prove nothing.
     """
+    topology = ported(topology)
     _check_form(topology, collective, tolls)
     orbits = _Orbits.of(topology, collective, tolls.symmetries)
     part = Fraction(1) if collective.kind in WHOLE else Fraction(1, len(collective.ranks))

@@ -24,6 +24,7 @@ from typing import TypeVar
 from arborcast.synth.certificate import Certificate, Cut, Dual, Partition
 from arborcast.synth.certification.proven_rates import share_leaving
 from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.ports import ported
 from arborcast.synth.topology import Topology, Vertex
 
 Wait = TypeVar("Wait", int, Fraction)
@@ -49,6 +50,7 @@ def window_lines(topology: Topology, collective: Collective, certificate: Certif
         collective: on it.
         certificate: that proves a rate above zero (`certified_rate` accepts it), in the same scope.
     """
+    topology = ported(topology)
     sources, targets = sources_and_targets(collective, certificate)
     latencies = [link.latency_us for link in topology.links]
     before = nearest(topology, latencies, sources, turned=False)

@@ -13,6 +13,7 @@ from arborcast.synth.cli.console import Json, table
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.formats.words import MOST_NAMED, assumed, gigabytes, proof, share
+from arborcast.synth.ports import ported
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.service import EARLIEST
 from arborcast.synth.topology import PLANNED, Hop, Topology
@@ -205,10 +206,15 @@ def _assumed(what: str, topology: Topology, holds: str = "") -> list[str]:
 
 
 def model_of(topology: Topology) -> str | None:
-    """What every bound takes for granted; None without switches."""
+    """What every bound takes for granted; None without switches and streams."""
+    said = []
     if topology.holders > topology.ranks:
-        return "switches reduce and multicast as they can"
-    return "switches only forward" if len(topology.switches) > len(topology.parallels) else None
+        said.append("switches reduce and multicast as they can")
+    elif len(topology.switches) > len(topology.parallels):
+        said.append("switches only forward")
+    if topology.streams:
+        said.append("ranks have no more messages under way than streams")
+    return " and ".join(said) or None
 
 
 def describe_forwarding(topology: Topology) -> list[str]:
@@ -248,7 +254,7 @@ def infeasible_document(
         from arborcast.synth.chunks.limit_documents import limit_to_document
         from arborcast.synth.chunks.problem.time_reversal import IMAGES
 
-        certificate = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
+        certificate = limit_to_document(error.proof, ported(topology), mirrored=collective in IMAGES)
     return {
         "infeasible": True,
         "proved": error.is_proved,
@@ -396,7 +402,17 @@ def describe_topology(topology: Topology) -> list[str]:
         f"{_counted(len(topology.cables), 'directed link')}"
     )
     small = topology.size - len(topology.parallels) <= 20
-    return [headline, *(_matrix(topology) if small else _summary(topology)), *describe_assumptions(topology)]
+    lines = [headline, *(_matrix(topology) if small else _summary(topology)), *_streams(topology)]
+    return [*lines, *describe_assumptions(topology)]
+
+
+def _streams(topology: Topology) -> list[str]:
+    """How many messages ranks send and receive at once; nothing where none has a limit."""
+    told = [
+        f"{_counted(ranks, 'rank')} of {limit or 'any number'}"
+        for limit, ranks in sorted(Counter(topology.streams).items(), key=lambda each: each[0] or 0)
+    ]
+    return [f"  streams  {', '.join(told)}: messages sent, and received, at once"] if told else []
 
 
 def describe_abilities(topology: Topology) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope, TollFlow, Tolls
 from arborcast.synth.errors import InputError, ScheduleError, TopologyError
 from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.ports import ported
 from arborcast.synth.topology import Link, Switch, Topology, Vertex
 
 Document: TypeAlias = dict[str, Any]
@@ -36,12 +37,20 @@ def topology_to_document(topology: Topology) -> Document:
     }
     if topology.message_us:
         document["message_us"] = str(topology.message_us)
+    if topology.streams:
+        document["streams"] = said_of_streams(topology)
     if topology.symmetries:
         document["symmetries"] = [
             [label(image) for vertex, image in enumerate(images) if vertex not in parallels]
             for images in topology.symmetries
         ]
     return document
+
+
+def said_of_streams(topology: Topology) -> int | list[int | None]:
+    """What files say of streams where some rank has a limit: one number, or one for each rank."""
+    first, *others = topology.streams
+    return list(topology.streams) if first is None or set(others) - {first} else first
 
 
 def link_to_document(link: Link, topology: Topology) -> Document:
@@ -121,7 +130,9 @@ def read_topology(shape: Mapping[str, Any], place: str, prefix: str) -> Topology
     name = shape.get("name", Path(place).stem or "topology")
     with prefixed(f"{place}: {prefix.removesuffix('.')}" if prefix else place):
         message_us = shape.get("message_us", Fraction(0))
-        return Topology.build(name, ranks, links, switches, symmetries, message_us)
+        said = shape.get("streams", ())
+        streams = [said] * ranks if isinstance(said, int) else said
+        return Topology.build(name, ranks, links, switches, symmetries, message_us, streams)
 
 
 def _links(entry: Mapping[str, Any], vertex: Callable[[object, str], Vertex], place: str) -> Iterator[Link]:
@@ -184,6 +195,7 @@ def vertex_reader(ranks: int, switches: Sequence[str]) -> Callable[[object, str]
 
 def bound_to_document(bound: Bound, topology: Topology) -> Document:
     """Rate and certificate; the scope only where the bound does not hold for every schedule."""
+    topology = ported(topology)
     document: Document = {
         "rate": str(bound.rate),
         "certificate": certificate_to_document(bound.certificate, topology),
@@ -197,6 +209,7 @@ def bound_to_document(bound: Bound, topology: Topology) -> Document:
 
 def tolls_to_document(tolls: Tolls, topology: Topology) -> Document:
     """What proves a least time, with the tolls of each link together."""
+    topology = ported(topology)
     label = topology.label
 
     def flow_to_document(flow: TollFlow) -> Document:
@@ -239,6 +252,7 @@ def bound_from_document(document: object, topology: Topology, place: str) -> Bou
 
 def certificate_to_document(certificate: Certificate, topology: Topology) -> Document:
     """The certificate under its kind: cut, partition or dual."""
+    topology = ported(topology)
     label = topology.label
     match certificate:
         case Cut(side, capacity):
@@ -274,11 +288,12 @@ def certificate_from_document(document: object, topology: Topology, place: str) 
     from arborcast.synth.formats.shapes import CertificateShape, check_shape
 
     with raising(ScheduleError):
-        return _certificate(check_shape(CertificateShape, document, place), topology, place, "")
+        return _certificate(check_shape(CertificateShape, document, place), ported(topology), place, "")
 
 
 def read_bound(shape: Mapping[str, Any], topology: Topology, place: str, prefix: str) -> Bound:
     """The bound of a document that has the shape; `prefix` is where in the file it stands."""
+    topology = ported(topology)
     scope = shape.get("scope", Scope.EVERY_SCHEDULE.value)
     if scope not in [known.value for known in Scope]:
         known = ", ".join(repr(known.value) for known in Scope)

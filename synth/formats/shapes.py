@@ -103,6 +103,19 @@ def _line(value: object) -> str:
     return value
 
 
+def _streams(value: object) -> int | list[int | None]:
+    counts = value if isinstance(value, list) else [value]
+    for count in counts:
+        if count is None and isinstance(value, list):
+            continue
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_INT:
+            raise _broken(
+                "must be a whole number of at least 1, or a list of one for each rank (null for any number), "
+                f"got {shorten(count)}"
+            )
+    return value  # type: ignore[return-value]
+
+
 def _number_or(text: str) -> PlainValidator:
     """A validator of whole numbers or text, which it names."""
 
@@ -125,6 +138,9 @@ VertexLabel: TypeAlias = Annotated[
 ]
 Index: TypeAlias = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 HolderLabel: TypeAlias = Index | str  # a rank, or since version 2 the name of a switch
+Streams: TypeAlias = Annotated[
+    int | list[int | None], PlainValidator(_streams), WithJsonSchema({"type": ["integer", "array"]})
+]
 
 
 @MAPPING
@@ -168,6 +184,7 @@ class TopologyShape(TypedDict):
     links: list[LinkShape]
     symmetries: NotRequired[list[list[VertexLabel]]]
     message_us: NotRequired[Latency]
+    streams: NotRequired[Streams]
 
 
 @MAPPING

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
-from arborcast.synth.formats.documents import said_of_link, switch_to_document
+from arborcast.synth.formats.documents import said_of_link, said_of_streams, switch_to_document
 from arborcast.synth.topology import Link, Switch, Topology, Vertex
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
@@ -50,6 +50,8 @@ def topology_to_yaml(
         lines += ["notes:", *(f"  - {json.dumps(note, ensure_ascii=False)}" for note in notes)]
     if topology.message_us:
         lines.append(f"message_us: {_decimal(topology.message_us)}")
+    if topology.streams:
+        lines.append(f"streams: {json.dumps(said_of_streams(topology))}")
     lines.append("links:" if topology.links else "links: []")
     groups: dict[str, list[str]] = {}
     for link, ends in _cables(topology):

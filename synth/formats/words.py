@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from arborcast.synth.certificate import Bound, Cut, Partition
+from arborcast.synth.ports import ported
 from arborcast.synth.topology import PLANNED, Topology, Vertex
 
 MOST_NAMED = 24
@@ -42,6 +43,7 @@ def proof(bound: Bound, topology: Topology | None = None) -> str:
         bound: to tell about.
         topology: that names its switches; without, vertices are numbers.
     """
+    topology = None if topology is None else ported(topology)
     match bound.certificate:
         case Cut(side, capacity):
             return f"cut: {gigabytes(capacity)} leave {vertices(side, topology)}"

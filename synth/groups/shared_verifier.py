@@ -46,7 +46,7 @@ def verify_groups(found: GroupSchedules, *, max_errors: int = 20) -> JointVerdic
         found: from `solve_groups` or a folder.
         max_errors: how many objections to spell out, of each schedule and in all.
     """
-    check_features(found.topology, "verifier")
+    check_features(found.topology, "groups")
     errors: list[str] = []
     load: dict[Hop, Fraction] = defaultdict(Fraction)
     verdicts: dict[int, Verdict] = {}

@@ -8,7 +8,7 @@ are the other candidate, and what is left for kinds that gain nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -46,11 +46,21 @@ def forwarding_answer(
         InfeasibleError: there is none.
         TimedOutError: the deadline passed; carries the best until then.
     """
+    found = (solve(topology.forwarding, collective, options) for _ in range(1))
+    return next(lifted(found, lambda schedule: on_able_switches(schedule, topology, limit)))
+
+
+def lifted(found: Iterable[Schedule], lift: Callable[[Schedule], Schedule]) -> Iterator[Schedule]:
+    """What is found on another graph, as schedules of the one that was asked about.
+
+    Raises:
+        TimedOutError: the deadline passed; carries the best until then, lifted as well.
+    """
     try:
-        return on_able_switches(solve(topology.forwarding, collective, options), topology, limit)
+        yield from map(lift, found)
     except TimedOutError as error:
         if isinstance(error.best, Schedule):
-            raise TimedOutError(str(error), on_able_switches(error.best, topology, limit)) from error
+            raise TimedOutError(str(error), lift(error.best)) from error
         raise
 
 

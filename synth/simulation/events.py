@@ -78,6 +78,42 @@ class Lanes(NamedTuple):
     ahead: int
 
 
+class Streams(NamedTuple):
+    """How many messages ranks send, and receive, at once. A message is a piece of a transfer.
+
+    All arrays are empty where no rank has a limit.
+
+    Attributes:
+        limits: for each holder how many it sends at once, then for each how many it receives.
+        ends: of each transfer the places of its sender and of its receiver in `limits`.
+    """
+
+    limits: Ints
+    ends: Ints
+
+
+class Messages(NamedTuple):
+    """What streams hold back in a run; messages are numbered transfer by transfer, piece by piece.
+
+    Attributes:
+        free: what is left of `Streams.limits`.
+        freed: places in it where a stream has become free since messages last began.
+        asking: for each place, messages that wait for it (and for the other one), and some that wait no more.
+        key: which of the messages that wait begins first: the least; -1 before its first frame is there.
+        waits: of each frame of each message, whether it is where the message begins.
+        began: whether a message holds its streams, or has held them.
+        left: frames of each message that have yet to leave its last link.
+    """
+
+    free: Ints
+    freed: list[int]
+    asking: list[list[int]]
+    key: Ints
+    waits: Flags
+    began: Flags
+    left: Ints
+
+
 class Queues(NamedTuple):
     """What waits during a run.
 
@@ -114,6 +150,7 @@ FIFO, RANDOM = int(Rule.FIFO), int(Rule.RANDOM)
 def play(  # noqa: PLR0912, PLR0915
     layout: EventArrays,
     lanes: Lanes,
+    streams: Streams,
     pieces: int,
     frames: int,
     grain: Ints,
@@ -127,6 +164,7 @@ def play(  # noqa: PLR0912, PLR0915
     Args:
         layout: the schedule.
         lanes: what is held back.
+        streams: how many messages are sent and received at once.
         pieces: into how many pieces each chunk is cut.
         frames: into how many frames each piece is cut.
         grain: how many frames of each version are there only together: one, those of a piece or of a chunk;
@@ -161,11 +199,23 @@ def play(  # noqa: PLR0912, PLR0915
         frames,
     )
     waiting, touched = queues.waiting, queues.touched
+    counted = layout.step.size * pieces if streams.limits.size > 0 else 0
+    messages = Messages(
+        streams.limits.copy(),
+        [0 for _ in range(0)],
+        [[0 for _ in range(0)] for _ in range(streams.limits.size)],
+        np.full(counted, -1, np.int64),
+        np.zeros(counted * frames, np.bool_),
+        np.zeros(counted, np.bool_),
+        np.full(counted, frames, np.int64),
+    )
     for at in range(layout.inputs.size * rows):
         _settle(layout, grain, layout.inputs[at // rows], at % rows, needed, offered)
     # Instants are counted, so that one and a key fit into 63 bits wherever `start` fits into a machine.
     now = instant = drawn = 0
     while True:
+        if counted > 0:
+            drawn = _begin(layout, streams, messages, offered, pieces, frames, rule, instant, seed, drawn)
         if lanes.lane.size > 0:
             _admit(layout, lanes, queues, came, offered, instant)
         else:  # what is ready queues up
@@ -213,6 +263,8 @@ def play(  # noqa: PLR0912, PLR0915
                 idle[layout.link[hop]] = True
                 touched.append(layout.link[hop])
                 _leave(layout, grain, hop, frame, needed, offered)
+                if counted > 0:
+                    _end(layout, streams, messages, hop, frame // frames, pieces)
 
 
 @kernel
@@ -249,6 +301,106 @@ def _take(waiting: list[int], frames: int, seed: int, count: int) -> int:
     waiting[place] = waiting[-1]
     waiting.pop()
     return key
+
+
+@kernel
+def _begin(
+    layout: EventArrays,
+    streams: Streams,
+    messages: Messages,
+    offered: list[int],
+    pieces: int,
+    frames: int,
+    rule: int,
+    instant: int,
+    seed: int,
+    drawn: int,
+) -> int:
+    """Leave of what is offered what may queue up: all but frames of messages that wait for their streams.
+
+    Of those that wait the one of the least key begins for which both its sender and its receiver have a
+    stream left, and so on.
+
+    Returns:
+        How many numbers have been drawn.
+    """
+    hops, transfers = layout.link.size, layout.step.size
+    going = [0 for _ in range(0)]
+    candidates = [(0, 0) for _ in range(0)]  # (key, message)
+    for cell in offered:
+        hop, frame = cell % hops, cell // hops
+        transfer = layout.transfer[hop]
+        message = transfer * pieces + frame // frames
+        if hop > layout.first_hop[transfer] or messages.began[message]:
+            going.append(cell)
+            continue
+        messages.waits[message * frames + frame % frames] = True
+        if messages.key[message] < 0:
+            key = (layout.step[transfer] + frame // frames) * transfers + transfer
+            if rule == RANDOM:
+                drawn += 1
+                key = _drawn(seed, drawn)
+            elif rule == FIFO:
+                key += instant * (layout.step.max() + pieces) * transfers
+            messages.key[message] = key
+            candidates.append((key, message))
+            for end in streams.ends[transfer]:
+                messages.asking[end].append(message)
+    _take_streams(layout, streams, messages, candidates, going, pieces, frames)
+    offered.clear()
+    offered.extend(going)
+    return drawn
+
+
+@kernel
+def _take_streams(
+    layout: EventArrays,
+    streams: Streams,
+    messages: Messages,
+    candidates: list[tuple[int, int]],
+    going: list[int],
+    pieces: int,
+    frames: int,
+) -> None:
+    """Let messages begin that ask since now, or for streams that are free since now; what they have goes."""
+    for end in messages.freed:
+        asking, kept = messages.asking[end], 0
+        for at in range(len(asking)):
+            if not messages.began[asking[at]]:
+                asking[kept] = asking[at]
+                candidates.append((messages.key[asking[kept]], asking[kept]))
+                kept += 1
+        while len(asking) > kept:
+            asking.pop()
+    messages.freed.clear()
+    candidates.sort()
+    for _, message in candidates:
+        sender, receiver = streams.ends[message // pieces, 0], streams.ends[message // pieces, 1]
+        if messages.began[message] or messages.free[sender] == 0 or messages.free[receiver] == 0:
+            continue
+        messages.began[message] = True
+        messages.free[sender] -= 1
+        messages.free[receiver] -= 1
+        for frame in range(frames):
+            if messages.waits[message * frames + frame]:
+                row = message % pieces * frames + frame
+                going.append(row * layout.link.size + layout.first_hop[message // pieces])
+
+
+@kernel
+def _end(
+    layout: EventArrays, streams: Streams, messages: Messages, hop: int, piece: int, pieces: int
+) -> None:
+    """A frame has left a link: behind the last frame on the last link its message ends."""
+    transfer = layout.transfer[hop]
+    message = transfer * pieces + piece
+    if hop + 1 < layout.first_hop[transfer + 1]:
+        return
+    messages.left[message] -= 1
+    if messages.left[message] == 0:
+        for end in streams.ends[transfer]:
+            messages.free[end] += 1
+            messages.freed.append(end)
 
 
 @kernel

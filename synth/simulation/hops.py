@@ -25,7 +25,7 @@ import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.simulation.critical_paths import least_ticks
-from arborcast.synth.simulation.events import EventArrays, Lanes, play
+from arborcast.synth.simulation.events import EventArrays, Lanes, Streams, play
 from arborcast.synth.simulation.service import EARLIEST, Service
 from arborcast.synth.topology import Hop, Topology, Vertex
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 FINEST_TICKS_PER_US = 10**9
 """The clock counts femtoseconds, or ten, a hundred... of them where 62 bits would not hold the time."""
+
+
+_ANY_NUMBER = 1 << 40
 
 
 class Grain(IntEnum):
@@ -92,6 +95,8 @@ class Hops:
         latencies_us: latency of each link.
         together: of each link, how many pieces it serves as one; 1 unless links are orbits.
         senders: the holder that each transfer leaves, and `receivers` that it goes to.
+        limits: how many messages each holder sends at once, then how many each receives; empty where no rank
+            has a limit.
         images: how many hops of the schedule each hop stands for; 1 unless links are orbits.
     """
 
@@ -109,6 +114,7 @@ class Hops:
     together: Ints
     senders: Ints
     receivers: Ints
+    limits: Ints
     images: int = 1
 
     @classmethod
@@ -157,6 +163,7 @@ class Hops:
             together=np.ones(len(paces), dtype=np.int64),
             senders=senders,
             receivers=receivers,
+            limits=_limits(topology),
         )
 
     @property
@@ -192,8 +199,19 @@ class Hops:
         durations, latencies, ticks_per_us = self._ticks(size_bytes, pieces * frames)
         grain = np.array([1, frames, pieces * frames])[self.grain]
         lanes = self._lanes(pieces, frames, service.ahead)
+        ends = np.column_stack((self.senders, self.receivers + self.holders))
+        streams = Streams(self.limits, ends)
         start = play(
-            self.layout, lanes, pieces, frames, grain, durations, latencies, int(service.rule), service.seed
+            self.layout,
+            lanes,
+            streams,
+            pieces,
+            frames,
+            grain,
+            durations,
+            latencies,
+            int(service.rule),
+            service.seed,
         )
         return FrameTimes(start, durations, latencies[self.layout.link], ticks_per_us, frames)
 
@@ -269,6 +287,12 @@ class Hops:
     def _latencies(self) -> tuple[list[Fraction], Ints]:
         """The different ones, and which of them each link has."""
         return _distinct(self.latencies_us)
+
+
+def _limits(topology: Topology) -> Ints:
+    """Of `Hops`: of who has none, more than there are messages."""
+    counts = [*topology.streams, *[None] * (topology.holders - topology.ranks)] if topology.streams else []
+    return _array([_ANY_NUMBER if count is None else count for count in counts] * 2)
 
 
 def occupied(topology: Topology) -> dict[Hop, Fraction]:

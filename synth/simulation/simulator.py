@@ -10,15 +10,22 @@ has yet to send. Reducing takes ranks no time, and messages none but where the t
 (`Topology.message_us`): there no run is shorter than the work of the end that has the most of them. Steps do
 not synchronise, not even where the schedule has rounds.
 
-Switches that only forward do as ranks do, unless some switch of the fabric is able or a size of frames is
-given. Then pieces travel as frames, of which a link carries one at a time, those of a piece after each other,
-and switches cut through: each frame goes on when it is there; one of a sum when that frame is there from all
-inputs, after the adder (one passage per frame, however many inputs) and the latency of the switch. Its output
-is therefore as fast as the slowest of inputs, adder and output, and one frame behind them. A switch that
-waits for several frames before it begins is one of larger frames. One that stores (`Switch.stores`) has all
-of a chunk from all inputs before it begins to add or multicast it, as the aggregation protocol of SHArP is
-described (Bloch et al., US 2017/0063613: the whole message is stored before it is reduced); the message is
-the chunk, since each chunk has a tree of its own. What comes out leaves it frame by frame.
+Where ranks have streams (`Topology.streams`), a message (a piece of a transfer) takes one of its sender and
+one of its receiver before its first link carries any of it, both at once, and gives them back when its last
+link has carried all of it. Of the messages that wait, the first in the order of service begins for which both
+ends have one left; one that waits for its other end keeps nothing. So what is slow further on, at a link that
+many share, holds up whoever sends over it.
+
+Switches that only forward do as ranks do, unless some switch of the fabric is able, or ranks have streams, or
+a size of frames is given. Then pieces travel as frames, of which a link carries one at a time, those of a
+piece after each other, and switches cut through: each frame goes on when it is there; one of a sum when that
+frame is there from all inputs, after the adder (one passage per frame, however many inputs) and the
+latency of the switch. Its output is therefore as fast as the slowest of inputs, adder and output, and one
+frame behind them. A switch that waits for several frames before it begins is one of larger frames. One that
+stores (`Switch.stores`) has all of a chunk from all inputs before it begins to add or multicast it, as the
+aggregation protocol of SHArP is described (Bloch et al., US 2017/0063613: the whole message is stored before
+it is reduced); the message is the chunk, since each chunk has a tree of its own. What comes out leaves it
+frame by frame.
 """
 
 from __future__ import annotations
@@ -87,7 +94,7 @@ def simulate(
             and `engine-worst:N`, where the orders in which it leaves a link are random.
         frame_bytes: what switches have of each input before they pass it on; larger where a chunk would have
             more than `MAX_FRAMES`, or all together more than `MAX_PASSAGES` passages. None for `FRAME_BYTES`
-            where a switch is able, and for whole pieces where none is.
+            where a switch is able or ranks have streams, and for whole pieces elsewhere.
 
     Raises:
         InputError: a size, a limit or a number of pieces that is not positive; no order of service, or one
@@ -309,7 +316,7 @@ def lay_out(schedule: AnySchedule) -> Hops:
 
 def frames_per_piece(hops: Hops, size: int, pieces: int, frame_bytes: int | None = None) -> int:
     """Into how many frames each piece is cut; 1 where no switch passes on less than a piece."""
-    if not hops.through_switches or (frame_bytes is None and not hops.able):
+    if not hops.through_switches or (frame_bytes is None and not hops.able and not hops.limits.size):
         return 1
     wanted = -(-hops.largest * size // (pieces * (frame_bytes or FRAME_BYTES)))
     return max(1, min(int(wanted), MAX_FRAMES // pieces, MAX_PASSAGES // (pieces * hops.layout.link.size)))
@@ -322,6 +329,8 @@ def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:
             f"service {service}: the implicit form is simulated with priority or fifo, in which the links of "
             "an orbit do the same; synth expand writes all of them out"
         )
+    if schedule.topology.streams and service.ahead is not None:
+        raise InputError(f"service {service}: the engine keeps to no streams; priority, fifo or random")
     for switch in schedule.topology.switches:
         if switch.stores and service.ahead is not None:
             raise InputError(

@@ -82,11 +82,12 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
         sums, trees = _sums_and_trees(schedule, group, uses)
     busiest = _check_links(schedule, group, loads, errors)
     adding = check_switch_limits(schedule, sums, trees, errors)
+    holding = _check_streams(schedule, errors)
     if isinstance(schedule, Schedule) and schedule.rounds is not None:
         rate = _rate_of_rounds(schedule, schedule.rounds, errors)
         _check_rounds(schedule, schedule.rounds, uses, errors)
     else:
-        slowest = max(busiest, adding)
+        slowest = max(busiest, adding, holding)
         rate = 1 / slowest if slowest else Fraction(0)
     if rate > schedule.rate or (rate < schedule.rate and schedule.rounds is not None):
         errors.add(f"rate: {schedule.rate} GB/s declared, {rate} GB/s recomputed")
@@ -222,6 +223,45 @@ def _check_links(
             others = f" (and {count - 1} more links)" if count > 1 else ""
             errors.add(describe_overload(schedule, hop, load, others))
     return busiest
+
+
+def _check_streams(schedule: AnySchedule, errors: Errors) -> Fraction:
+    """Object to streams that are held for more than all of the time: at the declared rate, or of a step.
+
+    A message holds one of its sender and one of its receiver while its slowest link carries it, at least.
+
+    Returns:
+        The longest time that a stream is held, in seconds per GB of the buffer.
+    """
+    topology, rounds = schedule.topology, schedule.rounds
+    limits = {rank: count for rank, count in enumerate(topology.streams) if count is not None}
+    held: dict[tuple[Vertex, str], Fraction] = {}
+    in_step: dict[tuple[int, Vertex, str], Fraction] = {}
+    for move in schedule.transfers if limits else ():
+        way = (move.src, *move.via, move.dst)
+        slowest = min(topology.bandwidth[way[at], way[at + 1]] for at in range(len(way) - 1))
+        for rank, what in ((move.src, "send"), (move.dst, "receive")):
+            if rank in limits:
+                time = schedule.chunks[move.chunk].share / (slowest * limits[rank])
+                held[rank, what] = held.get((rank, what), Fraction(0)) + time
+                place = (move.step, rank, what)
+                in_step[place] = in_step.get(place, Fraction(0)) + time
+    longest = max(held.values(), default=Fraction(0))
+    for (rank, what), time in sorted(held.items()):
+        if rounds is None and time * schedule.rate > 1:
+            errors.add(
+                f"rank {rank}: to {what} at {schedule.rate} GB/s takes {time * schedule.rate} times the "
+                f"{limits[rank]} streams that it has"
+            )
+    if rounds is not None and isinstance(schedule, Schedule):
+        for (step, rank, what), time in sorted(in_step.items()):
+            needed = time * _unit(schedule) / schedule.chunks[0].share
+            if needed > rounds[step]:
+                errors.add(
+                    f"step {step}: rank {rank} needs {needed} rounds to {what} over {limits[rank]} streams, "
+                    f"got {rounds[step]}"
+                )
+    return longest
 
 
 def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -> Fraction:

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from arborcast.synth.certificate import Bound, Cut, Dual, Partition
@@ -24,10 +24,11 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.pictures.placement import place
+from arborcast.synth.ports import Ports
 from arborcast.synth.schedule import Transfer
 from arborcast.synth.simulation.simulator import simulate, timeline
 from arborcast.synth.simulation.timing import Occupation, join_touching
-from arborcast.synth.topology import Hop, Topology
+from arborcast.synth.topology import Hop, Topology, Vertex
 
 Json: TypeAlias = dict[str, Any]
 
@@ -79,7 +80,7 @@ def scene_of(schedule: AnySchedule, sizes: Sequence[int], facts: Iterable[str] =
         "title": f"{schedule.collective.kind} on {schedule.topology.name}, {schedule.method.name}",
         "facts": list(facts),
         **fabric,
-        "bound": _bound(schedule.bound),
+        "bound": _bound(schedule.bound, schedule.topology),
         "chunks": _chunk_titles(schedule),
         "transfers": columns_of(schedule.transfers),
         "representatives": isinstance(schedule, ImplicitSchedule),
@@ -129,16 +130,24 @@ def scene_of_fabric(topology: Topology) -> Json:
     }
 
 
-def _bound(bound: Bound) -> Json:
+def _bound(bound: Bound, topology: Topology) -> Json:
+    ports = Ports.of(topology)
     found: Json = {"rate": float(bound.rate), "scope": bound.scope.value, "sets": None, "lengths": None}
     match bound.certificate:
         case Cut(side, _):
-            found["sets"] = [sorted(side)]
+            found["sets"] = [sorted(_drawn(side, topology))]
         case Partition(blocks, _):
-            found["sets"] = [sorted(block) for block in blocks]
+            found["sets"] = [sorted(_drawn(block, topology)) for block in blocks]
         case Dual(lengths=lengths):
-            found["lengths"] = [float(length) for length in lengths]
+            of_hop = dict(zip(ports.fabric.bandwidth, map(float, lengths), strict=True))
+            ends = ((ports.out.get(src, src), ports.into.get(dst, dst)) for src, dst in topology.bandwidth)
+            found["lengths"] = [of_hop[hop] for hop in ends]
     return found
+
+
+def _drawn(vertices: Iterable[Vertex], topology: Topology) -> Iterator[Vertex]:
+    """Those that the picture has: ports of ranks are none."""
+    return (vertex for vertex in vertices if vertex < topology.size)
 
 
 def _chunk_titles(schedule: AnySchedule) -> list[str]:

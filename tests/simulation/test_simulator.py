@@ -302,22 +302,50 @@ def replay_slowly(
         known = [cause for cause in causes if cause is not None]
         return max([Fraction(1), *known]) if len(known) == len(causes) else None
 
+    begun: dict[tuple[int, int], Fraction] = {}  # transfer and piece: since when it holds its streams
+    streams = schedule.topology.streams
+
+    def may_begin(index: int, piece: int) -> Fraction | None:
+        """When a message is there and both its ends have a stream left, as far as is known."""
+        at = ready(index, 0, piece)
+        for end in ("src", "dst"):
+            limit = streams[getattr(transfers[index], end)]
+            others = [
+                left(other, len(transfers[other].hops) - 1, part)
+                for other, part in begun
+                if getattr(transfers[other], end) == getattr(transfers[index], end)
+            ]
+            if at is None or limit is None or len(others) < limit:
+                continue
+            ended = sorted(time for time in others if time is not None)
+            going = len(others) - len(ended)
+            at = None if going >= limit else max(at, ended[len(others) - limit])
+        return at
+
     # The clock starts at 1, so that no time is falsy.
     free = dict.fromkeys(rate, Fraction(1))
     todo = set(every)
     while todo:
         possible = []
+        for asks in (what for what in todo if streams and what[1] == 0):
+            there, at = ready(*asks), may_begin(asks[0], asks[2])
+            if (asks[0], asks[2]) not in begun and at is not None and there is not None:
+                possible.append((at, 0, order(there, asks) if order else 0, planned(asks), asks))
         for what in todo:
-            at = since = ready(*what)
+            at = since = begun.get((what[0], what[2])) if streams and what[1] == 0 else ready(*what)
             if at is not None and ahead is not None:
                 turn = held(what)
                 at = None if turn is None else max(at, turn)
                 since = since if what[1] else at
             if at is not None and since is not None:
                 begin = max(at, free[transfers[what[0]].hops[what[1]]])
-                possible.append((begin, order(since, what) if order else 0, planned(what), what))
-        begun, _, _, what = min(possible)  # type: ignore[type-var]  # all orders of one run are of one type
-        start[what] = begun
+                possible.append((begin, 1, order(since, what) if order else 0, planned(what), what))
+        # All orders of one run are of one type.
+        begin, starts, _, _, what = min(possible)  # type: ignore[type-var]
+        if not starts:  # of all that happens at a time, messages take their streams first
+            begun[what[0], what[2]] = begin
+            continue
+        start[what] = begin
         todo.remove(what)
         sent = left(*what)
         assert sent is not None

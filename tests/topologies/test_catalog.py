@@ -577,3 +577,11 @@ def _group(topology: Topology) -> set[tuple[int, ...]]:
                 group.add(product)
                 todo.append(product)
     return group
+
+
+def test_streams_are_there_where_they_are_asked_for() -> None:
+    box = load("rtx4090:gpus=6,between=20,streams=1")
+    assert box.streams == (1,) * 6
+    assert box.name == "rtx4090:gpus=6,between=20,streams=1"
+    assert replace(box, name="rtx4090:gpus=6,between=20", streams=()) == load("rtx4090:gpus=6,between=20")
+    assert not any(load(entry.name).streams for entry in catalog() if entry.vendor == "PCIe")

@@ -121,6 +121,14 @@ def test_nics_on_pcie_switches_are_reached_through_them() -> None:
     assert found["host0.cpu0", "host0.cpu1"] == 450  # the largest there are, as CPUs are unknown
 
 
+def test_ranks_keep_their_streams() -> None:
+    plain, limited = (
+        with_nics(load_machine(f"l4:gpus=2{more}"), Fraction(25)) for more in ("", ",streams=1")
+    )
+    assert join("two", [limited, plain], Rails()).machine.topology.streams == (1, 1, None, None)
+    assert join("two", [plain, plain], Rails()).machine.topology.streams == ()
+
+
 def test_a_fat_tree_thins_out_above_its_leaves() -> None:
     host = replace(pair(), nics=even_nics(2, Fraction(25), 2))
     found = cables(join("six", [host] * 6, FatTree(Fraction(4))).machine.topology)

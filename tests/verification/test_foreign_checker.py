@@ -44,6 +44,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         assert json.loads(path.read_text())["bound"]["certificate"]["kind"] == certificate
         written.append(path)
     assert sum("times" in json.loads(path.read_text())["bound"] for path in written) >= 5
+    for kind, streams in (("allgather", (1,) * 8), ("reduce", (1, None) * 4), ("alltoall", (2,) * 8)):
+        fabric = replace(topologies.load("dgx1"), streams=streams, symmetries=())
+        schedule = solve(fabric, kind)
+        timed = with_least_time(fabric, schedule.collective, schedule.bound, 1 << 16)
+        written.append(folder / f"streams-{kind}.json")
+        write_schedule(replace(schedule, bound=timed), written[-1])
     return written
 
 

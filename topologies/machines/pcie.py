@@ -36,6 +36,7 @@ def _pcie(
     sockets: int,
     switch: int,
     between: Fraction | None,
+    streams: int | None,
     rates: Rates,
     gpu: str,
     planned: Fraction,
@@ -44,8 +45,8 @@ def _pcie(
 
     A switch reaches its socket at the rate of one slot. Sockets are joined pairwise at `between`, without it
     at what an unknown processor can have (in NCCL's rates at `planned`). GPUs that bridges of NVLink can join
-    have one for each two neighbours. Each switch, or socket where there
-    is none, has a NIC, whose rate whoever joins several boxes must say.
+    have one for each two neighbours. Each switch, or socket where there is none, has a NIC, whose rate
+    whoever joins several boxes must say. A GPU has `streams`, any number of them where it is not said.
     """
     if gpus % (sockets * switch) or sockets > _MOST_SOCKETS:
         raise TopologyError(
@@ -86,7 +87,7 @@ def _pcie(
     ]
     graph = Topology.build(name, gpus, links, names)
     kept = tuple(holding(graph, without_identity(symmetries)))  # bridges between pairs may break some
-    box = Machine.of(replace(graph, symmetries=kept), gpu=gpu)
+    box = Machine.of(replace(graph, symmetries=kept, streams=(streams,) * gpus), gpu=gpu)
     nics = tuple(Nic(f"nic{index}", None, (gpus + index,)) for index in range(switches or sockets))
     return replace(box, nics=nics)
 
@@ -103,6 +104,7 @@ def _entry(name: str, planned: int, why: str) -> Entry:
             Parameter("sockets", "N", count, 2),
             Parameter("switch", "N", count, 1),
             Parameter("between", "GB/s", bandwidth),
+            Parameter("streams", "N", count),
         ),
         BOTH,
         gpu=name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from arborcast.synth.errors import TopologyError
@@ -15,7 +15,7 @@ from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.readers.kinds import UNDERSTOOD
 
-_GRAPH = {"name", "ranks", "switches", "links", "symmetries"}
+_GRAPH = {each.name for each in fields(Topology)}
 _MACHINE = {"gpu", "hosts", "devices", "nics", "notes"}
 _SHOWN = {"picture", "parts"}
 """What tells a topology that `synth show --json` has printed: it says more of it than a file may."""

@@ -274,6 +274,7 @@ def keyed_topology(topology: Topology) -> dict[str, Any]:
         "switches": [switch.abilities for switch in topology.switches],
         "links": [[link.src, link.dst, link.kind_without_latency] for link in topology.links],
         "symmetries": topology.symmetries,
+        "streams": topology.streams,
     }
 
 
