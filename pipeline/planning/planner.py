@@ -69,7 +69,8 @@ def plan(
             with several stages on a rank it is all or none; where passes are split, none.
         offload_gbps: GB/s between each rank and host memory, each way, by which results of layers may be
             offloaded where memory is limited and not all are recomputed; None for no offload.
-        memory_bytes: of every rank, or by rank; None for no limit.
+        memory_bytes: of every rank, or by rank, of which the reserve (`devices.RESERVE`) stays free; None for
+            no limit.
         max_in_flight: most microbatches in flight on any rank, or None.
         keep_ties_together: whether layers that share a parameter must be in one stage.
         stages: None for the best number; in orders that lay several on each rank, so many groups of ranks.

@@ -27,6 +27,7 @@ from typing import Protocol
 
 import numpy as np
 
+from arborcast.pipeline.costs.devices import usable
 from arborcast.pipeline.costs.saved_bytes import Segments
 from arborcast.pipeline.planning.activation_search import Menu, Room
 from arborcast.pipeline.planning.memory_need import peak_in_flight
@@ -277,14 +278,17 @@ class _MemoryFit:
     Attributes:
         kinds: of each place; places are alike that have as many replicas with as much memory.
         replicas: of each kind.
-        limit: bytes of each kind's rank that has least.
+        limit: bytes of each kind's rank that has least, without the reserve.
     """
 
     def __init__(self, layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> None:
         assert question.limits is not None
         self.question = question
         self.needs = Needs(layers, question, len(devices.order))
-        limits = [min(question.limits[it] for it in devices.ranks(at)) for at in range(len(devices.replicas))]
+        limits = [
+            usable(min(question.limits[it] for it in devices.ranks(at)))
+            for at in range(len(devices.replicas))
+        ]
         pairs = list(zip(devices.replicas.tolist(), limits, strict=True))
         different = {pair: kind for kind, pair in enumerate(dict.fromkeys(pairs))}
         self.kinds = np.array([different[pair] for pair in pairs])
