@@ -40,7 +40,7 @@ KEEP, RECOMPUTE, OFFLOAD = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Menu:
+class ActivationOptions:
     """What may become of results besides being kept.
 
     Attributes:
@@ -53,7 +53,7 @@ class Menu:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryBudget:
     """What a stage has to make do with.
 
     Attributes:
@@ -94,12 +94,12 @@ class Units:
     Attributes:
         profile: of the model.
         menu: what may be chosen.
-        share: as in a `Room`.
+        share: as in a `MemoryBudget`.
         samples: likewise.
     """
 
     profile: Profile
-    menu: Menu
+    menu: ActivationOptions
     share: int
     samples: float
 

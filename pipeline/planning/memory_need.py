@@ -18,7 +18,7 @@ from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, d
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import peak_in_flight as peak_in_flight_of
-from arborcast.pipeline.planning.activation_search import Room
+from arborcast.pipeline.planning.activation_search import MemoryBudget
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 
@@ -156,7 +156,9 @@ def fits(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int)
     )
 
 
-def rooms_of(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int) -> tuple[Room, ...]:
+def memory_budgets(
+    plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int
+) -> tuple[MemoryBudget, ...]:
     """What each stage of a plan has to make do with, where every stage is on ranks of its own."""
     rooms = []
     for index, stage in enumerate(plan.stages):
@@ -164,7 +166,7 @@ def rooms_of(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: 
         limit = usable(min(limits[it] for it in stage.ranks)) - (memory.total - memory.activations)
         share = largest_share(batch, plan.microbatches, stage.replicas)
         samples = batch / plan.microbatches / stage.replicas
-        rooms.append(Room(share, samples, _in_flight(plan, index), limit))
+        rooms.append(MemoryBudget(share, samples, _in_flight(plan, index), limit))
     return tuple(rooms)
 
 

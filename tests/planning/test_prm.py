@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.pipeline.costs.devices import usable
 from arborcast.pipeline.costs.link_costs import LinkCosts
-from arborcast.pipeline.planning.activation_search import Menu
+from arborcast.pipeline.planning.activation_search import ActivationOptions
 from arborcast.pipeline.planning.memory_need import fits, stage_memory
 from arborcast.pipeline.planning.stage_dp import PartitionProblem, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
@@ -131,7 +131,7 @@ def test_published_values_are_those_of_brute_force(topology, profile, microbatch
     profiles(max_layers=4),
     st.sampled_from(PLANNED),
     st.integers(1, 4),
-    st.sampled_from([Menu(True), Menu(False, 0.5), Menu(True, 2.0)]),
+    st.sampled_from([ActivationOptions(True), ActivationOptions(False, 0.5), ActivationOptions(True, 2.0)]),
     st.data(),
 )
 @settings(max_examples=15)
