@@ -44,7 +44,6 @@ from arborcast.pipeline.sharding.evaluation import CollectiveCall
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
-from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.topology import Topology
 
 _numbers = itertools.count()
@@ -113,8 +112,6 @@ class Trainer:
             torch.distributed.checkpoint, of which every rank reads what it holds; or what gives a module of a
             model on "meta" its first values in place, called as by `nn.Module.apply`. None for the values
             that there are, and for first ones by `reset_parameters` (and transformers' `_init_weights`).
-        groups: schedules that the groups of an axis of a mesh run at once, as `FabricPrices.schedules` gives
-            them; each group finds its own where there are none.
         by_schedule: whether operators were divided by what schedules take, as `shard_model` does, or by exact
             rates: paths of tensors follow.
 
@@ -157,7 +154,6 @@ class Trainer:
         device: str = "cpu",
         record: bool = False,
         weights: Weights | None = None,
-        groups: tuple[GroupSchedules, ...] = (),
         by_schedule: bool = True,
     ) -> None:
         self._options = options = TrainingOptions(
@@ -181,7 +177,7 @@ class Trainer:
         try:
             self._device = device_of(device)
             options.check_alone(min(timeout_s, start_timeout_s), self._device, precision)
-            fabric, words = self._placed(model, optimizer, topology, groups)
+            fabric, words = self._placed(model, optimizer, topology)
         except InputError as error:
             self._agreement.say("start", f"what is refused: {error}")  # the others come with their plans
             raise
@@ -190,7 +186,7 @@ class Trainer:
         replicated = None if plan.is_divided else self._place.plan
         shared = None if prepare is None else tensor_ranks
         self._groups = Groups(
-            replicated, collectives, fabric, timeout_s, start_timeout_s, shared, groups, self._device
+            replicated, collectives, fabric, timeout_s, start_timeout_s, shared, self._device
         )
         # A rank that left before the others' groups are connected would break theirs.
         self._agreement.agree("groups", "connected", what="trainer", timeout_s=start_timeout_s)
@@ -226,11 +222,7 @@ class Trainer:
             self._waiting = model, optimizer
 
     def _placed(
-        self,
-        model: nn.Module | Layered,
-        optimizer: OptimizerOf,
-        topology: Topology | str | None,
-        groups: tuple[GroupSchedules, ...],
+        self, model: nn.Module | Layered, optimizer: OptimizerOf, topology: Topology | str | None
     ) -> tuple[Topology | None, str]:
         """Find the place of this rank in a plan that fits; the fabric, and the plan in words.
 
@@ -240,7 +232,7 @@ class Trainer:
         """
         options, rank, words = self._options, dist.get_rank(), ""
         if self.plan.is_divided:
-            key = repr((self.plan, self._by_schedule, groups))
+            key = repr((self.plan, self._by_schedule))
             words = f"plan {hashlib.sha256(key.encode()).hexdigest()[:12]} of {self.plan.model}, "
             options.check_divided(model, optimizer, self._device)
             plan = self.plan.undivided(getattr(model, "depth", 1))

@@ -7,13 +7,18 @@ No torch in here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from arborcast.pipeline.errors import ProfileError
+from arborcast.pipeline.errors import MemoryShortError, ProfileError
 
 GIB = 2**30
+
+RESERVE = 10
+"""Percent of what is predicted of a rank's memory that must be free besides: nearly all measured ranks held
+no more (`docs/figures.md`, memory of ranks)."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,30 @@ class DeviceRates:
     def update_us(self, weight_bytes: float, state_bytes: float) -> float:
         """Time of a parameter's update: weights and state are read and written, gradients read."""
         return self.operator_us(0, 3 * weight_bytes + 2 * state_bytes, "")
+
+
+def usable(limit: int) -> int:
+    """Bytes of a limit of memory that a prediction may fill, so that the reserve has its place, too."""
+    return 100 * limit // (100 + RESERVE)
+
+
+def with_reserve(size: int) -> int:
+    """The least limit into which so many predicted bytes fit."""
+    return -(-size * (100 + RESERVE) // 100)
+
+
+@contextmanager
+def reserving(limit: int | None) -> Iterator[int | None]:
+    """What may be filled of a limit, if there is one; who is short of it inside is told of the limit.
+
+    Raises:
+        MemoryShortError: as the block says, with the reserve.
+    """
+    try:
+        yield None if limit is None else usable(limit)
+    except MemoryShortError as error:
+        words = f"{error} (of {limit}, with {RESERVE} % to spare)"
+        raise MemoryShortError(words, with_reserve(error.least_bytes)) from error
 
 
 def _device(name: str, teraflops: str, memory_gbps: float, gib: int, source: str) -> DeviceRates:

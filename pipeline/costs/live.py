@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the memory that operators take while this is entered, until it is let go of.
 
-    Memory that several tensors share counts once. That of tensors made before is not seen, nor what an
-    operator takes for itself and returns.
+    Memory that several tensors share counts once; of a `DTensor` its part here counts. That of tensors made
+    before is not seen, nor what an operator takes for itself and returns.
 
     Args:
         device: type of the memory: "cpu", or "meta", which fake tensors have.
@@ -50,8 +50,20 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _storages(self, values: Any) -> list[torch.UntypedStorage]:
-        found = [it.untyped_storage() for it in tree_leaves(values) if isinstance(it, Tensor)]
+        tensors = (it for it in tree_leaves(values) if isinstance(it, Tensor))
+        found = [part.untyped_storage() for it in tensors for part in _parts(it)]
         return [it for it in found if it.device.type == self._device]
 
     def _forget(self, key: int) -> None:
         self.now -= self._sizes.pop(key)
+
+
+def _parts(tensor: Any) -> Iterator[Tensor]:
+    """The tensors whose memory it is: of a wrapper, such as a `DTensor`, which has none, those within."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for part in (getattr(tensor, name) for name in names):
+        if isinstance(part, Tensor):  # a mesh is named, too
+            yield from _parts(part)

@@ -18,6 +18,7 @@ limit / k counts as that, since P is no larger. Bytes are integers throughout.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,7 +40,7 @@ KEEP, RECOMPUTE, OFFLOAD = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Menu:
+class ActivationOptions:
     """What may become of results besides being kept.
 
     Attributes:
@@ -52,7 +53,7 @@ class Menu:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryBudget:
     """What a stage has to make do with.
 
     Attributes:
@@ -93,12 +94,12 @@ class Units:
     Attributes:
         profile: of the model.
         menu: what may be chosen.
-        share: as in a `Room`.
+        share: as in a `MemoryBudget`.
         samples: likewise.
     """
 
     profile: Profile
-    menu: Menu
+    menu: ActivationOptions
     share: int
     samples: float
 
@@ -292,28 +293,29 @@ def _least_units(
     behind = np.zeros(depth + 1, dtype=np.int64)
     behind[:depth] = sizes[0][::-1].cumsum()[::-1]
     # Prefixes, in the order in which they are found: where they end, bytes kept, at most, copied last; the
-    # prefix without the last unit and its treatment; the next one to be compared with.
-    made = np.empty((64, 7), dtype=np.int64)
-    costs = np.empty((64, 2), dtype=np.float64)  # time with the least that others add, without
-    queue = np.empty(64, dtype=np.int64)
+    # prefix without the last unit and its treatment. Beside them their times, and which one is next to be
+    # compared with.
+    made = [(0, 0, limit // in_flight * whole // share, 0, -1, KEEP)]
+    spent, others = [0.0], [-1]
     known = np.full((depth + 1, 2), -1, dtype=np.int64)
-    made[0], costs[0], queue[0] = 0, 0.0, 0
-    made[0, 2], made[0, 4] = limit // in_flight * whole // share, -1
-    count, waiting = 1, 1
-    while waiting:
-        prefix = _first(queue, waiting, costs, made)
-        waiting -= 1
-        layer, kept, peak, before = made[prefix, 0], made[prefix, 1], made[prefix, 2], made[prefix, 3]
-        time = costs[prefix, 1]
+    queue = [(0.0, 0, 0)]  # less time with the least that others add, longer, found earlier
+    while queue:
+        prefix = heapq.heappop(queue)[2]
+        layer, kept, peak, before, _, _ = made[prefix]
+        time = spent[prefix]
         if layer == depth:
-            ends, treatments = _way(made, prefix)
-            return time, ends, treatments
+            way, at = np.empty((depth, 2), dtype=np.int64), depth
+            while prefix > 0:
+                at -= 1
+                way[at, 0], way[at, 1] = made[prefix][0], made[prefix][5]
+                prefix = made[prefix][4]
+            return time, way[at:, 0].copy(), way[at:, 1].copy()
         other = known[layer, min(before, 1)]
-        while other >= 0 and (costs[other, 1] > time or made[other, 1] > kept or made[other, 2] > peak):
-            other = made[other, 6]
+        while other >= 0 and (spent[other] > time or made[other][1] > kept or made[other][2] > peak):
+            other = others[other]
         if other >= 0:
             continue
-        made[prefix, 6] = known[layer, min(before, 1)]
+        others[prefix] = known[layer, min(before, 1)]
         known[layer, min(before, 1)] = prefix
         again = 0.0
         units = _next_units(times, sizes, besides, layer)
@@ -329,15 +331,11 @@ def _least_units(
             if treatment != KEEP:
                 added += again if treatment == RECOMPUTE else times[1, layer]
             least = added + _knapsack_us(freed[end], takes[end], keeps + behind[end] - _most_kept(room, most))
-            if least == np.inf:
-                continue
-            if count == len(made):
-                made, costs, queue = _doubled(made), _doubled(costs), _doubled(queue)
-            made[count, 0], made[count, 1], made[count, 2], made[count, 3] = end, keeps, most, units[at, 4]
-            made[count, 4], made[count, 5] = prefix, treatment
-            costs[count, 0], costs[count, 1] = least, added
-            _put(queue, waiting, count, costs, made)
-            count, waiting = count + 1, waiting + 1
+            if least < np.inf:
+                heapq.heappush(queue, (least, -end, len(made)))
+                made.append((end, keeps, most, units[at, 4], prefix, treatment))
+                spent.append(added)
+                others.append(-1)
     none = np.empty(0, dtype=np.int64)
     return np.inf, none, none
 
@@ -350,24 +348,6 @@ def _most_kept(room: Ints, peak: int) -> float:
     if in_flight > 1:
         left = min(left, (limit - peak * share / whole) / (in_flight - 1))
     return float(left * whole / share)
-
-
-@kernel
-def _doubled(values: NDArray[Any]) -> NDArray[Any]:
-    """With as much room again behind."""
-    return np.concatenate((values, np.empty_like(values)))
-
-
-@kernel
-def _way(made: Ints, prefix: int) -> tuple[Ints, Ints]:
-    """Ends and treatments of the units of a prefix."""
-    found = np.empty((len(made), 2), dtype=np.int64)
-    at = len(made)
-    while made[prefix, 4] >= 0:
-        at -= 1
-        found[at, 0], found[at, 1] = made[prefix, 0], made[prefix, 5]
-        prefix = made[prefix, 4]
-    return found[at:, 0].copy(), found[at:, 1].copy()
 
 
 @kernel
@@ -395,46 +375,6 @@ def _knapsack_us(freed: Floats, takes: Floats, free: float) -> float:
     at = np.searchsorted(freed, free, side="right")
     part = (free - freed[at - 1]) / (freed[at] - freed[at - 1])
     return float(takes[at - 1] + part * (takes[at] - takes[at - 1]))
-
-
-@kernel
-def _put(queue: Ints, place: int, prefix: int, costs: Floats, made: Ints) -> None:
-    """Put a prefix at the end of the queue, a heap, then where it belongs."""
-    while place > 0:
-        above = (place - 1) // 2
-        if _is_before(queue[above], prefix, costs, made):
-            break
-        queue[place] = queue[above]
-        place = above
-    queue[place] = prefix
-
-
-@kernel
-def _first(queue: Ints, count: int, costs: Floats, made: Ints) -> int:
-    """Take the first prefix from a queue of `count`."""
-    first: int = queue[0]
-    last, place = queue[count - 1], 0
-    while 2 * place + 1 < count - 1:
-        below = 2 * place + 1
-        if below + 1 < count - 1 and _is_before(queue[below + 1], queue[below], costs, made):
-            below += 1
-        if _is_before(last, queue[below], costs, made):
-            break
-        queue[place] = queue[below]
-        place = below
-    queue[place] = last
-    return first
-
-
-@kernel
-def _is_before(one: int, other: int, costs: Floats, made: Ints) -> bool:
-    """Whether the search goes on with one rather than the other: less time, longer, found earlier."""
-    is_before = one < other
-    if costs[one, 0] != costs[other, 0]:
-        is_before = costs[one, 0] < costs[other, 0]
-    elif made[one, 0] != made[other, 0]:
-        is_before = made[one, 0] > made[other, 0]
-    return is_before
 
 
 @kernel

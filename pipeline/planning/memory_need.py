@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
 
+from arborcast.pipeline.costs.devices import RESERVE, usable
 from arborcast.pipeline.costs.saved_bytes import Segment, Segments, Treatment, described, held
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import peak_in_flight as peak_in_flight_of
-from arborcast.pipeline.planning.activation_search import Room
+from arborcast.pipeline.planning.activation_search import MemoryBudget
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 
@@ -121,7 +122,7 @@ def range_memory(profile: Profile, segments: Segments, share: int, in_flight: in
 
 
 def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> None:
-    """Raise where a rank needs more memory than it has.
+    """Raise where a rank needs more memory than it has, the reserve included.
 
     Raises:
         PlanError: says on which stage most is missing, how much, of what limit; or a rank has no limit.
@@ -132,12 +133,13 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
     for index, stage in enumerate(plan.stages):
         memory = stage_memory(plan, profile, batch=batch, stage=index)
         rank = min(stage.ranks, key=lambda it: (limits[it], it))
-        missing = memory.total - limits[rank]
+        missing = memory.total - usable(limits[rank])
         if missing > worst:
             worst = missing
             message = (
                 f"plan: stage {index} (layers [{stage.start}, {stage.end})) on rank {rank} must fit into "
-                f"{readable(limits[rank])}, got {readable(memory.total)}, {readable(missing)} too many: "
+                f"{readable(limits[rank])} with {RESERVE} % to spare, got {readable(memory.total)}, "
+                f"{readable(missing)} too many: "
                 f"{_parts(memory)}, {_in_flight(plan, index)} of {plan.microbatches} microbatches in flight"
                 f"{_choices(plan, index)}"
             )
@@ -148,20 +150,23 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
 def fits(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int) -> bool:
     """Whether `check_memory` would pass; every rank must have a limit."""
     return all(
-        stage_memory(plan, profile, batch=batch, stage=index).total <= min(limits[it] for it in stage.ranks)
+        stage_memory(plan, profile, batch=batch, stage=index).total
+        <= usable(min(limits[it] for it in stage.ranks))
         for index, stage in enumerate(plan.stages)
     )
 
 
-def rooms_of(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int) -> tuple[Room, ...]:
+def memory_budgets(
+    plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int
+) -> tuple[MemoryBudget, ...]:
     """What each stage of a plan has to make do with, where every stage is on ranks of its own."""
     rooms = []
     for index, stage in enumerate(plan.stages):
         memory = stage_memory(plan, profile, batch=batch, stage=index)
-        limit = min(limits[it] for it in stage.ranks) - (memory.total - memory.activations)
+        limit = usable(min(limits[it] for it in stage.ranks)) - (memory.total - memory.activations)
         share = largest_share(batch, plan.microbatches, stage.replicas)
         samples = batch / plan.microbatches / stage.replicas
-        rooms.append(Room(share, samples, _in_flight(plan, index), limit))
+        rooms.append(MemoryBudget(share, samples, _in_flight(plan, index), limit))
     return tuple(rooms)
 
 
@@ -211,7 +216,7 @@ def range_fits(
         return range_memory(profile, (segment,), share, in_flight).total
 
     return lambda start, end, replicas, behind: (
-        needed(start, end, len(replicas), behind) <= min(limits[rank] for rank in replicas)
+        needed(start, end, len(replicas), behind) <= usable(min(limits[rank] for rank in replicas))
     )
 
 

@@ -35,7 +35,7 @@ EVERY = (OURS, *METHODS)
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class PlanCandidate:
     """What one method gives.
 
     Attributes:
@@ -95,9 +95,9 @@ class Comparison:
     topology: Topology
     batch: int
     memory_bytes: Limit | None
-    alternatives: tuple[Alternative, ...]
-    best: Alternative
-    divided: tuple[Alternative, ...] = ()
+    alternatives: tuple[PlanCandidate, ...]
+    best: PlanCandidate
+    divided: tuple[PlanCandidate, ...] = ()
 
     @property
     def profile(self) -> Profile:
@@ -114,7 +114,7 @@ class Comparison:
         """Of its step."""
         return self.best.runnable()[1]
 
-    def __getitem__(self, method: str) -> Alternative:
+    def __getitem__(self, method: str) -> PlanCandidate:
         """What a method gives.
 
         Raises:
@@ -201,12 +201,12 @@ def compare(
         methods=[it for it in METHODS if it in names],
     )
 
-    def made(method: str) -> Alternative:
+    def made(method: str) -> PlanCandidate:
         given = others.get(method, ours)
         if not isinstance(given, Plan):
-            return Alternative(method, None, None, str(given))
+            return PlanCandidate(method, None, None, str(given))
         remark = METHODS[method].remark if method in METHODS else ""
-        return Alternative(method, given, predict(given, profile, network, batch=batch), remark=remark)
+        return PlanCandidate(method, given, predict(given, profile, network, batch=batch), remark=remark)
 
     found = tuple(made(it) for it in EVERY if it in names)
     runnable = [it for it in found if it.plan and (it.method == OURS or _keeps(it.plan, profile, wishes))]
@@ -237,7 +237,7 @@ def _divided(
     microbatches: int,
     wishes: PlanWishes,
     optimizer: OptimizerFactory | None,
-) -> tuple[Alternative, ...]:
+) -> tuple[PlanCandidate, ...]:
     """What both levels, one stage and fixed layouts give; ways whose stages are replicas are left out."""
     if costs.device is None:
         what = "a profile" if costs.said_by == "profile" else "a model that is measured"
@@ -268,11 +268,11 @@ def _divided(
     ways = []
     for name, way in found.ways.items():
         if way.scheduled is None:
-            ways.append(Alternative(name, None, None, way.why_not))
+            ways.append(PlanCandidate(name, None, None, way.why_not))
         elif way.is_divided:
             least_us = least.of_divided(way.scheduled, found.sliced)
             plan, remark = found.plan_by(name), "one stage of a fixed layout" if name in LAYOUTS else ""
-            ways.append(Alternative(name, plan, way.prediction, remark=remark, collectives_us=least_us))
+            ways.append(PlanCandidate(name, plan, way.prediction, remark=remark, collectives_us=least_us))
     return tuple(ways)
 
 

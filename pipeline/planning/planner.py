@@ -8,9 +8,9 @@ from typing import TypedDict
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.activation_search import Menu
+from arborcast.pipeline.planning.activation_search import ActivationOptions
 from arborcast.pipeline.planning.memory_need import Limit, rank_limits
-from arborcast.pipeline.planning.stage_search import Choices, search
+from arborcast.pipeline.planning.stage_search import SearchSpace, search
 from arborcast.pipeline.planning.tables import LayerTables
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
@@ -69,7 +69,8 @@ def plan(
             with several stages on a rank it is all or none; where passes are split, none.
         offload_gbps: GB/s between each rank and host memory, each way, by which results of layers may be
             offloaded where memory is limited and not all are recomputed; None for no offload.
-        memory_bytes: of every rank, or by rank; None for no limit.
+        memory_bytes: of every rank, or by rank, of which the reserve (`devices.RESERVE`) stays free; None for
+            no limit.
         max_in_flight: most microbatches in flight on any rank, or None.
         keep_ties_together: whether layers that share a parameter must be in one stage.
         stages: None for the best number; in orders that lay several on each rank, so many groups of ranks.
@@ -101,11 +102,11 @@ def plan(
     limits = None if memory_bytes is None else tuple(rank_limits(memory_bytes, ranks)[rank] for rank in ranks)
     # Orders with several stages on a rank are made from plans that keep or recompute all, if from those only.
     by_layer = limits is not None and (order is None or ORDERS[order].in_flight is not None)
-    menu: Menu | None = None
+    menu: ActivationOptions | None = None
     if by_layer and (recompute is None or offload_gbps is not None):
-        menu = Menu(recompute is None, offload_gbps)
+        menu = ActivationOptions(recompute is None, offload_gbps)
     ways = (False, True) if limits is not None and menu is None else (False,)
-    choices = Choices(
+    choices = SearchSpace(
         batch=samples,
         microbatches=_microbatches(samples, microbatches),
         orders=tuple(ORDERS) if order is None else (order,),

@@ -2,8 +2,8 @@
 
 Shardings and cuts are searched at exact rates, where they are the best in scope; what comes out, and all that
 stands beside it, is divided anew by schedules made for it and predicted as every plan is, and the fastest is
-the plan. Where its ranks divide samples alone, it is one of replicas. It does not hold the
-schedules: groups run their own, unless a trainer is given these.
+the plan. Where its ranks divide samples alone, it is one of replicas. It does not hold the schedules: groups
+run their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
-from arborcast.pipeline.costs.devices import DeviceRates, device_named
+from arborcast.pipeline.costs.devices import DeviceRates, device_named, reserving, usable, with_reserve
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.meshes import Mesh
@@ -242,7 +242,6 @@ def choose_both(
     memory_bytes: int | None = None,
     stages: int | None = None,
     network: LinkCosts | None = None,
-    deadline_s: float | None = None,
 ) -> ShardedChoice:
     """The best way to divide a model into stages and its operators over meshes of their ranks.
 
@@ -255,10 +254,9 @@ def choose_both(
         profile: of the same model with the same layers: what steps and memory are predicted by, and how large
             the optimizer's state is.
         microbatches: of a step.
-        memory_bytes: of one rank that may be used; None for no limit.
+        memory_bytes: of one rank, of which the reserve stays free; None for no limit.
         stages: at most; None for no limit.
         network: with costs of messages beyond the links; None for a `LinkCosts` of `topology` without.
-        deadline_s: for each integer program.
 
     Raises:
         MemoryShortError: nothing fits: by how much, on which rank, in the plan that comes closest.
@@ -269,36 +267,37 @@ def choose_both(
             raise PlanError(f"{name}: must be at least 1, got {count}")
     sliced = Sliced(graph, topology.ranks)
     network = LinkCosts(topology) if network is None else network
-    judge = _Judge(sliced, profile, network, memory_bytes)
-    free = StagePrices(
-        sliced,
-        topology,
-        device,
-        microbatches,
-        state_ratio(profile),
-        memory_bytes,
-        deadline_s=deadline_s,
-        collective_us=network.collective_us,
-        sum_gbps=network.sum_gbps,
-    )
     short = 0
-    for _ in range(TRIES):
-        try:
-            choice = _choice(free, judge, stages)
-        except MemoryShortError:
-            if not short:
-                raise
-            break
-        short = choice.ways[choice.best].memory_bytes - (memory_bytes or 0)
-        if memory_bytes is None or short <= 0:
-            return choice
-        # Operators alone do not know of messages and working memory: next time they get as much less.
-        assert free.memory_bytes is not None
-        free = replace(free, memory_bytes=max(free.memory_bytes - short, 1))
-    least = (memory_bytes or 0) + short
+    with reserving(memory_bytes) as limit:
+        judge = _Judge(sliced, profile, network, limit)
+        free = StagePrices(
+            sliced,
+            topology,
+            device,
+            microbatches,
+            state_ratio(profile),
+            limit,
+            collective_us=network.collective_us,
+            sum_gbps=network.sum_gbps,
+        )
+        for _ in range(TRIES):
+            try:
+                choice = _choice(free, judge, stages)
+            except MemoryShortError:
+                if not short:
+                    raise
+                break
+            short = choice.ways[choice.best].memory_bytes - (limit or 0)
+            if limit is None or short <= 0:
+                return choice
+            # Operators alone do not know of messages and working memory: next time they get as much less.
+            assert free.memory_bytes is not None
+            free = replace(free, memory_bytes=max(free.memory_bytes - short, 1))
+    assert memory_bytes is not None, "it was short"
+    least = with_reserve(usable(memory_bytes) + short)
     raise MemoryShortError(
         f"memory: a rank must have at least {least} bytes, got {memory_bytes}: every plan that was found is "
-        f"at least {short} short",
+        f"at least {least - memory_bytes} short",
         least,
     )
 
@@ -449,7 +448,8 @@ def given_choice(
     priced = priced_plan(plan, graph, topology, device, state_ratio(profile))
     way = judge.candidate(None, priced) if plan.is_divided else judge.of_replicas(None, priced, plan)
     assert way.prediction is not None and way.scheduled is not None, "it is priced"
-    need, stage = max((need.total, number) for number, need in enumerate(way.prediction.memory))
+    memory = (with_reserve(need.total) for need in way.prediction.memory)
+    need, stage = max((need, number) for number, need in enumerate(memory))
     if memory_bytes is not None and need > memory_bytes:
         raise MemoryShortError(
             f"plan: rank {plan.stages[stage].ranks[0]} must have at least {need} bytes, got {memory_bytes}: "

@@ -27,8 +27,9 @@ from typing import Protocol
 
 import numpy as np
 
+from arborcast.pipeline.costs.devices import usable
 from arborcast.pipeline.costs.saved_bytes import Segments
-from arborcast.pipeline.planning.activation_search import Menu, Room
+from arborcast.pipeline.planning.activation_search import ActivationOptions, MemoryBudget
 from arborcast.pipeline.planning.memory_need import peak_in_flight
 from arborcast.pipeline.planning.tables import DeviceTables, Floats, Integers, LayerTables
 from arborcast.pipeline.stages import Stage
@@ -55,7 +56,7 @@ class PartitionProblem:
     recompute: bool = False
     max_in_flight: int | None = None
     limits: tuple[int, ...] | None = None
-    menu: Menu | None = None
+    menu: ActivationOptions | None = None
 
     def in_flight(self, behind: int) -> int:
         """Microbatches that a stage keeps with so many stages behind it."""
@@ -277,14 +278,17 @@ class _MemoryFit:
     Attributes:
         kinds: of each place; places are alike that have as many replicas with as much memory.
         replicas: of each kind.
-        limit: bytes of each kind's rank that has least.
+        limit: bytes of each kind's rank that has least, without the reserve.
     """
 
     def __init__(self, layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> None:
         assert question.limits is not None
         self.question = question
         self.needs = Needs(layers, question, len(devices.order))
-        limits = [min(question.limits[it] for it in devices.ranks(at)) for at in range(len(devices.replicas))]
+        limits = [
+            usable(min(question.limits[it] for it in devices.ranks(at)))
+            for at in range(len(devices.replicas))
+        ]
         pairs = list(zip(devices.replicas.tolist(), limits, strict=True))
         different = {pair: kind for kind, pair in enumerate(dict.fromkeys(pairs))}
         self.kinds = np.array([different[pair] for pair in pairs])
@@ -324,7 +328,9 @@ class _Missing(_MemoryFit):
 class _ByLayer:
     """What the best choice for each stage adds to a microbatch: a lower limit until `find` makes it exact."""
 
-    def __init__(self, layers: LayerTables, fit: _MemoryFit, question: PartitionProblem, menu: Menu) -> None:
+    def __init__(
+        self, layers: LayerTables, fit: _MemoryFit, question: PartitionProblem, menu: ActivationOptions
+    ) -> None:
         self.layers, self.fit, self.question, self.menu = layers, fit, question, menu
         self.kinds = fit.kinds
         self._left = fit.left(working=False)
@@ -359,7 +365,7 @@ class _ByLayer:
 
     def _find(self, in_flight: int, start: int, end: int, kind: int) -> bool:
         left = self._left[start, :, kind]
-        room = self._room(kind, in_flight, int(left[end]))
+        room = self._budget(kind, in_flight, int(left[end]))
         choice = self.layers.choice(start, end, self.menu, room)
         added_us = inf if choice is None else choice.extra_us
         self._exact[in_flight, start, end, kind] = () if choice is None else choice.segments
@@ -373,13 +379,13 @@ class _ByLayer:
         table[end] = added_us
         return not np.array_equal(before, table)
 
-    def _room(self, kind: int, in_flight: int, left: int) -> Room:
+    def _budget(self, kind: int, in_flight: int, left: int) -> MemoryBudget:
         size, it = int(self.fit.replicas[kind]), self.question
         share = -(-it.batch // it.microbatches)
-        return Room(-(-share // size), it.batch / it.microbatches / size, in_flight, left)
+        return MemoryBudget(-(-share // size), it.batch / it.microbatches / size, in_flight, left)
 
     def _bound_us(self, kind: int, in_flight: int) -> Floats:
-        room = self._room(kind, in_flight, 0)
+        room = self._budget(kind, in_flight, 0)
         left = self._left[:, :, kind]
         saved = self.layers.saved_bytes[:-1] * (room.share / self.layers.profile.samples)
         bound = self.layers.units(self.menu, room).bounds_us(saved - left / in_flight)

@@ -16,10 +16,10 @@ from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.costs.saved_bytes import Segments, Treatment
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.activation_search import Menu
+from arborcast.pipeline.planning.activation_search import ActivationOptions
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
-from arborcast.pipeline.planning.memory_need import check_memory, fits, rooms_of
+from arborcast.pipeline.planning.memory_need import check_memory, fits, memory_budgets
 from arborcast.pipeline.planning.schedule_variants import MOST_EACH, derived
 from arborcast.pipeline.planning.stage_dp import (
     PartitionProblem,
@@ -48,7 +48,7 @@ Ranked: TypeAlias = tuple[tuple[float, int, int], Plan]
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SearchSpace:
     """What a search may choose from.
 
     Attributes:
@@ -71,7 +71,7 @@ class Choices:
     max_in_flight: int | None = None
     limits: tuple[int, ...] | None = None
     keep_ties_together: bool = False
-    menu: Menu | None = None
+    menu: ActivationOptions | None = None
 
     def question(self, microbatches: int, order: str, recompute: bool) -> PartitionProblem:
         """What the dynamic program is asked under the limits."""
@@ -98,7 +98,7 @@ class SearchKey:
     question: PartitionProblem
 
 
-def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated: int = 16) -> Plan:
+def search(profile: Profile, network: LinkCosts, choices: SearchSpace, *, simulated: int = 16) -> Plan:
     """The plan with the least predicted time among the most promising.
 
     Under limits of memory each order is searched by itself: what fits differs between them. What
@@ -114,7 +114,7 @@ def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated:
     own = [it for it in searched if it in choices.orders]
     race = _PlanRace(profile, network, choices)
     if not own:
-        plans = _Space(race.known, network, replace(choices, orders=searched)).plans()
+        plans = _SearchQueue(race.known, network, replace(choices, orders=searched)).plans()
         made = (it for _, plan in _different(plans) for it in race.derived(plan))
         for plan in islice(made, simulated):
             race.run(plan)
@@ -136,7 +136,7 @@ class _PlanRace:
         best: the fastest so far.
     """
 
-    def __init__(self, profile: Profile, network: LinkCosts, choices: Choices) -> None:
+    def __init__(self, profile: Profile, network: LinkCosts, choices: SearchSpace) -> None:
         self.profile, self.network, self.choices = profile, network, choices
         self.layers = LayerTables(profile, choices.keep_ties_together)
         self.known = _Known(
@@ -146,7 +146,7 @@ class _PlanRace:
         )
         self.best: Ranked | None = None
         self._several: Ranked | None = None
-        self.space: _Space | None = None  # the last one searched
+        self.space: _SearchQueue | None = None  # the last one searched
         self._costs = network, replace(network, by_schedule=True)
 
     @property
@@ -192,7 +192,7 @@ def _search(race: _PlanRace, orders: tuple[str, ...], simulated: int) -> None:
     partitions tell by the closed form which of the other groups are worth it.
     """
     choices = race.choices
-    space = race.space = _Space(race.known, race.network, replace(choices, orders=orders))
+    space = race.space = _SearchQueue(race.known, race.network, replace(choices, orders=orders))
     for estimate_us, plan in islice(_different(space.plans()), simulated):
         if race.best is not None and estimate_us > race.best[0][0]:
             break
@@ -202,16 +202,16 @@ def _search(race: _PlanRace, orders: tuple[str, ...], simulated: int) -> None:
                 race.run(narrower)
 
 
-def _fits(plan: Plan, profile: Profile, choices: Choices) -> bool:
+def _fits(plan: Plan, profile: Profile, choices: SearchSpace) -> bool:
     limits = choices.limits
     return limits is None or fits(plan, profile, dict(enumerate(limits)), batch=choices.batch)
 
 
-def _fitting(plan: Plan, layers: LayerTables, choices: Choices) -> Plan | None:
+def _fitting(plan: Plan, layers: LayerTables, choices: SearchSpace) -> Plan | None:
     """A plan with what becomes of results chosen anew, if that is by layer; None where it does not fit."""
     if choices.limits is None or choices.menu is None:
         return plan if _fits(plan, layers.profile, choices) else None
-    rooms = rooms_of(plan, layers.profile, dict(enumerate(choices.limits)), batch=choices.batch)
+    rooms = memory_budgets(plan, layers.profile, dict(enumerate(choices.limits)), batch=choices.batch)
     found = [
         layers.choice(stage.start, stage.end, choices.menu, room)
         for stage, room in zip(plan.stages, rooms, strict=True)
@@ -220,14 +220,14 @@ def _fitting(plan: Plan, layers: LayerTables, choices: Choices) -> Plan | None:
     return None if len(segments) < len(found) else with_segments(plan, segments, choices.menu)
 
 
-def with_segments(plan: Plan, segments: Sequence[Segments], menu: Menu) -> Plan:
+def with_segments(plan: Plan, segments: Sequence[Segments], menu: ActivationOptions) -> Plan:
     """A plan with what becomes of the results of each stage."""
     stages = tuple(replace(stage, segments=own) for stage, own in zip(plan.stages, segments, strict=True))
     offloads = any(it.treatment is Treatment.OFFLOAD for own in segments for it in own)
     return replace(plan, stages=stages, recompute=False, offload_gbps=menu.offload_gbps if offloads else None)
 
 
-def _narrower(plan: Plan, layers: LayerTables, choices: Choices, most_us: float) -> Iterator[Plan]:
+def _narrower(plan: Plan, layers: LayerTables, choices: SearchSpace, most_us: float) -> Iterator[Plan]:
     """A plan with fewer replicas of a stage, which latency can make faster, unless passes alone take longer.
 
     The dynamic program knows the bytes of allreduces only.
@@ -309,14 +309,14 @@ class _Known:
         return self._found[key][1]
 
 
-class _Space:
+class _SearchQueue:
     """The groups of a search, of which those that look best are solved first.
 
     What costs time is put off until a partition's turn comes: making the rates of its allreduces exact,
     and solving its group under the memory limit if it breaks that. Until then its estimate is too low.
     """
 
-    def __init__(self, known: _Known, network: LinkCosts, choices: Choices) -> None:
+    def __init__(self, known: _Known, network: LinkCosts, choices: SearchSpace) -> None:
         self.choices = choices
         self.known, self.layers, self.devices = known, known.layers, known.devices
         self.profile = known.layers.profile
@@ -464,7 +464,7 @@ def plan_of(
     return with_segments(plan, partition.segments, question.menu)
 
 
-def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanError:
+def _refusal(profile: Profile, network: LinkCosts, choices: SearchSpace) -> PlanError:
     """What is missing in the plan that comes closest to the memory that there is.
 
     Where results are treated by layer it is the closest of those that keep all or recompute all, and in its
@@ -485,7 +485,7 @@ def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanErro
     assert closest is not None
     plan = closest[1]
     if menu is not None:
-        rooms = zip(plan.stages, rooms_of(plan, profile, limits, batch=choices.batch), strict=True)
+        rooms = zip(plan.stages, memory_budgets(plan, profile, limits, batch=choices.batch), strict=True)
         least = [
             layers.units(menu, room).least_memory(it.start, it.end, room.in_flight) for it, room in rooms
         ]
@@ -501,7 +501,7 @@ def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanErro
     return _too_few(choices)
 
 
-def _too_few(choices: Choices) -> PlanError:
+def _too_few(choices: SearchSpace) -> PlanError:
     """There is a plan in 1F1B, but none to be made from it."""
     memory = "" if choices.limits is None else ", and memory for that"
     return PlanError(

@@ -18,7 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.pipeline.costs.link_costs import BYTES_PER_US, LinkCosts
-from arborcast.pipeline.planning.activation_search import ActivationPolicy, Menu, Room, Units
+from arborcast.pipeline.planning.activation_search import (
+    ActivationOptions,
+    ActivationPolicy,
+    MemoryBudget,
+    Units,
+)
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import boundary_messages
 from arborcast.synth.topology import Topology
@@ -131,14 +136,16 @@ class LayerTables:
         """What crosses the boundary before each layer, one way, with all samples; 0 at both ends."""
         return np.array([0, *(layer.output_bytes for layer in self.profile.layers[:-1]), 0])
 
-    def units(self, menu: Menu, room: Room) -> Units:
+    def units(self, menu: ActivationOptions, room: MemoryBudget) -> Units:
         """What units cost with microbatches of this size, found once."""
         key = menu, room.share, room.samples
         if key not in self._units:
             self._units[key] = Units(self.profile, *key)
         return self._units[key]
 
-    def choice(self, start: int, end: int, menu: Menu, room: Room) -> ActivationPolicy | None:
+    def choice(
+        self, start: int, end: int, menu: ActivationOptions, room: MemoryBudget
+    ) -> ActivationPolicy | None:
         """What becomes of the results of the layers [start, end), found once for equal layers."""
         key = self._alike[max(start - 1, 0) : end], start > 0, menu, room
         if key not in self._choices:
@@ -155,7 +162,7 @@ class LayerTables:
         return tuple(numbers.setdefault(it, len(numbers)) for it in same)
 
     @cached_property
-    def _units(self) -> dict[tuple[Menu, int, float], Units]:
+    def _units(self) -> dict[tuple[ActivationOptions, int, float], Units]:
         return {}
 
     @cached_property

@@ -1,9 +1,8 @@
 """Before each batch: all ranks come to know what it looks like, whoever was given it, and make ready for it.
 
-Where only some ranks are given data, all hear its shapes in one small allreduce. Shapes have numbers, the
-same on all ranks: these met for each (`ConfigBarrier`). Every rank says the number of its inputs, the samples
-of its targets, both, or nothing; where that does not go together, or a shape is new, all meet again, in
-words.
+Each says in words what it was given: inputs, targets, both, or nothing. Where all are given the inputs they
+meet (`ConfigBarrier`) for new shapes alone, and say nothing of those that they know; where some are not, all
+say it of each batch, in one gathering.
 """
 
 from __future__ import annotations
@@ -11,25 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run.assignment import RankAssignment
 from arborcast.pipeline.run.batches import Batch, Signature, Tensors, as_tuple, said_of, told, words_of
-from arborcast.pipeline.run.failures import ConfigBarrier, FailureBroadcast
+from arborcast.pipeline.run.failures import ConfigBarrier, FailureBroadcast, check_alike
 from arborcast.pipeline.run.local_model import LocalModel, frozen_of
 from arborcast.pipeline.run.stage_groups import Groups
 
 GRACE_S = 5.0
 """How long one that refuses a batch waits for others to refuse theirs, before it ends the training."""
-
-MEET = -1
-"""Instead of a number of samples: all ranks are to meet."""
-
-_MOST = 1 << 40
-"""Above all numbers that are said."""
 
 
 class BatchNegotiation:
@@ -59,7 +51,7 @@ class BatchNegotiation:
         self.grace_s, self._has_met = min(GRACE_S, timeout_s), False
         self._place, self._returns_loss = place, returns_loss
         self._agreement, self._faults, self._groups = agreement, faults, groups
-        self._hearing = _Hearing(groups.job)
+        self._is_heard: bool | None = None  # whether all say what each batch is; None before any
 
     def batch(
         self, call: int, local: LocalModel, inputs: Tensors | None, targets: Tensors | None, *, training: bool
@@ -80,31 +72,22 @@ class BatchNegotiation:
         executor, model = local.executor, local.whole
         frozen = frozen_of(local.parameters) if training else ""
         changed = training and frozen != local.frozen
-        said, batch, samples = Signature(None, None, training, frozen), None, None
+        said, batch = Signature(None, None, training, frozen), None
         refusal: BatchError | None = None
         try:
             batch, targets = self._given(local, inputs, targets)
             if batch is not None:
-                said, samples = batch.signature(training, frozen), batch.samples
+                said = batch.signature(training, frozen)
             elif targets is not None:
-                samples, shapes = _samples_and_words(targets)
-                said = replace(said, targets=shapes)
+                said = replace(said, targets=words_of(as_tuple("targets", targets)))
         except BatchError as error:
             refusal = error
-        signature = said if refusal is None else None
-        if self._hearing.is_needed:
-            mine = None if said.inputs is None else replace(said, targets=None)
-            if refusal is not None or changed:
-                samples = MEET
-            with self._faults.all_or_nothing(lambda: "hearing of the batch", call):
-                signature = self._hearing.hear(mine, samples, training=training)
-        if signature is None or changed or not executor.knows(signature):
-            with self._faults.all_or_nothing(lambda: executor.doing, call, forgives=True):
-                # Unless all ranks refuse it, those that do not would go on with the next batch of this one;
-                # those that were given one of a known shape do not come here.
-                words = str(said) if refusal is None else f"what is refused: {refusal}"
-                wait_s = self.grace_s if refusal is not None and self._has_met else None
-                heard = self._agreement.agree(f"call {call}", words, timeout_s=wait_s)
+        signature = said
+        if self._is_heard or refusal is not None or changed or not executor.knows(said):
+            with self._faults.all_or_nothing(
+                lambda: "hearing of the batch" if self._is_heard else executor.doing, call, forgives=True
+            ):
+                heard = self._heard(call, said, refusal)
                 if refusal is not None:
                     raise refusal
                 signature = self._agreed(model, heard, said)
@@ -134,7 +117,7 @@ class BatchNegotiation:
         model = local.whole
         needs_inputs, needs_targets = self._place.needs(self._returns_loss)
         for name, value, needed in (
-            ("inputs", inputs, needs_inputs or self._hearing.is_needed is False),
+            ("inputs", inputs, needs_inputs or self._is_heard is False),
             ("targets", inputs if targets is None else targets, needs_targets),
         ):
             if value is None and needed:
@@ -159,6 +142,23 @@ class BatchNegotiation:
         batch = Batch.of(given, targets, dims, self._place.column)
         return batch, batch.targets
 
+    def _heard(self, call: int, said: Signature, refusal: BatchError | None) -> list[str]:
+        """What each rank says of the batch, in words that go together.
+
+        Raises:
+            BatchError: they do not; on all ranks.
+        """
+        words = str(said) if refusal is None else f"what is refused: {refusal}"
+        if self._is_heard:
+            heard = [""] * dist.get_world_size(self._groups.job)
+            dist.all_gather_object(heard, words, group=self._groups.job)
+            check_alike("batch", heard)
+            return heard
+        # Unless all ranks refuse it, those that do not would go on with the next batch of this one; those
+        # that were given one of a known shape do not come here.
+        wait_s = self.grace_s if refusal is not None and self._has_met else None
+        return self._agreement.agree(f"call {call}", words, timeout_s=wait_s)
+
     def _agreed(self, model: Layered, heard: Sequence[str], said: Signature) -> Signature:
         """The shape that all ranks were given, or heard of, in words.
 
@@ -171,56 +171,6 @@ class BatchNegotiation:
         Batch.of(
             told(inputs), None if targets is None else told(targets), model.sample_dims(0), self._place.column
         )
-        is_needed = any(said_of("inputs", [words]) is None for words in heard)
-        self._hearing.is_needed = is_needed or self._hearing.is_needed or False
-        if not self._hearing.is_needed:
-            return said
-        signature = Signature(inputs, None, said.training, said.frozen)
-        self._hearing.know(signature)
-        return signature
-
-
-def _samples_and_words(targets: Tensors) -> tuple[int, tuple[str, ...]]:
-    tensors = as_tuple("targets", targets)
-    counts = {it.shape[0] for it in tensors if it.dim()}
-    if len(counts) > 1:
-        raise BatchError(f"targets: must have as many samples each, got {sorted(counts)}")
-    return tensors[0].shape[0] if tensors[0].dim() else MEET, words_of(tensors)  # all refuse one without
-
-
-class _Hearing:
-    """The shapes that ranks of a job know together.
-
-    Args:
-        group: of all ranks of the job.
-
-    Attributes:
-        is_needed: whether some rank was given no inputs, so that ranks hear of each batch; None before any.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._numbers: dict[Signature, int] = {}
-        self.is_needed: bool | None = None
-
-    def know(self, signature: Signature) -> None:
-        """A shape that all ranks have met with."""
-        self._numbers.setdefault(signature, len(self._numbers))
-
-    def hear(self, mine: Signature | None, samples: int | None, *, training: bool) -> Signature | None:
-        """The shape of the next batch; None where ranks must meet. Every rank calls it.
-
-        Args:
-            mine: of the inputs that this rank was given; None without any.
-            samples: of what this rank was given; None of nothing, or `MEET`.
-            training: whether the batch is to be trained with.
-        """
-        number = None if mine is None else self._numbers.get(mine, -1)
-        said = (number, samples, int(training))
-        # The largest and the smallest of each in one maximum; 0 where nothing is said.
-        both = [[0, 0] if it is None else [it + 2, _MOST - it] for it in said]
-        heard = torch.tensor(both, dtype=torch.int64)
-        dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=self._group)
-        if any(most - 2 != _MOST - least or most < 2 for most, least in heard.tolist()):
-            return None
-        return list(self._numbers)[int(heard[0, 0]) - 2]
+        lacks = any(said_of("inputs", [words]) is None for words in heard)
+        self._is_heard = lacks or self._is_heard or False
+        return Signature(inputs, None, said.training, said.frozen) if self._is_heard else said

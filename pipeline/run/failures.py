@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -79,9 +79,7 @@ class ConfigBarrier:
     def agree(
         self, when: str, signature: str, *, what: str = "batch", timeout_s: float | None = None
     ) -> list[str]:
-        """Wait until all ranks have come with the same; what each of them said.
-
-        Of a batch, ranks may have been given a part each (`said_differently`).
+        """Wait until all ranks have come with the same (`check_alike`); what each of them said.
 
         Args:
             when: of all questions; "call 3" for the batch before which there were 3 steps and evaluations.
@@ -106,14 +104,7 @@ class ConfigBarrier:
                 f"all ranks must {_OCCASIONS[what]} ({signature})"
             ) from error
         said = [self._store.get(key).decode() for key in keys]
-        is_batch = what == "batch"
-        other = next((rank for rank, theirs in enumerate(said) if theirs != said[0]), None)
-        pair = said_differently(said) if is_batch else None if other is None else (0, other)
-        if pair is not None:
-            raise (BatchError if is_batch else InputError)(
-                f"{what}: all ranks must be given the same one, got {said[pair[0]]} on rank {pair[0]} and "
-                f"{said[pair[1]]} on rank {pair[1]}"
-            )
+        check_alike(what, said)
         return said
 
     def say(self, when: str, signature: str) -> None:
@@ -149,6 +140,27 @@ class ConfigBarrier:
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))
+
+
+def check_alike(what: str, said: Sequence[str]) -> None:
+    """See that ranks say the same; of a batch each may have been given a part (`said_differently`).
+
+    Args:
+        what: they say in words.
+        said: by rank.
+
+    Raises:
+        BatchError: they have different batches; on all ranks that heard them.
+        InputError: likewise of other things.
+    """
+    is_batch = what == "batch"
+    other = next((rank for rank, theirs in enumerate(said) if theirs != said[0]), None)
+    pair = said_differently(said) if is_batch else None if other is None else (0, other)
+    if pair is not None:
+        raise (BatchError if is_batch else InputError)(
+            f"{what}: all ranks must be given the same one, got {said[pair[0]]} on rank {pair[0]} and "
+            f"{said[pair[1]]} on rank {pair[1]}"
+        )
 
 
 class FailureBroadcast:

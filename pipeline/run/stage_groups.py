@@ -23,7 +23,6 @@ from arborcast.pipeline.run.failures import TrainingError, words_of
 from arborcast.pipeline.run.prepared_layers import AXES
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
-from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Groups:
         start_timeout_s: likewise where ranks may differ by more: at the start, and while files are read and
             written.
         tensor_ranks: how many ranks share each replica of a stage; None where none are made a mesh.
-        schedules: of groups that work at once, where they are known.
         device: that passes run on.
 
     Attributes:
@@ -62,7 +60,6 @@ class Groups:
         timeout_s: float,
         start_timeout_s: float,
         tensor_ranks: int | None = None,
-        schedules: tuple[GroupSchedules, ...] = (),
         device: torch.device = HOST,
     ) -> None:
         own = [] if device == HOST else [backend_of(device)]
@@ -71,7 +68,7 @@ class Groups:
             raise InputError(f"collectives: must be one of {', '.join(known)}, got {collectives}")
         self._timeout, self._start_timeout = timedelta(seconds=timeout_s), timedelta(seconds=start_timeout_s)
         self._backend = collectives
-        self._options = _options(fabric, schedules, device) if collectives == "synth" else None
+        self._options = _options(fabric, device) if collectives == "synth" else None
         self._made: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         job = self._keep(dist.new_group(backend="gloo", timeout=self._timeout))
@@ -188,9 +185,7 @@ def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topolog
     return found
 
 
-def _options(
-    fabric: Topology | None, schedules: tuple[GroupSchedules, ...], device: torch.device
-) -> Options | None:
+def _options(fabric: Topology | None, device: torch.device) -> Options | None:
     """What a synthesized group is told; None leaves it to the default group's options or the environment."""
     world = dist.group.WORLD
     known = world.options if isinstance(world, SynthGroup) else Options()
@@ -199,7 +194,7 @@ def _options(
     if fabric is None:
         return None if device == HOST else known
     ranks = tuple(range(dist.get_world_size()))
-    return replace(known, topology=fabric, ranks=ranks, groups=schedules or known.groups)
+    return replace(known, topology=fabric, ranks=ranks)
 
 
 def _is_same(one: Topology, other: Topology) -> bool:

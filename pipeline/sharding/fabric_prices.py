@@ -7,7 +7,6 @@ as possible (`synth.groups`), or the bound where there is one group. Other ranks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol, TypeAlias
@@ -91,16 +90,6 @@ class FabricPrices:
         power = (size_bytes.bit_length() - 1) // 2 * 2
         low, high = (self._simulated(self._key(kind, axes), power + more) for more in (0, 2))
         return fixed + max(low + (high - low) * (size_bytes - (1 << power)) // (3 << power), own)
-
-    def schedules(self, needed: Iterable[tuple[Kind, Axes]]) -> tuple[GroupSchedules, ...]:
-        """What the groups of axes run at once, of some collectives; those that all ranks do are left out."""
-        found = []
-        for kind, axes in needed:
-            if self.rate(kind, axes) and isinstance(
-                it := self._schedules.get(self._key(kind, axes)), GroupSchedules
-            ):
-                found.append(it)
-        return tuple(found)
 
     def rate(self, kind: Kind, axes: Axes) -> Fraction:
         """GB/s of the slowest group while all run; 0 where links do not connect one."""

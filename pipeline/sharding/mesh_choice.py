@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from arborcast.pipeline.costs.devices import DeviceRates, device_named
+from arborcast.pipeline.costs.devices import DeviceRates, device_named, reserving
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.meshes import Mesh
 from arborcast.pipeline.sharding.graph import Graph, merged
@@ -115,5 +115,6 @@ def choose(
         PlanError: no mesh has a choice.
     """
     sliced = Sliced(graph, topology.ranks)
-    prices = StagePrices(sliced, topology, device, microbatches, memory_bytes=memory_bytes)
-    return MeshChoice(graph, topology, prices.scheduled(0, sliced.depth, range(topology.ranks), 1))
+    with reserving(memory_bytes) as limit:
+        prices = StagePrices(sliced, topology, device, microbatches, memory_bytes=limit)
+        return MeshChoice(graph, topology, prices.scheduled(0, sliced.depth, range(topology.ranks), 1))

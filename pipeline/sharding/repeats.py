@@ -7,6 +7,7 @@ may want to be divided unlike (by columns, then by rows).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ def classes(graph: Graph) -> tuple[int, ...]:
     """
     inner = [number for number, it in enumerate(graph.operators) if it.given is None]
     known: dict[MergedOperator, int] = {}
-    signs = [known.setdefault(_plain(graph.operators[number]), len(known)) for number in inner]
+    nameless = (renamed(graph.operators[number], lambda _: "") for number in inner)
+    signs = [known.setdefault(it, len(known)) for it in nameless]
     found = {number: inner[first] for number, first in zip(inner, _folded(signs), strict=True)}
     place: dict[object, int] = {}
     for number in inner:
@@ -67,21 +69,22 @@ def _longest(signs: list[int]) -> tuple[int, int, int]:
     return best
 
 
-def _plain(operator: MergedOperator) -> MergedOperator:
-    """The operator without names."""
+def renamed(operator: MergedOperator, name: Callable[[str], str]) -> MergedOperator:
+    """The operator with other names for values, and nothing that tells where in a model it stands."""
 
-    def nameless(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(replace(it, value="") for it in tensors)
+    def tensors(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(replace(it, value=name(it.value)) for it in given)
 
     return replace(
         operator,
-        name="",
+        name=name(operator.name),
         module="",
         place=0,
-        inputs=nameless(operator.inputs),
-        joined=nameless(operator.joined),
-        result=replace(operator.result, value=""),
-        outputs=nameless(operator.outputs),
-        kept=nameless(operator.kept),
+        inputs=tensors(operator.inputs),
+        joined=tensors(operator.joined),
+        result=tensors((operator.result,))[0],
+        outputs=tensors(operator.outputs),
+        kept=tensors(operator.kept),
+        given=None if operator.given is None else replace(operator.given, name="", path=""),
         made=(),
     )

@@ -29,8 +29,7 @@ from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.specs import spec_of
 from arborcast.pipeline.sharding.strategies import ReadLayout, ReshardingCost, Strategy, crossing, strategies
-from arborcast.synth.deadline import Deadline
-from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.lp.highs import new_model, run
 
 Allowed = Callable[[MergedOperator, Strategy], bool]
 """Whether an operator may be divided so."""
@@ -60,11 +59,6 @@ class Sharding:
     scope: str
 
     @property
-    def gap(self) -> float:
-        """By which share of itself the step may be longer than the best."""
-        return (self.total_ps - self.bound_ps) / self.total_ps if self.total_ps else 0.0
-
-    @property
     def is_optimal(self) -> bool:
         """Whether nothing in scope is better by more than what floats leave open (a billionth)."""
         return self.total_ps - self.bound_ps <= self.total_ps * 10**-9 + 1
@@ -77,7 +71,6 @@ def shard(
     memory_bytes: int | None = None,
     allowed: Allowed | None = None,
     alike: bool = True,
-    deadline_s: float | None = None,
 ) -> Sharding:
     """The choice of strategies that takes the least time for a step.
 
@@ -87,19 +80,17 @@ def shard(
         memory_bytes: of one rank that may be used; None for no limit.
         allowed: restricts the strategies, as `layouts` does.
         alike: whether repeated blocks are divided alike, which makes the program as small as one of them.
-        deadline_s: seconds from now after which the best choice so far is given, with its gap.
 
     Raises:
-        PlanError: nothing fits the memory (says by how much), or no time was left for any choice.
+        PlanError: nothing fits the memory (says by how much).
     """
-    deadline = Deadline.after(deadline_s)
     words = f"mesh {setting.prices.mesh} of ranks {list(setting.prices.mesh.ranks)}"
     program = _HighsProgram(graph, setting, alike, allowed)
-    found = program.solve(memory_bytes, deadline)
+    found = program.solve(memory_bytes)
     if found is None and memory_bytes is None:
         raise PlanError(f"{words}: no choice of strategies that its links allow for {graph.name}")
     if found is None:
-        least = program.least_memory(deadline)
+        least = program.least_memory()
         raise MemoryShortError(
             f"{words}: every rank must have at least {least} bytes for {graph.name}, got {memory_bytes}: "
             f"{least - (memory_bytes or 0)} short",
@@ -113,15 +104,13 @@ def shard(
     return Sharding(graph, tuple(chosen), cost, min(total, math.ceil(bound)), total, scope)
 
 
-def least_memory(
-    graph: Graph, setting: Setting, *, allowed: Allowed | None = None, deadline_s: float | None = None
-) -> int:
+def least_memory(graph: Graph, setting: Setting, *, allowed: Allowed | None = None) -> int:
     """Bytes of one rank without which no choice fits, also of those that divide repeated blocks unlike.
 
     Raises:
         PlanError: links do not allow any choice.
     """
-    return _HighsProgram(graph, setting, False, allowed).least_memory(Deadline.after(deadline_s))
+    return _HighsProgram(graph, setting, False, allowed).least_memory()
 
 
 @dataclass(slots=True)
@@ -282,9 +271,7 @@ class _HighsProgram:
                 for column, _ in keeping:
                     self._row(0, math.inf, {kept: 1, column: -1})
 
-    def solve(
-        self, memory_bytes: int | None, deadline: Deadline
-    ) -> tuple[list[Strategy | None], float] | None:
+    def solve(self, memory_bytes: int | None) -> tuple[list[Strategy | None], float] | None:
         """The best choice with a bound of its costs; None where no choice fits the memory."""
         rows = list(self.rows)
         unit = max(max(self.memory, default=1), 1)
@@ -293,7 +280,7 @@ class _HighsProgram:
             rows.append((-math.inf, memory_bytes / unit, used))
         scale = max(max(self.costs, default=1), 1) / 1000
         model = _model(rows, [it / scale for it in self.costs], self.whole)
-        values, bound = _run(model, deadline)
+        values, bound = _run(model)
         if values is None:
             return None
         return self._chosen(values), bound * scale
@@ -310,11 +297,11 @@ class _HighsProgram:
                 chosen[first] = way
         return [chosen.get(self.grouping[number]) for number in range(len(self.grouping))]
 
-    def least_memory(self, deadline: Deadline) -> int:
-        """Bytes of one rank without which nothing fits; where time runs out, fewer than that."""
+    def least_memory(self) -> int:
+        """Bytes of one rank without which nothing fits."""
         unit = max(max(self.memory, default=1), 1)
         model = _model(self.rows, [it / unit for it in self.memory], self.whole)
-        values, bound = _run(model, deadline)
+        values, bound = _run(model)
         if values is None:
             raise PlanError("sharding: no choice has links for all of its collectives on this mesh")
         least = cost_of(self.graph, self._chosen(values), self.setting).memory_bytes
@@ -352,18 +339,15 @@ def _model(
     return model
 
 
-def _run(model: Any, deadline: Deadline) -> tuple[Any, float]:
+def _run(model: Any) -> tuple[Any, float]:
     """Values and a lower bound; None for values where there are none.
 
     Raises:
-        PlanError: the deadline passed before any were found, or HiGHS failed.
+        PlanError: HiGHS failed.
     """
-    limit_time(model, deadline.left_s)
-    model.run()
-    status: str = model.modelStatusToString(model.getModelStatus())
+    status = run(model)
     if "nfeasible" in status:
         return None, math.inf
-    info = model.getInfo()
-    if status not in ("Optimal", "Time limit reached") or not math.isfinite(info.objective_function_value):
-        raise PlanError(f"sharding: needs more time than it was given, HiGHS says {status}")
-    return model.getSolution().col_value, float(info.mip_dual_bound)
+    if status != "Optimal":
+        raise PlanError(f"sharding: its integer program must be solved, HiGHS says {status}")
+    return model.getSolution().col_value, float(model.getInfo().mip_dual_bound)

@@ -16,7 +16,8 @@ from arborcast.pipeline.costs.devices import DeviceRates
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.meshes import Mesh, meshes
 from arborcast.pipeline.sharding.fabric_prices import FabricPrices
-from arborcast.pipeline.sharding.graph import Graph, MergedOperator, Tensor
+from arborcast.pipeline.sharding.graph import Graph
+from arborcast.pipeline.sharding.repeats import renamed
 from arborcast.pipeline.sharding.setting import Setting
 from arborcast.pipeline.sharding.sharding_program import Allowed, Sharding, least_memory, shard
 from arborcast.pipeline.sharding.slices import Sliced
@@ -54,7 +55,6 @@ class StagePrices:
         memory_bytes: of one rank that may be used; None for no limit.
         layout: restricts the strategies; None for all.
         axes: of a mesh at most.
-        deadline_s: for each program.
         collective_us: as of `FabricPrices`.
         sum_gbps: likewise.
     """
@@ -67,7 +67,6 @@ class StagePrices:
     memory_bytes: int | None = None
     layout: Layout | None = None
     axes: int = 2
-    deadline_s: float | None = None
     collective_us: float = 0.0
     sum_gbps: float | None = None
     programs: int = field(default=0, init=False)
@@ -146,17 +145,13 @@ class StagePrices:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every program so far was solved to the proof."""
+        """Whether every program so far was solved to the proof, but for what floats leave open."""
         return all(
             it.is_optimal
             for known in (self._free, self._fitted)
             for it in known.values()
             if isinstance(it, Sharding)
         )
-
-    def graph(self, start: int, end: int) -> Graph:
-        """The layers [start, end)."""
-        return self._known(start, end)[1]
 
     def settings(self, ranks: Sequence[int]) -> tuple[Setting, ...]:
         """The meshes of some ranks that can be run, named by their places: `Mesh.can_ascend`."""
@@ -227,9 +222,7 @@ class StagePrices:
         key = self._sign(graph), id(setting.prices)
         if key not in self._layers:
             # A stage may fold other blocks than its layers do: only a choice without any is no dearer.
-            found = shard(
-                graph, setting, allowed=self._allowed(setting), alike=False, deadline_s=self.deadline_s
-            )
+            found = shard(graph, setting, allowed=self._allowed(setting), alike=False)
             self._layers[key] = found.bound_ps
         return self._layers[key]
 
@@ -251,9 +244,7 @@ class StagePrices:
         graph = self.sliced.layer(number)
         key = self._sign(graph), id(setting.prices), setting.in_flight
         if key not in self._layer_room:
-            self._layer_room[key] = least_memory(
-                graph, setting, allowed=self._allowed(setting), deadline_s=self.deadline_s
-            )
+            self._layer_room[key] = least_memory(graph, setting, allowed=self._allowed(setting))
         return self._layer_room[key]
 
     def _on_mesh(self, start: int, end: int, setting: Setting, in_flight: int) -> PricedStage:
@@ -278,13 +269,7 @@ class StagePrices:
     def _sharded(self, graph: Graph, setting: Setting, memory_bytes: int | None) -> Sharding | PlanError:
         self.programs += 1
         try:
-            return shard(
-                graph,
-                setting,
-                memory_bytes=memory_bytes,
-                allowed=self._allowed(setting),
-                deadline_s=self.deadline_s,
-            )
+            return shard(graph, setting, memory_bytes=memory_bytes, allowed=self._allowed(setting))
         except PlanError as error:
             return error
 
@@ -315,26 +300,8 @@ def _nameless(graph: Graph) -> Hashable:
     def number(value: str) -> str:
         return str(numbers.setdefault(value, len(numbers)))
 
-    def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(replace(it, value=number(it.value)) for it in tensors)
-
-    operators: list[MergedOperator] = [
-        replace(
-            it,
-            name=number(it.name),
-            module="",
-            place=0,
-            inputs=plain(it.inputs),
-            joined=plain(it.joined),
-            result=plain((it.result,))[0],
-            outputs=plain(it.outputs),
-            kept=plain(it.kept),
-            given=None if it.given is None else replace(it.given, name="", path=""),
-            made=(),
-        )
-        for it in graph.operators
-    ]
+    operators = tuple(renamed(it, number) for it in graph.operators)
     named = list(numbers)
     trained = tuple(value in graph.trained for value in named)
     memory = tuple(number(graph.memory[value]) if value in graph.memory else "" for value in named)
-    return tuple(operators), trained, memory, graph.samples
+    return operators, trained, memory, graph.samples

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from arborcast.synth.cli.console import table
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.planning.plan_comparison import Alternative, Comparison
+    from arborcast.pipeline.planning.plan_comparison import Comparison, PlanCandidate
     from arborcast.pipeline.planning.plan_prediction import Prediction
     from arborcast.pipeline.stages import Plan
 
@@ -69,7 +69,7 @@ def figures(predicted: Prediction) -> dict[str, Any]:
     }
 
 
-def _alternative(other: Alternative, chosen: Prediction) -> dict[str, Any]:
+def _alternative(other: PlanCandidate, chosen: Prediction) -> dict[str, Any]:
     if other.plan is None or other.prediction is None:
         return {"why": other.why_not}
     return {
@@ -211,7 +211,7 @@ def _describe_device(device: str | None, said_by: str) -> list[str]:
             return []
 
 
-def _compared(it: Alternative, best_us: float) -> tuple[str, ...]:
+def _compared(it: PlanCandidate, best_us: float) -> tuple[str, ...]:
     """A line of the comparison."""
     from arborcast.pipeline.planning.memory_need import readable
 

@@ -18,7 +18,7 @@ from arborcast.pipeline.costs.saved_bytes import (
     merged,
 )
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.activation_search import Menu, Room, Units
+from arborcast.pipeline.planning.activation_search import ActivationOptions, MemoryBudget, Units
 from arborcast.pipeline.planning.tables import LayerTables
 from arborcast.pipeline.profiles import Layer, Profile
 from tests.support.planning_cases import every_choice
@@ -98,7 +98,7 @@ def replayed_bytes(profile, units, samples, microbatches):
 @given(models(), st.integers(1, 3), st.integers(1, 4), st.data())
 @settings(max_examples=60)
 def test_a_replay_of_the_passes_holds_as_much(profile, samples, in_flight, data):
-    units = data.draw(st.sampled_from(list(every_choice(0, profile.depth, Menu(True, 1.0)))))
+    units = data.draw(st.sampled_from(list(every_choice(0, profile.depth, ActivationOptions(True, 1.0)))))
     start = data.draw(st.integers(0, len(units) - 1))
     own = units[start:]
     found = held(profile, merged(own), samples)
@@ -108,7 +108,14 @@ def test_a_replay_of_the_passes_holds_as_much(profile, samples, in_flight, data)
 
 @given(
     models(most=5),
-    st.sampled_from([Menu(True), Menu(False, 0.001), Menu(True, 0.0005), Menu(True, 0.004)]),
+    st.sampled_from(
+        [
+            ActivationOptions(True),
+            ActivationOptions(False, 0.001),
+            ActivationOptions(True, 0.0005),
+            ActivationOptions(True, 0.004),
+        ]
+    ),
     st.integers(1, 3),
     st.integers(1, 5),
     st.data(),
@@ -142,7 +149,7 @@ def test_equal_stages_share_a_choice(profile, kinds, limit):
     kinds = [min(it, profile.depth - 1) for it in kinds]
     equal = tuple(replace(profile.layers[it], name=f"{at}") for at, it in enumerate(kinds))
     repeated = replace(profile, layers=equal)
-    tables, menu, room = LayerTables(repeated), Menu(True, 0.002), Room(1, 0.5, 2, limit)
+    tables, menu, room = LayerTables(repeated), ActivationOptions(True, 0.002), MemoryBudget(1, 0.5, 2, limit)
     for start, end in combinations(range(repeated.depth + 1), 2):
         alone = Units(repeated, menu, room.share, room.samples).choice(start, end, 2, limit)
         assert tables.choice(start, end, menu, room) == alone
@@ -181,7 +188,7 @@ def test_a_drawn_choice():
         (16, drawn([RECOMPUTE] * 3, [1, 1, 1]), 15.0),
         (15, None, 0.0),
     ):
-        found = Units(profile, Menu(True), 1, 1.0).choice(0, 3, 2, limit)
+        found = Units(profile, ActivationOptions(True), 1, 1.0).choice(0, 3, 2, limit)
         assert (found and (found.segments, found.extra_us)) == (segments and (segments, time)), limit
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import pipeline
+from arborcast.pipeline.costs.devices import with_reserve
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError, ProfileError
 from arborcast.pipeline.planning.alternatives import (
@@ -138,21 +139,33 @@ def test_gpipe_with_fewer_layers_than_ranks_has_a_stage_per_layer() -> None:
 def test_gpipe_recomputes_where_memory_asks_for_it() -> None:
     # A stage of one layer: 10 MB saved, all four microbatches in flight, 2 MB of weights and gradients.
     profile, network = model([1, 1, 1, 1]), LinkCosts(load("full:4"))
-    assert not straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=13 * MB).recompute
-    assert straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=6 * MB).recompute
-    with pytest.raises(PlanError, match=r"stage \d .* must fit into 3\.81 MiB, got .* too many"):
+    assert not straight_gpipe(
+        profile, network, batch=32, microbatches=4, memory_bytes=with_reserve(13 * MB)
+    ).recompute
+    assert straight_gpipe(
+        profile, network, batch=32, microbatches=4, memory_bytes=with_reserve(6 * MB)
+    ).recompute
+    with pytest.raises(
+        PlanError, match=r"stage \d .* must fit into 3\.81 MiB with 10 % to spare, got .* too many"
+    ):
         straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=4 * MB)
 
 
 def test_data_parallel_divides_the_batch_as_asked_and_says_what_memory_lacks() -> None:
     profile, network = model([1, 1, 1, 1]), LinkCosts(load("full:4"))
     # Of 32 samples a rank has 8: 4 layers x 10 MB / 4 saved, 8 MB of weights and gradients.
-    for microbatches, limit in ((1, None), (4, None), (8, None), (1, 18 * MB + 1), (4, 13 * MB)):
+    for microbatches, limit in (
+        (1, None),
+        (4, None),
+        (8, None),
+        (1, with_reserve(18 * MB + 1)),
+        (4, with_reserve(13 * MB)),
+    ):
         plan = data_parallel(profile, network, batch=32, microbatches=microbatches, memory_bytes=limit)
         assert stages(plan) == [(0, 4, (0, 1, 2, 3))]
         assert (plan.microbatches, plan.recompute) == (microbatches, False)
     with pytest.raises(PlanError, match=r"got 10\.01 MiB, 488.* too many"):
-        data_parallel(profile, network, batch=32, microbatches=4, memory_bytes=10 * MB)
+        data_parallel(profile, network, batch=32, microbatches=4, memory_bytes=with_reserve(10 * MB))
     # Of several numbers, the largest that the batch has samples for comes closest to what memory holds.
     refusal = alternatives(
         profile, network, batch=32, microbatches=[1, 4, 32], memory_bytes=9 * MB, methods=["data-parallel"]
@@ -199,23 +212,23 @@ def test_room_counts_as_the_real_check() -> None:
         there = replace(plan, recompute=recompute)
         for index, stage in enumerate(plan.stages):
             needed = stage_memory(there, profile, batch=32, stage=index).total
-            for limit, fits in ((needed, True), (needed - 1, False)):
+            for limit, fits in ((with_reserve(needed), True), (with_reserve(needed) - 1, False)):
                 fit = range_fits(profile, limit, (0, 1, 2, 3), batch=32, microbatches=4, recompute=recompute)
                 assert fit(stage.start, stage.end, stage.ranks, 2 - index) is fits
 
 
 def test_all_alternatives_fit_or_say_by_how_much() -> None:
     profile, network = model([1, 3, 2, 2, 5, 3]), LinkCosts(two_hosts())
-    plans = alternatives(profile, network, batch=32, microbatches=4, memory_bytes=20 * MB)
+    plans = alternatives(profile, network, batch=32, microbatches=4, memory_bytes=with_reserve(20 * MB))
     assert list(plans) == list(METHODS)
     for plan in plans.values():
         assert isinstance(plan, Plan)
         assert plan.depth == 6
         assert plan.topology == network.topology
         assert sorted(plan.ranks) == [0, 1, 2, 3]
-        check_memory(plan, profile, 20 * MB, batch=32)
+        check_memory(plan, profile, with_reserve(20 * MB), batch=32)
     for refusal in alternatives(profile, network, batch=32, microbatches=4, memory_bytes=2 * MB).values():
-        with pytest.raises(PlanError, match=r"must fit into 1\.91 MiB, got .* too many"):
+        with pytest.raises(PlanError, match=r"must fit into 1\.91 MiB with 10 % to spare, got .* too many"):
             raise refusal if isinstance(refusal, PlanError) else AssertionError(refusal)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.pipeline import predict
+from arborcast.pipeline.costs.devices import with_reserve
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import MemoryShortError, PlanError
 from arborcast.pipeline.planning.alternatives import data_parallel
@@ -132,7 +133,7 @@ def test_a_limit_of_memory_holds_for_what_is_predicted() -> None:
     profile = replace(profile, layers=tuple(replace(it, working_bytes=20_000) for it in profile.layers))
     free = choose_both(graph, topology, UNIT, profile)
     least = min(it.memory_bytes for it in free.ways.values() if it.prediction is not None)
-    found = choose_both(graph, topology, UNIT, profile, memory_bytes=least + 100)
+    found = choose_both(graph, topology, UNIT, profile, memory_bytes=with_reserve(least + 100))
     assert found.ways[found.best].memory_bytes <= least + 100
     with pytest.raises(MemoryShortError, match=r"memory: .* must have at least"):
         choose_both(graph, topology, UNIT, profile, memory_bytes=30_000)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.pipeline.costs.devices import with_reserve
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.pipedream import DeviceRange, pipedream, program
@@ -93,7 +94,7 @@ def test_where_its_plan_does_not_fit_the_program_runs_again_over_what_fits() -> 
     network = LinkCosts(load("full:2"))
     free = pipedream(profile, network, batch=32, microbatches=4)
     assert len(free.stages) == 1
-    tight = pipedream(profile, network, batch=32, microbatches=4, memory_bytes=5_000_000)
+    tight = pipedream(profile, network, batch=32, microbatches=4, memory_bytes=with_reserve(5_000_000))
     assert [it.replicas for it in tight.stages] == [1, 1]
     with pytest.raises(PlanError, match="too many"):
         pipedream(profile, network, batch=32, microbatches=4, memory_bytes=1_000_000)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.pipeline.costs.devices import with_reserve
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
@@ -208,12 +209,12 @@ def test_memory_puts_pipelines_inside_hosts_and_replicas_across():
     # Weights of 3 MB a layer, all but 50 KB frozen, must be cut to fit; 16 MB of activations at 1 GB/s
     # between hosts would take longer than the layers, while gradients cross but once.
     profile = uniform(8, 16_000_000, 50_000, frozen_bytes=3_000_000)
-    made = plan(profile, hosts(2, 4, 100, 1), memory_bytes=20_000_000)
+    made = plan(profile, hosts(2, 4, 100, 1), memory_bytes=with_reserve(20_000_000))
     assert len(made.stages) > 1
     for stage in made.stages:
         assert {rank // 4 for rank in stage.ranks} == {0, 1}
     # The reverse: small activations, and gradients that must not leave a host.
-    made = plan(uniform(8, 10_000, 3_000_000), hosts(2, 4, 100, 1), memory_bytes=30_000_000)
+    made = plan(uniform(8, 10_000, 3_000_000), hosts(2, 4, 100, 1), memory_bytes=with_reserve(30_000_000))
     assert len(made.stages) > 1
     assert all(len({rank // 4 for rank in stage.ranks}) == 1 for stage in made.stages)
 
@@ -303,11 +304,11 @@ def test_memory_that_cannot_fit_says_by_how_much_and_where():
     with pytest.raises(
         PlanError,
         match=r"^no plan fits into memory; the closest one \(4 stages, 16 microbatches, order 1f1b\) does "
-        r"not: plan: stage \d \(layers .*\) on rank \d must fit into 2.86 MiB, got 3.81 MiB, "
-        r"976.81 KiB too many: "
+        r"not: plan: stage \d \(layers .*\) on rank \d must fit into 3.15 MiB with 10 % to spare, got "
+        r"3.81 MiB, 976.81 KiB too many: "
         r"parameters 1.91 MiB, gradients 1.91 MiB, messages 252 B, \d of 16 microbatches in flight$",
     ):
-        plan(uniform(8, 1000, 1_000_000), topologies.load("full:4"), memory_bytes=3_000_000)
+        plan(uniform(8, 1000, 1_000_000), topologies.load("full:4"), memory_bytes=with_reserve(3_000_000))
 
 
 def test_ranks_that_do_not_reach_each_other_are_refused():

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.pipeline.costs.devices import usable
 from arborcast.pipeline.costs.link_costs import LinkCosts
-from arborcast.pipeline.planning.activation_search import Menu
+from arborcast.pipeline.planning.activation_search import ActivationOptions
 from arborcast.pipeline.planning.memory_need import fits, stage_memory
 from arborcast.pipeline.planning.stage_dp import PartitionProblem, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
@@ -54,7 +55,7 @@ def missing_bytes(stages, profile, question) -> int:
     plan = Plan(stages, question.microbatches, question.order, question.recompute, question.max_in_flight)
     return max(
         stage_memory(plan, profile, batch=question.batch, stage=index).total
-        - min(question.limits[rank] for rank in stage.ranks)
+        - usable(min(question.limits[rank] for rank in stage.ranks))
         for index, stage in enumerate(stages)
     )
 
@@ -130,7 +131,7 @@ def test_published_values_are_those_of_brute_force(topology, profile, microbatch
     profiles(max_layers=4),
     st.sampled_from(PLANNED),
     st.integers(1, 4),
-    st.sampled_from([Menu(True), Menu(False, 0.5), Menu(True, 2.0)]),
+    st.sampled_from([ActivationOptions(True), ActivationOptions(False, 0.5), ActivationOptions(True, 2.0)]),
     st.data(),
 )
 @settings(max_examples=15)
@@ -153,7 +154,7 @@ def test_values_with_choices_by_layer_are_those_of_brute_force(
                 own = (*stages[:index], replace(stage, segments=segments), *stages[index + 1 :])
                 plan = Plan(own, microbatches, order, offload_gbps=menu.offload_gbps)
                 memory = stage_memory(plan, profile, batch=8, stage=index)
-                if memory.total <= min(limits[rank] for rank in stage.ranks):
+                if memory.total <= usable(min(limits[rank] for rank in stage.ranks)):
                     passes = plan.pass_us(profile, index, 8 / microbatches / stage.replicas)
                     gradients = profile.gradient_bytes(stage.start, stage.end)
                     exchange = network.allreduce_us(stage.ranks, gradients)

@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import arborcast.pipeline.costs.layer_pass
 import arborcast.pipeline.costs.measured
@@ -112,6 +115,20 @@ def test_memory_is_followed_until_it_is_let_go_of():
         values = torch.zeros(1000, requires_grad=True)
         values.exp().sum().backward()
         assert (live.now, live.peak) == (8000, 3 * 4000 + 2 * 4)  # exp, its gradient; the sum, and its
+
+
+def test_of_a_divided_tensor_its_part_here_counts():
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        divided = DTensor.from_local(torch.zeros(250), mesh, [Shard(0)])
+        with LiveBytes() as live:
+            moments = torch.zeros_like(divided)
+            assert (moments.shape, live.now) == ((1000,), 1000)
+            del moments
+            assert live.now == 0
+    finally:
+        dist.destroy_process_group()
 
 
 class Wide(nn.Module):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.pipeline.costs.devices import with_reserve
 from arborcast.pipeline.costs.link_costs import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.memory_need import check_memory
@@ -64,22 +65,28 @@ def test_a_model_that_fits_on_one_device_has_one_stage() -> None:
 def test_as_few_stages_as_fit_and_each_pipeline_in_its_host() -> None:
     """Of 6 layers with 3 MB of weights and gradients each, 10 MB hold three: two stages, on both hosts."""
     profile, network = model([1] * 6, saved=MB, weights=3 * MB // 2), LinkCosts(load("dgx-a100:boxes=2"))
-    plan = rannc(profile, network, batch=64, microbatches=4, memory_bytes=10 * MB)
-    check_memory(plan, profile, 10 * MB, batch=64)
+    plan = rannc(profile, network, batch=64, microbatches=4, memory_bytes=with_reserve(10 * MB))
+    check_memory(plan, profile, with_reserve(10 * MB), batch=64)
     assert [(it.start, it.end, it.ranks) for it in plan.stages] == [
         (0, 3, (0, 1, 2, 3, 8, 9, 10, 11)),
         (3, 6, (4, 5, 6, 7, 12, 13, 14, 15)),
     ]
     assert plan.recompute, "there are several microbatches"
     # One host does not hold a layer on each of its devices: nothing does.
-    with pytest.raises(PlanError, match=r"must fit into 1\.91 MiB, got .* too many"):
+    with pytest.raises(PlanError, match=r"must fit into 1\.91 MiB with 10 % to spare, got .* too many"):
         rannc(profile, network, batch=64, microbatches=4, memory_bytes=2 * MB)
 
 
 def test_a_pipeline_takes_more_hosts_where_one_is_too_small() -> None:
     """16 layers of 6 MB: eight devices of a box have 8 x 10 MB and hold 8 of them, two boxes hold all."""
     profile = model([1] * 16, saved=0, weights=3 * MB)
-    plan = rannc(profile, LinkCosts(load("dgx-a100:boxes=2")), batch=16, microbatches=4, memory_bytes=10 * MB)
+    plan = rannc(
+        profile,
+        LinkCosts(load("dgx-a100:boxes=2")),
+        batch=16,
+        microbatches=4,
+        memory_bytes=with_reserve(10 * MB),
+    )
     assert [it.ranks for it in plan.stages] == [(rank,) for rank in range(16)]
 
 
@@ -88,5 +95,5 @@ def test_blocks_are_few_unless_memory_asks_for_more(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("arborcast.pipeline.planning.rannc.BLOCKS", 3)
     profile, network = model([1] * 6, saved=0, weights=3 * MB), LinkCosts(load("star:6"))
     for limit, most in ((13 * MB, 3), (8 * MB, 6)):
-        plan = rannc(profile, network, batch=6, microbatches=1, memory_bytes=limit)
+        plan = rannc(profile, network, batch=6, microbatches=1, memory_bytes=with_reserve(limit))
         assert len(plan.stages) == most

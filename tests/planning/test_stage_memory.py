@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.pipeline.costs.devices import with_reserve
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import actions
 from arborcast.pipeline.planning.memory_need import (
@@ -118,14 +119,16 @@ def test_the_closed_form_of_what_is_in_flight_is_that_of_the_orders(order, stage
 def test_what_does_not_fit_says_where_and_by_how_much():
     plan = Plan([(0, 1, [0]), (1, 3, [1, 2]), (3, 4, [3])], 4)
     # stage 1: 500 + 500 + 1000 + 3000 + 240
-    check_memory(plan, PROFILE, 5240, batch=24)
+    check_memory(plan, PROFILE, with_reserve(5240), batch=24)
+    with pytest.raises(PlanError, match="1 B too many"):
+        check_memory(plan, PROFILE, with_reserve(5240) - 1, batch=24)
     with pytest.raises(
         PlanError,
-        match=r"plan: stage 1 \(layers \[1, 3\)\) on rank 2 must fit into 5.00 KiB, got 5.12 KiB, 120 B too "
-        r"many: parameters 500 B, gradients 500 B, optimizer 1000 B, activations 2.93 KiB, messages 240 B, "
-        r"2 of 4 microbatches in flight$",
+        match=r"plan: stage 1 \(layers \[1, 3\)\) on rank 2 must fit into 5.50 KiB with 10 % to spare, got "
+        r"5.12 KiB, 120 B too many: parameters 500 B, gradients 500 B, optimizer 1000 B, activations "
+        r"2.93 KiB, messages 240 B, 2 of 4 microbatches in flight$",
     ):
-        check_memory(plan, PROFILE, {0: 10**6, 1: 5121, 2: 5120, 3: 10**6}, batch=24)
+        check_memory(plan, PROFILE, {0: 10**6, 1: 5633, 2: 5632, 3: 10**6}, batch=24)
 
 
 def test_the_stage_that_misses_most_is_named():

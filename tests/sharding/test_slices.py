@@ -86,7 +86,7 @@ def test_limits_hold_where_blocks_repeat_within_a_layer():
                 x = it.linear(f"l{at}", x, it.weight(f"w{at}", outer, inner))
         x = it.softmax(f"end{it.place}", x)
     prices = StagePrices(Sliced(it.graph(), 2), ring(2, 5), UNIT, 4)
-    stage, (setting,) = prices.graph(0, 2), prices.settings((0, 1))
+    stage, (setting,) = prices.sliced.stage(0, 2), prices.settings((0, 1))
     folded = [shard(prices.sliced.layer(layer), setting).bound_ps for layer in range(2)]
     assert sum(folded) > shard(stage, setting).total_ps >= prices.limits_ps((0, 1))[0][-1]
 

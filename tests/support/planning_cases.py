@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.saved_bytes import Segment, Treatment
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.activation_search import Menu
+from arborcast.pipeline.planning.activation_search import ActivationOptions
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Stage
 
@@ -60,7 +60,7 @@ def divisions(
                 )
 
 
-def every_choice(start: int, end: int, menu: Menu) -> Iterator[tuple[Segment, ...]]:
+def every_choice(start: int, end: int, menu: ActivationOptions) -> Iterator[tuple[Segment, ...]]:
     """All ways to treat the layers [start, end), kept and offloaded ones one at a time."""
     if start == end:
         yield ()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from arborcast.pipeline.costs.devices import with_reserve
 from arborcast.pipeline.planning.formats import read_plan, write_plan
 from arborcast.pipeline.planning.plan_comparison import compare
 from arborcast.pipeline.profiles import Layer, Profile
@@ -41,7 +42,9 @@ def test_every_plan_of_a_comparison_trains_as_serially(tmp_path: Path) -> None:
         Layer(f"l{i}", 100.0, 200.0, 10_000, 4_000_000, 5_000_000, 5_000_000, 5_000_000)
         for i in range(LAYERS)
     )
-    found = compare(Profile("drawn", SIZE, tuple(layers)), "full:4", memory_bytes=LIMIT, microbatches=4)
+    found = compare(
+        Profile("drawn", SIZE, tuple(layers)), "full:4", memory_bytes=with_reserve(LIMIT), microbatches=4
+    )
     plans = {it.method: it.plan for it in found.alternatives if it.plan is not None}
     assert set(plans) >= {"arborcast", "gpipe", "pipedream", "rannc", "spp"}
     assert len({(plan.stages, plan.order, plan.recompute) for plan in plans.values()}) >= 4

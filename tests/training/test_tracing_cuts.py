@@ -16,7 +16,6 @@ from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.balance import balanced_cuts
 from arborcast.pipeline.model.traced.cut_points import CutPoint, Item, all_cuts
 from arborcast.pipeline.model.traced.layers import NEAR, worthwhile
-from arborcast.pipeline.model.traced.value_kinds import ValueKind
 
 X = Item("x", size_bytes=4, storages=frozenset({0}))
 
@@ -53,7 +52,7 @@ def test_inputs_and_early_outputs_cross_to_where_they_are_used() -> None:
 
 def test_what_is_copied_has_no_position_and_does_not_cross() -> None:
     items = [
-        item("mask", kind=ValueKind.CONSTANT, copied=True),
+        item("mask", varies=False, copied=True),
         item("a", "x", "mask"),
         item("b", "a", "mask"),
     ]
@@ -63,8 +62,7 @@ def test_what_is_copied_has_no_position_and_does_not_cross() -> None:
 @pytest.mark.parametrize(
     ("items", "fault"),
     [
-        ([item("a", "x", kind=ValueKind.LOSS), item("b", "a", "x")], "a is a loss value"),
-        ([item("a", kind=ValueKind.CONSTANT), item("b", "x", "a")], "a is a constant value"),
+        ([item("a", varies=False), item("b", "x", "a")], "a is not made of samples"),
         ([item("a", "x", sample_dim=None), item("b", "a")], "a has no one dimension that counts samples"),
         ([item("a", "x"), item("b")], "nothing crosses"),
     ],
@@ -112,7 +110,7 @@ def test_a_counter_stays_with_the_operator_behind_it() -> None:
     five = frozenset({5})
     items = [
         item("a", "x"),
-        item("tick", kind=ValueKind.CONSTANT, storages=five, changes=five),
+        item("tick", varies=False, storages=five, changes=five),
         item("norm", "a"),
     ]
     cuts = all_cuts(items, [X], ["norm"], held=five)
@@ -121,19 +119,19 @@ def test_a_counter_stays_with_the_operator_behind_it() -> None:
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[Item]:
-    """Operators that read earlier ones; some are copied, some cannot be divided, some are losses."""
+    """Operators that read earlier ones; some are copied, some cannot be divided, some are of no samples."""
     items: list[Item] = []
     for index in range(draw(st.integers(2, 8))):
         copies = [it.name for it in items if it.copied]
         if draw(st.integers(0, 4)) == 0:
             chosen = draw(st.lists(st.sampled_from(copies), max_size=2)) if copies else []
-            items.append(item(f"v{index}", *chosen, kind=ValueKind.CONSTANT, copied=True))
+            items.append(item(f"v{index}", *chosen, varies=False, copied=True))
             continue
         names = ["x", *(it.name for it in items)]
         inputs = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
-        kind = draw(st.sampled_from([ValueKind.BATCH] * 5 + [ValueKind.LOSS]))
+        varies = draw(st.integers(0, 5)) > 0
         dim = draw(st.sampled_from([0, 0, 0, None]))
-        items.append(item(f"v{index}", *inputs, kind=kind, sample_dim=dim))
+        items.append(item(f"v{index}", *inputs, varies=varies, sample_dim=dim))
     return items
 
 
@@ -159,8 +157,7 @@ def test_both_halves_run_with_what_crosses_and_need_all_of_it(items: list[Item])
             assert missing(set(cut.values) - {name})
         by_name = {it.name: it for it in [X, *items]}
         legal = cut.values and all(
-            by_name[name].kind is ValueKind.BATCH and by_name[name].sample_dim is not None
-            for name in cut.values
+            by_name[name].varies and by_name[name].sample_dim is not None for name in cut.values
         )
         assert bool(cut.fault) != bool(legal)
 

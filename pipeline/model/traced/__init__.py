@@ -3,8 +3,8 @@
     layered = trace(model, example)
     first, second = layered.divide(0, 5), layered.divide(5, layered.depth)
 
-From the call to the layers: `capture` (torch.export, once per mode), `table` (what each operator does, by
-`effects` and `kinds`), `cuts` (where it may be cut), `layers` (where it is), `traced` and `segments`.
+From the call to the layers: `capture` (torch.export, once per mode), `operator_table` (what each operator
+does, by `effects`), `cut_points` (where it may be cut), `layers` (where it is), `model` and `segments`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def trace(
     loss_fn: Callable[[Any, Any], Any] | None = None,
     *,
     layers: int | Literal["all"] | None = None,
-    strict: bool = False,
     evaluation: bool = True,
 ) -> Traced:
     """Partition a model by its graph into layers that a pipeline can cut between.
@@ -59,7 +58,6 @@ def trace(
             over parts of a batch can be put together from, as one would write it for serial training. What it
             reads besides stays as it is now.
         layers: how many; "all" for one per legal cut; None for at most 64 at cuts that few bytes cross.
-        strict: whether torch.export analyses bytecode instead of running the model.
         evaluation: whether it is traced in evaluation too, which takes as long again; without, it can be
             planned for and trained, not evaluated.
 
@@ -70,11 +68,11 @@ def trace(
     Source: RaNNC's partitioning, section 5.2.1.
     """
     given = checked_example(model, example, loss_fn)
-    training = tabulate(capture(model, given, training=True, strict=strict, loss_fn=loss_fn))
+    training = tabulate(capture(model, given, training=True, loss_fn=loss_fn))
     name = type(model).__name__
     _check_outputs(name, training)
     other = (
-        _evaluation(model, given, training, strict=strict, loss_fn=loss_fn)
+        _evaluation(model, given, training, loss_fn)
         if evaluation
         else f"model {name}: must be traced with evaluation=True to be evaluated"
     )
@@ -103,13 +101,11 @@ def _evaluation(
     model: nn.Module,
     example: Arguments,
     training: OperatorTable,
-    *,
-    strict: bool,
     loss_fn: Callable[[Any, Any], Any] | None,
 ) -> tuple[OperatorTable, dict[str, str]] | str:
     """The graph of the other mode with the partners of the values, or why there is none."""
     try:
-        captured: Captured = capture(model, example, training=False, strict=strict, loss_fn=loss_fn)
+        captured: Captured = capture(model, example, training=False, loss_fn=loss_fn)
     except PartitionError as error:
         return f"in evaluation, {error}"
     table = tabulate(captured)

@@ -171,7 +171,6 @@ def capture(
     example: Arguments,
     *,
     training: bool,
-    strict: bool,
     loss_fn: Callable[[Any, Any], Any] | None = None,
 ) -> Captured:
     """Trace a model in one mode; the model itself stays as it was.
@@ -181,7 +180,6 @@ def capture(
         example: its inputs, with targets where there is a loss.
         training: the mode.
         loss_fn: of output and targets; traced behind the model.
-        strict: whether torch.export analyses the model's bytecode instead of running it.
 
     Raises:
         PartitionError: it cannot be traced, returns something else than tensors, or replaces a buffer.
@@ -198,18 +196,13 @@ def capture(
     simplifying = root.register_forward_hook(simplify)
     try:
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-        with stand_ins([model], fake), in_mode(root, training), torch.enable_grad(), _quiet() as said:
+        with stand_ins([model], fake), in_mode(root, training), torch.enable_grad(), _quiet():
             shapes = _shapes(root, args, kwargs)
-            program = torch.export.export(root, args, kwargs, dynamic_shapes=shapes, strict=strict)
+            program = torch.export.export(root, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch raises dozens of classes, most of them private
         raise tracing_error(model, error) from error
     finally:
         simplifying.remove()
-    if strict and any("side effects" in str(warning.message) for warning in said):
-        raise PartitionError(
-            f"model {type(model).__name__}: forward replaces attributes of the model, which a strict trace "
-            "would lose; use strict=False"
-        )
     return _described(type(model).__name__, program, made[-1], "" if loss_fn is None else "model.")
 
 
@@ -274,11 +267,8 @@ def _shapes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @contextmanager
-def _quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Without what torch prints and logs on the way to an error: the error says it in one line.
-
-    Its warnings are given to the caller, its words to the debug log.
-    """
+def _quiet() -> Iterator[None]:
+    """Without what torch prints on the way to an error, which says it in one line; the debug log has it."""
     loggers = [logging.getLogger(name) for name in _LOUD]
     words = io.StringIO()
 
@@ -289,9 +279,9 @@ def _quiet() -> Iterator[list[warnings.WarningMessage]]:
     for logger in loggers:
         logger.addFilter(keep)
     try:
-        with redirect_stderr(words), warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            yield said
+        with redirect_stderr(words), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         for logger in loggers:
             logger.removeFilter(keep)

@@ -4,7 +4,7 @@
     position   0       1               2        3
     cut               1       2               3             a cut lies before the item at its position
 
-Everything that crosses a legal cut is a batch value with one dimension that counts samples (or rows of them,
+Everything that crosses a legal cut is made of samples, with one dimension that counts them (or rows of them,
 sample after sample), so that any number of replicas on either side can divide it. What is changed in place
 stays on one side of its changes.
 """
@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arborcast.pipeline.model.traced.value_kinds import ValueKind
-
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -24,7 +22,7 @@ class Item:
     Attributes:
         name: of the value, unique.
         inputs: names of the values that it reads: of items, of the model's inputs, of parameters and buffers.
-        kind: of the value.
+        varies: whether it is made of samples, so that it is divided among replicas with them.
         copied: whether every stage that uses the value computes it again; such an item has no position.
         sample_dim: the one dimension that counts samples; None where the value cannot be divided by samples.
         rows: how long that dimension is for each sample.
@@ -35,7 +33,7 @@ class Item:
 
     name: str
     inputs: tuple[str, ...] = ()
-    kind: ValueKind = ValueKind.BATCH
+    varies: bool = True
     copied: bool = False
     sample_dim: int | None = 0
     rows: int = 1
@@ -111,8 +109,8 @@ def _fault(crossing: Sequence[Item]) -> str:
     if not crossing:
         return "nothing crosses"
     for value in crossing:
-        if value.kind is not ValueKind.BATCH:
-            return f"{value.name} is a {value.kind.value} value"
+        if not value.varies:
+            return f"{value.name} is not made of samples"
         if value.sample_dim is None:
             return f"{value.name} has no one dimension that counts samples"
     return ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from arborcast.pipeline.model.traced.cut_points import Item
-from arborcast.pipeline.model.traced.value_kinds import ValueKind
 
 
 def without_loss(
@@ -47,7 +46,7 @@ def without_loss(
         item = known.get(waiting.pop())
         if item is None or item.name in alone | ends:
             continue
-        crosses = item.kind is ValueKind.BATCH and item.sample_dim is not None and item.name != loss
+        crosses = item.varies and item.sample_dim is not None and item.name != loss
         if crosses and item.name in trained and item.name not in light | labelled:
             ends.add(item.name)
         else:

@@ -16,7 +16,7 @@ from arborcast.pipeline.model.traced.capture import Arguments
 from arborcast.pipeline.model.traced.cut_points import CutPoint
 from arborcast.pipeline.model.traced.layers import layer_names
 from arborcast.pipeline.model.traced.operator_table import OperatorTable
-from arborcast.pipeline.model.traced.parameter_registry import Holdings
+from arborcast.pipeline.model.traced.parameter_registry import ParameterRegistry
 from arborcast.pipeline.model.traced.segments import (
     LossCode,
     SegmentGraph,
@@ -66,7 +66,7 @@ class Traced:
     training: OperatorTable
     evaluation: tuple[OperatorTable, dict[str, str]] | str
     cuts: tuple[CutPoint, ...]
-    holdings: Holdings
+    holdings: ParameterRegistry
     arguments: Arguments
     losses: tuple[LossCode, ...] = ()
     labels: tuple[int, ...] = ()

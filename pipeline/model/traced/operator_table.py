@@ -1,7 +1,7 @@
-"""A captured graph as a table of items: kinds, memory, samples, and what every stage computes for itself.
+"""A captured graph as a table of items: memory, samples, and what every stage computes for itself.
 
-Between torch's graph and the pure rules of `kinds` and `cuts`: everything that those need to know of an
-operator is found here.
+Between torch's graph and the pure rules of `cut_points`: everything that those need to know of an operator is
+found here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from arborcast.pipeline.model.traced.cut_points import CutPoint, Item, all_cuts
 from arborcast.pipeline.model.traced.effects import Effects, effects, is_tensor
 from arborcast.pipeline.model.traced.loss import without_loss
 from arborcast.pipeline.model.traced.tensor_sizes import Sizes
-from arborcast.pipeline.model.traced.value_kinds import TracedOperator, ValueKind, kinds
 
 VIEWS = {
     torch.ops.aten.view,
@@ -110,15 +109,15 @@ def tabulate(captured: Captured) -> OperatorTable:
     does = {node.name: effects(node, measure) for node in captured.operators if node.name not in sizes}
     does = _used(does, captured, nodes)
     memory = _memory(does, nodes)
-    kind = _kinds(does, captured, nodes, sizes, memory)
+    varying = _varying(does, captured, nodes, memory)
     held = frozenset(memory[name] for name in captured.tensors)
-    copied = _copied(does, captured, nodes, kind, memory, held)
-    divisible = _divisible(captured)
+    copied = _copied(does, captured, nodes, varying, memory, held)
+    divisible = _divisible(captured, varying)
     items = tuple(
         Item(
             name=name,
             inputs=tuple(source.name for source in nodes[name].all_input_nodes),
-            kind=kind[name],
+            varies=name in varying,
             copied=name in copied,
             sample_dim=divisible[name][0] if name in divisible else None,
             rows=divisible[name][1] if name in divisible else 1,
@@ -178,7 +177,7 @@ def _is_size(node: fx.Node, samples: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _divisible(captured: Captured) -> dict[str, tuple[int, int]]:
+def _divisible(captured: Captured, varying: frozenset[str]) -> dict[str, tuple[int, int]]:
     """The values that can be divided by samples: which dimension counts them, and its rows for each.
 
     That is a dimension as long as there are samples, if no other depends on their number. A first dimension
@@ -186,13 +185,8 @@ def _divisible(captured: Captured) -> dict[str, tuple[int, int]]:
     that keeps its length of values of which all do.
     """
     found: dict[str, tuple[int, int]] = {}
-    batch = {node.name for node in captured.inputs}  # and what is made of them: constants are no samples
     for node in (*captured.inputs, *captured.operators):
-        sources = [it for it in node.all_input_nodes if it.name in batch and _counting(it)]
-        if linear_in(node.meta.get("val"), captured.samples) is None and any(
-            it.name in batch for it in node.all_input_nodes
-        ):
-            batch.add(node.name)
+        sources = [it for it in node.all_input_nodes if it.name in varying and _counting(it)]
         depends = _counting(node)
         if len(depends) != 1:
             continue
@@ -247,41 +241,26 @@ def _touched(name: str, nodes: dict[str, fx.Node], memory: dict[str, int]) -> se
     return {memory[name], *(memory[source.name] for source in nodes[name].all_input_nodes)}
 
 
-def _kinds(
-    does: dict[str, Effects],
-    captured: Captured,
-    nodes: dict[str, fx.Node],
-    sizes: dict[str, tuple[int, int]],
-    memory: dict[str, int],
-) -> dict[str, ValueKind]:
+def _varying(
+    does: dict[str, Effects], captured: Captured, nodes: dict[str, fx.Node], memory: dict[str, int]
+) -> frozenset[str]:
+    """What is made of samples; parameters, constants and what is made of them alone are the same for all."""
     sharing: dict[int, list[str]] = {}
     for name in nodes:
         sharing.setdefault(memory[name], []).append(name)
-    operators = (
-        TracedOperator(
-            name,
-            tuple(source.name for source in nodes[name].all_input_nodes if source.op != "get_attr"),
-            scalar=is_tensor(nodes[name]) and not nodes[name].meta["val"].dim(),
-            # Whatever shares the memory is changed too.
-            changes=tuple(other for source in effect.changes for other in sharing[memory[source.name]]),
-        )
-        for name, effect in does.items()
-    )
-    trainable = captured.parameters
-    batch = [node.name for node in captured.inputs]
-    rest = [
-        name
-        for name, node in nodes.items()
-        if name in sizes or (node.op == "placeholder" and name not in trainable and name not in batch)
-    ]
-    return kinds(operators, batch=batch, parameters=trainable, constants=rest)
+    found = {node.name for node in captured.inputs}
+    for name, effect in does.items():
+        if any(source.name in found for source in nodes[name].all_input_nodes):
+            # Whatever shares memory that it changes is changed too.
+            found |= {name, *(other for it in effect.changes for other in sharing[memory[it.name]])}
+    return frozenset(found)
 
 
 def _copied(
     does: dict[str, Effects],
     captured: Captured,
     nodes: dict[str, fx.Node],
-    kind: dict[str, ValueKind],
+    varying: frozenset[str],
     memory: dict[str, int],
     held: frozenset[int],
 ) -> frozenset[str]:
@@ -289,7 +268,7 @@ def _copied(
 
     def bound(name: str, effect: Effects) -> bool:
         return (
-            kind[name] in (ValueKind.BATCH, ValueKind.LOSS)
+            name in varying
             or effect.random
             or nodes[name].meta.get("val") is None
             or any(memory[source.name] in held for source in effect.changes)

@@ -15,7 +15,7 @@ from arborcast.pipeline.model.module_structure import named_tensors
 
 
 @dataclass(frozen=True)
-class Holdings:
+class ParameterRegistry:
     """What a model holds.
 
     Attributes:
@@ -45,10 +45,10 @@ class Holdings:
         return {name: uses[other][0] if other is not None else 0 for name, other in nearest.items()}
 
 
-def holdings(model: nn.Module) -> Holdings:
+def holdings(model: nn.Module) -> ParameterRegistry:
     """Find the parameters and buffers of a model and which names mean the same tensor."""
     first: dict[int, str] = {}
-    return Holdings(
+    return ParameterRegistry(
         model, {name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(model)}
     )
 

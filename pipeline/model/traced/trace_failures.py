@@ -68,7 +68,7 @@ def _place(error: BaseException) -> str:
             (index for index, it in enumerate(frames) if it.filename.startswith(_TORCH)), len(frames)
         )
         found = [(it.filename, it.lineno or 0) for it in frames[below:]]
-        # A strict trace runs no user code: it tells the place in words.
+        # Where no code of the user runs any more, torch tells the place in words.
         found += [(file, int(line)) for file, line in _FRAME.findall(str(seen))]
         users = [index for index, place in enumerate(found) if not place[0].startswith(_NOT_USERS)]
         if users:
