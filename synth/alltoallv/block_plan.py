@@ -8,7 +8,7 @@ moved to its target; a round's exchange is one step behind what brings its parts
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -71,7 +71,8 @@ class ExchangePlan:
 
     def schedule(self) -> Schedule:
         """The plan written out, a chunk for each part of a round: for checker, simulator and files."""
-        return _schedule_of(self)
+        pieces = pieces_of(self)
+        return written_out(self.topology, self.collective, METHOD, self.bound, pieces, self.units)
 
     def ways(self) -> Iterator[tuple[tuple[Vertex, ...], Fraction]]:
         """The vertices that each part passes, and its bytes."""
@@ -121,18 +122,32 @@ def pieces_of(plan: ExchangePlan) -> list[BlockPiece]:
     return sorted((BlockPiece(it.path, it.amount, it.step - first) for it in found), key=lambda it: it.step)
 
 
-def _schedule_of(plan: ExchangePlan) -> Schedule:
-    """The plan written out: a chunk for each piece."""
-    collective = plan.collective
-    unit = Fraction(len(collective.ranks), collective.total * plan.units)
-    pieces = pieces_of(plan)
+def written_out(
+    topology: Topology,
+    collective: Collective,
+    name: str,
+    bound: Bound,
+    pieces: Sequence[BlockPiece],
+    units: int = 1,
+) -> Schedule:
+    """A chunk for each piece, which goes its way in consecutive steps.
+
+    Args:
+        topology: the fabric.
+        collective: the alltoall with its sizes.
+        name: of the method.
+        bound: of its rate.
+        pieces: of the blocks.
+        units: of their amounts, how many are one byte.
+    """
+    unit = Fraction(len(collective.ranks), collective.total * units)
     chunks = [Chunk(unit * piece.amount, piece.path[0], piece.path[-1]) for piece in pieces]
     transfers = [
         Transfer(number, piece.path[start], piece.path[end], step, via=piece.path[start + 1 : end])
         for number, piece in enumerate(pieces)
-        for step, (start, end) in enumerate(pairwise(stops_of(plan.topology, piece.path)), start=piece.step)
+        for step, (start, end) in enumerate(pairwise(stops_of(topology, piece.path)), start=piece.step)
     ]
-    return Schedule.build(plan.topology, collective, Method(METHOD), plan.bound, chunks, transfers)
+    return Schedule.build(topology, collective, Method(name), bound, chunks, transfers)
 
 
 def stops_of(topology: Topology, path: tuple[Vertex, ...]) -> list[int]:

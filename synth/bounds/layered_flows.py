@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.bounds.routing_trees import orbit_numbers
 from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths
 from arborcast.synth.bounds.time_limits import time_limit
 from arborcast.synth.certificate import Bound, Dual, TollFlow, Tolls
@@ -35,6 +34,7 @@ from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.highs import new_model, run
 from arborcast.synth.ports import ported
 from arborcast.synth.symmetry.automorphisms import EFFORT, automorphisms_of
+from arborcast.synth.symmetry.permutations import orbit_numbers
 from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, around
 from arborcast.synth.topology import Permutation, Topology, Vertex
 

@@ -22,6 +22,7 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints, kernel
 from arborcast.synth.lp.linear_program import LinearProgram, rationalize
+from arborcast.synth.symmetry.permutations import orbit_numbers
 from arborcast.synth.topology import Permutation, Topology
 
 LARGEST_EXACT = 600
@@ -97,19 +98,6 @@ class OrbitPartition:
             tuple(ranks[at] for at in firsts.tolist()),
             tuple(weights.tolist()),
         )
-
-
-def orbit_numbers(count: int, images: Sequence[Ints]) -> Ints:
-    """The number of the orbit of each of 0..count-1 under some permutations, by their first elements."""
-    least = np.arange(count, dtype=np.int64)
-    while True:
-        before = least.copy()
-        for image in images:
-            both = np.minimum(least, least[image])
-            least = both.copy()
-            np.minimum.at(least, image, both)
-        if np.array_equal(before, least):
-            return np.unique(least, return_inverse=True)[1].astype(np.int64)
 
 
 class RoutingProgram:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from arborcast.synth.chunks.bounds.step_certificate import StepBound
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -35,6 +35,8 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.progress import report
 
 CopyOptimum: TypeAlias = StepOptimum[ChunkPlan]
+
+AnyPoint = TypeVar("AnyPoint")
 
 ENCODING = "sat"
 """How solvers are asked: of 48 frontiers none was another without HiGHS beside it, at 70 % of the cost."""
@@ -74,29 +76,30 @@ class FrontierOptions:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The points of one problem.
+class Curve(Generic[AnyPoint]):
+    """The points of a problem or of a collective, and what is known beyond them.
 
     Attributes:
-        points: in order of steps, each with a plan of a smaller R/C than the one before.
-        limits: the best proven limit of each number of steps that was looked at.
-        open_steps: numbers of steps at which something is left to prove.
-        complete: whether nothing is missing: all points settled, and the last attains the static limit.
+        points: in order of steps, each with a smaller R/C than the one before.
+        complete: whether nothing is missing: every point is proved and the last one attains the limit.
         why_stopped: what ended it.
-        timed_out: whether that was the deadline.
+        open_steps: numbers of steps at which something is left to prove.
+        timed_out: whether the deadline ended it.
+        limits: of each number of steps that was looked at the best limit known, over every schedule; none
+            where none is known.
     """
 
-    points: tuple[CopyOptimum, ...]
-    limits: Mapping[int, StepBound]
-    open_steps: tuple[int, ...]
+    points: tuple[AnyPoint, ...]
     complete: bool
     why_stopped: str
+    open_steps: tuple[int, ...]
     timed_out: bool
+    limits: Mapping[int, StepBound]
 
 
 def trace(
     problem: ChunkProblem, static: StepBound, last: int, options: FrontierOptions, deadline: Deadline
-) -> Curve:
+) -> Curve[CopyOptimum]:
     """The curve of a problem from its latency to at most `last` steps.
 
     Args:
@@ -129,7 +132,7 @@ def trace(
             why = enough
             break
     complete = not open_steps and bool(points) and points[-1].ratio == static.ratio
-    return Curve(tuple(points), limits, tuple(open_steps), complete, why, timed_out)
+    return Curve(tuple(points), complete, why, tuple(open_steps), timed_out, limits)
 
 
 def why_enough(best: Fraction | None, static: Fraction, tolerance: Fraction) -> str | None:

@@ -17,8 +17,8 @@ from arborcast.synth import bounds
 from arborcast.synth.chunks.allreduce.allreduce_frontier import trace_allreduce
 from arborcast.synth.chunks.allreduce.halves import Half, latency_of_parts, static_ratio
 from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
-from arborcast.synth.chunks.allreduce.points import ON_GRID, Point, TracedPoints, point_method, point_of
-from arborcast.synth.chunks.curve import Curve, FrontierOptions
+from arborcast.synth.chunks.allreduce.points import ON_GRID, Point, point_method, point_of
+from arborcast.synth.chunks.curve import CopyOptimum, Curve, FrontierOptions
 from arborcast.synth.chunks.quantized_rates import QuantizedRates
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline, Limit, check_seconds
@@ -32,8 +32,8 @@ STEPS_BEYOND_LATENCY = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frontier(TracedPoints):
-    """The points of a collective in order of steps, and what is known beyond them; see `TracedPoints`, too.
+class Frontier(Curve[Point]):
+    """The points of a collective in order of steps, and what is known beyond them; see `Curve`, too.
 
     Attributes:
         topology: the fabric.
@@ -117,10 +117,7 @@ def pareto(
     else:
         half = Half.of(topology, collective, limit)
         curve = half.trace(last - latency, options, deadline)
-        single = tuple(_single(half, curve, seed))
-        traced = TracedPoints(
-            single, curve.complete, curve.why_stopped, curve.open_steps, curve.timed_out, curve.limits
-        )
+        traced = Curve(**(vars(curve) | {"points": tuple(_single(half, curve, seed))}))
     points = traced.points
     if grid is not None:
         lifted = (grid.lift(point.schedule, real) for point in points)
@@ -154,7 +151,7 @@ def latency_of(topology: Topology, collective: Collective) -> int:
     return steps
 
 
-def _single(half: Half, curve: Curve, seed: int) -> Iterator[Point]:
+def _single(half: Half, curve: Curve[CopyOptimum], seed: int) -> Iterator[Point]:
     for optimum in curve.points:
         plan, chunks = optimum.plan, optimum.chunks
         assert plan is not None, "a point of a curve has a plan"

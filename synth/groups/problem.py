@@ -20,6 +20,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.groups.view import GroupView, spreading_kind, view_of
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.symmetry.permutations import least_images
 from arborcast.synth.topology import Topology
 
 
@@ -111,7 +112,7 @@ class GroupsProblem:
                 continue
             kept.append(move)
             images.append(image)
-            orbit = _joined(orbit, images)
+            orbit = least_images(orbit, images)
         return orbit.reshape(len(self.layers), count), kept
 
     def _link_images(self, move: GroupSymmetry) -> Ints:
@@ -139,7 +140,7 @@ class GroupsProblem:
         identity = np.arange(self.topology.size, dtype=np.int64)
         found: dict[int, tuple[int, Ints]] = {}
         steps = [(move.vertices, move.groups) for move in self._symmetry[1]]
-        steps += [(inverse(vertices), inverse(groups)) for vertices, groups in steps]
+        steps += [(np.argsort(vertices), np.argsort(groups)) for vertices, groups in steps]
         for first in range(len(self.collectives)):
             if first in found:
                 continue
@@ -167,7 +168,7 @@ class GroupsProblem:
         images = [self._link_images(move) for move in self._symmetry[1]]
         if all(layer.is_mirrored for layer in self.layers):
             images.append(self._graph.reverse)
-        return _joined(np.arange(len(self.topology.links), dtype=np.int64), images)
+        return least_images(np.arange(len(self.topology.links), dtype=np.int64), images)
 
     def roots(self, group: int) -> tuple[tuple[int, ...], ...]:
         """Ranks of the view from which trees start; those of one tuple have trees of equal weight."""
@@ -188,23 +189,11 @@ class GroupsProblem:
         """Ranks of a view that symmetries of the fabric and the groups take to each other."""
         count, size = len(self.collectives), self.topology.size
         steps = [(move.groups[:, None] * size + move.vertices[None, :]).ravel() for move in self._symmetry[1]]
-        orbit = _joined(np.arange(count * size, dtype=np.int64), steps).reshape(count, size)[group]
+        orbit = least_images(np.arange(count * size, dtype=np.int64), steps).reshape(count, size)[group]
         ranks: dict[int, list[int]] = {}
         for position, rank in enumerate(self.collectives[group].ranks):
             ranks.setdefault(int(orbit[rank]), []).append(position)
         return tuple(map(tuple, ranks.values()))
-
-
-def _joined(labels: Ints, images: Sequence[Ints]) -> Ints:
-    """The least label within reach of each place along permutations, from labels already joined in part."""
-    while True:
-        before = labels
-        for image in images:
-            least = np.minimum(labels, labels[image])
-            labels = least.copy()
-            np.minimum.at(labels, image, least)
-        if np.array_equal(before, labels):
-            return labels
 
 
 MOST_ELEMENTS = 4096
@@ -259,10 +248,3 @@ def _elements(topology: Topology) -> Iterator[Ints]:
                 seen.add(product.tobytes())
                 queue.append(product)
                 yield product
-
-
-def inverse(images: Ints) -> Ints:
-    """The permutation that takes everything back."""
-    back = np.empty_like(images)
-    back[images] = np.arange(len(images), dtype=np.int64)
-    return back

@@ -30,7 +30,7 @@ from arborcast.synth.in_network.steiner_tree import Rows, SteinerColumn, Steiner
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.choice import TreeCandidates
 from arborcast.synth.lp.master import Master, is_cheaper
-from arborcast.synth.lp.tree_program import Floats, TreeRows, Weighed, whole_prices
+from arborcast.synth.lp.tree_program import TreeRows, Weighed, crowded_prices, whole_prices
 from arborcast.synth.progress import report
 from arborcast.synth.topology import Topology, Vertex
 
@@ -207,7 +207,8 @@ class _SteinerGeneration:
             for root in self.roots:
                 if turn and self.deadline.has_passed:
                     return
-                asked = _CheapestTrees(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks)
+                prices = crowded_prices(load, capacities, 2 + turn, LARGEST_PRICE)
+                asked = _CheapestTrees(self, prices, exact=self._few_ranks)
                 found = asked.column(root)
                 if found is not None:
                     self.master.add(found)
@@ -295,16 +296,3 @@ def _roots(topology: Topology, collective: Collective) -> tuple[Vertex, ...]:
         return collective.ranks
     spreading = (v for v, switch in enumerate(topology.switches, topology.ranks) if switch.multicasts)
     return (*range(topology.ranks), *spreading)
-
-
-def _crowded(load: Floats, capacities: Floats, steepness: int) -> Ints:
-    """What one more tree on each row costs: its crowding then, to the power of `steepness`.
-
-    Powers are multiplications, which every machine rounds alike.
-    """
-    crowding = (load + 1) / capacities
-    crowding /= crowding.max()
-    cost = 1 / capacities
-    for _ in range(steepness):
-        cost = cost * crowding
-    return np.maximum(1, whole_prices(cost, LARGEST_PRICE))

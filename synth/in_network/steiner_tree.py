@@ -13,9 +13,6 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 
-import numpy as np
-
-from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.synth.tree import TreeEdge
 
@@ -121,13 +118,6 @@ class SteinerColumn:
     def key(self) -> tuple[int, SteinerTree | None, SteinerTree | None]:
         """Tells apart columns of any weight."""
         return self.group, self.out, self.into
-
-    @property
-    def uses(self) -> Ints:
-        """How often it uses each row, up to the last one that it uses."""
-        counts = np.zeros(max(self.used) + 1, dtype=np.int64)
-        counts[list(self.used)] = list(self.used.values())
-        return counts
 
     @property
     def height(self) -> int:

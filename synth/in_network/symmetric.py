@@ -32,8 +32,9 @@ from arborcast.synth.lp.sparsify import few_as_asked
 from arborcast.synth.lp.tree_program import TreeProgram, TreeRows, Weighed, whole_prices
 from arborcast.synth.schedule import Chunk, Method, Settings, Transfer
 from arborcast.synth.solve_options import SolveOptions
+from arborcast.synth.symmetry.abelian import divisors, power
 from arborcast.synth.symmetry.translations import Translations
-from arborcast.synth.topology import Permutation, Topology, Vertex
+from arborcast.synth.topology import Topology, Vertex
 
 _MOST_CHOICES = 64
 """Sets of orbits of switches that are tried under each prices."""
@@ -221,17 +222,14 @@ def _choices(topology: Topology, translations: Translations) -> list[tuple[Verte
 
 def _subgroups(translations: Translations) -> Iterator[Translations]:
     """Groups that powers of the generators generate, the smallest first, and at last the whole."""
-    divisors = ([n for n in range(1, order + 1) if order % n == 0] for order in translations.orders)
-    for orders in sorted(islice(product(*divisors), _MOST_GROUPS), key=prod):
+    every = product(*map(divisors, translations.orders))
+    for orders in sorted(islice(every, _MOST_GROUPS), key=prod):
         powers = zip(translations.generators, translations.orders, orders, strict=True)
-        generators = tuple(_power(images, whole // order) for images, whole, order in powers if order > 1)
+        generators = tuple(
+            tuple(power(np.array(images, dtype=np.int64), whole // order).tolist())
+            for images, whole, order in powers
+            if order > 1
+        )
         proper = tuple(order for order in orders if order > 1)
         yield Translations(translations.ranks, generators, proper, translations.size)
     yield translations
-
-
-def _power(images: Permutation, count: int) -> Permutation:
-    moved = tuple(range(len(images)))
-    for _ in range(count):
-        moved = tuple(images[vertex] for vertex in moved)
-    return moved

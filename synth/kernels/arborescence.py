@@ -111,16 +111,6 @@ class Distances:
         """`matrix[src, dst]`; infinite (float64) or `UNREACHABLE` (int64) where there is no way."""
         return self.entering.T
 
-    def path(self, src: int, dst: int) -> tuple[int, ...]:
-        """Indices of the links of the shortest way from one rank to another, in order.
-
-        Raises:
-            InfeasibleError: there is no way.
-        """
-        parents = np.full(self.graph.topology.ranks, -1, dtype=np.int64)
-        parents[dst] = src
-        return tuple(int(link) for link in self.routes(parents).links)
-
     def routes(self, parents: Ints) -> Routes:
         """The links behind the tree edges `parents[child] -> child`; vertices with parent -1 have none.
 

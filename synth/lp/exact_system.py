@@ -7,6 +7,7 @@ fractions from digits; every answer is checked by putting it into the system.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -41,6 +42,37 @@ class ExactSystem:
     def solve_transposed(self, right: list[int]) -> list[Fraction]:
         """The y with `matrix^T y = right`."""
         return _lift(self._matrix.T, self._inverse.T, right, self._prime)
+
+
+def solve_basis(
+    model: Any,
+    matrix: Callable[[Sequence[int], Sequence[int]], Ints],
+    side: Callable[[int, object], int],
+    gain: Callable[[int], int],
+) -> tuple[dict[int, Fraction], dict[int, Fraction]]:
+    """The vertex at which HiGHS ended, exactly: values of its basic columns, prices of its tight rows.
+
+    All other values and prices are 0. Tight rows hold exactly, the others up to the tolerance of HiGHS.
+
+    Args:
+        model: of HiGHS, after a run.
+        matrix: the entries of some rows in some columns.
+        side: at which a tight row stands, from its number and the status that HiGHS gives it.
+        gain: of a column.
+
+    Raises:
+        ArithmeticError: the basis is singular.
+    """
+    basis = model.getBasis()
+    of_column, of_row = list(basis.col_status), list(basis.row_status)  # each access copies all of them
+    columns = [column for column, status in enumerate(of_column) if status.name == "kBasic"]
+    tight = [row for row, status in enumerate(of_row) if status.name != "kBasic"]
+    if len(columns) != len(tight):
+        raise ArithmeticError(f"the basis of the LP has {len(columns)} columns and {len(tight)} rows")
+    system = ExactSystem(matrix(tight, columns))
+    values = system.solve([side(row, of_row[row]) for row in tight])
+    prices = system.solve_transposed([gain(column) for column in columns])
+    return dict(zip(columns, values, strict=True)), dict(zip(tight, prices, strict=True))
 
 
 def _lift(matrix: Ints, inverse: Ints, right: list[int], prime: int) -> list[Fraction]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import NumericalError
-from arborcast.synth.lp.exact_system import ExactSystem
+from arborcast.synth.lp.exact_system import solve_basis
 from arborcast.synth.lp.highs import new_model, run
 
 _COST_BITS = 20
@@ -75,7 +75,6 @@ class LinearProgram:
         solver.changeColsCost(count, np.arange(count, dtype=np.int32), costs)
         solver.changeObjectiveSense(highspy.ObjSense.kMaximize)
         self._infinity = highspy.kHighsInf
-        self._basic = highspy.HighsBasisStatus.kBasic
         self._upper = highspy.HighsBasisStatus.kUpper
         self._solver = solver
 
@@ -122,20 +121,12 @@ class LinearProgram:
         Raises:
             ArithmeticError: the basis is singular.
         """
-        basis = self._solver.getBasis()
-        of_column, of_row = list(basis.col_status), list(basis.row_status)  # each access copies all of them
-        columns = [column for column, status in enumerate(of_column) if status == self._basic]
-        tight = [row for row, status in enumerate(of_row) if status != self._basic]
-        system = ExactSystem(self._matrix(tight, columns))
-        values = [Fraction(0)] * len(self.objective)
-        right = [self._side(row, of_row[row]) for row in tight]
-        for column, value in zip(columns, system.solve(right), strict=True):
-            values[column] = value
-        prices = [Fraction(0)] * len(self._rows)
-        gains = [self.objective[column] for column in columns]
-        for row, price in zip(tight, system.solve_transposed(gains), strict=True):
-            prices[row] = price
-        return ExactVertex(tuple(values), tuple(prices))
+        values, prices = solve_basis(self._solver, self._matrix, self._side, self.objective.__getitem__)
+        none = Fraction(0)
+        return ExactVertex(
+            tuple(values.get(column, none) for column in range(len(self.objective))),
+            tuple(prices.get(row, none) for row in range(len(self._rows))),
+        )
 
     def _matrix(self, rows: Sequence[int], columns: Sequence[int]) -> NDArray[np.int64]:
         position = {column: k for k, column in enumerate(columns)}

@@ -8,6 +8,7 @@ every row divided by its capacity and proposes weights and prices; rates and lim
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,9 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.exact_system import ExactSystem
+from arborcast.synth.lp.exact_system import solve_basis
 from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.lp.integer_program import IntegerProgram
 
 Floats = NDArray[np.float64]
 
@@ -153,23 +156,20 @@ class BasicSolution:
 class TreeProgram:
     """The program over the trees that there are; more can be added, and it goes on from where it stood."""
 
-    def __init__(
-        self, rows: TreeRows, trees: Iterable[Weighable] = (), *, scaled: bool = True, **options: Any
-    ) -> None:
+    def __init__(self, rows: TreeRows, trees: Iterable[Weighable] = (), **options: Any) -> None:
         """Set up the program.
 
         Args:
             rows: what trees share.
             trees: the first ones.
-            scaled: whether HiGHS sees rows divided by their capacities; whole weights are better not.
             options: of HiGHS; the default is the dual simplex, which goes on from where it stood.
         """
         self.rows = rows
         self.trees: list[Weighable] = []
-        self._scales = [float(capacity) if scaled else 1.0 for capacity in rows.capacities]
+        self._scales = [float(capacity) for capacity in rows.capacities]
         self._model: Any = new_model(**({"solver": "simplex", "presolve": "off"} | options))
-        for capacity, scale in zip(rows.capacities, self._scales, strict=True):
-            self._add_row(-np.inf, float(capacity) / scale)
+        for _ in rows.capacities:
+            self._add_row(-np.inf, 1.0)
         for _ in rows.share_of:
             self._add_row(0.0, 0.0)
         for share in range(rows.shares):
@@ -210,36 +210,21 @@ class TreeProgram:
 
         Weights fit the rows up to the tolerance of HiGHS, so that who uses them must fill the rows anew.
         """
-        basis = self._model.getBasis()
-        of_column, of_row = list(basis.col_status), list(basis.row_status)  # each access copies all of them
-        basic = [column for column, status in enumerate(of_column) if status.name == "kBasic"]
-        tight = [row for row, status in enumerate(of_row) if status.name != "kBasic"]
-        if len(basic) != len(tight):
-            return None
-        place = {row: position for position, row in enumerate(tight)}
-        matrix = np.zeros((len(tight), len(basic)), dtype=np.int64)
-        shares = self.rows.shares
-        for position, column in enumerate(basic):
-            for row, entry in self._entries(column).items():
-                if row in place:
-                    matrix[place[row], position] = entry
-        capacities, common = self.rows.whole
-        right = [capacities[row] if row < len(capacities) else 0 for row in tight]
+        shares, (capacities, common) = self.rows.shares, self.rows.whole
         try:
-            system = ExactSystem(matrix)
+            values, duals = solve_basis(
+                self._model,
+                self._matrix,
+                lambda row, _: capacities[row] if row < len(capacities) else 0,
+                lambda column: int(column < shares),
+            )
         except ArithmeticError:
             return None
-        weights = [Fraction(0)] * len(self.trees)
-        for column, value in zip(basic, system.solve(right), strict=True):
-            if column >= shares:
-                weights[column - shares] = value / common
-        duals = system.solve_transposed([int(column < shares) for column in basic])
-        if min(weights, default=Fraction(0)) < 0:
+        none = Fraction(0)
+        weights = [values.get(shares + index, none) / common for index in range(len(self.trees))]
+        if min(weights, default=none) < 0:
             return None
-        prices = [Fraction(0)] * len(capacities)
-        for row, price in zip(tight, duals, strict=True):
-            if row < len(capacities):
-                prices[row] = max(price, Fraction(0))
+        prices = [max(duals.get(row, none), none) for row in range(len(capacities))]
         scale = math.lcm(*(price.denominator for price in prices))
         return BasicSolution(weights, [int(price * scale) for price in prices])
 
@@ -293,6 +278,15 @@ class TreeProgram:
         solution.col_value = values.tolist()
         self._model.setSolution(solution)
 
+    def _matrix(self, rows: Sequence[int], columns: Sequence[int]) -> Ints:
+        place = {row: position for position, row in enumerate(rows)}
+        matrix = np.zeros((len(rows), len(columns)), dtype=np.int64)
+        for position, column in enumerate(columns):
+            for row, entry in self._entries(column).items():
+                if row in place:
+                    matrix[place[row], position] = entry
+        return matrix
+
     def _entries(self, column: int) -> Mapping[int, int]:
         """A column of the program with its capacities as they are."""
         shares = self.rows.shares
@@ -323,17 +317,15 @@ class TreeProgram:
         )
         return int(self._model.getNumCol()) - 1
 
-    def _make_whole(self, column: int) -> None:
-        import highspy
-
-        self._model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-
     def _add_switch(self, index: int, largest: float, cost: float, limit: int | None = None) -> None:
         """A 0-1 column without which a tree carries nothing; `limit` is a row that counts it."""
+        import highspy
+
         row = self._add_row(-np.inf, 0.0)
         self._model.changeCoeff(row, self.rows.shares + index, 1.0)
         counted = {} if limit is None else {limit: 1.0}
-        self._make_whole(self._add_column(cost, 1.0, {**counted, row: -largest}))
+        switch = self._add_column(cost, 1.0, {**counted, row: -largest})
+        self._model.changeColIntegrality(switch, highspy.HighsVarType.kInteger)
 
     def _run(self) -> bool:
         self._model.run()
@@ -347,7 +339,7 @@ def whole_parts(
     costs: Sequence[float] | None,
     *,
     search_limit: int,
-    seconds: float | None,
+    deadline: Deadline,
 ) -> list[int] | None:
     """Whole weights that add up to so many parts in all shares; None where none were found.
 
@@ -357,24 +349,25 @@ def whole_parts(
         parts: of all shares together.
         costs: of each tree that carries anything, to be as little as possible; None for no such choice.
         search_limit: vertices of the branch and bound.
-        seconds: that it may take.
+        deadline: when to end it.
     """
-    program = TreeProgram(
-        rows, trees, scaled=False, solver="choose", presolve="choose", mip_max_nodes=search_limit
-    )
-    model, shares = program._model, rows.shares
-    program._fix_total(parts, parts)
-    for column in range(shares + len(trees)):
-        model.changeColBounds(column, 0.0, float(parts))
-        program._make_whole(column)
-    for index, cost in enumerate(costs or ()):
-        program._add_switch(index, float(parts), cost)
-    limit_time(model, seconds)
-    model.run()
-    solution = model.getSolution()
-    if not solution.value_valid:
-        return None
-    return [round(value) for value in list(solution.col_value)[shares : shares + len(trees)]]
+    program = IntegerProgram()
+    of_share = [program.add_column(parts) for _ in range(rows.shares)]
+    of_tree = [program.add_column(parts) for _ in trees]
+    uses: dict[int, dict[int, int]] = defaultdict(dict)
+    for column, tree in zip(of_tree, trees, strict=True):
+        for row, count in tree.used.items():
+            uses[row][column] = count
+    for row, entries in sorted(uses.items()):
+        program.add_row([*entries], [*entries.values()], most=int(rows.capacities[row]))
+    for group, share in enumerate(rows.share_of):
+        own = [column for column, tree in zip(of_tree, trees, strict=True) if tree.group == group]
+        program.add_row([of_share[share], *own], [-1, *[1] * len(own)], least=0, most=0)
+    program.add_row(of_share, [1] * len(of_share), least=parts, most=parts)
+    for column, cost in zip(of_tree, costs or (), strict=False):
+        program.add_row([column, program.add_column(1, cost=cost)], [1, -parts], most=0)
+    values = program.best(search_limit, deadline)
+    return None if values is None else [values[column] for column in of_tree]
 
 
 def few(
@@ -439,6 +432,19 @@ def whole_prices(prices: Floats, finest: int = _FINE) -> Ints:
     if largest <= 0:
         return np.zeros(len(prices), dtype=np.int64)
     return np.floor(prices / largest * finest + 0.5).astype(np.int64)
+
+
+def crowded_prices(load: Ints | Floats, capacities: Floats, steepness: int, finest: int) -> Ints:
+    """What one more tree on each row costs: its crowding then, to the power of `steepness`; `finest` at most.
+
+    Powers are multiplications, which every machine rounds alike; exponentials are not.
+    """
+    crowding = (load + 1) / capacities
+    crowding /= crowding.max()
+    cost = 1 / capacities
+    for _ in range(steepness):
+        cost = cost * crowding
+    return np.maximum(1, whole_prices(cost, finest))
 
 
 def is_below(program: TreeProgram, weighed: Weighed, rate: Fraction, *, strictly: bool = True) -> bool:

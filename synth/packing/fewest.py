@@ -17,7 +17,6 @@ from fractions import Fraction
 from itertools import chain, product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from arborcast.synth.bounds.capacity_lp import most_central
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
@@ -26,7 +25,7 @@ from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.lp.choice import TreeCandidates, Use
 from arborcast.synth.lp.sparsify import check_few, few_as_asked
-from arborcast.synth.lp.tree_program import TreeRows
+from arborcast.synth.lp.tree_program import TreeRows, crowded_prices
 from arborcast.synth.packing.mwu import weigh
 from arborcast.synth.packing.weighted_tree import Packing, WeightedTree, merge, mirrored, pair
 from arborcast.synth.solve_options import SolveOptions
@@ -174,7 +173,7 @@ def reweave(
         for slot in ((root, copy) for copy in range(trees_per_root) for root in roots):
             if slot in woven:
                 load -= woven[slot].uses()
-            distances = graph.distances(_lengths(load, capacities, steepness))
+            distances = graph.distances(crowded_prices(load, capacities, steepness, _LONGEST))
             woven[slot] = distances.routes(cheapest_arborescence(distances.matrix, slot[0]))
             load += woven[slot].uses()
         crowd = float((load / capacities).max())
@@ -185,17 +184,3 @@ def reweave(
     return tuple(
         WeightedTree(root, Fraction(1, trees_per_root), routes) for (root, _), routes in best.items()
     )
-
-
-def _lengths(load: Ints, capacities: NDArray[np.float64], steepness: int) -> Ints:
-    """What one more tree on each link costs: its crowding then, to the power of `steepness`.
-
-    Powers are multiplications, which every machine rounds alike; exponentials are not.
-    """
-    crowding = (load + 1) / capacities
-    crowding /= crowding.max()
-    cost = 1 / capacities
-    for _ in range(steepness):
-        cost = cost * crowding
-    cost /= cost.max()
-    return np.maximum(1, np.round(cost * _LONGEST)).astype(np.int64)

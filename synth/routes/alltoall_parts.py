@@ -12,10 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
-
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.lp.integer_program import IntegerProgram
 from arborcast.synth.routes.alltoall_options import BlockPaths, Load
 from arborcast.synth.routes.paths import Path, PathShare
 
@@ -103,49 +101,20 @@ def _amounts(
 def _solve(
     classes: Sequence[_AlikeBlocks], room: Sequence[int], parts: int, deadline: Deadline, seed: int
 ) -> list[list[int]] | None:
-    import highspy
-
-    model = new_model(seed=seed, mip_max_nodes=_MOST_NODES, mip_rel_gap=0.0)
-    limit_time(model, deadline.left_s)
+    program = IntegerProgram()
     users: dict[int, Counter[int]] = defaultdict(Counter)
-    columns: list[range] = []
-    count = 0
+    columns: list[list[int]] = []
     for group in classes:
-        columns.append(range(count, count + len(group.loads)))
+        whole = parts * len(group.blocks)
+        columns.append([program.add_column(whole, cost=len(load)) for load in group.loads])
+        program.add_row(columns[-1], [1] * len(group.loads), least=whole, most=whole)
         for column, load in zip(columns[-1], group.loads, strict=True):
-            model.addVar(0, parts * len(group.blocks))
-            model.changeColCost(column, len(load))
-            model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
             for orbit in load:
                 users[orbit][column] += 1
-        count += len(group.loads)
-        whole = parts * len(group.blocks)
-        _row(model, dict.fromkeys(columns[-1], 1), whole, whole)
     for orbit, used in sorted(users.items()):
-        _row(model, used, -highspy.kHighsInf, room[orbit])
-    model.run()
-    if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None
-    values = [round(value) for value in model.getSolution().col_value]
-    for orbit, used in users.items():
-        if sum(values[column] * times for column, times in used.items()) > room[orbit]:
-            return None
-    amounts = [[values[column] for column in of] for of in columns]
-    right = all(
-        sum(of) == parts * len(group.blocks) and min(of) >= 0
-        for of, group in zip(amounts, classes, strict=True)
-    )
-    return amounts if right else None
-
-
-def _row(model: object, entries: dict[int, int], lower: float, upper: float) -> None:
-    model.addRow(  # type: ignore[attr-defined]
-        lower,
-        upper,
-        len(entries),
-        np.array(list(entries), dtype=np.int32),
-        np.array(list(entries.values()), dtype=np.float64),
-    )
+        program.add_row([*used], [*used.values()], most=room[orbit])
+    values = program.best(_MOST_NODES, deadline, seed=seed, mip_rel_gap=0.0)
+    return None if values is None else [[values[column] for column in of] for of in columns]
 
 
 def _deal(group: _AlikeBlocks, amounts: Sequence[int], parts: int) -> Iterator[PathShare]:

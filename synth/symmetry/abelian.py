@@ -75,6 +75,17 @@ def _primes(number: int) -> list[int]:
     return [*primes, number] if number > 1 else primes
 
 
+def divisors(number: int) -> list[int]:
+    """In ascending order, itself the last."""
+    found = [1]
+    for prime in _primes(number):
+        powers = [1]
+        while number % (powers[-1] * prime) == 0:
+            powers.append(powers[-1] * prime)
+        found = [divisor * power for divisor in found for power in powers]
+    return sorted(found)
+
+
 def _with(group: Translations, element: Integers, period: int, returned: int) -> Translations:
     """The group with one more generator, whose power `period` is the translation `returned`."""
     elements = np.arange(group.order, dtype=np.int64)

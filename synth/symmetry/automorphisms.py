@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from arborcast.synth.symmetry.permutations import closure, compose, identity, orbit
-from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, SpentError, Trace, around
+from arborcast.synth.symmetry.refinement import Level, OrderedPartition, Refiner, SpentError, around
 from arborcast.synth.topology import Permutation, Topology, Vertex
 
 EFFORT = 1_000_000
@@ -118,21 +118,6 @@ def automorphisms_of(
     return search.run(effort)
 
 
-@dataclass(frozen=True)
-class _Level:
-    """One vertex of the base.
-
-    Attributes:
-        vertex: which.
-        before: the colours when those before it are special.
-        trace: what the refinement sees once it is special too.
-    """
-
-    vertex: Vertex
-    before: OrderedPartition
-    trace: Trace
-
-
 class _GeneratorSearch:
     """The search for a strong generating set."""
 
@@ -158,7 +143,7 @@ class _GeneratorSearch:
         complete = False
         try:
             refiner = Refiner(around(self.topology.size, self.alike), effort)
-            levels, last = self._base(refiner)
+            levels, last = refiner.base(refiner.refined(OrderedPartition.of(self.colours)))
             base = tuple(level.vertex for level in levels)
             for depth in reversed(range(len(levels))):
                 self._complete(refiner, levels, last, depth, found)
@@ -167,20 +152,10 @@ class _GeneratorSearch:
             pass
         return Automorphisms(self.topology.size, base, tuple(dict.fromkeys(found)), complete)
 
-    def _base(self, refiner: Refiner) -> tuple[list[_Level], OrderedPartition]:
-        """Make vertices special until every vertex has a colour of its own."""
-        partition = refiner.refined(OrderedPartition.of(self.colours))
-        levels = []
-        while (vertex := partition.least_ambiguous()) is not None:
-            after, trace = refiner.individualized(partition, vertex)
-            levels.append(_Level(vertex, partition, trace))
-            partition = after
-        return levels, partition
-
     def _complete(
         self,
         refiner: Refiner,
-        levels: Sequence[_Level],
+        levels: Sequence[Level],
         last: OrderedPartition,
         depth: int,
         found: list[Permutation],
@@ -197,38 +172,13 @@ class _GeneratorSearch:
         for image in sorted(level.before.cell_of(level.vertex)):
             if image in settled:
                 continue
-            element = self._reaching(refiner, levels, last, depth, image)
+            reaching = refiner.matchings(level.before, levels[depth:], last, (image,))
+            element = next(filter(self._accepts, reaching), None)
             if element is not None:
                 found.append(element)
                 known.append(element)
                 settled.update(orbit(level.vertex, known))
             settled.update(orbit(image, known))
-
-    def _reaching(
-        self, refiner: Refiner, levels: Sequence[_Level], last: OrderedPartition, depth: int, image: Vertex
-    ) -> Permutation | None:
-        """An automorphism that fixes the base before a level and takes its vertex to an image."""
-        ways: list[tuple[OrderedPartition, Iterator[Vertex]]] = [(levels[depth].before, iter((image,)))]
-        while ways:
-            partition, images = ways[-1]
-            level = levels[depth + len(ways) - 1]
-            candidate = next(images, None)
-            if candidate is None:
-                ways.pop()
-                continue
-            after = refiner.followed(partition, candidate, level.trace)
-            if after is None:
-                continue
-            if depth + len(ways) == len(levels):
-                element = _matching(last, after)
-                if self._accepts(element):
-                    return element
-                continue
-            following = levels[depth + len(ways)]
-            choices = after.members(following.before.colours[following.vertex])
-            # The vertex itself first: elements that move little are found with the least search.
-            ways.append((after, iter(sorted(choices, key=_itself_first(following.vertex)))))
-        return None
 
     def _accepts(self, element: Permutation) -> bool:
         """Whether a permutation is one of those looked for, checked link by link."""
@@ -240,15 +190,6 @@ class _GeneratorSearch:
             )
             and self.keeps(element)
         )
-
-
-def _itself_first(vertex: Vertex) -> Callable[[Vertex], tuple[bool, Vertex]]:
-    return lambda image: (image != vertex, image)
-
-
-def _matching(first: OrderedPartition, second: OrderedPartition) -> Permutation:
-    """Which vertex of the second partition has the colour that each of the first has alone."""
-    return tuple(second.members(colour)[0] for colour in first.colours)
 
 
 def _arrivals(vertex: Vertex, generators: Sequence[Permutation]) -> dict[Vertex, _Arrival | None]:

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, SpentError, Trace, around
+from arborcast.synth.symmetry.refinement import Level, OrderedPartition, Refiner, SpentError, around
 from arborcast.synth.topology import Hop, LinkKind, Permutation, Topology
 
 _EFFORT = 10_000_000  # ends of links that one comparison may look at: far more than 32 vertices can need
-
-
-@dataclass(frozen=True)
-class _SpecialVertex:
-    """A vertex made special: its colour before, and what the refinement saw after."""
-
-    colour: int
-    trace: Trace
 
 
 class ComparableTopology:
@@ -79,14 +70,8 @@ class ComparableTopology:
         return tuple(sorted(zip(colours, self._colours, strict=True))), tuple(links)
 
     @cached_property
-    def _base(self) -> tuple[list[_SpecialVertex], OrderedPartition]:
-        """Vertices made special one after the other until each has a colour of its own."""
-        partition, levels = self._start, []
-        while (vertex := partition.least_ambiguous()) is not None:
-            colour = partition.colours[vertex]
-            partition, trace = self._refiner.individualized(partition, vertex)
-            levels.append(_SpecialVertex(colour, trace))
-        return levels, partition
+    def _base(self) -> tuple[list[Level], OrderedPartition]:
+        return self._refiner.base(self._start)
 
     def isomorphism(self, other: ComparableTopology) -> Permutation | None:
         """The vertex of the other topology that each of this one becomes; None where they are not alike."""
@@ -94,27 +79,11 @@ class ComparableTopology:
             return None
         with self._bounded():
             levels, last = self._base
-            return self._matching(other, other._start, levels, last)
+            images = other._refiner.matchings(other._start, levels, last)
+            return next((image for image in images if self._becomes(other, image)), None)
 
-    def _matching(
-        self,
-        other: ComparableTopology,
-        partition: OrderedPartition,
-        levels: Sequence[_SpecialVertex],
-        last: OrderedPartition,
-    ) -> Permutation | None:
-        """Follow the levels in the other topology, each choice of a vertex in turn."""
-        if not levels:
-            image = tuple(partition.members(colour)[0] for colour in last.colours)
-            same = all(
-                other._kinds.get((image[src], image[dst])) == kind for (src, dst), kind in self._kinds.items()
-            )
-            return image if same else None
-        first, *rest = levels
-        for vertex in partition.members(first.colour):
-            after = other._refiner.followed(partition, vertex, first.trace)
-            if after is not None:
-                found = self._matching(other, after, rest, last)
-                if found is not None:
-                    return found
-        return None
+    def _becomes(self, other: ComparableTopology, image: Permutation) -> bool:
+        """Whether every link becomes one like it."""
+        return all(
+            other._kinds.get((image[src], image[dst])) == kind for (src, dst), kind in self._kinds.items()
+        )

@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from arborcast.synth.topology import Permutation, Vertex
+
+Numbers: TypeAlias = NDArray[np.int64]
 
 
 def identity(size: int) -> Permutation:
@@ -100,3 +106,30 @@ def orbits(vertices: Iterable[Vertex], generators: Sequence[Permutation]) -> tup
             found.append(tuple(sorted(orbit(vertex, generators))))
             known.update(found[-1])
     return tuple(found)
+
+
+def least_images(labels: Numbers, images: Iterable[Sequence[int] | Numbers]) -> Numbers:
+    """Of each of 0, 1, 2... the least element of its orbit under the group that some permutations generate.
+
+    Labels travel along the permutations, both ways, and along themselves: long cycles take few passes.
+
+    Args:
+        labels: what is known: of each an element of its orbit that is not larger; itself to begin with.
+        images: of each permutation.
+    """
+    moved = [np.asarray(image, dtype=np.int64) for image in images]
+    while True:
+        before = labels
+        for image in moved:
+            both = np.minimum(labels, labels[image])
+            labels = both.copy()
+            labels[image] = np.minimum(both[image], both)
+        labels = labels[labels]
+        if np.array_equal(before, labels):
+            return labels
+
+
+def orbit_numbers(count: int, images: Iterable[Sequence[int] | Numbers]) -> Numbers:
+    """The number of the orbit of each of 0..count-1 under some permutations, by their first elements."""
+    least = least_images(np.arange(count, dtype=np.int64), images)
+    return np.unique(least, return_inverse=True)[1].astype(np.int64)

@@ -8,10 +8,10 @@ step of which the search in `synth.symmetry.automorphisms` consists.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from arborcast.synth.topology import Hop, Vertex
+from arborcast.synth.topology import Hop, Permutation, Vertex
 
 Around: TypeAlias = tuple[tuple[tuple[int, Vertex], ...], ...]
 """For each vertex, those that have a link from or to it: in what way (a number), and which."""
@@ -113,6 +113,25 @@ class OrderedPartition:
         return changed
 
 
+class Level(NamedTuple):
+    """A vertex of a base, which are made special one after the other.
+
+    Attributes:
+        vertex: which.
+        before: the colours when those before it are special.
+        trace: what the refinement sees once it is special too.
+    """
+
+    vertex: Vertex
+    before: OrderedPartition
+    trace: Trace
+
+    @property
+    def colour(self) -> int:
+        """Its own, when those before it are special."""
+        return self.before.colours[self.vertex]
+
+
 class Refiner:
     """Refines partitions of the vertices of one graph, as far as the effort allowed lasts.
 
@@ -143,6 +162,62 @@ class Refiner:
         """The same, or None as soon as it sees anything else than expected."""
         after = partition.copy()
         return None if self.single_out(after, vertex, expected) is None else after
+
+    def base(self, partition: OrderedPartition) -> tuple[list[Level], OrderedPartition]:
+        """Vertices of a refined partition made special, one by one, until each has a colour of its own.
+
+        Returns:
+            What was made special, and the colours at the end.
+        """
+        levels = []
+        while (vertex := partition.least_ambiguous()) is not None:
+            after, trace = self.individualized(partition, vertex)
+            levels.append(Level(vertex, partition, trace))
+            partition = after
+        return levels, partition
+
+    def matchings(
+        self,
+        partition: OrderedPartition,
+        levels: Sequence[Level],
+        last: OrderedPartition,
+        first: Iterable[Vertex] | None = None,
+    ) -> Iterator[Permutation]:
+        """All ways to take the vertices of a base to vertices that the refinement cannot tell from them.
+
+        Args:
+            partition: refined, with the colours of the first level.
+            levels: of a base of this graph or of another one.
+            last: the colours at its end.
+            first: where the vertex of the first level may go; None for wherever its colour is.
+
+        Yields:
+            For each vertex the one that ends with its colour. Whether all links agree is still to be seen.
+
+        Raises:
+            SpentError: the effort was spent.
+        """
+        if not levels:
+            yield tuple(partition.members(colour)[0] for colour in last.colours)
+            return
+        begin = partition.members(levels[0].colour) if first is None else first
+        ways: list[tuple[OrderedPartition, Iterator[Vertex]]] = [(partition, iter(begin))]
+        while ways:
+            here, images = ways[-1]
+            candidate = next(images, None)
+            if candidate is None:
+                ways.pop()
+                continue
+            after = self.followed(here, candidate, levels[len(ways) - 1].trace)
+            if after is None:
+                continue
+            if len(ways) == len(levels):
+                yield tuple(after.members(colour)[0] for colour in last.colours)
+                continue
+            following = levels[len(ways)]
+            # The vertex itself first: elements that move little are found with the least search.
+            choices = sorted(after.members(following.colour))
+            ways.append((after, iter(sorted(choices, key=following.vertex.__ne__))))
 
     def single_out(
         self, partition: OrderedPartition, vertex: Vertex, expected: Trace | None = None

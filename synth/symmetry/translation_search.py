@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.symmetry.abelian import joined, power
+from arborcast.synth.symmetry.abelian import divisors, joined, power
 from arborcast.synth.symmetry.commuting import ChoiceOrder, Commuting
 from arborcast.synth.symmetry.refinement import SpentError
 from arborcast.synth.symmetry.translations import Translations, order_of
@@ -100,8 +100,7 @@ def _powers(trivial: Translations, symmetries: Sequence[Permutation]) -> Iterato
     arrays = [np.array(images, dtype=np.int64) for images in symmetries]
     products = (first[second] for first in arrays for second in arrays if first is not second)
     for images in (*arrays, *products):
-        order = order_of(images.tolist(), len(images))
-        for exponent in (divisor for divisor in range(1, order) if order % divisor == 0):
+        for exponent in divisors(order_of(images.tolist(), len(images)))[:-1]:
             element = power(images, exponent)
             if joined(trivial, element) is not None:
                 yield tuple(element.tolist())

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.errors import TopologyError
+from arborcast.synth.symmetry.permutations import least_images, orbit_numbers
 from arborcast.synth.topology import Permutation, Topology, Vertex
 
 Integers = NDArray[np.int64]
@@ -113,10 +114,8 @@ class Translations:
                 f"translations: only the identity may keep a rank in its place, {self.order} elements "
                 f"do not divide {self.ranks} ranks"
             )
-        vertices = _least_images(
-            self.size, [np.array(images, dtype=np.int64) for images in self.generators], self.orders
-        )
-        images = int(np.count_nonzero(vertices == np.arange(self.size))) * self.order
+        vertices = np.arange(self.size, dtype=np.int64)
+        images = int(np.count_nonzero(least_images(vertices, self.generators) == vertices)) * self.order
         if images > MAX_IMAGES:
             raise TopologyError(
                 f"translations: orbits of vertices times elements must be at most {MAX_IMAGES}, got {images}"
@@ -228,20 +227,7 @@ class Translations:
             np.searchsorted(keys, np.array(images)[ends[:, 0]] * self.size + np.array(images)[ends[:, 1]])
             for images in self.generators
         ]
-        least = _least_images(len(keys), moved, self.orders)
-        return np.unique(least, return_inverse=True)[1].astype(np.int64)
-
-
-def _least_images(count: int, generators: Sequence[Integers], orders: Sequence[int]) -> Integers:
-    """The least image of each of `count` things under a group that commuting permutations generate."""
-    least = np.arange(count, dtype=np.int64)
-    for images, order in zip(generators, orders, strict=True):
-        # Twice as many powers each time: the least under 1, 2, 4... of them until all have been.
-        power, powers = images, 1
-        while powers < order:
-            least = np.minimum(least, least[power])
-            power, powers = power[power], 2 * powers
-    return least
+        return orbit_numbers(len(keys), moved)
 
 
 def order_of(images: Sequence[Vertex], size: int) -> int:

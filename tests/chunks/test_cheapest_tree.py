@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.trees.pricing import TreeSearch, cheapest_tree
+from arborcast.synth.chunks.trees.pricing import TreeSearch
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.topology import Link, Topology
@@ -71,7 +71,7 @@ def test_costs_what_brute_force_finds(case):
     demand = problem.demands[index]
     expected = cost_by_holders(problem, demand, steps, prices)
     for kind in (np.int64, np.float64):
-        cost, tree = cheapest_tree(problem, index, steps, prices.astype(kind))
+        cost, tree = TreeSearch(problem, index, steps).run(prices.astype(kind))
         assert cost == expected
         check_tree(problem, demand, steps, tree)
         assert expected == sum(prices[t][e] for r, t in tree for e in problem.routes[r].links)
@@ -100,7 +100,7 @@ def test_several_sources_serve_together(data):
     )
     steps = problem.latency + 1
     prices = np.array([[(3 * t + 5 * e) % 7 for e in range(len(topology.links))] for t in range(steps)])
-    cost, tree = cheapest_tree(problem, 0, steps, prices)
+    cost, tree = TreeSearch(problem, 0, steps).run(prices)
     assert cost == cost_by_holders(problem, demand, steps, prices)
     check_tree(problem, demand, steps, tree)
 
@@ -117,7 +117,7 @@ def test_waits_where_later_is_cheaper():
     ends = [(link.src, link.dst) for link in problem.topology.links]
     prices = {(0, 1): (5, 1, 9), (1, 2): (0, 8, 2)}  # of each step; waiting costs nothing
     table = np.array([[prices.get(end, (0, 0, 0))[step] for end in ends] for step in range(3)])
-    cost, tree = cheapest_tree(problem, 0, 3, table)
+    cost, tree = TreeSearch(problem, 0, 3).run(table)
     assert cost == 3
     assert [(problem.routes[route].src, problem.routes[route].dst, step) for route, step in tree] == [
         (0, 1, 1),
@@ -131,7 +131,7 @@ def test_a_switch_is_paid_link_by_link():
     )
     problem = ChunkProblem.of(hub, Collective.on(hub, "broadcast"))
     prices = np.array([[10 if link.dst == 3 else 1 for link in hub.links]] * 2)
-    assert cheapest_tree(problem, 0, 2, prices)[0] == 22  # each send pays 10 to go up and 1 to go down
+    assert TreeSearch(problem, 0, 2).run(prices)[0] == 22  # each send pays 10 to go up and 1 to go down
 
 
 def test_refuses_what_has_no_answer():
@@ -155,5 +155,5 @@ def test_refuses_what_would_take_too_long():
 def test_refuses_words_that_overflow():
     problem = line(3)
     with pytest.raises(OverflowError, match="int64 prices"):
-        cheapest_tree(problem, 0, 2, np.full((2, 4), 1 << 59, dtype=np.int64))
+        TreeSearch(problem, 0, 2).run(np.full((2, 4), 1 << 59, dtype=np.int64))
     assert TreeSearch(problem, 0, 2).run_exactly([[1 << 59] * 4] * 2)[0] == 1 << 60

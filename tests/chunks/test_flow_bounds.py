@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies as catalog
-from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound, static_bound
+from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
 from arborcast.synth.chunks.bounds.flow_program import groups_of
-from arborcast.synth.chunks.bounds.step_certificate import PathDual, StaticLimit
-from arborcast.synth.chunks.bounds.step_check import certified_ratio, static_ratio
+from arborcast.synth.chunks.bounds.step_certificate import PathDual
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.time_reversal import mirrored
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.errors import TimedOutError
 from arborcast.synth.topology import Link, Topology
 from tests.support.strategies import collectives, custom_collectives, topologies
 from tests.support.timed_trees import least_ratio
@@ -195,14 +195,3 @@ def test_below_the_latency_there_is_nothing_to_limit(limit):
 def test_out_of_time(limit):
     with pytest.raises(TimedOutError, match=r"(cuts|flows) did not end within the deadline of 0 s"):
         limit(problem_of("dgx1", "allgather"), 3, deadline=Deadline(0, 0.0))
-
-
-def test_static_bound():
-    fabric = catalog.load("dgx1")
-    collective = Collective.on(fabric, "reduce-scatter")
-    limit = static_bound(fabric, collective, 4)
-    assert (limit.steps, limit.ratio) == (4, Fraction(7, 6))
-    assert isinstance(limit.certificate, StaticLimit)
-    assert static_ratio(fabric, collective, limit.certificate.bound) == limit.ratio
-    with pytest.raises(InputError, match="composed of two halves"):
-        static_bound(fabric, Collective.on(fabric, "allreduce"), 4)

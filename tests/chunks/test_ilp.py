@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from arborcast.synth.chunks.bounds.flow_bounds import flow_bound
 from arborcast.synth.chunks.encodings import ilp
 from arborcast.synth.chunks.encodings.ilp import IlpSearch, flow_groups
-from arborcast.synth.chunks.encodings.integer_program import IntegerProgram, Values
+from arborcast.synth.chunks.encodings.restarted_program import RestartedProgram
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Search, Unknown
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
+from arborcast.synth.lp.integer_program import Values
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.support.chunk_replay import instance_of, replay
@@ -167,7 +168,7 @@ def test_an_order_of_chunks_excludes_nothing(
     assert len(answers) == 1
 
 
-class Recorded(IntegerProgram):
+class Recorded(RestartedProgram):
     """Answers after some attempts, and remembers them."""
 
     def __init__(self, answer_at: int, *, seed: int = 0) -> None:
@@ -218,9 +219,9 @@ def test_the_same_efforts_give_the_same_answer() -> None:
     pytest.fail("8500 units of effort were enough before")
 
 
-def program_of_two() -> IntegerProgram:
+def program_of_two() -> RestartedProgram:
     """Whole numbers x and y from 0 to 4 with 2x + 2y from 3 to 5; fewer x are looked for first."""
-    program = IntegerProgram()
+    program = RestartedProgram()
     columns = [program.add_column(4, cost=1), program.add_column(4)]
     program.add_row(columns, [2, 2], least=3, most=5)
     return program
@@ -230,8 +231,10 @@ def test_an_integer_program() -> None:
     program = program_of_two()
     solution = program.solve(None)
     assert isinstance(solution, list) and sum(solution) == 2
+    assert program.best(50, Deadline()) == [0, 2]  # the least cost
     program.add_row([0, 1], [1, 2], most=1)
     assert isinstance(program.solve(None), Infeasible)
+    assert program.best(50, Deadline()) is None
 
 
 @pytest.mark.parametrize(
@@ -251,3 +254,4 @@ def test_a_solution_that_is_none_is_not_believed(
     monkeypatch.setattr(highspy.Highs, "getSolution", lambda _: wrong)
     with pytest.raises(ArithmeticError, match=message):
         program_of_two().solve(None)
+    assert program_of_two().best(50, Deadline()) is None

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import topologies
+from arborcast.synth import bound
 from arborcast.synth.chunks.bounds.spanning_check import MOST_MARKS, classes_of, spanning_costs
-from arborcast.synth.chunks.bounds.step_certificate import TreeDual
-from arborcast.synth.chunks.bounds.step_check import certified_ratio
+from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, StepBound, TreeDual
+from arborcast.synth.chunks.bounds.step_check import certified_ratio, static_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.step_solver import is_large
@@ -148,9 +149,9 @@ def test_a_packing_of_a_torus_attains_the_limit_of_any_steps() -> None:
     group = problem_group(problem)
     assert not can_price(problem, group)
     fabric = problem.topology
-    from arborcast.synth.chunks.bounds.flow_bounds import static_bound
-
-    limit = static_bound(fabric, Collective.on(fabric, "allgather"), 5)
+    collective = Collective.on(fabric, "allgather")
+    rate = bound(fabric, collective)
+    limit = StepBound(5, static_ratio(fabric, collective, rate), StaticLimit(rate))
     found = tree_packing(problem, limit, deadline=Deadline(), group=group)
     assert found.bound is limit and found.is_exact
     assert sum(found.durations) == Fraction(23, 4)

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from itertools import permutations as every
 
+import networkx as nx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.synth.symmetry.permutations import closure, compose, extended, identity, inverse, orbit, orbits
+from arborcast.synth.symmetry.abelian import divisors, power
+from arborcast.synth.symmetry.permutations import (
+    closure,
+    compose,
+    extended,
+    identity,
+    inverse,
+    least_images,
+    orbit,
+    orbit_numbers,
+    orbits,
+)
 from arborcast.synth.topology import Permutation
 
 SIZE = 5
@@ -70,3 +83,31 @@ def test_orbits_are_where_the_group_takes_a_vertex(generators: list[Permutation]
         assert set(orbit(vertex, generators)) == {element[vertex] for element in group}
     expected = {tuple(sorted({element[vertex] for element in group})) for vertex in range(SIZE)}
     assert orbits(range(SIZE), generators) == tuple(sorted(expected))
+
+
+@given(st.data(), st.integers(1, 40))
+def test_least_images_are_the_least_of_what_permutations_join(data: st.DataObject, size: int) -> None:
+    drawn = data.draw(st.lists(st.permutations(range(size)), max_size=3))
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(range(size))
+    graph.add_edges_from(pair for images in drawn for pair in enumerate(images))
+    parts = sorted(map(sorted, nx.connected_components(graph)))
+    every_one = np.arange(size)
+    least = least_images(every_one, drawn)
+    assert least.tolist() == [min(part) for vertex in range(size) for part in parts if vertex in part]
+    assert least_images(least_images(every_one, drawn[:1]), drawn).tolist() == least.tolist()
+    numbers = [number for vertex in range(size) for number, part in enumerate(parts) if vertex in part]
+    assert orbit_numbers(size, drawn).tolist() == numbers
+
+
+@given(st.permutations(range(7)), st.integers(0, 15))
+def test_a_power_is_a_product_of_as_many(element: list[int], exponent: int) -> None:
+    product = identity(7)
+    for _ in range(exponent):
+        product = compose(tuple(element), product)
+    assert power(np.array(element), exponent).tolist() == list(product)
+
+
+@given(st.integers(1, 500))
+def test_divisors(number: int) -> None:
+    assert divisors(number) == [other for other in range(1, number + 1) if number % other == 0]

@@ -22,13 +22,12 @@ from arborcast.synth.chunks.allreduce.points import (
     MEETINGS,
     Point,
     RestrictedSchedule,
-    TracedPoints,
     point_method,
     point_of,
 )
 from arborcast.synth.chunks.allreduce.searcher import SumSearcher
 from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.curve import FrontierOptions, why_enough
+from arborcast.synth.chunks.curve import Curve, FrontierOptions, why_enough
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.chunks.step_result import StepOptimum
@@ -52,7 +51,7 @@ def trace_allreduce(
     last: int,
     options: FrontierOptions,
     deadline: Deadline,
-) -> TracedPoints:
+) -> Curve[Point]:
     """The points of an allreduce from its latency to at most `last` steps.
 
     Args:
@@ -104,7 +103,7 @@ class _Tracing:
         self._flows: dict[int, StepBound] = {}
         self._cut_short = False
 
-    def run(self) -> TracedPoints:
+    def run(self) -> Curve[Point]:
         """Number of steps by number of steps, until there is nothing to gain."""
         latency = self._problem.latency
         assert latency is not None, "a collective with a rate above zero reaches everybody"
@@ -136,7 +135,7 @@ class _Tracing:
             self._add_later()
         complete = not self.open_steps and self._best == self._ratio
         complete = complete and self._limit.scope is Scope.EVERY_SCHEDULE
-        return TracedPoints(tuple(self.points), complete, why, tuple(self.open_steps), timed_out, self.limits)
+        return Curve(tuple(self.points), complete, why, tuple(self.open_steps), timed_out, self.limits)
 
     @property
     def _best(self) -> Fraction | None:

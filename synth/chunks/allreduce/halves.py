@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks.bounds.step_certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.curve import Curve, FrontierOptions, trace
+from arborcast.synth.chunks.curve import CopyOptimum, Curve, FrontierOptions, trace
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import mirrored, schedule_of, share_of_demand
@@ -35,7 +35,7 @@ class Half:
         ratio = static_ratio(topology, collective, limit)
         return cls(topology, collective, problem, latency, StepBound(latency, ratio, StaticLimit(limit)))
 
-    def trace(self, spare: int, options: FrontierOptions, deadline: Deadline) -> Curve:
+    def trace(self, spare: int, options: FrontierOptions, deadline: Deadline) -> Curve[CopyOptimum]:
         return trace(self.problem, self.static, self.latency + spare, options, deadline)
 
     def schedule(self, chunks: int, plan: ChunkPlan, method: Method) -> Schedule:

@@ -24,6 +24,7 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.symmetry.automorphisms import automorphisms_of
+from arborcast.synth.symmetry.permutations import orbit_numbers
 from arborcast.synth.topology import Permutation
 
 MOST_COLUMNS = 200_000
@@ -81,18 +82,19 @@ class _Orbits:
         self.generators = self._keeping(()) if symmetries is None else symmetries
         self.route = self._routes(self.generators)
         links = {(link.src, link.dst): at for at, link in enumerate(problem.topology.links)}
-        self.link = _numbers([[links[g[a], g[b]] for a, b in links] for g in self.generators], len(links))
+        moved = ([links[g[a], g[b]] for a, b in links] for g in self.generators)
+        self.link = orbit_numbers(len(links), moved)
         self.pairs = self._counted()
 
     def of_pair(self, ends: tuple[int, int]) -> tuple[Ints, Ints]:
         """Of each vertex and of each route the number of its orbit under what keeps a pair."""
         kept = self._keeping(ends) if self._every and self.generators else ()
-        return _numbers(kept, self._problem.topology.size), self._routes(kept)
+        return orbit_numbers(self._problem.topology.size, kept), self._routes(kept)
 
     def _counted(self) -> dict[tuple[int, int], int]:
         size = self._problem.topology.size
-        moved = [[a * size + b for a in g for b in g] for g in self.generators]
-        number = _numbers(moved, size * size)
+        moved = ([a * size + b for a in g for b in g] for g in self.generators)
+        number = orbit_numbers(size * size, moved)
         least: dict[int, tuple[int, int]] = {}
         counts: dict[tuple[int, int], int] = defaultdict(int)
         for contributor in self._members:
@@ -113,20 +115,8 @@ class _Orbits:
 
     def _routes(self, generators: Sequence[Permutation]) -> Ints:
         ways = self._ways
-        return _numbers([[ways[tuple([g[v] for v in way])] for way in ways] for g in generators], len(ways))
-
-
-def _numbers(images: Sequence[Sequence[int]], count: int) -> Ints:
-    """Of each of so many things the number of its orbit under permutations, in order of their least."""
-    least = np.arange(count)
-    moved = [np.array(image, dtype=np.int64) for image in images]
-    while True:
-        before = least.copy()
-        for image in moved:
-            least = np.minimum(least, least[image])
-            least[image] = np.minimum(least[image], least)
-        if np.array_equal(before, least):
-            return np.unique(least, return_inverse=True)[1].astype(np.int64)
+        moved = ([ways[tuple([g[v] for v in way])] for way in ways] for g in generators)
+        return orbit_numbers(len(ways), moved)
 
 
 class _PairFlow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -82,28 +82,6 @@ class RestrictedSchedule:
     schedule: Schedule
     ratio: Fraction
     restriction: str
-
-
-@dataclass(frozen=True)
-class TracedPoints:
-    """The points of a collective in order of steps, and what is known beyond them.
-
-    Attributes:
-        points: each with more steps and a smaller R/C than the one before.
-        complete: whether nothing is missing: every point is proved and the last one attains the limit.
-        why_stopped: what ended it.
-        open_steps: numbers of steps at which something is left to prove.
-        timed_out: whether the deadline ended it.
-        limits: of each number of steps that was looked at the best limit known, over every schedule; none
-            where none is known.
-    """
-
-    points: tuple[Point, ...]
-    complete: bool
-    why_stopped: str
-    open_steps: tuple[int, ...]
-    timed_out: bool
-    limits: Mapping[int, StepBound]
 
 
 def point_of(optimum: StepOptimum[Any], schedule: Schedule) -> Point:

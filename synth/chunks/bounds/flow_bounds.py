@@ -12,16 +12,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.cut_program import CutProgram
 from arborcast.synth.chunks.bounds.flow_program import FlowPrices, Prices, StepFlowProgram, groups_of
-from arborcast.synth.chunks.bounds.step_certificate import PathDual, StaticLimit, StepBound, StepLengths
-from arborcast.synth.chunks.bounds.step_check import certified_ratio, static_ratio
+from arborcast.synth.chunks.bounds.step_certificate import PathDual, StepBound, StepLengths
+from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.topology import Topology
 
 LARGEST_DENOMINATOR = 10**6
 """Prices that are multiples of one over at most this much, nearly, are taken to be just that."""
@@ -67,21 +64,6 @@ def flow_bound(problem: ChunkProblem, steps: int, *, deadline: Deadline) -> Step
         return cut_bound(problem, steps, deadline=deadline)
     prices = StepFlowProgram(problem, groups, steps, deadline=deadline).solve(deadline)
     return _certified(problem, steps, _path_lengths(problem, prices))
-
-
-def static_bound(topology: Topology, collective: Collective, steps: int) -> StepBound:
-    """The limit of the rate in any number of steps, as one of R/C.
-
-    Args:
-        topology: the fabric, not its mirror image.
-        collective: what is limited, reductions as they are.
-        steps: S, which the limit is said of.
-
-    Raises:
-        InputError: an allreduce, or a collective that cannot be done at all.
-    """
-    limit = bounds.bound(topology, collective)
-    return StepBound(steps, static_ratio(topology, collective, limit), StaticLimit(limit))
 
 
 def _certified(problem: ChunkProblem, steps: int, certificate: PathDual) -> StepBound:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from arborcast.synth.chunks.encodings.integer_program import IntegerProgram, Values
 from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends
+from arborcast.synth.chunks.encodings.restarted_program import RestartedProgram
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
+from arborcast.synth.lp.integer_program import IntegerProgram, Values
 
 Place: TypeAlias = tuple[int, int]
 """A rank at a time, from 0 to S."""
@@ -94,7 +95,7 @@ class IlpSearch:
             copies: whether chunks are told apart where they need not be.
         """
         orbits, steps = instance.orbits, instance.steps
-        program = self._program = IntegerProgram(seed=seed)
+        program = self._program = RestartedProgram(seed=seed)
         most = instance.rounds - steps + 1
         self._rounds = [program.add_column(most, least=1) for _ in range(steps)]
         program.add_row(self._rounds, [1] * steps, least=instance.rounds, most=instance.rounds)
@@ -114,7 +115,7 @@ class IlpSearch:
                 _put_in_order(program, chunks)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `synth.chunks.problem.outcome.Search` and `IntegerProgram.search`.
+        """See `synth.chunks.problem.outcome.Search` and `RestartedProgram.search`.
 
         Raises:
             ArithmeticError: HiGHS failed.

@@ -9,7 +9,6 @@ no part in a chunk schedule.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -20,8 +19,10 @@ from numpy.typing import NDArray
 from arborcast.synth.chunks.problem.demand_action import DemandAction
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
+from arborcast.synth.symmetry.abelian import divisors, power
 from arborcast.synth.symmetry.automorphisms import Automorphisms, automorphisms_of
-from arborcast.synth.symmetry.permutations import closure, compose, extended, identity, inverse
+from arborcast.synth.symmetry.permutations import closure, compose, extended, identity, inverse, orbits
+from arborcast.synth.symmetry.translations import order_of
 from arborcast.synth.topology import Permutation
 
 LARGEST_GROUP = 128
@@ -199,7 +200,7 @@ def grown_groups(
     pool = list(dict.fromkeys([*declared, *growth.powers(_drawn(whole, chance))]))
     growth.grow([*declared, *chance.sample(pool, min(TRIES, len(pool)))])
     # Elements of few cycles move much, and that is what large groups are made of; others lead elsewhere.
-    few_cycles = sorted(pool, key=lambda element: len(cycles_of(element)))
+    few_cycles = sorted(pool, key=lambda element: len(orbits(range(whole.size), [element])))
     for start in dict.fromkeys([*few_cycles[: STARTS // 2], *pool[-STARTS // 2 :]]):
         growth.grow([start, *chance.sample(pool, min(TRIES, len(pool)))])
     return list(growth.found.values())
@@ -247,49 +248,11 @@ class _Growth:
         return list(dict.fromkeys(power for power in powers if power is not None))
 
     def _largest_power(self, element: Permutation) -> Permutation | None:
-        cycles = cycles_of(element)
-        order = math.lcm(*map(len, cycles))
-        for exponent in _divisors(order)[:-1]:
+        order = order_of(element, len(element))
+        for exponent in divisors(order)[:-1]:
             if order // exponent <= self._limit:
-                power = _power(cycles, exponent, len(element))
-                group = closure(len(element), [power], self._limit)
+                raised = tuple(power(np.array(element, dtype=np.int64), exponent).tolist())
+                group = closure(len(element), [raised], self._limit)
                 if group is not None and self._allows(group):
-                    return power
+                    return raised
         return None
-
-
-def cycles_of(element: Permutation) -> list[list[int]]:
-    """The cycles of a permutation, those of one vertex too."""
-    cycles = []
-    seen: set[int] = set()
-    for vertex in element:
-        if vertex in seen:
-            continue
-        cycle = [vertex]
-        while (image := element[cycle[-1]]) != vertex:
-            cycle.append(image)
-        seen.update(cycle)
-        cycles.append(cycle)
-    return cycles
-
-
-def _power(cycles: Sequence[Sequence[int]], exponent: int, size: int) -> Permutation:
-    images = [0] * size
-    for cycle in cycles:
-        for position, vertex in enumerate(cycle):
-            images[vertex] = cycle[(position + exponent) % len(cycle)]
-    return tuple(images)
-
-
-def _divisors(number: int) -> list[int]:
-    """In ascending order; by trial, since the orders of permutations have small prime factors only."""
-    divisors = [1]
-    rest, prime = number, 2
-    while rest > 1:
-        powers = [1]
-        while rest % prime == 0:
-            rest //= prime
-            powers.append(powers[-1] * prime)
-        divisors = [divisor * power for divisor in divisors for power in powers]
-        prime += 1
-    return sorted(divisors)

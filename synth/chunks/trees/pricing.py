@@ -40,29 +40,6 @@ MOST_ENTRIES = 1 << 26
 _UNREACHED = 1 << 60
 
 
-def cheapest_tree(
-    problem: ChunkProblem, demand: int, steps: int, prices: Prices
-) -> tuple[int | float, TimedTree]:
-    """The cheapest tree from the sources of a demand to all its targets.
-
-    Args:
-        problem: what there is to send over.
-        demand: the index of the demand.
-        steps: S.
-        prices: see `Prices`. Integers give an exact answer, and Python integers (an array of objects) may
-            be of any size, at the cost of a far slower search.
-
-    Returns:
-        The cost, and the sends in order of step, each rank reached at most once.
-
-    Raises:
-        InfeasibleError: a target cannot be reached in so many steps.
-        InputError: there are too many targets; the time is exponential in their number.
-        OverflowError: int64 prices so large that a sum might not fit.
-    """
-    return TreeSearch(problem, demand, steps).run(prices)
-
-
 @dataclass(frozen=True)
 class TreeSearch:
     """The search for one demand, to be run again and again with other prices.
@@ -110,7 +87,18 @@ class TreeSearch:
         return sum(int(3 ** mask.bit_count()) for row in self._alive for mask in row if mask) // 2
 
     def run(self, prices: Prices) -> tuple[int | float, TimedTree]:
-        """`cheapest_tree` with these prices."""
+        """The cheapest tree from the sources of the demand to all its targets.
+
+        Args:
+            prices: see `Prices`. Integers give an exact answer, and Python integers (an array of objects) may
+                be of any size, at the cost of a far slower search.
+
+        Returns:
+            The cost, and the sends in order of step, each rank reached at most once.
+
+        Raises:
+            OverflowError: int64 prices so large that a sum might not fit.
+        """
         costs: Prices = self.problem.route_costs(prices)
         graph, unreached = self._graph, self._unreached(costs)
         pair_costs = np.minimum.reduceat(costs, self._first_routes, axis=1)
@@ -130,7 +118,7 @@ class TreeSearch:
         return (float(cost) if costs.dtype == np.float64 else int(cost)), tree
 
     def run_exactly(self, prices: Sequence[Sequence[int]]) -> tuple[int, TimedTree]:
-        """`cheapest_tree` with integers of any size, as fast as their size allows."""
+        """The same with integers of any size, as fast as their size allows."""
         highest = max(max(row) for row in prices)
         fits = highest * max(len(route.links) for route in self.problem.routes) < self._word()
         cost, tree = self.run(np.array(prices, dtype=np.int64 if fits else np.object_))

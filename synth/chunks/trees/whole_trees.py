@@ -18,7 +18,6 @@ from typing import TypeAlias
 import numpy as np
 
 from arborcast.synth.chunks.bounds.step_certificate import StepLengths
-from arborcast.synth.chunks.encodings.integer_program import IntegerProgram
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group, OrbitSend
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
@@ -26,7 +25,7 @@ from arborcast.synth.chunks.trees.pricing import TimedTree
 from arborcast.synth.chunks.trees.spanning_oracle import SpanningSearch, searches_for
 from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.lp.integer_program import IntegerProgram
 
 NODES = 50
 """Nodes of the integer program's search: seconds."""
@@ -34,7 +33,6 @@ NODES = 50
 Candidate: TypeAlias = tuple[int, TimedTree]
 """The index of a class of chunks and a tree for one of them."""
 
-_FEASIBLE = 2  # how HiGHS says that what it ended with keeps all bounds
 _FINE = 1000  # grades of the prices that choose among equally cheap trees
 
 
@@ -146,15 +144,8 @@ def whole_numbers(
     for (limit, step), uses in _uses(orbits, candidates).items():
         capacity = orbits.limits[limit].capacity
         program.add_row([*uses, lengths[step]], [*uses.values(), -capacity], most=0)
-    model = new_model(mip_max_nodes=nodes)
-    program.pass_to(model)
-    limit_time(model, deadline.left_s)
-    model.run()
-    ended = model.modelStatusToString(model.getModelStatus())
-    if ended != "Optimal" and (rounds is not None or model.getInfo().primal_solution_status != _FEASIBLE):
-        return None
-    values = program.solution_of(model)
-    return values[: len(candidates)], values[len(candidates) :]
+    values = program.best(nodes, deadline)
+    return None if values is None else (values[: len(candidates)], values[len(candidates) :])
 
 
 def _uses(orbits: ChunkOrbits, candidates: Sequence[Candidate]) -> dict[tuple[int, int], dict[int, int]]:

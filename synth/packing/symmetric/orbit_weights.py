@@ -122,14 +122,7 @@ def whole_parts(
     costs = [1.0 + column.height / (2 * highest) for column in columns] if parts <= _COUNTED_UP_TO else None
     rows = TreeRows(tuple(map(Fraction, limits)), problem.rows.share_of)
     search_limit = max(5, _SEARCH_LIMIT // len(columns))
-    counts = program_in_parts(rows, columns, parts, costs, search_limit=search_limit, seconds=deadline.left_s)
-    if counts is None or not problem.rows.rate(columns, [Fraction(count) for count in counts]):
-        return None
-    loads = [0] * len(limits)
-    for column, count in zip(columns, counts, strict=True):
-        for orbit, uses in column.used.items():
-            loads[orbit] += uses * count
-    return counts if all(load <= limit for load, limit in zip(loads, limits, strict=True)) else None
+    return program_in_parts(rows, columns, parts, costs, search_limit=search_limit, deadline=deadline)
 
 
 def filled(problem: Problem, columns: Sequence[OrbitTree], weights: Sequence[Fraction]) -> Chosen:
