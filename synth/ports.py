@@ -16,12 +16,10 @@ the rate of a schedule counts that (`Schedule.held`), the limit does not.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from heapq import nlargest
-from itertools import count as counting
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -140,75 +138,3 @@ def _free(name: str, taken: Sequence[str]) -> str:
     while name in taken:
         name += "-"
     return name
-
-
-def in_matchings(schedule: Schedule) -> Schedule:
-    """The same with more steps; in none a rank sends, or receives, more messages than it has streams.
-
-    A step in which ranks of k streams send or receive at most d messages becomes d / k of them, rounded up
-    (see `coloured`). Itself where its steps have rounds, or where in some step a chunk comes to a rank that
-    sends it: there the order says what is sent.
-    """
-    streams = schedule.topology.streams
-    steps: dict[int, list[Transfer]] = {}
-    for move in schedule.transfers:
-        steps.setdefault(move.step, []).append(move)
-    moves: list[Transfer] = []
-    first = 0
-    for _, together in sorted(steps.items()):
-        if {(move.chunk, move.src) for move in together} & {(move.chunk, move.dst) for move in together}:
-            return schedule
-        met: dict[tuple[int, Vertex], int] = defaultdict(int)
-        ends: list[tuple[tuple[Vertex, int], tuple[Vertex, int]]] = []
-        for move in together:
-            # Streams take turns; without a limit each message has one of its own.
-            mine, theirs = (
-                (end, met[side, end] % (_streams(streams, end) or len(together)))
-                for side, end in enumerate((move.src, move.dst))
-            )
-            met[0, move.src] += 1
-            met[1, move.dst] += 1
-            ends.append((mine, theirs))
-        colours = coloured(ends)
-        in_turn = sorted(zip(colours, range(len(together)), strict=True))
-        moves += (replace(together[at], step=first + colour) for colour, at in in_turn)
-        first += 1 + max(colours)
-    if schedule.rounds is not None or first == schedule.steps:
-        return schedule
-    return replace(schedule, transfers=tuple(moves))
-
-
-def _streams(streams: Sequence[int | None], vertex: Vertex) -> int | None:
-    return streams[vertex] if vertex < len(streams) else None
-
-
-def coloured(edges: Sequence[tuple[Hashable, Hashable]]) -> list[int]:
-    """A number for each edge of a bipartite multigraph, none twice at a vertex, below the largest degree.
-
-    Koenig 1916: an edge whose ends lack different colours gets that of its first one, once the path that
-    begins at its second in this colour and alternates between the two has changed them. Time is edges times
-    vertices.
-    """
-    colours: list[int] = []
-    path: list[int]
-    used: dict[tuple[int, Hashable], dict[int, int]] = defaultdict(dict)  # of side and vertex: colour, edge
-    for index, edge in enumerate(edges):
-        mine, theirs = (
-            next(colour for colour in counting() if colour not in used[end]) for end in enumerate(edge)
-        )
-        path, side, wanted = [], 1, mine
-        vertex = edge[1]
-        while (other := used[side, vertex].get(wanted)) is not None:
-            path.append(other)
-            side, wanted = 1 - side, mine + theirs - wanted
-            vertex = edges[other][side]
-        for other in path:
-            for end in enumerate(edges[other]):
-                del used[end][colours[other]]
-        for other in path:
-            colours[other] = mine + theirs - colours[other]
-        colours.append(mine)
-        for other in (*path, index):
-            for end in enumerate(edges[other]):
-                used[end][colours[other]] = other
-    return colours

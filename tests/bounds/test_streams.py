@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -22,7 +21,7 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.formats.any_schedule import any_schedule_from_document
 from arborcast.synth.formats.schedules import schedule_to_document
-from arborcast.synth.ports import Ports, coloured, in_matchings
+from arborcast.synth.ports import Ports
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Hop, Link, Switch, Topology
 from arborcast.topologies import load
@@ -171,39 +170,3 @@ def test_names_of_ports_are_nobodys() -> None:
     fabric = Topology.build("named", 3, links, [Switch("0 sends")], streams=(1, None, 1))
     named = [switch.name for switch in Ports.of(fabric).fabric.switches]
     assert named == ["0 sends", "0 sends-", "2 sends", "0 receives", "2 receives"]
-
-
-EDGES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=40)
-
-
-@given(EDGES)
-def test_as_many_colours_as_the_largest_degree(edges: list[tuple[int, int]]) -> None:
-    colours = coloured(edges)
-    degrees = Counter((side, end) for edge in edges for side, end in enumerate(edge))
-    assert len(colours) == len(edges)
-    assert set(colours) <= set(range(max(degrees.values(), default=0)))
-    places = [
-        (side, end, colour)
-        for edge, colour in zip(edges, colours, strict=True)
-        for side, end in enumerate(edge)
-    ]
-    assert len(set(places)) == len(places)
-
-
-@pytest.mark.few(15)
-@settings(max_examples=60, deadline=None)
-@given(limited(), st.sampled_from(["allreduce", "allgather", "broadcast", "alltoall"]))
-def test_steps_become_matchings(topology: Topology, kind: str) -> None:
-    try:
-        schedule = synth.solve(topology, kind, form="explicit")
-    except InfeasibleError:
-        return
-    found = in_matchings(schedule)
-    assert synth.verify(found).correct
-    assert (found.rate, found.chunks) == (schedule.rate, schedule.chunks)
-    if found is schedule:
-        return
-    for ends in ("src", "dst"):
-        met = Counter((move.step, getattr(move, ends)) for move in found.transfers)
-        limits = dict(enumerate(topology.streams))
-        assert all(count <= (limits.get(rank) or count) for (_, rank), count in met.items())
