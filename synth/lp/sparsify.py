@@ -134,7 +134,7 @@ class _CandidateSearch:
         if not (search_limit and self._is_searched):
             out_of_time = "none: rounding errors, or out of time"
             return kept, "none of the trees can be left out" if none_too_many else out_of_time
-        chosen, closed = self._searched(None, float(rate), kept, search_limit)
+        chosen, closed = self._searched(None, float(rate), search_limit)
         if chosen is not None and len(chosen) < len(kept):
             if self.choice.only(chosen).reaches(rate):
                 kept = chosen
@@ -155,7 +155,7 @@ class _CandidateSearch:
         rate = self.choice.only(kept).best.rate
         closed = not self._is_searched
         if rate < 1 - CLOSE and not closed:
-            chosen, closed = self._searched(most, None, kept)
+            chosen, closed = self._searched(most, None)
             if chosen and self.choice.only(chosen).best.rate > rate * (1 + CLOSE):
                 kept = chosen
         exact = self.choice.only(kept).rate
@@ -187,15 +187,14 @@ class _CandidateSearch:
         )
 
     def _searched(
-        self, most: int | None, rate: float | None, kept: Sequence[int], search_limit: int = _SEARCH_LIMIT
+        self, most: int | None, rate: float | None, search_limit: int = _SEARCH_LIMIT
     ) -> tuple[list[int] | None, bool]:
-        """What an integer program finds, from a solution on."""
+        """What an integer program finds."""
         return few(
             self.choice.rows,
             self.choice.trees,
             most=most,
             rate=rate,
-            start=sorted(kept),
             search_limit=search_limit,
             seed=self.seed,
             seconds=self.deadline.left_s,

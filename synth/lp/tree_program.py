@@ -263,21 +263,6 @@ class TreeProgram:
             self._model.changeColCost(shares + index, float(cost))
         return np.array(self._model.getSolution().col_value)[shares:] if self._run() else None
 
-    def _set_start(self, start: Sequence[int]) -> None:
-        import highspy
-
-        shares, count = self.rows.shares, len(self.trees)
-        weighed = TreeProgram(self.rows, [self.trees[index] for index in start]).solve()
-        values = np.zeros(shares + 2 * count)
-        totals = np.zeros(len(self.rows.share_of))
-        for index, weight in zip(start, weighed.weights.tolist(), strict=True):
-            values[[shares + index, shares + count + index]] = weight, 1
-            totals[self.trees[index].group] += weight
-        values[list(self.rows.share_of)] = totals
-        solution = highspy.HighsSolution()
-        solution.col_value = values.tolist()
-        self._model.setSolution(solution)
-
     def _matrix(self, rows: Sequence[int], columns: Sequence[int]) -> Ints:
         place = {row: position for position, row in enumerate(rows)}
         matrix = np.zeros((len(rows), len(columns)), dtype=np.int64)
@@ -376,7 +361,6 @@ def few(
     *,
     most: int | None,
     rate: float | None,
-    start: Sequence[int],
     search_limit: int,
     seed: int,
     seconds: float | None,
@@ -388,7 +372,6 @@ def few(
         trees: to choose from.
         most: so many of each group at most, at the best rate; None for as few as possible in all.
         rate: that they must reach, of all shares together; None with `most`.
-        start: a known choice, possibly empty.
         search_limit: vertices of the branch and bound.
         seed: of HiGHS.
         seconds: that it may take.
@@ -414,8 +397,6 @@ def few(
     for index, tree in enumerate(trees):
         largest, cost = float(rows.alone(tree)), 1.0 if most is None else 0.0
         program._add_switch(index, largest, cost, limits.get(tree.group))
-    if start:
-        program._set_start(start)
     limit_time(model, seconds)
     model.run()
     solution = model.getSolution()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -32,7 +33,6 @@ DGX1 = (  # its automorphisms
     (4, 5, 6, 7, 0, 1, 2, 3),
     (5, 4, 7, 6, 1, 0, 3, 2),
 )
-CUBE = tuple(tuple(rank ^ mask for rank in range(8)) for mask in range(8))
 RING = tuple(tuple((rank + by) % 8 for rank in range(8)) for by in range(8))
 
 
@@ -48,7 +48,6 @@ RING = tuple(tuple((rank + by) % 8 for rank in range(8)) for by in range(8))
         ("dgx1", "gather", None, 2, 6, 7),
         ("dgx1", "alltoall", DGX1, 2, 3, 8),
         ("hypercube:3", "broadcast", None, 4, 6, 4),
-        ("hypercube:3", "allgather", CUBE, 4, 3, 7),
         ("ring:8", "allgather", RING, 4, 2, 7),
         pytest.param("dgx1", "broadcast", None, 7, 31, 7, marks=pytest.mark.long),
         pytest.param("dgx1", "broadcast", None, 8, 37, 8, marks=pytest.mark.long),
@@ -90,7 +89,8 @@ def packed(lengths: TreeDual, first: Fraction, proved: Fraction = Fraction(1)) -
 
 def test_an_empty_step_is_filled_where_the_optimum_allows():
     problem, lengths = pair()
-    chunks, plan = plan_of(problem, 2, packed(lengths, Fraction(1)))
+    late = replace(packed(lengths, Fraction(1)), candidates=((0, ((0, 1),)),))  # a tree that costs as little
+    chunks, plan = plan_of(problem, 2, late)
     assert (chunks, plan.rounds) == (2, (1, 1))
     replay_plan(problem, chunks, plan)
 

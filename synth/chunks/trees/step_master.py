@@ -6,8 +6,7 @@ of links, and the rows of demands, that it maps to each other; the optimum is th
 packings may be averaged over the group.
 
 `MultiplicativeWeights` (Plotkin, Shmoys, Tardos 1995) gives prices that grow with the load of the trees
-taken so far: a source of trees that fit together, before the first linear program and among equally cheap
-trees.
+taken so far: a source of trees that fit together, before the first linear program.
 """
 
 from __future__ import annotations

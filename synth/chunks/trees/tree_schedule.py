@@ -8,24 +8,21 @@ of linear programs can have huge denominators, so that fewer chunks are tried fi
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice, takewhile
 
-from arborcast.synth.chunks.bounds.step_certificate import TreeDual
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.trees.column_generation import TreeBound
 from arborcast.synth.chunks.trees.rounding import RoundedTrees
-from arborcast.synth.chunks.trees.whole_trees import ZeroReducedCostTrees, admissible_chunk_counts, whole_plan
+from arborcast.synth.chunks.trees.whole_trees import Candidate, admissible_chunk_counts, whole_plan
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.progress import report
 
 TRIES = 2
 """Numbers of chunks, from the smallest that can be, that are tried before the packing as it stands."""
-
-LOOKS = ((200, True), (200, False), (800, False))
-"""Trees looked for each time that those known do not suffice; whether they load the links evenly."""
 
 MOST_CHUNKS = 2000
 """Chunks of each demand up to which a plan is made of a packing."""
@@ -156,32 +153,22 @@ def few_chunks_near(
         C and the plan; None where none was found.
     """
     one = sum(len(demand.targets) for demand in problem.demands)
-    first = ChunkOrbits(problem, len(group), group)
-    position = {members.demand: index for index, members in enumerate(first.classes)}
-    kept = [len(group) // members.count for members in first.classes]
-    weighed = {(position[tree.demand], tree.sends) for tree in bound.trees if tree.demand in position}
-    cheap = ((position[demand], tree) for demand, tree in bound.candidates)
-    trees = list(dict.fromkeys([*sorted(weighed), *cheap]))[: len(weighed) + MOST_BESIDE]
+    candidates = _Candidates.of(problem, steps, bound, group)
     best: tuple[Fraction, int, ChunkPlan] | None = None
     exactly = takewhile(
         lambda chunks: chunks * one <= most_sends, admissible_chunk_counts(bound.bound.ratio, steps)
     )
-    common = math.lcm(*kept)
     if bound.is_exact:
-        for chunks in islice((chunks for chunks in exactly if chunks % common == 0), TRIES):
+        for chunks in islice(filter(candidates.fit, exactly), TRIES):
             report(f"{steps} steps: {chunks} chunks that attain the limit", 0, 0)
-            orbits, rounds = ChunkOrbits(problem, chunks, group), int(bound.bound.ratio * chunks)
-            plan = whole_plan(orbits, steps, rounds, trees, deadline=deadline.share(3))
+            plan = candidates.plan(chunks, int(bound.bound.ratio * chunks), deadline.share(3))
             if plan is not None:
                 return chunks, plan
     for chunks in FEW_CHUNKS:
         if chunks * one > most_sends or deadline.has_passed:
             break
-        if chunks % common:
-            continue
-        report(f"{steps} steps: {chunks} chunks along {len(trees)} trees", 0, 0)
-        orbits = ChunkOrbits(problem, chunks, group)
-        plan = whole_plan(orbits, steps, None, trees, deadline=deadline)
+        report(f"{steps} steps: {chunks} chunks along {len(candidates.trees)} trees", 0, 0)
+        plan = candidates.plan(chunks, None, deadline)
         if plan is not None and (best is None or Fraction(sum(plan.rounds), chunks) < best[0]):
             best = Fraction(sum(plan.rounds), chunks), chunks, plan
         if best is not None and best[0] <= bound.bound.ratio * (1 + gap):
@@ -202,52 +189,53 @@ def _few_chunks(
     groups = [group or alone]
     if len(groups[0]) > 1 and len(problem.demands) == 1:
         groups.append(alone)  # with more demands that takes minutes, and a search is as good
-    pools = [_Pool(problem, steps, bound, elements, deadline) for elements in groups]
+    candidates = [_Candidates.of(problem, steps, bound, elements) for elements in groups]
     for chunks in islice(admissible_chunk_counts(bound.bound.ratio, steps), TRIES):
         if chunks > most_chunks:
             break
-        for pool in pools:
-            plan = pool.plan(chunks)
+        for each in candidates:
+            plan = each.plan(chunks, int(bound.bound.ratio * chunks), deadline)
             if plan is not None:
                 return chunks, plan
     return None
 
 
-class _Pool:
-    """Trees that may be part of an optimal plan that a group keeps: the packing's own, and more as needed."""
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Trees that a plan which a group keeps may be made of.
 
-    def __init__(
-        self, problem: ChunkProblem, steps: int, bound: TreeBound, group: Group, deadline: Deadline
-    ) -> None:
-        certificate = bound.bound.certificate
-        assert isinstance(certificate, TreeDual), "a packing of trees is proved by lengths for trees"
-        self._problem = problem
-        self._steps = steps
-        self._bound = bound
-        self._group = group
-        self._deadline = deadline
-        self._classes = ChunkOrbits(problem, len(group), group).classes
-        self._trees = ZeroReducedCostTrees(problem, steps, certificate.lengths, group)
-        position = {members.demand: index for index, members in enumerate(self._classes)}
-        for demand, tree in (*((tree.demand, tree.sends) for tree in bound.trees), *bound.candidates):
-            if demand in position:
-                self._trees.found[position[demand], tree] = None
-        self._looked = 0
+    Attributes:
+        problem: what there is to send.
+        steps: S.
+        group: keeps the problem and every plan.
+        trees: those of a packing, of one demand of each orbit, then others that cost as little.
+        common: chunks come in multiples of it: symmetries that keep a demand permute its chunks freely.
+    """
 
-    def plan(self, chunks: int) -> ChunkPlan | None:
-        """A plan of so many chunks; more trees are looked for where the first do not suffice."""
-        if any(chunks % (len(self._group) // members.count) for members in self._classes):
-            return None  # symmetries that keep a demand could not permute its chunks freely
-        orbits = ChunkOrbits(self._problem, chunks, self._group)
-        rounds = int(self._bound.bound.ratio * chunks)
-        for looks in range(len(LOOKS) + 1):
-            while self._looked < looks:
-                trees, evenly = LOOKS[self._looked]
-                self._trees.look(trees, self._deadline, evenly=evenly)
-                self._looked += 1
-            if looks == self._looked:
-                found = list(self._trees.found)
-                plan = whole_plan(orbits, self._steps, rounds, found, deadline=self._deadline)
-                if plan is not None:
-                    return plan
-        return None
+    problem: ChunkProblem
+    steps: int
+    group: Group
+    trees: tuple[Candidate, ...]
+    common: int
+
+    @classmethod
+    def of(cls, problem: ChunkProblem, steps: int, bound: TreeBound, group: Group) -> _Candidates:
+        """Those of a packing."""
+        classes = ChunkOrbits(problem, len(group), group).classes
+        position = {members.demand: index for index, members in enumerate(classes)}
+        weighed = {(position[tree.demand], tree.sends) for tree in bound.trees if tree.demand in position}
+        cheap = ((position[demand], tree) for demand, tree in bound.candidates if demand in position)
+        trees = list(dict.fromkeys([*sorted(weighed), *cheap]))[: len(weighed) + MOST_BESIDE]
+        common = math.lcm(*(len(group) // members.count for members in classes))
+        return cls(problem, steps, group, tuple(trees), common)
+
+    def fit(self, chunks: int) -> bool:
+        """Whether a demand may have so many."""
+        return chunks % self.common == 0
+
+    def plan(self, chunks: int, rounds: int | None, deadline: Deadline) -> ChunkPlan | None:
+        """A plan of so many chunks in so many rounds, or in as few as are found; None where none is."""
+        if not self.fit(chunks):
+            return None
+        orbits = ChunkOrbits(self.problem, chunks, self.group)
+        return whole_plan(orbits, self.steps, rounds, self.trees, deadline=deadline)

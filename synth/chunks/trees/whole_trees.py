@@ -1,29 +1,20 @@
 """An optimal packing of trees made whole: so many trees of C chunks that steps of whole rounds carry.
 
-The prices that prove the optimum say which trees can take part in one at all: the cheapest. Some hundred of
-them are enough for a small integer program to find a schedule with few chunks, where a search from nothing
-takes far longer. Not finding one proves nothing, because not all the cheapest trees are looked at.
+The prices that prove the optimum say which trees can take part in one at all: the cheapest. Those that were
+met on the way to it are mostly enough for a small integer program to find a schedule with few chunks, where a
+search from nothing takes far longer. Not finding one proves nothing: they are not all of the cheapest trees.
 """
 
 from __future__ import annotations
 
-import math
-import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from random import Random
 from typing import TypeAlias
 
-import numpy as np
-
-from arborcast.synth.chunks.bounds.step_certificate import StepLengths
-from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group, OrbitSend
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, OrbitSend
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.trees.pricing import TimedTree
-from arborcast.synth.chunks.trees.spanning_oracle import SpanningSearch, searches_for
-from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.integer_program import IntegerProgram
 
@@ -32,63 +23,6 @@ NODES = 50
 
 Candidate: TypeAlias = tuple[int, TimedTree]
 """The index of a class of chunks and a tree for one of them."""
-
-_FINE = 1000  # grades of the prices that choose among equally cheap trees
-
-
-class ZeroReducedCostTrees:
-    """Trees of least cost for one demand of each orbit, found a few at a time.
-
-    Attributes:
-        found: all so far, without repetition.
-    """
-
-    def __init__(
-        self, problem: ChunkProblem, steps: int, lengths: StepLengths, group: Group, seed: int = 0
-    ) -> None:
-        """Begin with no trees.
-
-        `lengths` are the prices; the group keeps the problem, its identity first.
-        """
-        self.found: dict[Candidate, None] = {}
-        self._classes = ChunkOrbits(problem, len(group), group).classes
-        self._weights = MultiplicativeWeights(problem, steps, group)
-        demands = [members.demand for members in self._classes]
-        self._searches = searches_for(problem, demands, steps, self._weights.orbits)
-        self._by_orbits = any(isinstance(search, SpanningSearch) for search in self._searches)
-        self._random = Random(seed)
-        common = math.lcm(*(length.denominator for row in lengths for length in row))
-        # No tree has sends enough for the fine prices to outweigh one unit of the true ones.
-        longest = max(len(route.links) for route in problem.routes)
-        self._unit = 1 + _FINE * steps * problem.ranks * longest
-        self._prices = [[int(length * common) * self._unit for length in row] for row in lengths]
-
-    def look(self, trees: int, deadline: Deadline, *, evenly: bool) -> None:
-        """Look for so many more trees, of which some will be known.
-
-        `evenly` prefers among equally cheap trees those that load the links evenly. Ends with those found at
-        the deadline.
-        """
-        for _ in range(max(1, trees // len(self._searches))):
-            fine = self._even() if evenly else self._uneven()
-            priced = [list(map(operator.add, *rows)) for rows in zip(self._prices, fine, strict=True)]
-            for chunk_class, search in enumerate(self._searches):
-                if deadline.has_passed:
-                    return
-                tree = search.run_exactly(priced)[1]
-                self.found[chunk_class, tree] = None
-                self._weights.add(tree, self._classes[chunk_class].count)
-
-    def _even(self) -> list[list[int]]:
-        fine: list[list[int]] = (self._weights.prices() * _FINE).astype(np.int64).tolist()
-        return fine
-
-    def _uneven(self) -> list[list[int]]:
-        if not self._by_orbits:
-            return [[self._random.randrange(_FINE) for _ in row] for row in self._prices]
-        orbits = self._weights.orbits.tolist()
-        drawn = ([self._random.randrange(_FINE) for _ in range(max(orbits) + 1)] for _ in self._prices)
-        return [[row[orbit] for orbit in orbits] for row in drawn]
 
 
 def whole_plan(
