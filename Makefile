@@ -114,6 +114,7 @@ bench: install
 	$(BIN)/python bench/ddp.py
 	# Status 2: this machine cannot emulate links, and the line says why.
 	$(BIN)/python bench/testbed.py || [ $$? -eq 2 ]
+	$(BIN)/python bench/switchless.py || [ $$? -eq 2 ]
 	# The last of its parts needs such links, too.
 	$(BIN)/python bench/pipeline.py || [ $$? -eq 2 ]
 	# Other synthesizers are asked where their checkouts are named: make bench PEERS="--forestcoll PATH --tacos PATH".

@@ -1,0 +1,222 @@
+"""How close to the limit is the process group on hosts without a switch, along cables.
+
+Each fabric becomes network namespaces: a cable is a pair of devices with a subnet of its own, nobody
+forwards, and ranks meet in a slow network beside them. Unmodified gloo runs on the same links where all ranks
+forward; what it says where nobody does is kept, too. Needs root and iproute2. Results go to
+`bench/results/switchless.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any
+
+from arborcast import topologies
+from arborcast.bench.contest.rows import delivered_fabric
+from arborcast.bench.emulation.delivery import check_delivery, delivered
+from arborcast.bench.emulation.network import emulate
+from arborcast.bench.emulation.plan import at_rates, plan_emulation
+from arborcast.bench.emulation.processes import run_inside
+from arborcast.bench.harness.document import RUNTIME, timed_row
+from arborcast.bench.harness.script import KEPT, command_line, keep, one_line
+from arborcast.bench.page.console import print_results
+from arborcast.synth.bounds import bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.formats.results import TIME, Measure, document
+from arborcast.synth.topology import Link, Topology
+
+MBIT = 200
+SIZES = 4 << 20, 16 << 20
+KINDS = Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST
+LEAD_S = 0.02
+"""From the word to begin until the begin: it must have reached every rank by then."""
+
+Timed = list[list[float]]
+"""Seconds of one rank: by call, of each run."""
+
+
+def line(ranks: int) -> Topology:
+    """Ranks in a row."""
+    pairs = [(rank, rank + 1) for rank in range(ranks - 1)]
+    links = [Link(*ends, Fraction(25)) for pair in pairs for ends in (pair, pair[::-1])]
+    return Topology.build(f"line:{ranks}", ranks, links)
+
+
+def fabrics() -> list[Topology]:
+    """Those that hosts without a switch have, and a ring with one cable of half the rate."""
+    ring = topologies.load("ring:4")
+    slow = [
+        replace(link, bandwidth=link.bandwidth / 2) if {link.src, link.dst} == {0, 1} else link
+        for link in ring.links
+    ]
+    half = Topology.build("ring:4, one cable of half the rate", 4, slow)
+    return [topologies.load("ring:3"), ring, line(4), topologies.load("full:4"), half]
+
+
+def run_calls(
+    rank: int,
+    address: str,
+    store_path: str,
+    backend: str,
+    topology: Topology,
+    sizes: Sequence[int],
+    runs: int,
+) -> Timed:
+    """Time all collectives on a group; for `run_inside`.
+
+    Raises:
+        RuntimeError: a result is wrong.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from arborcast.backends import Options
+
+    size = topology.ranks
+    store = dist.FileStore(store_path, size)
+    options = Options(topology=topology, prepare=()) if backend == "synth" else None
+    timeout = timedelta(seconds=120)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timeout, pg_options=options
+    )
+    found: Timed = []
+    for kind in KINDS:
+        for nbytes in sizes:
+            count = nbytes // 4 // size
+            seconds = []
+            for turn in range(runs + 1):  # the first one warms up
+                mine = torch.full((count * (1 if kind is Kind.ALLGATHER else size),), float(rank + 1))
+                whole = torch.empty(count * size)
+                seconds.append(_timed(store, f"{kind}/{nbytes}/{turn}", rank, kind, mine, whole))
+                got = whole if kind is Kind.ALLGATHER else mine
+                if not torch.equal(got, _expected(kind, count, size)):
+                    raise RuntimeError(f"{backend}, {kind} of {nbytes} bytes: wrong on rank {rank}")
+            found.append(seconds[1:])
+    return found
+
+
+def _expected(kind: Kind, count: int, size: int) -> Any:
+    import torch
+
+    if kind is Kind.ALLGATHER:
+        return torch.arange(1.0, size + 1).repeat_interleave(count)
+    return torch.full((count * size,), size * (size + 1) / 2 if kind is Kind.ALLREDUCE else 1.0)
+
+
+def _timed(store: Any, key: str, rank: int, kind: Kind, mine: Any, whole: Any) -> float:
+    """Seconds from an instant at which all ranks begin to this rank's end."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    if rank == 0:
+        store.set(key, str(time.monotonic() + LEAD_S))
+    begin = float(store.get(key))
+    while time.monotonic() < begin:
+        pass
+    if kind is Kind.ALLREDUCE:
+        dist.all_reduce(mine)
+    elif kind is Kind.ALLGATHER:
+        dist.all_gather_into_tensor(whole, mine)
+    else:
+        dist.broadcast(mine, 0)
+    return time.monotonic() - begin
+
+
+def gloo_alone(rank: int, address: str, store_path: str, size: int) -> str:
+    """What gloo says where nobody forwards, by the first cable of each rank."""
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = min(name for _, name in socket.if_nameindex() if name.startswith("w"))
+    store = dist.FileStore(store_path, size)
+    try:
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=10)
+        )
+    except RuntimeError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def measure(fabric: Topology, sizes: Sequence[int], runs: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of a fabric, and what gloo says of it on each rank."""
+    fabric = at_rates(fabric, MBIT)
+    plan = plan_emulation(fabric, MBIT)
+    with emulate(plan, has_cables=True) as emulation:
+        rates = delivered(emulation)
+        check_delivery(plan, rates, lambda said: print(said, file=sys.stderr))
+        ours = run_inside(emulation, run_calls, "synth", plan.cabled, sizes, runs)
+        said = run_inside(emulation, gloo_alone, fabric.ranks)
+    with emulate(plan) as emulation:
+        theirs = run_inside(emulation, run_calls, "gloo", fabric, sizes, runs)
+    limits = delivered_fabric(fabric, rates["alone"])
+    rows = []
+    for at, (kind, nbytes) in enumerate((kind, nbytes) for kind in KINDS for nbytes in sizes):
+        least_us = nbytes / 1000 / float(bound(limits, Collective.on(limits, kind)).rate)
+        times = {
+            name: [1e6 * max(one) for one in zip(*(rank[at] for rank in seen), strict=True)]
+            for name, seen in (("cables", ours), ("gloo, forwarded", theirs))
+        }
+        for name, each in times.items():
+            row = timed_row(
+                topology=fabric.name,
+                ranks=fabric.ranks,
+                collective=kind,
+                root=0 if kind.has_root else None,
+                method=name,
+                size_bytes=nbytes,
+                times_us=each,
+                optimum_us=least_us,
+            )
+            rows.append(row)
+        rows[-2]["speed_up_over_gloo"] = rows[-1]["time_us"] / rows[-2]["time_us"]
+        print(
+            f"{fabric.name}, {kind} of {nbytes >> 20} MiB: {rows[-2]['share_of_optimum']:.3f}",
+            file=sys.stderr,
+        )
+    return rows, said
+
+
+@one_line("switchless")
+def main() -> None:
+    """Measure all fabrics, print the table, write the results."""
+    parser = command_line(__doc__, KEPT / "switchless.json")
+    parser.add_argument("--only", help="one of the fabrics, by its name")
+    parser.add_argument("--runs", type=int, default=5, help="of each call, after one that warms up")
+    arguments = parser.parse_args()
+    rows, said = [], {}
+    for fabric in fabrics():
+        if arguments.only in (None, fabric.name):
+            new, said[fabric.name] = measure(fabric, SIZES, arguments.runs)
+            rows += new
+    found = document(
+        "How close to the limit is the process group along cables, where nobody forwards?",
+        rows,
+        keys=("topology", "collective", "method", "bytes"),
+        measures={
+            **TIME,
+            "share_of_optimum": Measure("more", follows="time_us"),
+            "speed_up_over_gloo": Measure("more", follows="time_us"),
+        },
+        units={
+            "time_us": "from the instant at which all ranks begin until the last is done; median of runs",
+            "share_of_optimum": "of the proven limit at the rates that each cable delivered alone before",
+            "speed_up_over_gloo": "gloo where all ranks forward, over this one",
+        },
+        packages=("arborcast", "torch", "numpy"),
+        code=RUNTIME,
+        slowest_mbit=MBIT,
+        gloo_where_nobody_forwards=said,
+    )
+    print_results(found, "spread", section="switchless")
+    keep(arguments.json, found, is_part=arguments.only is not None)
+
+
+if __name__ == "__main__":
+    main()
