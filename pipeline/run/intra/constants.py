@@ -15,6 +15,7 @@ from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.effects import is_random, named
 from arborcast.pipeline.model.traced.operator_reader import arguments
 from arborcast.pipeline.model.traced.tensor_sizes import Sizes
+from arborcast.pipeline.run.devices import HOST, drawing_apart, seed
 from arborcast.pipeline.run.intra.changes import changed_arguments, check_changes
 from arborcast.pipeline.run.intra.divided_operators import called
 from arborcast.pipeline.run.intra.mesh_collectives import MeshCollectives
@@ -121,8 +122,9 @@ class Constants:
         here = self._collectives.coordinates
         assert here is not None, "only ranks of the mesh draw"
         places = tuple((axis, here[axis]) for axis, label in enumerate(assignment) if label is not None)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(repr((turn, node.name, places)).encode()))
+        with drawing_apart(HOST):
+            # torch.manual_seed would keep the seed for GPUs, too, with the stack of each call.
+            seed(HOST, zlib.crc32(repr((turn, node.name, places)).encode()))
             yield
 
 
