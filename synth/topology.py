@@ -298,7 +298,7 @@ class Topology:
             vertex for vertex, switch in enumerate(self.switches, self.ranks) if switch.adder is not None
         )
 
-    @property
+    @cached_property
     def forwarding(self) -> Topology:
         """The same graph with switches that only forward; itself where there are no others."""
         if self.holders == self.ranks:
