@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from fractions import Fraction
+from typing import get_args
 
 import numpy as np
 
 from arborcast.synth.alltoallv.block_planner import LARGEST_PROGRAM, AlltoallvPlanner
-from arborcast.synth.api import pareto, solve
+from arborcast.synth.api import Form, pareto, solve
 from arborcast.synth.chunks.bounds.spanning_check import spanning_costs
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
@@ -21,7 +22,7 @@ from arborcast.synth.kernels.compiled import compile_all, kernel_folder
 from arborcast.synth.lp.exact_system import ExactSystem
 from arborcast.synth.methods import IMPLICIT_KINDS
 from arborcast.synth.simulation.simulator import simulate
-from arborcast.synth.topology import Link, Topology
+from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.synth.verification.verifier import verify
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,15 @@ def warm() -> None:
     for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all
         for moved in IMPLICIT_KINDS:
             verify(solve(topology, moved, form="implicit"), every_translate=True)
+    able = Topology.build(
+        "able",
+        3,
+        _both_ways([(0, 3), (1, 3), (2, 3)]),
+        [Switch("hub", reduces=True, multicasts=True, turns=True)],
+        [(1, 2, 0, 3)],
+    )
+    for form in get_args(Form):
+        solve(able, "allreduce", form=form)
     AlltoallvPlanner(star).plan([[0, 1, 2], [1, 0, 5], [0, 0, 0]]).schedule()
     sizes = [[(7 * source * target + source) % 13 for target in range(11)] for source in range(11)]
     for largest in (LARGEST_PROGRAM, 0):

@@ -8,11 +8,12 @@ What nothing can be handed down to, as a simulation or machine code that is yet 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from arborcast.synth.errors import InputError, TimedOutError
 
@@ -137,3 +138,37 @@ def run_until(deadline: Deadline) -> Iterator[Deadline]:
         yield deadline
     finally:
         _running.reset(token)
+
+
+Answer = TypeVar("Answer")
+
+
+class LastAnswers(Generic[Answer]):
+    """The last answers to questions that several parts of one comparison ask; none that was cut short."""
+
+    def __init__(self, most: int) -> None:
+        """Without any.
+
+        Args:
+            most: how many are kept.
+        """
+        self._most = most
+        self._known: OrderedDict[Hashable, Answer] = OrderedDict()
+
+    def of(self, question: Hashable, deadline: Deadline, work_out: Callable[[], Answer]) -> Answer:
+        """The answer to a question, worked out where it is none of the last.
+
+        Args:
+            question: equal where the answer is the same.
+            deadline: of working it out; once it has passed, the answer may be less than it could be.
+            work_out: makes the answer.
+        """
+        known = self._known.get(question)
+        if known is not None:
+            return known
+        found = work_out()
+        if not deadline.has_passed:
+            self._known[question] = found
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+        return found

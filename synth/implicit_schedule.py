@@ -123,6 +123,11 @@ class ImplicitSchedule(Playable):
         )
 
     @property
+    def columns(self) -> Transfers:
+        """The transfers of the representatives as columns."""
+        return self.representative.columns
+
+    @property
     def steps(self) -> int:
         """Number of steps."""
         return self.representative.steps

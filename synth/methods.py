@@ -78,11 +78,13 @@ class ImplicitMethod(Protocol):
     ) -> ImplicitSchedule: ...
 
 
-def method_for(name: str, topology: Topology, collective: Collective) -> Method:
+def method_for(
+    name: str, topology: Topology, collective: Collective, *, only_forward: bool = False
+) -> Method:
     """The function of a method on a topology; by "auto" that of the best rate, whatever the size.
 
-    Only trees join and fork at able switches; all others answer with switches that only forward.
-    Where ranks have streams, all answer on the graph with ports (`synth.ports`).
+    Only trees join and fork at able switches, and not where switches shall `only_forward`; all others answer
+    with switches that do. Where ranks have streams, all answer on the graph with ports (`synth.ports`).
 
     Raises:
         TopologyError: the topology has what the method does not understand (`synth.features`).
@@ -92,7 +94,8 @@ def method_for(name: str, topology: Topology, collective: Collective) -> Method:
         return partial(_through_ports, name)
     found = _method_for(name, collective)
     by_trees = (natural_method(collective) if name == "auto" else name) == "trees"
-    return found if by_trees or topology.forwarding is topology else partial(_forwarding, found)
+    passes = only_forward or not by_trees
+    return partial(_forwarding, found) if passes and topology.forwarding is not topology else found
 
 
 def _through_ports(name: str, topology: Topology, collective: Collective, options: SolveOptions) -> Schedule:

@@ -223,9 +223,12 @@ def _enough_us(schedule: AnySchedule, size_bytes: int) -> float:
 
 
 def _takes_at_most(schedule: AnySchedule, size_bytes: int, time_us: float) -> bool:
-    from arborcast.synth.simulation.simulator import simulate
+    from arborcast.synth.simulation.simulator import Runs
 
-    return _carried_us(schedule, size_bytes) <= time_us and simulate(schedule, size_bytes).time_us <= time_us
+    if _carried_us(schedule, size_bytes) > time_us:
+        return False
+    runs = Runs(schedule)
+    return runs.least_us(size_bytes) <= time_us and runs.choice(size_bytes)[1] <= time_us
 
 
 def candidates(
@@ -249,32 +252,29 @@ def candidates(
     from arborcast.synth.baselines.bidirectional_rings import both_ways
 
     deadline = Deadline.after(options.deadline_s)
-    first = natural_method(collective)
-    height = 0
+    natural = natural_method(collective)
+    height, only_forward = 0, False
     if collective.kind is not Kind.CUSTOM:
         fastest_rate = of_best_rate()
         height = fastest_rate.height
         yield fastest_rate
+        if topology.forwarding is not topology and natural == "trees":
+            deadline.check("the comparison of methods")
+            if fastest_rate.uses_switches:
+                solve = method_for(natural, topology, collective, only_forward=True)
+                yield solve(topology, collective, replace(options, deadline_s=deadline))
+            only_forward = _need_no_able_switch(topology, collective, fastest_rate.bound, deadline)
     wanted = [] if options.is_about_trees else [(name, options) for name in BASELINES if name != "levels"]
-    if first == "trees" and options.tolerance is None:
+    if natural == "trees" and options.tolerance is None:
         counts = [few for few in FEW_TREES if options.max_trees is None or few < options.max_trees]
         wanted += [("trees", replace(options, max_trees=few)) for few in counts]
-    if topology.forwarding is not topology and first == "trees":
-        from arborcast.synth.bounds import bound
-        from arborcast.synth.in_network.switch_schedules import forwarding_answer
-
-        deadline.check("the comparison of methods")
-        left = replace(options, deadline_s=deadline)
-        limit = bound(topology, collective, deadline)
-        yield forwarding_answer(
-            method_for(first, topology.forwarding, collective), topology, collective, left, limit
-        )
     made: set[tuple[tuple[Chunk, ...], tuple[Transfer, ...]]] = set()  # parts of one rank are the whole
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
             left = replace(its_request, deadline_s=deadline)
-            found = method_for(name, topology, collective)(topology, collective, left)
+            solve = method_for(name, topology, collective, only_forward=only_forward)
+            found = solve(topology, collective, left)
             if (same := (found.chunks, tuple(found.transfers))) in made:
                 continue
             made.add(same)
@@ -283,11 +283,25 @@ def candidates(
                 yield joined
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
+    if _may_be_low(topology, collective, options) and topology.ranks > LARGEST_SHALLOW:
+        yield from shallow_by_symmetry(topology, collective, options, deadline)
     more = _more_candidates(topology.forwarding, collective, options, deadline, height)
     yield from more if topology.forwarding is topology else _on(topology, collective, more)
     if not options.is_about_trees:
         yield from exchanges_written_out(topology, collective, options, deadline)
         yield from by_levels(topology, collective, None, deadline)
+
+
+def _need_no_able_switch(
+    topology: Topology, collective: Collective, limit: Bound, deadline: Deadline
+) -> bool:
+    """Whether few trees through able switches are not looked for: many ranks, others reach the limit."""
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.in_network.switch_schedules import LARGEST_STEINER
+
+    if topology.ranks <= LARGEST_STEINER:
+        return False
+    return bound(topology.forwarding, collective, deadline).rate == limit.rate
 
 
 def _on(topology: Topology, collective: Collective, found: Iterator[Schedule]) -> Iterator[Schedule]:
@@ -299,19 +313,18 @@ def _on(topology: Topology, collective: Collective, found: Iterator[Schedule]) -
     return lifted(found, lambda schedule: on_able_switches(schedule, topology, limit))
 
 
+def _may_be_low(topology: Topology, collective: Collective, options: SolveOptions) -> bool:
+    """Whether packings of lower trees are worth comparing: no number is asked for, no rank relays."""
+    is_free = options.max_trees is None and options.tolerance is None
+    return natural_method(collective) == "trees" and is_free and len(collective.ranks) == topology.ranks
+
+
 def _more_candidates(
     topology: Topology, collective: Collective, options: SolveOptions, deadline: Deadline, height: int
 ) -> Iterator[Schedule]:
     """What only asks switches to forward: lower trees than those of `height`, and chunk schedules."""
-    any_number = natural_method(collective) == "trees" and (options.max_trees, options.tolerance) == (
-        None,
-        None,
-    )
-    if any_number and len(collective.ranks) == topology.ranks:
-        if topology.ranks <= LARGEST_SHALLOW:
-            yield from _shallow(topology, collective, options, deadline, height)
-        else:
-            yield from shallow_by_symmetry(topology, collective, options, deadline)
+    if _may_be_low(topology, collective, options) and topology.ranks <= LARGEST_SHALLOW:
+        yield from _shallow(topology, collective, options, deadline, height)
     if options.is_about_trees:
         return
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
@@ -414,6 +427,8 @@ def shallow_by_symmetry(
     """
     if collective.kind not in IMPLICIT_KINDS:
         return
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.in_network.switch_schedules import on_able_switches
     from arborcast.synth.packing.symmetric.height_frontier import symmetric_frontier
     from arborcast.synth.symmetry.translation_search import translations_of
 
@@ -422,9 +437,12 @@ def shallow_by_symmetry(
     if translations.order == 1 or len(translations.representatives) > MOST_ORBITS:
         return
     left = replace(options, deadline_s=deadline)
-    for found in symmetric_frontier(topology, collective, left, translations=translations):
+    able = topology.forwarding is not topology
+    limit = bound(topology, collective, deadline) if able else None
+    for found in symmetric_frontier(topology.forwarding, collective, left, translations=translations):
         if options.max_height is None or found.height <= options.max_height:
-            yield found.expand()
+            # Whose form it was expanded from is what it is simulated by, so that it is changed before.
+            yield (found if limit is None else on_able_switches(found, topology, limit)).expand()
 
 
 def _frontier(

@@ -362,7 +362,7 @@ class Topology:
             return self
         return replace(self, links=tuple(replace(link, addresses=None) for link in self.links))
 
-    @property
+    @cached_property
     def forwarding(self) -> Topology:
         """The same graph with switches that only forward; itself where there are no others."""
         if self.holders == self.ranks:

@@ -70,6 +70,7 @@ def solve_levels(
     _seed: int,
     deadline: Deadline,
     shape: Shape = DOUBLE,
+    known: _Boxes | None = None,
 ) -> Schedule:
     """A broadcast, reduce or allreduce along such trees; a root of the collective is the root of all.
 
@@ -82,7 +83,7 @@ def solve_levels(
             without passing ranks elsewhere.
         TimedOutError: the deadline passed.
     """
-    boxes = _Boxes(topology, collective.ranks)
+    boxes = known or _Boxes(topology, collective.ranks)
     count = len(boxes.members)
     lanes, copies = boxes.trees(shape, collective)
     chunks: list[Chunk] = []
@@ -115,7 +116,7 @@ def level_schedules(
     for shape in COMPARED:
         if math.prod(boxes.trees(shape, collective)) * phases * (len(collective.ranks) - 1) > MOST_TRANSFERS:
             continue
-        found = solve_levels(topology, collective, bound, 0, deadline, shape)
+        found = solve_levels(topology, collective, bound, 0, deadline, shape, boxes)
         what = tuple((move.chunk, move.src, move.dst) for move in found.transfers)
         if what not in seen:
             seen.add(what)
@@ -160,11 +161,13 @@ class _Boxes:
         return next(box for box, members in enumerate(self.members) if rank in members)
 
     def rank(self, box: int, lane: int) -> int:
-        """The rank of a lane in a box; without other boxes those come first from which all is near."""
-        members = self.members[box]
-        if len(self.members) > 1:
-            return members[lane]
-        return sorted(members, key=lambda rank: (_height(self.inside(rank)), rank))[lane]
+        """The rank of a lane in a box."""
+        return self.members[box][lane] if len(self.members) > 1 else self._central[lane]
+
+    @cached_property
+    def _central(self) -> list[int]:
+        """The ranks of the only box, those first from which all is near."""
+        return sorted(self.members[0], key=lambda rank: (_height(self.inside(rank)), rank))
 
     def tree(self, root: int, lane: int, order: Sequence[int], fan_out: int) -> Ways:
         """One tree over all ranks, from `root` in the first box of `order`, which is above those after it."""

@@ -15,6 +15,7 @@ from arborcast.synth.baselines.hamiltonian import Ring, RingFabric, find_ring, l
 from arborcast.synth.baselines.rings import no_ring, ring_schedule
 from arborcast.synth.baselines.square_rings import square_rings
 from arborcast.synth.baselines.switch_paths import Path, switch_paths
+from arborcast.synth.bounds.cuts import tightest_cut
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -246,13 +247,10 @@ def _rings_at_most(topology: Topology, fabric: RingFabric) -> int:
     limit = min(min(leaving[rank], entering[rank]) for rank in fabric.ranks)
     if len(fabric.ranks) > FLOW_RANKS:
         return limit
-    import networkx
-
-    graph: networkx.DiGraph[int] = networkx.DiGraph()
-    graph.add_nodes_from(taking_part)
-    graph.add_edges_from((src, dst, {"capacity": room}) for (src, dst), room in units.items())
-    first, *others = fabric.ranks
-    for rank in others:
-        for ends in ((first, rank), (rank, first)):
-            limit = min(limit, int(networkx.maximum_flow_value(graph, *ends)))
+    whole = len(fabric.ranks) == topology.ranks
+    part = topology if whole else topology.subset(fabric.ranks)
+    first, *others = range(part.ranks)
+    for graph in (part, part.reversed()):
+        crossing = tightest_cut(graph, {first: 1}, others).cut.capacity
+        limit = min(limit, int(crossing / topology.bandwidth_unit))
     return limit

@@ -7,6 +7,7 @@ switches), every chunk is cut into as many lanes.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from itertools import islice
 from operator import le
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
-from arborcast.synth.baselines.switch_paths import Pair, Path, Paths, switch_paths, widest
+from arborcast.synth.baselines.switch_paths import PATHS_PER_PAIR, Pair, Path, Paths, switch_paths, widest
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -122,13 +123,17 @@ def _does_not_fit(topology: Topology, collective: Collective, pattern: Pattern, 
 
 def _busiest(topology: Topology, pattern: Pattern, order: Sequence[int], paths: Paths) -> Fraction:
     """The longest time that a link is busy, per GB of buffer."""
-    loads: dict[Hop, Fraction] = {}
+    # Whole numbers of a common part, as one of as many ways carries it.
+    parts = math.lcm(*range(1, PATHS_PER_PAIR + 1))
+    parts *= math.lcm(*(share.denominator for share in pattern.loads.values()))
+    loads: dict[Hop, int] = {}
     for (src, dst), share in pattern.loads.items():
         ways = paths[order[src], order[dst]]
+        amount = int(share * parts) // len(ways)
         for way in ways:
             for hop in way.hops:
-                loads[hop] = loads.get(hop, Fraction(0)) + share / len(ways)
-    return max(load / topology.bandwidth[hop] for hop, load in loads.items())
+                loads[hop] = loads.get(hop, 0) + amount
+    return max(Fraction(load, parts) / topology.bandwidth[hop] for hop, load in loads.items())
 
 
 def _lanes(

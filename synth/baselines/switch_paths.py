@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeAlias
@@ -44,8 +44,14 @@ Paths: TypeAlias = Mapping[Pair, tuple[Path, ...]]
 def switch_paths(topology: Topology, ranks: Sequence[int], sources: Sequence[int] = ()) -> Paths:
     """The ways between each two of the ranks that have one, the widest first, then the shortest.
 
-    Where `sources` are given, only the ways that begin there.
+    Where `sources` are given, only the ways that begin there. The last ones are kept: patterns are laid over
+    one graph after each other.
     """
+    return _switch_paths(topology, tuple(ranks), tuple(sources))
+
+
+@lru_cache(maxsize=2)
+def _switch_paths(topology: Topology, ranks: tuple[int, ...], sources: tuple[int, ...]) -> Paths:
     receivers: dict[Vertex, list[Vertex]] = {vertex: [] for vertex in range(topology.size)}
     taking_part = set(ranks)
     for link in topology.links:

@@ -29,7 +29,7 @@ from arborcast.synth.certification import certified_rate, certified_scope, dual_
 from arborcast.synth.certification.proven_rates import share_leaving
 from arborcast.synth.certification.steiner import MOST_APART
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
-from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline, LastAnswers
 from arborcast.synth.features import check_features
 from arborcast.synth.ports import ported
 from arborcast.synth.topology import Topology
@@ -42,6 +42,8 @@ _MIRRORED = {
 
 _FINEST = 2**30
 """Lengths with a larger common denominator are rounded: distances are added up in int64."""
+
+_answers: LastAnswers[Bound] = LastAnswers(8)  # a comparison asks about the same fabric in every method
 
 
 def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE) -> Bound:
@@ -78,9 +80,13 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
     collective.check(topology)
     check_features(topology, "bound")
     topology = ported(topology)
-    found = _best(topology, collective, deadline)
-    rate = certified_rate(topology, collective, found)
-    return Bound(rate, found, certified_scope(topology, collective, found))
+
+    def work_out() -> Bound:
+        found = _best(topology, collective, deadline)
+        rate = certified_rate(topology, collective, found)
+        return Bound(rate, found, certified_scope(topology, collective, found))
+
+    return _answers.of((topology, collective), deadline, work_out)
 
 
 def _best(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:

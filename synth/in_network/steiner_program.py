@@ -7,7 +7,6 @@ to `pricing`. Floats propose; the rate, the prices and the limit that they prove
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
-from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline, LastAnswers
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.in_network.steiner_pricing import (
     FAR,
@@ -45,8 +44,6 @@ EXACT_TURNS = 4
 
 ALWAYS_EXACT = 9
 """Ranks that are apart, up to which every pricing is exact: milliseconds."""
-
-_KEPT = 4  # last answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,25 +108,16 @@ def steiner_program(
     return _SteinerGeneration(topology, collective, deadline, known).run()
 
 
-_solved: OrderedDict[tuple[Topology, Collective], SteinerProgram] = OrderedDict()
+_solved: LastAnswers[SteinerProgram] = LastAnswers(4)
 
 
 def solved_steiner_program(
     topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE
 ) -> SteinerProgram:
-    """`steiner_program`, whose last answers are kept: schedules follow bounds, and parts are alike.
-
-    What the deadline has cut short is not kept.
-    """
-    question = (topology, collective)
-    if question in _solved:
-        return _solved[question]
-    program = steiner_program(topology, collective, deadline)
-    if not deadline.has_passed:
-        _solved[question] = program
-        if len(_solved) > _KEPT:
-            _solved.popitem(last=False)
-    return program
+    """`steiner_program`, whose last answers are kept: schedules follow bounds, and parts are alike."""
+    return _solved.of(
+        (topology, collective), deadline, lambda: steiner_program(topology, collective, deadline)
+    )
 
 
 class _SteinerGeneration:

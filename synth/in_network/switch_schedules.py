@@ -11,11 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import TypeVar
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.in_network.steiner_program import SteinerProgram, solved_steiner_program
 from arborcast.synth.in_network.steiner_tree import SteinerColumn, SteinerTree
 from arborcast.synth.lp.sparsify import few_as_asked
@@ -26,6 +28,8 @@ from arborcast.synth.topology import Topology, Vertex
 
 CLAIMS = ("within_height", "proved")
 """Settings in which a method says how its trees compare with others of the fabric that it was given."""
+
+OneForm = TypeVar("OneForm", Schedule, ImplicitSchedule)
 
 _MANY = 200  # trees, of which the lowest alone are looked at: dropping one by one takes seconds
 
@@ -64,8 +68,8 @@ def lifted(found: Iterable[Schedule], lift: Callable[[Schedule], Schedule]) -> I
         raise
 
 
-def on_able_switches(found: Schedule, topology: Topology, limit: Bound) -> Schedule:
-    """A schedule of the fabric whose switches only forward, as one of the fabric as it is.
+def on_able_switches(found: OneForm, topology: Topology, limit: Bound) -> OneForm:
+    """A schedule of the fabric whose switches only forward, as one of the fabric as it is, in the same form.
 
     What it says of all trees holds of those that only pass switches; others may be better.
     """

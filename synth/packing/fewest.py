@@ -19,7 +19,7 @@ from itertools import chain, product
 import numpy as np
 
 from arborcast.synth.bounds.capacity_lp import most_central
-from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline, LastAnswers
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, cheapest_arborescence
 from arborcast.synth.kernels.compiled import Flags, Ints
@@ -37,6 +37,7 @@ CANDIDATES = 200
 _CANDIDATE_EPSILON = Fraction(1, 20)  # a coarse run of the weights yields some hundred different trees
 _ROUNDS = 24  # of reweaving
 _LONGEST = 1 << 20  # the length of the most crowded link
+_coarse: LastAnswers[Packing] = LastAnswers(1)  # a comparison asks for one tree, then for two
 
 
 def fewest(
@@ -66,7 +67,12 @@ def fewest(
     """
     check_few(options.tolerance, options.max_trees)
     known = merge(known)
-    coarse = weigh(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=options.seed, deadline=deadline)
+    question = (topology, None if roots is None else tuple(roots), options.seed)
+    coarse = _coarse.of(
+        question,
+        deadline,
+        lambda: weigh(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=options.seed, deadline=deadline),
+    )
     others = sorted(merge([*widest(topology, roots), *coarse.carriers]), key=lambda carrier: -carrier.weight)
     most = options.max_trees or 0
     rewoven = [

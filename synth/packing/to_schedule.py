@@ -7,7 +7,6 @@ receive and send on.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from arborcast.synth.errors import CollectiveError
 from arborcast.synth.kernels.arborescence import Routes, levels
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
-from arborcast.synth.kernels.max_flow import LARGEST_TOTAL
-from arborcast.synth.packing.weighted_tree import WeightedTree, centred, merge, mirrored
+from arborcast.synth.packing.weighted_tree import WeightedTree, centred, fullest_link, merge, mirrored
 from arborcast.synth.schedule import Chunk, Method, Schedule
 from arborcast.synth.topology import Topology
 from arborcast.synth.transfers import Transfers, Way, in_order
@@ -173,16 +171,7 @@ def _ways(counts: Ints, heads: Ints, number: dict[Way, int], *, turned: bool) ->
 
 def _rate(topology: Topology, shares: Sequence[Fraction], found: Sequence[Lifted]) -> Fraction:
     """What `Schedule.build` works out from the transfers, from the links of the trees."""
-    parts = math.lcm(*(share.denominator for share in shares))
-    # Python's integers where int64 might not do: a link carries a share at most once for each rank.
-    fits = parts * 2 * topology.ranks < LARGEST_TOTAL
-    load = np.zeros(len(topology.links), dtype=np.int64 if fits else object)
-    for share, one in zip(shares, found, strict=True):
-        load += one.uses.astype(load.dtype, copy=False) * int(share * parts)
-    busy = max(
-        (Fraction(int(amount), parts) / link.bandwidth)
-        for amount, link in zip(load.tolist(), topology.links, strict=True)
-    )
+    busy = fullest_link(topology, (one.uses for one in found), shares)
     return 1 / busy if busy else Fraction(0)
 
 

@@ -7,8 +7,9 @@ a root to the centre, merge what is the same, see how full the links are.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -20,6 +21,7 @@ from arborcast.synth.errors import ScheduleError
 from arborcast.synth.kernels.arborescence import Routes, levels
 from arborcast.synth.kernels.compiled import Ints, kernel
 from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.kernels.max_flow import LARGEST_TOTAL
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree
@@ -139,13 +141,27 @@ def merge(carriers: Iterable[WeightedTree]) -> tuple[WeightedTree, ...]:
 
 def congestion(carriers: Iterable[WeightedTree], topology: Topology) -> Fraction:
     """The fullest link: load over bandwidth, 1 is full."""
-    load: dict[int, Fraction] = defaultdict(Fraction)
-    for carrier in carriers:
-        for link in np.flatnonzero(carrier.uses).tolist():
-            load[link] += carrier.weight * int(carrier.uses[link])
-    return max(
-        (amount / topology.links[link].bandwidth for link, amount in load.items()), default=Fraction(0)
-    )
+    chosen = tuple(carriers)
+    return fullest_link(topology, [one.uses for one in chosen], [one.weight for one in chosen])
+
+
+def fullest_link(topology: Topology, uses: Iterable[Ints], amounts: Sequence[Fraction]) -> Fraction:
+    """The largest of all loads over bandwidths, exactly.
+
+    Args:
+        topology: whose links are used.
+        uses: of each carrier, how often it passes each link: at most once for each rank and direction.
+        amounts: that each carries.
+    """
+    parts = math.lcm(*(amount.denominator for amount in amounts))
+    whole = [int(amount * parts) for amount in amounts]
+    # Python's integers where int64 might not do.
+    fits = sum(whole) * 2 * topology.ranks < LARGEST_TOTAL
+    load = np.zeros(len(topology.links), dtype=np.int64 if fits else object)
+    for counts, amount in zip(uses, whole, strict=True):
+        load += counts.astype(load.dtype, copy=False) * amount
+    loads = zip(load.tolist(), topology.links, strict=True)
+    return max((Fraction(amount, parts) / link.bandwidth for amount, link in loads), default=Fraction(0))
 
 
 def mirrored(carrier: WeightedTree) -> WeightedTree:

@@ -12,13 +12,13 @@ link from the switch to itself, of the bandwidth of its adder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain
-from operator import attrgetter, mul
+from operator import mul
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,14 +120,12 @@ class Hops:
     @classmethod
     def of(cls, schedule: AnySchedule) -> Hops:
         """Lay a schedule out, of an implicit one the representatives, in time linear in its hops."""
-        topology = schedule.topology
+        topology, moves = schedule.topology, schedule.columns
         able = topology.switches[: topology.holders - topology.ranks]
         layout, grain, inside = _layout(schedule)
-        chunk = _array([transfer.chunk for transfer in schedule.transfers] + [chunk for chunk, _ in inside])
-        senders, receivers = (
-            _array([*map(attrgetter(end), schedule.transfers), *(switch for _, switch in inside)])
-            for end in ("src", "dst")
-        )
+        within, switches = (_array([hop[place] for hop in inside]) for place in (0, 1))
+        chunk = np.append(moves.chunk, within)
+        senders, receivers = (np.append(ends, switches) for ends in (moves.src, moves.dst))
         # What a byte takes on each link; copies pass a switch at once. What came over one of parallel links
         # leaves the vertex that stands for it at once, as the way in and the way out are one link.
         paces = [
@@ -147,9 +145,7 @@ class Hops:
             ranks=topology.ranks,
             holders=topology.holders,
             able=bool(able),
-            through_switches=any(
-                transfer.via or transfer.dst >= topology.ranks for transfer in schedule.transfers
-            ),
+            through_switches=bool((np.diff(moves.paths[0]) > 2).any() or (moves.dst >= topology.ranks).any()),
             largest=max(shares, default=Fraction(0)),
             cost=cost.astype(np.int64),
             costs_us=tuple(
@@ -171,11 +167,13 @@ class Hops:
         """Whether these hops take as long as all for which they stand, each on its own link.
 
         So it is where no two images of a hop share a link, no transfer passes two links of an orbit, and
-        switches only forward.
+        switches only pass on what is sent.
         """
+        if max(self.senders.max(initial=0), self.receivers.max(initial=0)) >= self.ranks:
+            return False
         links = self.layout.link
         passed = np.unique(np.column_stack((self.layout.transfer, links)), axis=0)
-        return not self.able and len(passed) == len(links) and bool((self.together[links] == 1).all())
+        return len(passed) == len(links) and bool((self.together[links] == 1).all())
 
     def passages(self, schedule: AnySchedule) -> Iterator[tuple[int, Hop]]:
         """The chunk of each hop, and where it passes: a link, or a switch as (switch, switch)."""
@@ -215,20 +213,24 @@ class Hops:
         )
         return FrameTimes(start, durations, latencies[self.layout.link], ticks_per_us, frames)
 
-    def least_us(self, size_bytes: int, pieces: int, *, frames: int = 1) -> float:
-        """What `play` takes at least, in whatever order of service, in time linear in the hops."""
-        durations, latencies, ticks_per_us = self._ticks(size_bytes, pieces * frames)
-        return least_ticks(self.layout, durations, latencies, pieces * frames) / ticks_per_us
+    def least_us(self, size_bytes: int, frames: int) -> float:
+        """What `play` takes at least with so many frames of each chunk or fewer, whatever is served next."""
+        durations, latencies, ticks_per_us = self._ticks(size_bytes, frames, down=True)
+        return least_ticks(self.layout, durations, latencies, frames) / ticks_per_us
 
-    def _ticks(self, size_bytes: int, frames: int) -> tuple[Ints, Ints, float]:
-        """What each hop takes for one of the frames of a chunk, each link's latency, and the clock."""
+    def _ticks(self, size_bytes: int, frames: int, *, down: bool = False) -> tuple[Ints, Ints, float]:
+        """What each hop takes for one of the frames of a chunk, each link's latency, and the clock.
+
+        Rounded up, so that no time falls below what the links allow; or `down`, for a limit of the time.
+        """
         costs_us = [cost * size_bytes / frames for cost in self.costs_us]
         ticks_per_us = self._ticks_per_us(size_bytes, frames)
-        # Rounded up, so that no time falls below what the links allow.
-        durations = _array([-(-cost * ticks_per_us // 1) for cost in costs_us])[self.cost]
+        sign = 1 if down else -1
+        durations = _array([sign * (sign * cost * ticks_per_us // 1) for cost in costs_us])[self.cost]
         durations *= self.together[self.layout.link]
         different, latency = self._latencies
-        latencies = _array([round(each * ticks_per_us) for each in different])[latency]
+        whole = math.floor if down else round
+        latencies = _array([whole(each * ticks_per_us) for each in different])[latency]
         return durations, latencies, float(ticks_per_us)
 
     def _lanes(self, pieces: int, frames: int, ahead: int | None) -> Lanes:
@@ -303,15 +305,11 @@ def occupied(topology: Topology) -> dict[Hop, Fraction]:
 
 def _links_of(schedule: AnySchedule) -> tuple[Ints, Ints]:
     """The first hop of each transfer (and the number of hops), and the link of each hop."""
-    topology, transfers = schedule.topology, schedule.transfers
-    lengths = _array([len(transfer.via) + 1 for transfer in transfers])
-    starts = _offsets(lengths)
-    ways = [(transfer.src, *transfer.via, transfer.dst) for transfer in transfers]
-    vertices = np.fromiter(chain.from_iterable(ways), dtype=np.int64, count=int((lengths + 1).sum()))
+    topology, (starts, path) = schedule.topology, schedule.columns.paths
     # A hop leads from each vertex of a way to the next one: from all but the last.
-    tails = np.delete(np.arange(len(vertices)), _offsets(lengths + 1)[1:] - 1)
-    return starts, np.searchsorted(
-        _keys(topology), vertices[tails] * topology.size + vertices[tails + 1]
+    tails = np.delete(np.arange(len(path)), starts[1:] - 1)
+    return starts - np.arange(len(starts)), np.searchsorted(
+        _keys(topology), path[tails] * topology.size + path[tails + 1]
     ).astype(np.int64)
 
 
@@ -322,12 +320,10 @@ def _keys(topology: Topology) -> Ints:
 
 def _layout(schedule: AnySchedule) -> tuple[EventArrays, Ints, tuple[tuple[int, Vertex], ...]]:
     """The arrays with the hops inside switches, the grain of each version, chunk and switch of those hops."""
-    transfers, topology = schedule.transfers, schedule.topology
+    moves, topology = schedule.columns, schedule.topology
     starts, link = _links_of(schedule)
-    step = _array([transfer.step for transfer in transfers])
-    chunk = _array([transfer.chunk for transfer in transfers]) * topology.holders
-    src = chunk + _array([transfer.src for transfer in transfers])
-    dst = chunk + _array([transfer.dst for transfer in transfers])
+    step = moves.step
+    src, dst = (moves.chunk * topology.holders + ends for ends in (moves.src, moves.dst))
     reads, writes, inputs, follower = _versions(src, dst, step)
     versions = len(follower)
     grain, inside = np.full(versions, Grain.PIECE, dtype=np.int64), []
@@ -381,7 +377,7 @@ def _inside_switches(
     arriving, reading = (np.bincount(ends, minlength=len(versions)) for ends in (writes, reads))
     # A sum has two inputs at least, counted from the last copy, which replaced what was there.
     fresh = np.isin(versions, inputs)
-    fresh[writes[[not transfer.reduce for transfer in schedule.transfers]]] = True
+    fresh[writes[~schedule.columns.reduce]] = True
     total = np.cumsum(arriving)
     inputs_since = total - (total - arriving)[np.maximum.accumulate(np.where(fresh, versions, 0))]
     is_sum = (switch >= 0) & (inputs_since > 1) & (reading > 0)

@@ -84,9 +84,10 @@ def simulate(
         schedule: what to run, in either form; it is not verified here. One in implicit form is run by its
             representatives (`synth.simulation.implicit_simulator` says how exactly).
         size_bytes: size of the whole buffer, as algbw counts it; shares need not divide it.
-        pieces: into how many pieces to cut every chunk; None chooses: the largest power of two within the
-            limits below and within `MAX_PASSAGES`, halved as long as that makes it faster with `priority`. On
-            a topology that says what a message costs it cuts as the engine does (`synth.simulation.pieces`).
+        pieces: into how many pieces to cut every chunk; None for the largest power of two within the limits
+            below and within `MAX_PASSAGES`; fewer, which were faster for no candidate of four machines,
+            are not tried. On a topology that says what a message costs it cuts as the engine does
+            (`synth.simulation.pieces`).
         min_piece_bytes: the choice cuts no chunk of average size into smaller pieces.
         max_pieces: the choice cuts no chunk into more.
         service: the order of service (`synth.simulation.service.FORMS`): `priority`; `fifo`; `random:SEED`;
@@ -136,7 +137,7 @@ def sweep(
         if pieces is None and asked == EARLIEST:
             timings.append(_timing(schedule, size, *runs.choice(size), asked))
         else:
-            count = pieces or runs.choice(size)[0]
+            count = pieces or runs.most_pieces(size)
             timings.append(_timing(schedule, size, count, *runs.slowest(size, count, asked)))
     return tuple(timings)
 
@@ -169,21 +170,14 @@ class Runs:
 
     def choice(self, size: int) -> tuple[int, float]:
         """The number of pieces, as `simulate` says, and the time in microseconds."""
-        best = self.most_pieces(size)
-        best_us = self._time_us(size, best)
-        while best > 1 and not self.schedule.topology.message_us:
-            fewer = best // 2
-            if self._least_us(size, fewer) >= best_us or (fewer_us := self._time_us(size, fewer)) >= best_us:
-                break
-            best, best_us = fewer, fewer_us
-        return best, best_us
+        pieces = self.most_pieces(size)
+        return pieces, self._time_us(size, pieces)
 
     def least_us(self, size: int) -> float:
-        """What the choice takes at least, without a run."""
+        """What the choice takes at least, without a run; a little less for what is rounded from ticks."""
         pieces = self.most_pieces(size)
-        if self.schedule.topology.message_us:
-            return self._least_us(size, pieces)
-        return min(self._least_us(size, 1 << power) for power in range(pieces.bit_length()))
+        least_us = self.hops.least_us(size, pieces * self._frames(size, pieces))
+        return (1 - 1e-9) * max(least_us, pieces * self.work_us)
 
     def slowest(self, size: int, pieces: int, service: Service) -> tuple[float, Service]:
         """The longest time of all orders of a service, microseconds, with the first order that takes it."""
@@ -195,14 +189,11 @@ class Runs:
     def _time_us(self, size: int, pieces: int, service: Service = EARLIEST) -> float:
         running().check("a simulation")
         hops = self.hops if service == EARLIEST else self._every_hop
-        frames = frames_per_piece(hops, size, pieces, self.frame_bytes)
-        return max(hops.play(size, pieces, service, frames=frames).time_us, pieces * self.work_us)
+        played = hops.play(size, pieces, service, frames=self._frames(size, pieces))
+        return max(played.time_us, pieces * self.work_us)
 
-    def _least_us(self, size: int, pieces: int) -> float:
-        """A little less for what is rounded from ticks."""
-        frames = frames_per_piece(self.hops, size, pieces, self.frame_bytes)
-        least_us = self.hops.least_us(size, pieces, frames=frames)
-        return (1 - 1e-9) * max(least_us, pieces * self.work_us)
+    def _frames(self, size: int, pieces: int) -> int:
+        return frames_per_piece(self.hops, size, pieces, self.frame_bytes, self._images)
 
     @cached_property
     def _every_hop(self) -> Hops:
@@ -226,8 +217,12 @@ class Runs:
     @cached_property
     def _affordable(self) -> int:
         """Pieces of which a run of the schedule in its form takes a second."""
-        images = self.hops.images if isinstance(self.schedule, Schedule) else 1
-        return max(1, MAX_PASSAGES // max(1, self.effort * images))
+        return max(1, MAX_PASSAGES // max(1, self.effort * self._images))
+
+    @property
+    def _images(self) -> int:
+        """Passages of the schedule in its form for each of `hops`."""
+        return self.hops.images if isinstance(self.schedule, Schedule) else 1
 
     @cached_property
     def _mean_share(self) -> Fraction:
@@ -314,12 +309,18 @@ def lay_out(schedule: AnySchedule) -> Hops:
     return lay_out_orbits(schedule)
 
 
-def frames_per_piece(hops: Hops, size: int, pieces: int, frame_bytes: int | None = None) -> int:
-    """Into how many frames each piece is cut; 1 where no switch passes on less than a piece."""
+def frames_per_piece(
+    hops: Hops, size: int, pieces: int, frame_bytes: int | None = None, images: int = 1
+) -> int:
+    """Into how many frames each piece is cut; 1 where no switch passes on less than a piece.
+
+    Where hops stand for a schedule that is written out, as many as its own `images` have.
+    """
     if not hops.through_switches or (frame_bytes is None and not hops.able and not hops.limits.size):
         return 1
     wanted = -(-hops.largest * size // (pieces * (frame_bytes or FRAME_BYTES)))
-    return max(1, min(int(wanted), MAX_FRAMES // pieces, MAX_PASSAGES // (pieces * hops.layout.link.size)))
+    affordable = MAX_PASSAGES // (pieces * hops.layout.link.size * images)
+    return max(1, min(int(wanted), MAX_FRAMES // pieces, affordable))
 
 
 def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -60,6 +61,13 @@ def translations_of(
             raise TopologyError(
                 f"topology {topology.name}: rank must be in 0..{topology.ranks - 1}, got {rank}"
             )
+    return _translations_of(topology, members, seed, effort)
+
+
+@lru_cache(maxsize=4)  # a comparison asks for those of the same fabric in several methods
+def _translations_of(
+    topology: Topology, members: frozenset[int] | None, seed: int, effort: int | None
+) -> Translations:
     declared = _declared(topology, members)
     if declared.order == topology.ranks:
         return declared

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.simulation.simulator import simulate, sweep, timeline
+from arborcast.synth.simulation.simulator import Runs, simulate, sweep, timeline
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Link, Topology
 from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, parts, translated
@@ -45,6 +45,14 @@ def test_equal_on_fabrics_where_no_translation_keeps_a_link(spec: str, kind: Kin
     whole = replace(schedule.expand())  # which forgets its representatives
     for pieces in (1, 3):
         assert sweep(schedule, SIZES, pieces=pieces) == sweep(whole, SIZES, pieces=pieces)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_the_whole_run_where_able_switches_only_pass_frames_on(kind: Kind) -> None:
+    schedule = translated(topologies.load("dgx-h100:boxes=2"), kind, seed=2)
+    whole, expanded = replace(schedule.expand()), schedule.expand()
+    assert Runs(expanded).hops.images == schedule.translations.order > 1
+    assert sweep(expanded, SIZES[:2]) == sweep(whole, SIZES[:2])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -32,7 +32,8 @@ def test_no_run_is_faster(fabric: Topology, kind: str, size: int, pieces: int) -
         schedule = solve(fabric, kind, cache=False)
     except InfeasibleError:
         return
-    least_us = lay_out(schedule).least_us(size, pieces)
+    hops = lay_out(schedule)
+    least_us = max(hops.least_us(size, pieces), hops.least_us(size, 3 * pieces))  # of finer ones, too
     for service in ("priority", "fifo", "random:1", "engine"):
         took_us = simulate(schedule, size, pieces=pieces, service=service).time_us
         assert least_us <= took_us * (1 + 1e-9)

@@ -22,7 +22,7 @@ from arborcast import synth
 from arborcast.synth.api import approach
 from arborcast.synth.chunks import frontier
 from arborcast.synth.collective import Collective
-from arborcast.synth.deadline import NO_DEADLINE, Deadline, run_until, running, wall_clock
+from arborcast.synth.deadline import NO_DEADLINE, Deadline, LastAnswers, run_until, running, wall_clock
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.repair import repair
 from arborcast.synth.groups.fair_solver import solve_groups
@@ -304,3 +304,19 @@ def test_kernels_for_which_there_is_no_time_run_as_plain_python(tmp_path, monkey
         total(small)
     with run_until(Deadline.after(600)):
         assert total(large) == len(large)
+
+
+def test_the_last_answers_are_kept_but_for_those_that_were_cut_short() -> None:
+    answers: LastAnswers[int] = LastAnswers(2)
+    asked: list[int] = []
+
+    def of(question: int, deadline: Deadline = NO_DEADLINE) -> int:
+        def work_out() -> int:
+            asked.append(question)
+            return 10 * question
+
+        return answers.of(question, deadline, work_out)
+
+    assert [of(question) for question in (1, 2, 1, 2)] == [10, 20, 10, 20] and asked == [1, 2]
+    assert of(3, Deadline(1.0, 0.0)) == of(3) == of(3) == 30 and asked == [1, 2, 3, 3]
+    assert of(1) == 10 and asked == [1, 2, 3, 3, 1]  # one more than are kept
