@@ -18,7 +18,6 @@ from arborcast import topologies
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.simple import straight_ways
 from arborcast.backends.schedules.spare import fitting_spares
-from arborcast.backends.transport.addresses import Ends
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
@@ -26,6 +25,7 @@ from arborcast.synth.topology import Hop, Topology
 from arborcast.topologies.files import load_file
 
 if TYPE_CHECKING:
+    from arborcast.backends.transport.addresses import Ends  # which imports torch
     from arborcast.synth.faults.backup_schedules import BackupSchedules
     from arborcast.synth.groups.result import GroupSchedules
 

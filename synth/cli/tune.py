@@ -52,9 +52,10 @@ def tune(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write a tuning file for stock NCCL: which algorithm, protocol and channels serve which sizes.
+    """Write a tuning file for stock NCCL.
 
-    What no row is about is left to NCCL. NCCL itself is not run.
+    It says which algorithm, protocol and channels serve which sizes. What no row is about is left to NCCL.
+    NCCL itself is not run.
     """
     from arborcast.synth.baselines.nccl_tuning import written
 
