@@ -127,9 +127,9 @@ def explain(
     no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
-    """Explain what stock NCCL does here, by its model, and what to do.
+    """Explain what stock NCCL does here, and what to do.
 
-    What it chooses, the proven limit, the gap, which links its rings leave idle, and what to do about it: an
+    What it chooses by its planning model, the proven limit, the gap, which links its rings leave idle, and what to do about it: an
     order of hosts, a graph file, a schedule.
     """
     from arborcast import synth
