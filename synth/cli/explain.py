@@ -129,8 +129,8 @@ def explain(
 ) -> None:
     """Explain what stock NCCL does here, and what to do.
 
-    What it chooses by its planning model, the proven limit, the gap, which links its rings leave idle, and what to do about it: an
-    order of hosts, a graph file, a schedule.
+    What it chooses by its planning model, the proven limit, the gap, which links its rings leave idle, and
+    what to do about it: an order of hosts, a graph file, a schedule.
     """
     from arborcast import synth
     from arborcast.synth.api import approach
