@@ -140,6 +140,11 @@ class ModelTime:
     busbw: float
     plan: NcclSetup
 
+    @property
+    def algorithm(self) -> str:
+        """As NCCL calls it: "ring" or "tree"."""
+        return {RING: "ring", TREE: "tree"}[self.method]
+
 
 def _gbps(*rates: str) -> ByHosts:
     one, two, more = map(Fraction, rates)

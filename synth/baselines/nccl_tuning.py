@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isqrt
 
-from arborcast.synth.baselines.nccl_model import MODELLED, RING, TREE, nccl_times
+from arborcast.synth.baselines.nccl_model import MODELLED, nccl_times
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.nccl_protocol import Protocol
@@ -201,8 +201,7 @@ def rows_of_model(topology: Topology, *, seed: int = 0) -> list[TuningRow]:
         for protocol in Protocol:
             for row in nccl_times(topology, collective, [0], protocol=protocol, seed=seed):
                 hosts = row.plan.hosts
-                algorithm = {RING: "ring", TREE: "tree"}[row.method]
-                lines[Setting(algorithm, protocol)] = Fraction(row.latency_us), 1 / (1000 * row.rate)
+                lines[Setting(row.algorithm, protocol)] = Fraction(row.latency_us), 1 / (1000 * row.rate)
         rows += [
             TuningRow(kind, least, most, setting, hosts, topology.ranks)
             for least, most, setting in _lowest(lines)

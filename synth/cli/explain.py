@@ -7,7 +7,7 @@ link-disjoint rings of the graph (`baselines.multiring`); NCCL itself is not run
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
 
@@ -273,24 +273,14 @@ def _gain_of_order(on: FabricRequest) -> str | None:
 def _words(options: FabricOptions) -> Iterator[str]:
     """The fabric as it was asked for on the command line."""
     yield options.spec
-    for name, value in (
-        ("ranks", options.ranks),
-        ("gpu", options.gpu),
-        ("between-sockets", options.between_sockets),
-        ("numa-per-socket", options.numa_per_socket),
-    ):
-        if value is not None:
-            yield f"--{name} {value}"
-    for name, is_given in (
-        ("relays", options.relays),
-        ("no-in-network", options.no_in_network),
-        ("pcie", options.pcie is True),
-        ("no-pcie", options.pcie is False),
-    ):
-        if is_given:
-            yield f"--{name}"
-    yield from (f"--without-link {it}" for it in options.without_link or ())
-    yield from (f"--without-rank {it}" for it in options.without_rank or ())
+    for each in fields(options):
+        value, name = getattr(options, each.name), each.name.replace("_", "-")
+        if each.name == "spec" or value == each.default:
+            continue
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        else:
+            yield from (f"--{name} {one}" for one in (value if isinstance(value, list) else [value]))
 
 
 def _traffic_document(traffic: Traffic | None) -> Json | None:
@@ -369,9 +359,7 @@ def _use(traffic: Traffic, topology: Topology) -> str:
 
 
 def _algorithm(row: ModelTime) -> str:
-    from arborcast.synth.baselines.nccl_model import RING
-
-    return f"{'ring' if row.method == RING else 'tree'} in {row.protocol.value}"
+    return f"{row.algorithm} in {row.protocol.value}"
 
 
 def _told(advice: Sequence[Advice]) -> Iterator[str]:

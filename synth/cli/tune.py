@@ -134,13 +134,15 @@ def _of_logs(from_log: Sequence[str]) -> list[TuningRow]:
 def _lines(
     rows: Sequence[TuningRow], source: str, text: str, output: Path | None, plugin: Path | None, to: To
 ) -> Iterator[str]:
+    from arborcast.synth.baselines.nccl_tuning import MOST_BYTES
+
     yield from table(
         ("collective", "from", "to", "algorithm", "protocol", "channels", "hosts", "ranks"),
         (
             (
                 row.kind.value,
                 format_size(row.least_bytes),
-                "any" if row.most_bytes == (1 << 63) - 1 else format_size(row.most_bytes),
+                "any" if row.most_bytes == MOST_BYTES else format_size(row.most_bytes),
                 row.setting.algorithm,
                 row.setting.protocol.value,
                 row.setting.channels or "NCCL's",
