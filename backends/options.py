@@ -61,7 +61,8 @@ class Options:
         gloo_below: bytes below which gloo serves; 0 for never, None for what was measured.
         transport: one of `TRANSPORTS`.
         piece_bytes: of what is in flight at once; None for what was measured.
-        prepare: collectives whose schedules are looked for when the group is made, not at the first call.
+        prepare: collectives whose schedules are looked for when the default group is made, not at the first
+            call.
         start: one of `STARTS`: where schedules are not in the cache, whether a simple one serves "at once"
             while they are looked for, or calls "wait". After the change sums may have other last bits.
         address: of this host, for the other hosts, or several with commas between; None for the one that the

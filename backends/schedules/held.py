@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
@@ -287,11 +287,9 @@ class Schedules:
                 return table
             table = simple_table(self.topology, Collective.on(self.topology, kind, root=of or 0))
             if table is not None:
-                log.warning(
-                    "%s on %s: no schedules are kept; a simple one serves while they are found (up to %g s)",
-                    kind,
-                    self.topology.name,
-                    self._options.deadline_s,
+                _say_once(
+                    f"{kind} on {self.topology.name}: no schedules are kept; a simple one serves while they "
+                    f"are found (up to {self._options.deadline_s:g} s)"
                 )
                 self._changes[kind, root] = _Change(found=self._begin(kind, of))
                 return table
@@ -329,6 +327,12 @@ class Schedules:
             until = time.monotonic() + pause_s
             self._engine.wait_external(is_over, look_every_s=pause_s, needed=0)
             pause_s = min(2 * pause_s, SELDOM_S)
+
+
+@cache
+def _say_once(line: str) -> None:
+    """A warning that many groups of one fabric would repeat."""
+    log.warning("%s", line)
 
 
 def _digest(table: ScheduleTable, entry: TableEntry) -> bytes:
