@@ -2,14 +2,14 @@
 
 Each says in words what it was given: inputs, targets, both, or nothing. Where all are given the inputs they
 meet (`ConfigBarrier`) for new shapes alone, and say nothing of those that they know; where some are not, all
-say it of each batch, in one gathering.
+say of each batch whether it is as the one before, by a sum of three numbers, and what it is where it is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 import torch.distributed as dist
 
 from arborcast.pipeline.errors import BatchError
@@ -52,6 +52,7 @@ class BatchNegotiation:
         self._place, self._returns_loss = place, returns_loss
         self._agreement, self._faults, self._groups = agreement, faults, groups
         self._is_heard: bool | None = None  # whether all say what each batch is; None before any
+        self._before: dict[bool, tuple[str, Signature]] = {}  # by training: own words, and what was agreed
 
     def batch(
         self, call: int, local: LocalModel, inputs: Tensors | None, targets: Tensors | None, *, training: bool
@@ -87,10 +88,7 @@ class BatchNegotiation:
             with self._faults.all_or_nothing(
                 lambda: "hearing of the batch" if self._is_heard else executor.doing, call, forgives=True
             ):
-                heard = self._heard(call, said, refusal)
-                if refusal is not None:
-                    raise refusal
-                signature = self._agreed(model, heard, said)
+                signature = self._as_before(said, refusal) or self._agreed(model, call, said, refusal)
                 if changed:
                     local.update.check_complete("parameters must be frozen or unfrozen")
             self._has_met = True
@@ -159,12 +157,16 @@ class BatchNegotiation:
         wait_s = self.grace_s if refusal is not None and self._has_met else None
         return self._agreement.agree(f"call {call}", words, timeout_s=wait_s)
 
-    def _agreed(self, model: Layered, heard: Sequence[str], said: Signature) -> Signature:
+    def _agreed(self, model: Layered, call: int, said: Signature, refusal: BatchError | None) -> Signature:
         """The shape that all ranks were given, or heard of, in words.
 
         Raises:
-            BatchError: nobody was given inputs, or inputs and targets count other samples; on all ranks.
+            BatchError: this rank refuses the batch, words do not go together, nobody was given inputs, or
+                inputs and targets count other samples; the last three on all ranks.
         """
+        heard = self._heard(call, said, refusal)
+        if refusal is not None:
+            raise refusal
         inputs, targets = said_of("inputs", heard), said_of("targets", heard)
         if inputs is None:
             raise BatchError("batch: some rank must be given the inputs, got none on any")
@@ -173,4 +175,19 @@ class BatchNegotiation:
         )
         lacks = any(said_of("inputs", [words]) is None for words in heard)
         self._is_heard = lacks or self._is_heard or False
-        return Signature(inputs, None, said.training, said.frozen) if self._is_heard else said
+        if not self._is_heard:
+            return said
+        signature = Signature(inputs, None, said.training, said.frozen)
+        self._before[said.training] = str(said), signature
+        return signature
+
+    def _as_before(self, said: Signature, refusal: BatchError | None) -> Signature | None:
+        """The shape, where each rank says of this batch what it said of the last one; None elsewhere."""
+        if not self._is_heard:
+            return None
+        words, signature = self._before.get(said.training, ("", None))
+        is_new = refusal is not None or words != str(said)
+        heard = torch.tensor([is_new, said.training, not said.training], dtype=torch.int32)
+        dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=self._groups.job)
+        anything_new, some_train, some_evaluate = heard.tolist()
+        return None if anything_new or (some_train and some_evaluate) else signature

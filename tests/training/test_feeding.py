@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
@@ -110,6 +111,33 @@ def test_only_the_ends_are_given_data_and_all_hear_what_came_of_it() -> None:
             assert loss == pytest.approx(cross_entropy(output, given[1][1]).item(), abs=1e-6)
             assert told_of["right"] == pytest.approx(right(output, given[1][1]).item(), abs=1e-6)
             assert theirs == pytest.approx(output.detach().numpy(), abs=1e-6)
+
+
+def of_one_shape(rank: int, size: int) -> list[tuple[float, int]]:
+    """Losses of steps and evaluations at the ends, and how often ranks told each other of shapes in words."""
+    count, in_words = [0], dist.all_gather_object
+
+    def counted(*arguments: Any, **named: Any) -> None:
+        count[0] += 1
+        in_words(*arguments, **named)
+
+    dist.all_gather_object = counted
+    found = []
+    with Trainer(network(), plan_of([1, 1]), cross_entropy, momentum, collectives="gloo") as trainer:
+        for batch in batches(7, [SIZES[0]] * 3 + [SIZES[1]] * 2 + [SIZES[0]] * 2):
+            for call in (trainer.step, trainer.evaluate):
+                count[0] = 0
+                found.append((call(*needed(trainer, batch)), count[0]))
+    return found
+
+
+def test_ranks_tell_each_other_in_words_of_new_shapes_alone() -> None:
+    given = batches(7, [SIZES[0]] * 3 + [SIZES[1]] * 2 + [SIZES[0]] * 2)
+    expected = serial(network, given)
+    for found in run_ranks(2, of_one_shape):
+        assert [loss for loss, _ in found[::2]] == pytest.approx(expected.losses, abs=1e-6)
+        # What comes before is told by other means; then each change of shape once, by a step and an evaluation.
+        assert [count for _, count in found[2:]] == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
 
 
 class Labelled(nn.Module):
