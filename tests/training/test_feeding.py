@@ -136,7 +136,7 @@ def test_ranks_tell_each_other_in_words_of_new_shapes_alone() -> None:
     expected = serial(network, given)
     for found in run_ranks(2, of_one_shape):
         assert [loss for loss, _ in found[::2]] == pytest.approx(expected.losses, abs=1e-6)
-        # What comes before is told by other means; then each change of shape once, by a step and an evaluation.
+        # The first is told by other means; then each change of shape once, by a step and an evaluation.
         assert [count for _, count in found[2:]] == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
 
 
