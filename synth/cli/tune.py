@@ -156,13 +156,13 @@ def _lines(
         yield "no row: NCCL's own choice was never slower by more than 2 %"
     yield ""
     yield source
+    if plugin is not None:
+        yield f"built     {plugin}"
     if output is None:
         yield ""
         yield from text.splitlines()
         return
     yield f"written   {output}"
-    if plugin is not None:
-        yield f"built     {plugin}"
     where = plugin or "libnccl-tuner-arborcast.so"
     used = {
         "nccl": f"NCCL_TUNER_PLUGIN={where} NCCL_TUNER_CONFIG_FILE={output}",

@@ -265,6 +265,12 @@ def test_wrong_words_are_one_line(
     refused(command("tune", *(word.format(**places) for word in words)), *facts)
 
 
+def test_a_plugin_alone_is_told(command: Command, tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    assert f"built     {library}" in command("tune", "dgx1", "--plugin", str(library)).out.splitlines()
+    assert library.exists()
+
+
 def test_a_compiler_that_fails_is_told(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
