@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,6 +54,8 @@ class Constants:
                 self._drawn.add(node.name)
         self._filled = check_changes(captured, sizes, self._drawn)
         self._known: dict[str, Any] = {}
+        self._sizes_known: dict[str, float] = {}
+        self._is_random = cache(is_random)
 
     def forget(self) -> None:
         """Buffers may have changed: what was made of them is made anew."""
@@ -94,9 +97,11 @@ class Constants:
         def known(node: fx.Node) -> Any:
             meta = node.meta.get("val")
             if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
-                exact = meta.node.expr.subs(self._sizes.symbol, self._sizes.samples)
-                kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(meta)]
-                return kind(exact)
+                if node.name not in self._sizes_known:
+                    exact = meta.node.expr.subs(self._sizes.symbol, self._sizes.samples)
+                    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(meta)]
+                    self._sizes_known[node.name] = kind(exact)
+                return self._sizes_known[node.name]
             return meta if isinstance(meta, int | float) else self.value(node, turn)
 
         return fx.map_arg(value, known)
@@ -116,7 +121,7 @@ class Constants:
     @contextmanager
     def drawing(self, node: fx.Node, turn: int, assignment: Assignment) -> Iterator[None]:
         """Random numbers of their own, the same for ranks that do the same work: what tells others apart."""
-        if not is_random(node):
+        if not self._is_random(node):
             yield
             return
         here = self._collectives.coordinates

@@ -14,6 +14,7 @@ import operator as python
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,6 +109,8 @@ class DividedStage:
         self._graph, self._chosen, self._setting = graph, tuple(chosen), setting
         self._collectives = collectives
         self._nodes = {node.name: node for node in captured.module.graph.nodes}
+        # Of each operator the same at every pass, and as dear to read as a small operator is to run.
+        self._arguments, self._changed = cache(arguments), cache(changed_arguments)
         self._primitives = {it.name: it for it in trace.operators}
         self._varying = {*self._primitives, *(it.name for it in trace.given)}
         self._sizes = Sizes(captured.samples, trace.samples)
@@ -341,7 +344,7 @@ class DividedStage:
         node, division = self._nodes[name], self._division(operator, member, way)
         other = None if self.module.training else self._partners.get(name)
         constants, read = iter(member.constants), dict[str, Any]()
-        tensors, options = arguments(node)
+        tensors, options = self._arguments(node)
         for key, source in tensors.items():
             if source.name in values:
                 read[key] = values[source.name]
@@ -354,10 +357,11 @@ class DividedStage:
                 read[key] = _parts(self._constants.value(source, turn), spec, self._collectives)
         if other is not None and other.target is not node.target:  # evaluation leaves it out
             return next(iter(read.values()))
-        for key in changed_arguments(node):
+        for key in self._changed(node):
             read[key] = read[key].clone()
         if other is not None:  # such as whether to drop out
-            options |= {key: it for key, it in arguments(other)[1].items() if not _has_nodes(it)}
+            evaluated = self._arguments(other)[1]
+            options = options | {key: it for key, it in evaluated.items() if not _has_nodes(it)}
         plain = {key: self._constants.plain(it, turn) for key, it in options.items()}
         with self._constants.drawing(node, turn, division.assignment):
             return run(node.target, given(node, read | plain), division)
