@@ -95,7 +95,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.bounds.time_limits": ("bounds/test_time_limits.py",),
     "synth.selection": ("values/test_selection.py",),
     "synth.baselines.host_network": ("baselines/test_host_orders.py",),
-    "synth.baselines.host_orders": ("baselines/test_host_orders.py",),
+    "synth.baselines.order_costs": ("baselines/test_host_orders.py",),
     "backends.lowering.lower": ("executors/test_interpreter.py", "lowering/test_program.py"),
     "backends.lowering.additions": ("lowering/test_additions.py",),
     "pipeline.costs.link_costs": ("planning/test_allreduce_cost.py",),

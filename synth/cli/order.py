@@ -18,7 +18,8 @@ from arborcast.synth.formats.words import assumed, at_most
 
 if TYPE_CHECKING:
     from arborcast.synth.baselines.host_network import Busiest, Host, HostNetwork
-    from arborcast.synth.baselines.host_orders import HostOrder, OrderCost
+    from arborcast.synth.baselines.host_orders import HostOrder
+    from arborcast.synth.baselines.order_costs import OrderCost
     from arborcast.synth.topology import Topology
 
 MODEL = "rings and trees across hosts as NCCL 2.30 makes them; NCCL itself was not run"

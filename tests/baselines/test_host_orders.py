@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.synth.baselines.host_network import Host, HostNetwork, in_blocks
-from arborcast.synth.baselines.host_orders import (
-    best_order,
-    cost_of,
-    most_of_any,
-    ring_messages,
-    tree_messages,
-)
+from arborcast.synth.baselines.host_orders import best_order
+from arborcast.synth.baselines.order_costs import cost_of, most_of_any, ring_messages, tree_messages
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.topology import Link, Topology
 
@@ -118,6 +113,46 @@ def test_the_best_of_few_hosts_is_the_best_of_all_orders(drawn: tuple[Topology, 
         ring = loads_by_networkx(topology, moved, ring_messages(len(hosts)))
         rates = {(link.src, link.dst): link.bandwidth for link in topology.links}
         assert cost.ring == min(rates[hop] / load for hop, load in ring.items()) * ranks / (2 * (ranks - 1))
+        trees = loads_by_networkx(topology, moved, tree_messages(len(hosts)))
+        assert cost.worth == (cost.ring, min(rates[hop] / load for hop, load in trees.items()))
+
+
+@settings(deadline=None, max_examples=60)
+@given(clusters())
+def test_what_no_order_exceeds_by_its_definition(drawn: tuple[Topology, tuple[Host, ...]]) -> None:
+    """Ways into and out of hosts and of near places, and the fastest message of a place."""
+    topology, hosts = drawn
+    network = HostNetwork(topology, hosts)
+    places = range(len(network.of_place))
+    near = {
+        (one, other): network.distance(max(one, other), min(one, other))
+        for one, other in permutations(places, 2)
+    }
+    sets = {frozenset([place]) for place in places}
+    for reach in {steps for steps in near.values() if steps is not None}:
+        graph = networkx.Graph(pair for pair, steps in near.items() if steps is not None and steps <= reach)
+        sets |= {frozenset(part) for part in networkx.connected_components(graph)}
+    access = sorted(min(network.access(host)) for host in range(len(hosts)))
+    around = [access[0], *(rate for part in sets if len(part) < len(places) for rate in network.cut(part))]
+    fastest = []
+    for of_place in network.of_place:
+        ends = [end for end in (other[-1] for other in network.of_place) if end != of_place[0]]
+        links = [network.busiest([(of_place[0], end, F(1))]) for end in ends]
+        fastest.append(max(link.rate for link in links if link is not None))
+    ranks = topology.ranks
+    degree = Counter(host for one, other, _ in tree_messages(len(hosts)) for host in (one, other))
+    # A host sends half of the buffer to each neighbour in a tree, and gets as much of it.
+    uses = sorted(F(count, 2) / 2 for count in degree.values())
+    of_trees = min(rate / use for rate, use in zip(access, uses, strict=True))
+    assert most_of_any(network) == (
+        min(*around, *fastest) * ranks / (2 * (ranks - 1)),
+        min(*around, of_trees),
+    )
+
+
+def test_messages_of_three_hosts() -> None:
+    assert ring_messages(3) == [(0, 1, 1), (1, 2, 1), (2, 0, 1)]
+    assert {part for _, _, part in tree_messages(3)} == {F(1, 2)}
 
 
 def test_the_tree_of_fourteen_hosts_is_that_of_ncclgetdtree() -> None:
