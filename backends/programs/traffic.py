@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise
+from typing import TypeAlias
 
 from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError
 from arborcast.synth.certificate import Bound
@@ -108,33 +108,41 @@ def routes(topology: Topology, pairs: Iterable[tuple[int, int]]) -> dict[tuple[i
     Raises:
         ProgramError: there is none.
     """
-    following: dict[Vertex, list[Vertex]] = {}
-    for src, dst in sorted(topology.bandwidth):
-        following.setdefault(src, []).append(dst)
-    from_rank: dict[int, dict[Vertex, Vertex]] = {}
-    found: dict[tuple[int, int], tuple[Vertex, ...]] = {}
-    for src, dst in sorted(pairs):
-        if src not in from_rank:
-            from_rank[src] = _before(following, src, topology.ranks)
-        before = from_rank[src]
-        if dst not in before:
+    asked = sorted(pairs)
+    ways = straight_ways(topology, sorted({src for src, _ in asked}))
+    for src, dst in asked:
+        if (src, dst) not in ways:
             raise ProgramError(f"rank {src} sends to rank {dst}, {topology.name} has no link between them")
-        way = [dst]
-        while way[-1] != src:
-            way.append(before[way[-1]])
-        found[src, dst] = tuple(reversed(way))
+    return {(src, dst): (src, *ways[src, dst], dst) for src, dst in asked}
+
+
+Ways: TypeAlias = Mapping[tuple[int, int], tuple[Vertex, ...]]
+"""By two ranks, the switches between them."""
+
+
+def straight_ways(topology: Topology, sources: Iterable[int] | None = None) -> Ways:
+    """One way between every two ranks that are joined: a link, else the fewest switches.
+
+    Args:
+        topology: the fabric.
+        sources: the ranks where they start; None for all.
+    """
+    after: dict[Vertex, list[Vertex]] = {}
+    for link in topology.links:
+        after.setdefault(link.src, []).append(link.dst)
+    found: dict[tuple[int, int], tuple[Vertex, ...]] = {}
+    for src in range(topology.ranks) if sources is None else sources:
+        level: list[tuple[Vertex, ...]] = [(src,)]
+        seen = {src}
+        while level:
+            reached: list[tuple[Vertex, ...]] = []
+            for way in level:
+                for vertex in after.get(way[-1], ()):
+                    if vertex not in seen:
+                        seen.add(vertex)
+                        reached.append((*way, vertex))
+            for way in reached:
+                if not topology.is_switch(way[-1]):
+                    found[src, way[-1]] = way[1:-1]
+            level = [way for way in reached if topology.is_switch(way[-1])]
     return found
-
-
-def _before(following: Mapping[Vertex, list[Vertex]], start: Vertex, ranks: int) -> dict[Vertex, Vertex]:
-    """The vertex before each that is reached through switches."""
-    before: dict[Vertex, Vertex] = {}
-    queue = deque([start])
-    while queue:
-        vertex = queue.popleft()
-        for after in following.get(vertex, ()):
-            if after not in before and after != start:
-                before[after] = vertex
-                if after >= ranks:
-                    queue.append(after)
-    return before

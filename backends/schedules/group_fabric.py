@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from arborcast import topologies
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.simple import straight_ways
+from arborcast.backends.programs.traffic import straight_ways
 from arborcast.backends.schedules.spare import fitting_spares
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, without

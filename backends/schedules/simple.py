@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from typing import TypeAlias
 
 from arborcast.backends.errors import ExecutionError
+from arborcast.backends.programs.traffic import Ways, straight_ways
 from arborcast.backends.schedules.schedule_table import ScheduleTable
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice
-from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify
 
 SIMPLE = "shortest-ways"
@@ -35,9 +35,6 @@ MOST_TRANSFERS = 1 << 16
 
 MOST_TREES = 16
 """Of an allreduce: more would only be more messages."""
-
-Ways: TypeAlias = Mapping[tuple[int, int], tuple[Vertex, ...]]
-"""The switches between two ranks that are joined without a third one."""
 
 
 @dataclass(frozen=True)
@@ -126,29 +123,6 @@ def _ends(collective: Collective) -> Sequence[int | None]:
     if collective.kind in {Kind.GATHER, Kind.SCATTER}:
         return [rank for rank in collective.ranks if rank != collective.root]
     return [None]
-
-
-def straight_ways(topology: Topology) -> Ways:
-    """One way between every two ranks that are joined: a link, else the fewest switches."""
-    after: dict[Vertex, list[Vertex]] = {}
-    for link in topology.links:
-        after.setdefault(link.src, []).append(link.dst)
-    found: dict[tuple[int, int], tuple[Vertex, ...]] = {}
-    for src in range(topology.ranks):
-        level: list[tuple[Vertex, ...]] = [(src,)]
-        seen = {src}
-        while level:
-            reached: list[tuple[Vertex, ...]] = []
-            for way in level:
-                for vertex in after.get(way[-1], ()):
-                    if vertex not in seen:
-                        seen.add(vertex)
-                        reached.append((*way, vertex))
-            for way in reached:
-                if not topology.is_switch(way[-1]):
-                    found[src, way[-1]] = way[1:-1]
-            level = [way for way in reached if topology.is_switch(way[-1])]
-    return found
 
 
 def _thinned(ways: Ways, ranks: int) -> Ways:

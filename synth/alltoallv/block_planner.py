@@ -18,7 +18,7 @@ import numpy as np
 
 from arborcast.synth.alltoallv.block_cuts import Cuts
 from arborcast.synth.alltoallv.block_plan import ExchangePlan
-from arborcast.synth.alltoallv.rerouting import Parts, peel, reroute, spread
+from arborcast.synth.alltoallv.rerouting import Parts, Ways, peel, reroute, spread
 from arborcast.synth.bounds.commodity_flows import CommodityFlows
 from arborcast.synth.bounds.shortest_paths import ShortestPaths
 from arborcast.synth.certificate import Bound, Cut, Dual
@@ -130,6 +130,7 @@ class AlltoallvPlanner:
             nothing = Bound(Fraction(0), Cut(frozenset(self._members[:1]), Fraction(0)))
             raise InfeasibleError(f"alltoall on {topology.name}: there are no links", nothing)
         self._graph = ShortestPaths(self.topology)
+        self._ways = Ways(*self._graph.leaving, self._graph.tails, self._graph.heads)
         self._capacity = np.array(self.topology.capacities, dtype=np.int64)
         self._cuts = Cuts(self.topology)
         # A unit of length is the time on the fastest link; a step more counts a little.
@@ -247,25 +248,10 @@ class AlltoallvPlanner:
     def _rerouted(self, parts: Parts, load: Ints, room: Ints) -> Parts:
         known = len(parts.amount)
         more = 4 * known + 64 * self.topology.ranks
-        first, links, block, amount = _with_room(parts, more, self.topology.size)
-        graph = self._graph
-        count = reroute(
-            *graph.leaving,
-            graph.tails,
-            graph.heads,
-            self._lengths,
-            room,
-            load,
-            first,
-            links,
-            block,
-            amount,
-            known,
-            self.topology.ranks,
-            PASSES,
-            self._searches,
-        )
-        return _gathered(first, links, block, amount, known, count)
+        roomy = _with_room(parts, more, self.topology.size)
+        ranks, searches = self.topology.ranks, self._searches
+        count = reroute(self._ways, self._lengths, room, load, roomy, known, ranks, PASSES, searches)
+        return _gathered(roomy, known, count)
 
     def _by_program(self, collective: Collective, found: ExchangePlan, amounts: Ints) -> ExchangePlan:
         assert self._program is not None, "the fabric is small enough"
@@ -298,43 +284,21 @@ class AlltoallvPlanner:
 
     def _of_flows(self, flow: Ints, amounts: Ints) -> Parts:
         """Parts that carry the flow of each source; what rounding has lost goes shortest ways."""
-        graph, ranks = self._graph, self.topology.ranks
+        ranks = self.topology.ranks
         wanted, most = amounts.copy(), int((flow > 0).sum()) + ranks * ranks
-        first, links, block, amount = _with_room(None, most, self.topology.size)
+        roomy = _with_room(None, most, self.topology.size)
         count = 0
         for source in range(ranks):
-            count = peel(
-                *graph.leaving,
-                graph.tails,
-                graph.heads,
-                flow[source],
-                wanted[source],
-                source,
-                first,
-                links,
-                block,
-                amount,
-                count,
-                ranks,
-            )
-        found = _gathered(first, links, block, amount, count, count)
+            count = peel(self._ways, flow[source], wanted[source], source, roomy, count, ranks)
+        found = _gathered(roomy, count, count)
         return _joined(found, self._starts[0].parts(wanted)) if wanted.any() else found
 
     def _closer(self, found: ExchangePlan, amounts: Ints) -> ExchangePlan:
         """The better one of a plan and one that shares the links evenly, under the better of their limits."""
         flow = np.zeros((self.topology.ranks, len(self._capacity)))
         lengths = np.zeros(len(self._capacity))
-        graph = self._graph
-        spread(
-            *graph.leaving,
-            graph.tails,
-            graph.heads,
-            self._capacity.astype(np.float64),
-            amounts.astype(np.float64),
-            ROUNDS,
-            flow,
-            lengths,
-        )
+        capacity = self._capacity.astype(np.float64)
+        spread(self._ways, capacity, amounts.astype(np.float64), ROUNDS, flow, lengths)
         collective, bound = found.collective, found.bound
         parts = self._of_flows(np.round(flow * FINEST).astype(np.int64), amounts * FINEST)
         other = ExchangePlan(self.topology, collective, bound, parts, FINEST)
@@ -352,8 +316,8 @@ def _shuffled(count: int, seed: int) -> Ints:
     return ((keys & np.uint64(0xFFFFFFFF)) >> np.uint64(26)).astype(np.int64)
 
 
-def _with_room(parts: Parts | None, more: int, hops: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Arrays with room for so many parts more, of ways of at most so many links."""
+def _with_room(parts: Parts | None, more: int, hops: int) -> Parts:
+    """Parts with room for so many more, of ways of at most so many links."""
     known, used = (0, 0) if parts is None else (len(parts.amount), len(parts.links))
     first = np.zeros(known + more + 1, dtype=np.int64)
     links = np.zeros(used + more * min(hops, MOST_HOPS), dtype=np.int64)
@@ -361,11 +325,12 @@ def _with_room(parts: Parts | None, more: int, hops: int) -> tuple[Ints, Ints, I
     if parts is not None:
         first[: known + 1], links[:used] = parts.first, parts.links
         block[:known], amount[:known] = parts.block, parts.amount
-    return first, links, block, amount
+    return Parts(first, links, block, amount)
 
 
-def _gathered(first: Ints, links: Ints, block: Ints, amount: Ints, known: int, count: int) -> Parts:
-    """The parts that are not empty; those behind the `known` ones that are alike as one."""
+def _gathered(parts: Parts, known: int, count: int) -> Parts:
+    """Those of so many parts that are not empty; those behind the `known` ones that are alike as one."""
+    first, links, block, amount = parts
     merged: dict[tuple[int, bytes], int] = {}
     for part in range(known, count):
         key = int(block[part]), links[first[part] : first[part + 1]].tobytes()

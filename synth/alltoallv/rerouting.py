@@ -7,8 +7,7 @@ PathFinder, FPGA 1995). Everything is in whole numbers, so that all ranks of a j
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +23,24 @@ PENALTY = 64
 MOST_HISTORY = 1 << 10
 
 
-@dataclass
-class Parts:
-    """Parts of blocks, each on a way.
+class Ways(NamedTuple):
+    """The links of a fabric as arrays.
+
+    Attributes:
+        start: of each vertex, the start of the links that leave it in `order`; one more at the end.
+        order: the links by the vertices that they leave.
+        tails: of each link, the vertex that it leaves.
+        heads: of each link, the vertex that it enters.
+    """
+
+    start: Ints
+    order: Ints
+    tails: Ints
+    heads: Ints
+
+
+class Parts(NamedTuple):
+    """Parts of blocks, each on a way; what kernels are given may have room behind them.
 
     Attributes:
         first: of each part, the start of its way in `links`; one more at the end.
@@ -43,13 +57,14 @@ class Parts:
     def load(self, count: int) -> Ints:
         """What passes each of `count` links."""
         found = np.zeros(count, dtype=np.int64)
-        add_up(self.first, self.links, self.amount, found)
+        add_up(self, found)
         return found
 
 
 @kernel
-def add_up(first: Ints, links: Ints, amount: Ints, load: Ints) -> None:
+def add_up(parts: Parts, load: Ints) -> None:
     """Add what passes each link."""
+    first, links, _, amount = parts
     for part in range(len(amount)):
         for place in range(first[part], first[part + 1]):
             load[links[place]] += amount[part]
@@ -63,34 +78,14 @@ def _room(link: int, load: Ints, limit: Ints, own: Ints, mark: int, amount: int)
 
 
 @kernel
-def _is_on(first: Ints, links: Ints, part: int, link: int, own: Ints, mark: int) -> bool:
+def _is_on(parts: Parts, part: int, link: int, own: Ints, mark: int) -> bool:
     """Whether a part passes a link; the links that it passes are marked."""
     found = False
-    for place in range(first[part], first[part + 1]):
-        own[links[place]] = mark
-        if links[place] == link:
+    for place in range(parts.first[part], parts.first[part + 1]):
+        own[parts.links[place]] = mark
+        if parts.links[place] == link:
             found = True
     return found
-
-
-@kernel
-def _price(
-    without: int,
-    lengths: Ints,
-    history: Ints,
-    load: Ints,
-    limit: Ints,
-    own: Ints,
-    mark: int,
-    amount: int,
-    prices: Ints,
-) -> None:
-    """How long links are for a part that is to leave one of them."""
-    for link in range(len(prices)):
-        prices[link] = lengths[link] * history[link]
-        if _room(link, load, limit, own, mark, amount) == 0:
-            prices[link] *= PENALTY
-    prices[without] = -1
 
 
 @kernel
@@ -105,10 +100,9 @@ def _trace(last: Ints, tails: Ints, source: int, target: int, way: Ints) -> int:
 
 
 @kernel
-def _append(
-    way: Ints, hops: int, of: int, moved: int, first: Ints, links: Ints, block: Ints, amount: Ints, count: int
-) -> bool:
+def _append(way: Ints, hops: int, of: int, moved: int, parts: Parts, count: int) -> bool:
     """Write down a part of a block on a way that was traced; whether there is room for it."""
+    first, links, block, amount = parts
     if count + 1 >= len(first) or first[count] + hops > len(links):
         return False
     for hop in range(hops):
@@ -122,35 +116,33 @@ def _append(
 @kernel
 def _relieve(
     link: int,
-    start: Ints,
-    order: Ints,
-    tails: Ints,
-    heads: Ints,
+    ways: Ways,
     lengths: Ints,
-    history: Ints,
     limit: Ints,
     load: Ints,
-    first: Ints,
-    links: Ints,
-    block: Ints,
-    amount: Ints,
+    parts: Parts,
     count: int,
     ranks: int,
     searches: Ints,
 ) -> int:
     """Move parts away from one link until it has no more than its limit; how many parts there are then."""
+    start, order, tails, heads = ways
+    first, _, block, amount = parts
     own = np.zeros(len(heads), dtype=np.int64)
     prices = np.empty(len(heads), dtype=np.int64)
     way = np.empty(len(start) - 1, np.int64)
     for part in range(count):
         if load[link] <= limit[link]:
             break
-        if amount[part] == 0 or not _is_on(first, links, part, link, own, part + 1):
+        if amount[part] == 0 or not _is_on(parts, part, link, own, part + 1):
             continue
         source, target = block[part] // ranks, block[part] % ranks
         while amount[part] > 0 and load[link] > limit[link] and searches[0] > 0:
             searches[0] -= 1
-            _price(link, lengths, history, load, limit, own, part + 1, amount[part], prices)
+            for other in range(len(prices)):
+                full = _room(other, load, limit, own, part + 1, amount[part]) == 0
+                prices[other] = lengths[other] * (PENALTY if full else 1)
+            prices[link] = -1
             last = shortest_tree(start, order, heads, prices, source)[1]
             if last[target] < 0:
                 break
@@ -160,13 +152,13 @@ def _relieve(
                 free = _room(way[hop], load, limit, own, part + 1, amount[part])
                 if free > 0:
                     moved = min(moved, free)
-            if not _append(way, hops, block[part], moved, first, links, block, amount, count):
+            if not _append(way, hops, block[part], moved, parts, count):
                 searches[0] = 0
                 break
             count += 1
             amount[part] -= moved
             for place in range(first[part], first[part + 1]):
-                load[links[place]] -= moved
+                load[parts.links[place]] -= moved
             for hop in range(hops):
                 load[way[hop]] += moved
     return count
@@ -174,17 +166,11 @@ def _relieve(
 
 @kernel
 def reroute(
-    start: Ints,
-    order: Ints,
-    tails: Ints,
-    heads: Ints,
+    ways: Ways,
     lengths: Ints,
     limit: Ints,
     load: Ints,
-    first: Ints,
-    links: Ints,
-    block: Ints,
-    amount: Ints,
+    parts: Parts,
     count: int,
     ranks: int,
     passes: int,
@@ -192,60 +178,31 @@ def reroute(
 ) -> int:
     """Move parts until no link has more than its limit; how many parts there are then.
 
-    It ends early after so many passes over the links, `most` searches for a way, or where `first`, `links`,
-    `block` and `amount` have no room any more behind the `count` parts. `load` is kept up to date.
+    It ends early after so many passes over the links, `most` searches for a way, or where there is no room
+    any more behind the `count` parts. `load` is kept up to date.
     """
-    history = np.ones(len(heads), dtype=np.int64)
+    history = np.ones(len(lengths), dtype=np.int64)
     searches = np.full(1, most, dtype=np.int64)
     for _ in range(passes):
         is_over = False
-        for link in range(len(heads)):
+        for link in range(len(lengths)):
             if load[link] > limit[link] and searches[0] > 0:
                 is_over = True
                 history[link] = min(2 * history[link], MOST_HISTORY)
-                count = _relieve(
-                    link,
-                    start,
-                    order,
-                    tails,
-                    heads,
-                    lengths,
-                    history,
-                    limit,
-                    load,
-                    first,
-                    links,
-                    block,
-                    amount,
-                    count,
-                    ranks,
-                    searches,
-                )
+                longer = lengths * history
+                count = _relieve(link, ways, longer, limit, load, parts, count, ranks, searches)
         if not is_over:
             break
     return count
 
 
 @kernel
-def peel(
-    start: Ints,
-    order: Ints,
-    tails: Ints,
-    heads: Ints,
-    flow: Ints,
-    wanted: Ints,
-    source: int,
-    first: Ints,
-    links: Ints,
-    block: Ints,
-    amount: Ints,
-    count: int,
-    ranks: int,
-) -> int:
+def peel(ways: Ways, flow: Ints, wanted: Ints, source: int, parts: Parts, count: int, ranks: int) -> int:
     """Ways of the fewest links that carry a flow from a rank, taken out of it; how many parts there are then.
 
     What rounding has left without a way stays in `wanted`, what each rank is to get.
     """
+    start, order, tails, heads = ways
     size = len(start) - 1
     before = np.empty(size, dtype=np.int64)
     queue = np.empty(size, dtype=np.int64)
@@ -270,7 +227,7 @@ def peel(
             hops, moved = _trace(before, tails, source, target, way), wanted[target]
             for hop in range(hops):
                 moved = min(moved, flow[way[hop]])
-            if not _append(way, hops, source * ranks + target, moved, first, links, block, amount, count):
+            if not _append(way, hops, source * ranks + target, moved, parts, count):
                 return count
             for hop in range(hops):
                 flow[way[hop]] -= moved
@@ -293,17 +250,7 @@ def _lengthen(load: Floats, capacity: Floats, lengths: Floats) -> None:
 
 
 @kernel
-def spread(
-    start: Ints,
-    order: Ints,
-    tails: Ints,
-    heads: Ints,
-    capacity: Floats,
-    amounts: Floats,
-    rounds: int,
-    flow: Floats,
-    lengths: Floats,
-) -> None:
+def spread(ways: Ways, capacity: Floats, amounts: Floats, rounds: int, flow: Floats, lengths: Floats) -> None:
     """Flows of all sources that share the links evenly, as a start where nothing exact is known.
 
     Frank and Wolfe's method (1956), source by source: in each of so many rounds each moves a part of its
@@ -311,6 +258,7 @@ def spread(
     products and quotients of floats, which are the same on every machine. `flow`, of each source over each
     link, starts as zeros; `lengths` are in the end those in which the last source found its ways.
     """
+    start, order, tails, heads = ways
     size, ranks = len(start) - 1, len(amounts)
     load = np.zeros(len(heads), dtype=np.float64)
     for turn in range(rounds):

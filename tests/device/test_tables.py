@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.backends.device.check import TableError, check_tables
-from arborcast.backends.device.model import Memory, run_model
 from arborcast.backends.device.plan import Plan
 from arborcast.backends.device.tables import LENGTH, SIGNALS, SOURCES, TARGETS, WAITS, Shape, Tables
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
 from tests.device.definition import call
+from tests.device.table_model import Memory, run_model
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
