@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
+from arborcast import pipeline
 from arborcast.backends import options
 from tests.docs.given import square
 from tests.docs.snippets import PAGES, ROOT
@@ -77,8 +78,10 @@ def test_real_files_fit_their_schemas(command: Command, tmp_path: Path) -> None:
     asked: dict[str, tuple[str, ...]] = {
         "schedule": ("solve", "dgx1", "allreduce", "--ranks", "0-2"),
         "implicit-schedule": ("solve", "torus:4x4", "allgather", "--form", "implicit"),
-        "plan": ("plan", "vgg19", "full:2,bandwidth=6", "--method", "gpipe"),
+        "plan": ("plan", str(tmp_path / "model.json"), "full:2,bandwidth=6", "--method", "gpipe"),
     }
+    layers = tuple(pipeline.Layer(f"block.{at}", 1000, 2000, 1 << 20, 8 << 20, 1, 1, 2) for at in range(2))
+    pipeline.write_profile(pipeline.Profile("drawn", 64, layers, source="drawn"), tmp_path / "model.json")
     found: dict[str, Any] = {"topology": yaml.safe_load(square())}
     for name, words in asked.items():
         file = tmp_path / f"{name}.json"
