@@ -66,6 +66,14 @@ def kernels() -> None:
     kernel_folder()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def solvers(kernels: None) -> None:
+    """Processes that solve are forked from one that has imported what they need."""
+    from tests.support.forked_solvers import fork_solvers, server
+
+    fork_solvers(server())
+
+
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Run `synth` in this process."""

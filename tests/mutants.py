@@ -428,10 +428,11 @@ def _alone(processor_s: float) -> None:
 def _pytest(tests: Sequence[str], *options: str, plugin: object = None) -> int:
     import pytest
 
-    from tests.support import ranks
+    from tests.support import forked_solvers, ranks
 
     # What starts anew would load the module from disk; what is forked from here has the mutant.
     ranks.PROCESSES = ranks.FORKS  # type: ignore[assignment]
+    forked_solvers.server = str  # type: ignore[assignment]  # none for each mutant
     given = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=mutants", *options]
     given += [f"--deselect=tests/{test}" for test in LEFT_OUT]
     files = [str(HOME / "tests" / test) for test in tests]

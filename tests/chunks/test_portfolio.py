@@ -29,6 +29,7 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover, TimedOutError
 from arborcast.synth.progress import listening
 from arborcast.topologies import load
+from tests.support.forked_solvers import started_anew
 
 RING = load("ring:4")
 PROBLEM = ChunkProblem.of(RING, Collective.on(RING, "allgather"))
@@ -247,7 +248,7 @@ def test_a_crash_costs_the_others_what_they_learned_alone(
 
 def test_what_lacks_memory_beside_others_is_tried_alone() -> None:
     """Of 1 GiB each of two takes more than half."""
-    with SolverProcess(memory_bytes=1 << 30) as child:
+    with started_anew(), SolverProcess(memory_bytes=1 << 30) as child:  # the server has taken some already
         result = run(child, ("hungry_1", WHOLE), ("hungry_0", ROTATED))
     assert result.member is not None and result.member.encoding == "1:hungry_0"
 

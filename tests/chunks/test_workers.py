@@ -17,7 +17,15 @@ from arborcast.synth.chunks.solvers.solver_child import SolverProcess, Worker, W
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from tests.support import fake_searches
+from tests.support.forked_solvers import started_anew
 from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> Iterator[None]:
+    """What is tested here is how they start and end."""
+    with started_anew():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +222,7 @@ from pathlib import Path
 {setup}
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs in the background
 from tests.support import fake_searches
+from tests.support.forked_solvers import started_anew
 from tests.support.waiting import until
 from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.deadline import Deadline

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
+from arborcast import pipeline
 from arborcast.backends import options
 from tests.docs.given import square
 from tests.docs.snippets import PAGES, ROOT
@@ -75,10 +76,12 @@ def test_commands_are_all_in_the_reference() -> None:
 def test_real_files_fit_their_schemas(command: Command, tmp_path: Path) -> None:
     schemas = {name: schema for name, (_, schema) in hooks().schemas().items()}
     asked: dict[str, tuple[str, ...]] = {
-        "schedule": ("solve", "dgx1", "allreduce", "--ranks", "0-5"),
+        "schedule": ("solve", "dgx1", "allreduce", "--ranks", "0-2"),
         "implicit-schedule": ("solve", "torus:4x4", "allgather", "--form", "implicit"),
-        "plan": ("plan", "vgg19", "full:2,bandwidth=6", "--method", "gpipe"),
+        "plan": ("plan", str(tmp_path / "model.json"), "full:2,bandwidth=6", "--method", "gpipe"),
     }
+    layers = tuple(pipeline.Layer(f"block.{at}", 1000, 2000, 1 << 20, 8 << 20, 1, 1, 2) for at in range(2))
+    pipeline.write_profile(pipeline.Profile("drawn", 64, layers, source="drawn"), tmp_path / "model.json")
     found: dict[str, Any] = {"topology": yaml.safe_load(square())}
     for name, words in asked.items():
         file = tmp_path / f"{name}.json"
@@ -91,14 +94,14 @@ def test_real_files_fit_their_schemas(command: Command, tmp_path: Path) -> None:
     found["collective"] = yaml.safe_load(collective.read_text())
     for name, document in found.items():
         jsonschema.Draft202012Validator.check_schema(schemas[name])
-        jsonschema.validate(document, schemas[name])
+        judge = jsonschema.Draft202012Validator(schemas[name])
+        judge.validate(document)
         for key in schemas[name]["required"]:
-            with pytest.raises(jsonschema.ValidationError, match=f"'{key}' is a required property"):
-                jsonschema.validate(
-                    {other: document[other] for other in document if other != key}, schemas[name]
-                )
-        with pytest.raises(jsonschema.ValidationError, match="unexpected"):
-            jsonschema.validate(document | {"unexpected": 1}, schemas[name])
+            without = {other: document[other] for other in document if other != key}
+            (error,) = judge.iter_errors(without)
+            assert f"'{key}' is a required property" in error.message
+        (error,) = judge.iter_errors(document | {"unexpected": 1})
+        assert "unexpected" in error.message
 
 
 # ------------------------------------------------------------------------------------------- the site

@@ -77,19 +77,35 @@ def test_a_rank_killed_in_an_allreduce_is_named_by_all_others(
         )
 
 
-def _link_lost_within(rank: int, size: int) -> Ended:
+def _until_one_fails(rank: int, size: int, count: int = LARGE) -> list[Ended]:
+    """Allreduces, one after the other: what is lost late in one that has all it needs ends the next one."""
+    results = [allreduce(rank, size, count)]
+    while results[-1].error is None:
+        results.append(allreduce(rank, size, count, salt=len(results)))
+    return results
+
+
+def _check_all_but_the_last(results: Any, *words: str) -> None:
+    """Whatever returned is right; the last names what happened."""
+    assert isinstance(results, list), results
+    for result in results[:-1]:
+        check_right(result)
+    check_failed(results[-1], *words)
+
+
+def _link_lost_within(rank: int, size: int) -> list[Ended]:
     check_right(allreduce(rank, size, count=5000))
     if rank == 0:
         group: Any = dist.group.WORLD
         link = group._communicator._network.channels[1]._socket
         strike_after(10 * MIB, lambda: link.shutdown(socket.SHUT_RDWR))
-    return allreduce(rank, size)
+    return _until_one_fails(rank, size)
 
 
 @pytest.mark.parametrize("transport", WAYS)
 def test_a_connection_that_breaks_between_living_ranks_ends_the_call_on_all(transport: str) -> None:
-    for result in launch(_link_lost_within, transport=transport, group_timeout_s=PATIENCE_S):
-        check_failed(result, "allreduce", "rank [01] closed its connection: it died or was ended")
+    for results in launch(_link_lost_within, transport=transport, group_timeout_s=PATIENCE_S):
+        _check_all_but_the_last(results, "allreduce", "rank [01] closed its connection: it died or was ended")
 
 
 def _killed_at_random(rank: int, size: int, victim: int, count: int, fraction: float) -> list[Ended]:
@@ -100,10 +116,7 @@ def _killed_at_random(rank: int, size: int, victim: int, count: int, fraction: f
         timer = threading.Timer(seconds, signal_self(signal.SIGKILL))
         timer.daemon = True
         timer.start()
-    results = [first]
-    while results[-1].error is None:
-        results.append(allreduce(rank, size, count, salt=len(results)))
-    return results
+    return [first, *_until_one_fails(rank, size, count)]
 
 
 def _check_random_kill(seed: int) -> None:
@@ -120,11 +133,7 @@ def _check_random_kill(seed: int) -> None:
         group_timeout_s=PATIENCE_S,
     )
     for rank in set(range(RANKS)) - {victim}:
-        assert isinstance(results[rank], list), f"seed {seed}, rank {rank}: {results[rank]}"
-        *returned, last = results[rank]
-        for result in returned:
-            check_right(result)
-        check_failed(last, f"rank {victim}", "allreduce")
+        _check_all_but_the_last(results[rank], f"rank {victim}", "allreduce")
 
 
 @pytest.mark.parametrize("seed", range(2))

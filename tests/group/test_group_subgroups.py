@@ -26,7 +26,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.faults.backup_documents import write_spares
 from arborcast.synth.faults.backup_schedules import Failure, make_spares, single_failures
 from tests.support.group_cases import OPS, check_same, counted, values
-from tests.support.ranks import run_ranks, store_path
+from tests.support.ranks import GROUP_TIMEOUT_S, run_ranks, store_path
 
 EVERYTHING = {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_METHOD": "trees", "ARBORCAST_DEADLINE": "100"}
 """Schedules serve all sizes; they are quick to find."""
@@ -251,7 +251,8 @@ def join(rank: int, size: int) -> Heard:
 
     heard = Heard()
     store = dist.FileStore(str(store_path()), size)
-    dist.init_process_group("synth", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size, timeout=timeout)
     return heard
 
 

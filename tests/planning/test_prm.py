@@ -134,6 +134,7 @@ def test_published_values_are_those_of_brute_force(topology, profile, microbatch
     st.sampled_from([ActivationOptions(True), ActivationOptions(False, 0.5), ActivationOptions(True, 2.0)]),
     st.data(),
 )
+@pytest.mark.few(1)
 @settings(max_examples=15)
 def test_values_with_choices_by_layer_are_those_of_brute_force(
     topology, profile, order, microbatches, menu, data

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.bench.harness.processes import started
+from tests.support import forked_solvers as solvers
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -44,6 +45,10 @@ PROCESSES.set_forkserver_preload(
 )
 FORKS = multiprocessing.get_context("fork")
 END_S = 20.0
+GROUP_TIMEOUT_S = 200.0
+"""Of groups unless a test says otherwise: on a busy machine, schedules of many collectives take a minute."""
+LIMIT_S = 250.0
+"""After which ranks are killed unless a test says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,8 @@ def run_ranks(
     *arguments: Any,
     backend: str | None = "gloo",
     environ: dict[str, str] | None = None,
-    group_timeout_s: float = 60,
-    timeout_s: float = 120,
+    group_timeout_s: float = GROUP_TIMEOUT_S,
+    timeout_s: float = LIMIT_S,
     may_fail: bool = False,
 ) -> list[Any]:
     """What `function(rank, size, *arguments)` returned on each rank.
@@ -109,7 +114,8 @@ class _Parent:
 
     def __init__(self) -> None:
         self._pipe, theirs = PROCESSES.Pipe()
-        self._process = PROCESSES.Process(target=_serve, args=(theirs,))  # no daemon: it has children
+        arguments = theirs, solvers.server()
+        self._process = PROCESSES.Process(target=_serve, args=arguments)  # no daemon: it has children
         self._process.start()
         theirs.close()
         self._at_exit = Finalize(self, self.end, exitpriority=10)  # before multiprocessing waits for it
@@ -144,7 +150,8 @@ def _parent() -> _Parent:
     return _parents[-1]
 
 
-def _serve(requests: Connection) -> None:
+def _serve(requests: Connection, server: str) -> None:
+    solvers.fork_solvers(server)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks closes the pipe
     imported = {"__main__"}
     _prepare()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +121,22 @@ CASES = {
     "traced": Case(plan_of([1, 2], depth=3, microbatches=1), Unmodified, waits=3),
     "traced with devices": Case(plan_of([1, 1], depth=2), Placed),
 }
+OTHERS = ("1-2-1", "interleaved", "list order", "absent", "traced")
+"""Cases of which `make test` has a relative: recomputed, ragged, pairs, absent from a stage, with devices."""
 
 
-def on_a_device(rank: int, size: int) -> dict[str, tuple[Curve, list[dict[str, int]]]]:
+Found = dict[str, tuple[Curve, list[dict[str, int]]]]
+
+
+def on_a_device(rank: int, size: int, names: Sequence[str]) -> Found:
     """What each training gave, and what was noted in each of its steps."""
     found = {}
     # To it a tensor of another class is none of memory alone.
     activation_treatment.Tensor = OnDevice  # type: ignore[misc,attr-defined]
     with simulated_device() as device:
         activation_treatment._copier().submit(Factories().__enter__).result()
-        for name, case in CASES.items():
-            given, notes = batches(STEPS), []
+        for name in names:
+            case, given, notes = CASES[name], batches(STEPS), []
             model = case.make()
             if name.startswith("traced"):  # on "meta", for torch holds on to what it has traced
                 with on_meta():
@@ -147,26 +153,25 @@ def on_a_device(rank: int, size: int) -> dict[str, tuple[Curve, list[dict[str, i
     return found
 
 
-@pytest.fixture(scope="module")
-def ranks() -> list[dict[str, tuple[Curve, list[dict[str, int]]]]]:
-    return run_ranks(4, on_a_device)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_training_on_a_device_is_serial_training(
-    name: str, ranks: list[dict[str, tuple[Curve, list[dict[str, int]]]]]
-) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [tuple(it for it in CASES if it not in OTHERS), pytest.param(OTHERS, marks=pytest.mark.long)],
+    ids=["few", "others"],
+)
+def test_training_on_a_device_is_serial_training(names: Sequence[str]) -> None:
     """Losses, gradients and weights; and of a step's waits, each has its reason (`Trainer`, `device`)."""
-    case = CASES[name]
-    make = (lambda: initialised(case.make)) if name.startswith("traced") else case.make
-    expected = serial(make, batches(STEPS), **case.serially)
-    check_close(merged([found[name][0] for found in ranks]), expected)
-    for rank, found in enumerate(ranks):
-        for noted in found[name][1]:
-            waits = noted.pop("waited for it", 0)
-            assert waits <= case.waits, (rank, waits)
-            assert noted.keys() <= {"copied to it", "copied from it"}, (rank, noted)
-    assert any(noted for _, notes in (found[name] for found in ranks) for noted in notes)
+    ranks: list[Found] = run_ranks(4, on_a_device, names)
+    for name in names:
+        case = CASES[name]
+        make = partial(initialised, case.make) if name.startswith("traced") else case.make
+        expected = serial(make, batches(STEPS), **case.serially)
+        check_close(merged([found[name][0] for found in ranks]), expected)
+        for rank, found in enumerate(ranks):
+            for noted in found[name][1]:
+                waits = noted.pop("waited for it", 0)
+                assert waits <= case.waits, (name, rank, waits)
+                assert noted.keys() <= {"copied to it", "copied from it"}, (name, rank, noted)
+        assert any(noted for _, notes in (found[name] for found in ranks) for noted in notes), name
 
 
 def what_else(rank: int, size: int, folder: str) -> dict[str, Any]:

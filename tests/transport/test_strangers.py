@@ -18,9 +18,12 @@ import torch.distributed as dist
 from arborcast.backends.transport.handshake import Handshake
 from tests.support.faults import PATIENCE_S, begin, launch
 from tests.support.ranks import store_path
+from tests.support.waiting import until
 
 RANKS = 4
 GROUPS = 2
+MOST_BETWEEN = 500
+"""Connections that strangers make before a group is made."""
 
 
 def _attack(
@@ -43,14 +46,14 @@ def _attack(
                 stranger = socket.create_connection((host, port), timeout=1)
             kept.append(stranger)
             made += 1
+            counted.write_text(str(made))
             stranger.sendall(chance.choice(said))
         if len(kept) > 500:
             for at in range(0, 250):
                 kept[at].close()
             del kept[:250]
-        if made % 20 == 0:
-            counted.write_text(str(made))
-            time.sleep(0.002)  # so that it is many connections and not all of a processor
+        # So that it is many connections and not all of a processor, though nobody may take them in at once.
+        time.sleep(0.0005)
 
 
 def _under_attack(rank: int, size: int, connections: int) -> float:
@@ -61,39 +64,33 @@ def _under_attack(rank: int, size: int, connections: int) -> float:
     store.set(f"{rank}", f"{reception.doors[0][0]} {reception.doors[0][1]} {reception.name}")
     found = [store.get(str(other)).decode().split() for other in range(size)]
     where = [(host, int(port), name) for host, port, name in found]
-    counted = store_path().with_name(f"counted-{rank}")
+    counted = [store_path().with_name(f"counted-{other}") for other in range(size)]
     parent = os.getpid()
     stranger = os.fork()
     if not stranger:
-        _attack(where, rank, counted, lambda: os.getppid() != parent)
+        _attack(where, rank, counted[rank], lambda: os.getppid() != parent)
         os._exit(0)
     try:
         total = 0.0
-        groups = 0
-        while groups < GROUPS or not _enough(store, rank, size, connections):
+        groups = max(GROUPS, connections // MOST_BETWEEN)
+        for salt in range(groups):
+            # How many groups there are says nobody's clock, and those that came before stay connected.
+            until(lambda come=(salt + 1) * connections // groups: _made(counted) >= come)  # type: ignore[misc]
             group = dist.new_group(backend="synth")  # the listener stays where it is
-            tensor = torch.full((1000,), float(rank + groups))
+            tensor = torch.full((1000,), float(rank + salt))
             dist.all_reduce(tensor, group=group)
-            assert tensor.eq(sum(range(size)) + size * groups).all()
+            assert tensor.eq(sum(range(size)) + size * salt).all()
             total += tensor[0].item()
             dist.destroy_process_group(group)
-            groups += 1
         return total / groups
     finally:
         os.kill(stranger, signal.SIGKILL)
         os.waitpid(stranger, 0)
 
 
-def _enough(store: dist.Store, rank: int, size: int, connections: int) -> bool:
-    """Whether there were as many connections, as rank 0 sees it: all go on or none."""
-    if rank == 0:
-        files = [store_path().with_name(f"counted-{other}") for other in range(size)]
-        made = sum(int(file.read_text() or 0) for file in files if file.exists())
-        flag = torch.tensor([float(made >= connections)])
-    else:
-        flag = torch.zeros(1)
-    dist.broadcast(flag, 0)
-    return bool(flag.item())
+def _made(counted: list[Path]) -> int:
+    """Connections of all strangers so far."""
+    return sum(int(file.read_text() or 0) for file in counted if file.exists())
 
 
 @pytest.mark.parametrize("connections", [100, pytest.param(5000, marks=pytest.mark.long)])
