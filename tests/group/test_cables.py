@@ -28,6 +28,7 @@ from tests.support.cabled import (
     in_own_namespace,
     loses_a_cable,
     on_loopback,
+    pipelined,
     refusals,
     trained,
 )
@@ -162,6 +163,31 @@ def test_ddp_and_fsdp_give_what_gloo_gives() -> None:
         for name, values in mine.items():
             for value, wanted in zip(values, theirs[name], strict=True):
                 np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@needs_root
+def test_pipelines_along_cables_have_the_losses_of_serial_training() -> None:
+    plan = plan_emulation(FABRICS["ring of 4"](), 200)
+    with emulate(plan, has_cables=True) as emulation:
+        got = run_inside(emulation, in_own_namespace, plan.cabled, pipelined, timeout_s=120)
+    for serial, *along_cables in got:
+        np.testing.assert_allclose(along_cables, [serial] * 2, rtol=1e-6)
+
+
+def gloo_for_a_trainer(rank: int, size: int) -> str:
+    from arborcast.pipeline.run.stage_groups import Groups
+
+    try:
+        Groups(None, "gloo", None, 20, 20)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_a_trainer_refuses_collectives_that_need_all_connections(ring: Path) -> None:
+    environ = {"ARBORCAST_TOPOLOGY": str(ring), "ARBORCAST_START": "at once"}
+    said = run_ranks(4, gloo_for_a_trainer, backend="synth", environ=environ)
+    assert said == ["collectives: must be synth where links have addresses, got gloo"] * 4
 
 
 @needs_root

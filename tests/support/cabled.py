@@ -211,7 +211,37 @@ def trained(rank: int, size: int) -> dict[str, list[Any]]:
         for name in names:
             values = FAMILIES[family][name](rank)
             found[f"{family}, {name}"] = [value.detach().clone().numpy() for value in values]
+    rows = in_rows_along_cables(rank)
+    found["sharded, hsdp in rows along cables"] = [value.detach().clone().numpy() for value in rows]
     return found
+
+
+def pipelined(rank: int, size: int) -> list[list[float]]:
+    """Losses of pipelines along a ring of four, without and with replicas, and serial ones before them."""
+    from arborcast.pipeline.stages import Plan
+    from arborcast.pipeline.trainer import Trainer
+    from tests.support.training_cases import batches, cross_entropy, momentum, network, plan_of, serial
+
+    given = batches(5, sizes=(12, 12, 24))
+    found = [serial(network, given).losses]
+    for plan in (plan_of((1,) * size), Plan([(0, 4, [0, 1]), (4, 8, [3, 2])], 3, "1f1b")):
+        trainer = Trainer(network(), plan, cross_entropy, momentum, collectives="synth")
+        found.append([trainer.step(*batch) for batch in given])
+        trainer.close()
+    return found
+
+
+def in_rows_along_cables(rank: int) -> list[Tensor]:
+    """A model in two shards and two replicas, whose groups are joined by cables of a ring of four."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    from tests.support.framework_checks import small_model, train
+
+    mesh = DeviceMesh("cpu", torch.tensor([[0, 1], [3, 2]]), mesh_dim_names=("replicate", "shard"))
+    model = small_model()
+    fully_shard(model, mesh=mesh)
+    return train(rank, model)
 
 
 def loses_a_cable(rank: int, size: int) -> tuple[str, dict[int, tuple[str, str]]]:
