@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from arborcast.backends import Options
 from arborcast.bench.emulation.network import Emulation
@@ -242,6 +244,56 @@ def in_rows_along_cables(rank: int) -> list[Tensor]:
     model = small_model()
     fully_shard(model, mesh=mesh)
     return train(rank, model)
+
+
+def goes_on_training(rank: int, size: int) -> dict[str, Any]:
+    """DDP on a ring whose last cable is pulled: parameters at the end, beside those of an undisturbed run.
+
+    Also what was said.
+    """
+    from tests.support.framework_checks import small_model
+
+    group: Any = dist.group.WORLD
+    steps, lines = 12, []
+    logging.getLogger("arborcast").addHandler(handler := logging.Handler())
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+
+    def run(pulled_at: int | None) -> list[Tensor]:
+        model, kept, step = small_model(), [], 0
+        replica = DistributedDataParallel(model)
+        while step < steps:
+            if len(kept) == step:
+                kept.append({name: value.clone() for name, value in model.state_dict().items()})
+            if step == pulled_at and rank == size - 1:
+                device = max(name for _, name in socket.if_nameindex() if name.startswith("w"))
+                subprocess.run(["ip", "link", "set", device, "down"], check=True)
+            try:
+                inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(100 * step + rank))
+                replica(inputs).square().mean().backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.sub_(parameter.grad)
+                replica.zero_grad()
+                step += 1
+            except RuntimeError as error:
+                pulled_at = None
+                lines.append(str(error))
+                group.go_on()
+                last = torch.tensor(step)
+                dist.all_reduce(last, dist.ReduceOp.MIN)
+                step = int(last)
+                del kept[step + 1 :]
+                model.load_state_dict(kept[step])
+                model.zero_grad()  # of the backward that failed
+                replica = DistributedDataParallel(model)
+        return [value.detach().clone() for value in model.parameters()]
+
+    disturbed, whole = run(5), run(None)
+    return {
+        "disturbed": [it.numpy() for it in disturbed],
+        "whole": [it.numpy() for it in whole],
+        "lines": lines,
+    }
 
 
 def loses_a_cable(rank: int, size: int) -> tuple[str, dict[int, tuple[str, str]]]:
