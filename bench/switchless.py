@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -32,9 +33,10 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.formats.results import TIME, Measure, document
 from arborcast.synth.topology import Link, Topology
 
-MBIT = 200
+MBIT = 100
 SIZES = 4 << 20, 16 << 20
 KINDS = Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST
+PULLS = 5
 LEAD_S = 0.02
 """From the word to begin until the begin: it must have reached every rank by then."""
 
@@ -144,6 +146,51 @@ def gloo_alone(rank: int, address: str, store_path: str, size: int) -> str:
     return ""
 
 
+def after_a_pull(rank: int, address: str, store_path: str, topology: Topology, cable: int) -> float:
+    """Seconds from when a cable of the last rank drops all packets until a call succeeds again."""
+    import torch
+    import torch.distributed as dist
+
+    from arborcast.backends import Options
+
+    size = topology.ranks
+    store = dist.FileStore(store_path, size)
+    options = Options(topology=topology, prepare=(), address=address)
+    dist.init_process_group(
+        "synth", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60), pg_options=options
+    )
+    group: Any = dist.group.WORLD
+    values = torch.ones(1 << 18)
+    for _ in range(3):
+        dist.all_reduce(values)
+    if rank == size - 1:
+        store.set("pulled", str(time.monotonic()))
+        loss = ["tc", "qdisc", "replace", "dev", f"w{cable}", "root", "pfifo", "limit", "0"]
+        subprocess.run(loss, check=True)
+    pulled = float(store.get("pulled"))
+    try:
+        while True:
+            dist.all_reduce(values.fill_(1))
+    except RuntimeError:
+        group.go_on()
+    dist.all_reduce(values.fill_(1))
+    if not torch.equal(values, torch.full_like(values, size)):
+        raise RuntimeError(f"allreduce after the pull: wrong on rank {rank}")
+    return time.monotonic() - pulled
+
+
+def pulls(fabric: Topology, times: int) -> list[float]:
+    """Seconds until all ranks go on, each time on a fabric anew."""
+    plan, found = plan_emulation(at_rates(fabric, MBIT), MBIT), []
+    last = fabric.ranks - 1
+    for _ in range(times):
+        with emulate(plan, has_cables=True) as emulation:
+            cable = plan.wire_of[last - 1, last]
+            found.append(max(run_inside(emulation, after_a_pull, plan.cabled, cable)))
+        print(f"{fabric.name}: goes on {found[-1]:.1f} s after a pull", file=sys.stderr)
+    return found
+
+
 def measure(fabric: Topology, sizes: Sequence[int], runs: int) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of a fabric, and what gloo says of it on each rank."""
     fabric = at_rates(fabric, MBIT)
@@ -213,6 +260,7 @@ def main() -> None:
         code=RUNTIME,
         slowest_mbit=MBIT,
         gloo_where_nobody_forwards=said,
+        seconds_from_a_pull_until_all_go_on=pulls(topologies.load("ring:4"), PULLS),
     )
     print_results(found, "spread", section="switchless")
     keep(arguments.json, found, is_part=arguments.only is not None)

@@ -176,6 +176,22 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     )
 
 
+def has_cables(options: Options) -> bool:
+    """Whether groups with these options connect along cables alone.
+
+    Args:
+        options: of which what is not said is taken from the environment.
+
+    Raises:
+        InputError: the fabric cannot be read.
+    """
+    described = options.merged().topology
+    if described is None:
+        return False
+    whole, _ = _described(described)
+    return whole is not whole.without_addresses
+
+
 def _check_cabled(options: Options) -> None:
     if options.p2p != "off" or options.gloo_below:
         raise InputError(

@@ -6,8 +6,9 @@ division after it (AVG). What is not served here (complex numbers) is gloo's to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -19,20 +20,16 @@ from arborcast.synth.errors import InputError
 Combine = Callable[[Tensor, Tensor, Tensor], object]
 
 
-def _into(function: Callable[..., Tensor]) -> Combine:
-    return lambda a, b, out: function(a, b, out=out)
-
-
-_COMBINE: dict[str, Combine] = {
-    "SUM": _into(torch.add),
-    "AVG": _into(torch.add),
-    "PREMUL_SUM": _into(torch.add),
-    "PRODUCT": _into(torch.mul),
-    "MIN": _into(torch.minimum),
-    "MAX": _into(torch.maximum),
-    "BAND": _into(torch.bitwise_and),
-    "BOR": _into(torch.bitwise_or),
-    "BXOR": _into(torch.bitwise_xor),
+_TWO: dict[str, Callable[..., Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PREMUL_SUM": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
 }
 """For each operation the call of torch.
 
@@ -46,6 +43,10 @@ _TYPES = frozenset(
     | {torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool}
 )
 """What gloo reduces as well, so that a call does not fail for being small."""
+
+
+def _into(function: Callable[..., Tensor]) -> Combine:
+    return lambda a, b, out: function(a, b, out=out)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
     if dtype not in _TYPES:
         return None
     name = name_of(op)
-    if name not in _COMBINE or (name == "PREMUL_SUM" and not dtype.is_floating_point):
+    if name not in _TWO or (name == "PREMUL_SUM" and not dtype.is_floating_point):
         return None
     if (name in _BITWISE and dtype.is_floating_point) or (name == "AVG" and dtype is torch.bool):
         return None
@@ -112,7 +113,7 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
         if state is None:
             return None
         factor = state[1]
-    return ReductionOperator(name.lower(), _COMBINE[name], factor, name == "AVG")
+    return ReductionOperator(name.lower(), _into(_TWO[name]), factor, name == "AVG")
 
 
 def served_operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> ReductionOperator:
@@ -125,6 +126,20 @@ def served_operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dt
     if operator is None:
         raise InputError(f"reduction {name_of(op)}: schedules do not serve it on elements of {dtype}")
     return operator
+
+
+def combined(tensors: Sequence[Tensor], op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> Tensor:
+    """Tensors of all ranks combined by torch's operation, of any type and layout that torch combines.
+
+    Raises:
+        InputError: that operation has no such meaning (PREMUL_SUM has its factor on each rank).
+    """
+    name = name_of(op)
+    if name not in _TWO or name == "PREMUL_SUM":
+        served = ", ".join(it for it in _TWO if it != "PREMUL_SUM")
+        raise InputError(f"reduction {name}: must be one of {served} where it goes by allgathers")
+    total = reduce(_TWO[name], tensors)
+    return total / len(tensors) if name == "AVG" else total
 
 
 def name_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> str:

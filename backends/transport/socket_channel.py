@@ -34,6 +34,7 @@ from arborcast.backends.transport.frames import abort_frame, bye_frame
 from arborcast.backends.transport.silence import unheard_s
 
 FAREWELL_S = 1.0  # that the last bytes may take, also to a peer that waits for a processor
+SILENT_S = 0.5  # a peer that has acknowledged nothing for so long is not waited for
 _DISCARD_BYTES = 1 << 16
 _DISCARDS = 64  # in a row: a peer that never stops sending must not keep this rank
 
@@ -239,7 +240,7 @@ class SocketChannel:
             return
         try:
             while (self._push() or self._unsent_bytes()) and (left := deadline - time.monotonic()) > 0:
-                if not self._discard():
+                if not self._discard() or self.unheard_s() > SILENT_S:
                     break
                 # The kernel does not tell when the last bytes are acknowledged, so this looks again.
                 events = select.POLLIN | (select.POLLOUT if self._farewell else 0)

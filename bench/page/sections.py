@@ -53,6 +53,14 @@ from arborcast.bench.page.words import (
 # ------------------------------------------------------------------------------------------- emulated links
 
 
+def _along_cables(document: Document) -> Table:
+    specs = (
+        "topology | collective | >size: bytes | >time: time_us | >of the limit: share_of_optimum | "
+        ">over gloo: speed_up_over_gloo"
+    )
+    return table(columns(specs), (row for row in document.rows if row.get("method") == "cables"))
+
+
 def _testbed(document: Document) -> Table:
     of_ours = of_each(
         "topology | collective | >size: bytes | ours: method | >time: time_us | "
@@ -462,6 +470,17 @@ SECTIONS: tuple[Section, ...] = (
         "marks what the processors may have limited.",
         _testbed,
         chart=Chart(_shares_on_links, "", "share of the limit", "point", rule=1.0),
+    ),
+    Section(
+        "switchless",
+        "How close to the limit, along cables between hosts?",
+        "The process group on hosts without a switch",
+        "measured on emulated links",
+        "python bench/switchless.py",
+        "Each cable is a rate-limited pair of network devices with a subnet of its own, and no rank "
+        "forwards. The limit is what no schedule can pass at the rates that these cables delivered alone "
+        "before. Gloo cannot connect there: its time is that on the same links where all ranks forward.",
+        _along_cables,
     ),
     Section(
         "synthesis",

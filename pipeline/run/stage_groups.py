@@ -1,4 +1,7 @@
-"""The process groups of a trainer: all ranks by gloo, each worker's replicas by the chosen collectives."""
+"""The process groups of a trainer: all ranks by gloo, each worker's replicas by the chosen collectives.
+
+Where links have addresses gloo could not connect all ranks, and schedules serve them, too.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import torch.distributed as dist
 from arborcast import topologies
 from arborcast.backends.group.process_group import SynthGroup
 from arborcast.backends.options import Options
+from arborcast.backends.schedules.group_fabric import has_cables
 from arborcast.backends.tensors.torch_compat import break_gloo, forget_meshes
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.run.devices import HOST, backend_of
@@ -46,7 +50,7 @@ class Groups:
         device: that passes run on.
 
     Attributes:
-        job: all ranks, gloo; also carries the messages between stages in host memory.
+        job: all ranks, gloo or along cables; also carries the messages between stages in host memory.
         ways: all ranks, for messages between devices: from lower ranks to higher ones, and back.
         stage: this rank's place in all replicas of its stages; None without others, or without work.
         mesh: of all ranks of its stages; None without.
@@ -68,10 +72,14 @@ class Groups:
             raise InputError(f"collectives: must be one of {', '.join(known)}, got {collectives}")
         self._timeout, self._start_timeout = timedelta(seconds=timeout_s), timedelta(seconds=start_timeout_s)
         self._backend = collectives
-        self._options = _options(fabric, device) if collectives == "synth" else None
+        told = _options(fabric, device)
+        self._options = told if collectives == "synth" else None
         self._made: list[dist.ProcessGroup] = []
-        rank = dist.get_rank()
-        job = self._keep(dist.new_group(backend="gloo", timeout=self._timeout))
+        rank, is_cabled = dist.get_rank(), has_cables(told or _known())
+        if is_cabled and collectives != "synth":
+            raise InputError(f"collectives: must be synth where links have addresses, got {collectives}")
+        everybody = range(dist.get_world_size())
+        job = self.make(everybody, "synth" if is_cabled else "gloo")
         assert job is not None
         self.job = job
         self.ways: tuple[dist.ProcessGroup, ...] = ()
@@ -95,13 +103,18 @@ class Groups:
                 groups = [it for it in (data[place], along[row]) if it is not None]
                 self.mesh = device_mesh(groups, torch.tensor(rows), AXES, device) if is_mesh else None
 
-    def make(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        """Another group with the same collectives; None on ranks outside. Every rank of the job calls it."""
-        if self._backend == "synth":
+    def make(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
+        """Another group with the same collectives; None on ranks outside. Every rank of the job calls it.
+
+        Args:
+            ranks: of it.
+            backend: of torch; that of the collectives where None.
+        """
+        backend = backend or self._backend
+        if backend == "synth":
             import arborcast.torch_backend  # noqa: F401 (makes the backend known)
-        made = dist.new_group(
-            sorted(ranks), timeout=self._timeout, backend=self._backend, pg_options=self._options
-        )
+        options = self._options if backend == "synth" else None
+        made = dist.new_group(sorted(ranks), timeout=self._timeout, backend=backend, pg_options=options)
         return self._keep(made)
 
     @contextmanager
@@ -187,14 +200,19 @@ def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topolog
 
 def _options(fabric: Topology | None, device: torch.device) -> Options | None:
     """What a synthesized group is told; None leaves it to the default group's options or the environment."""
-    world = dist.group.WORLD
-    known = world.options if isinstance(world, SynthGroup) else Options()
+    known = _known()
     if device != HOST:
         known = replace(known, p2p=device.type)
     if fabric is None:
         return None if device == HOST else known
     ranks = tuple(range(dist.get_world_size()))
     return replace(known, topology=fabric, ranks=ranks)
+
+
+def _known() -> Options:
+    """What the default group was told; the environment may say more."""
+    world = dist.group.WORLD
+    return world.options if isinstance(world, SynthGroup) else Options()
 
 
 def _is_same(one: Topology, other: Topology) -> bool:

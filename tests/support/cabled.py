@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from arborcast.backends import Options
 from arborcast.bench.emulation.network import Emulation
@@ -211,7 +213,87 @@ def trained(rank: int, size: int) -> dict[str, list[Any]]:
         for name in names:
             values = FAMILIES[family][name](rank)
             found[f"{family}, {name}"] = [value.detach().clone().numpy() for value in values]
+    rows = in_rows_along_cables(rank)
+    found["sharded, hsdp in rows along cables"] = [value.detach().clone().numpy() for value in rows]
     return found
+
+
+def pipelined(rank: int, size: int) -> list[list[float]]:
+    """Losses of pipelines along a ring of four, without and with replicas, and serial ones before them."""
+    from arborcast.pipeline.stages import Plan
+    from arborcast.pipeline.trainer import Trainer
+    from tests.support.training_cases import batches, cross_entropy, momentum, network, plan_of, serial
+
+    given = batches(5, sizes=(12, 12, 24))
+    found = [serial(network, given).losses]
+    for plan in (plan_of((1,) * size), Plan([(0, 4, [0, 1]), (4, 8, [3, 2])], 3, "1f1b")):
+        trainer = Trainer(network(), plan, cross_entropy, momentum, collectives="synth")
+        found.append([trainer.step(*batch) for batch in given])
+        trainer.close()
+    return found
+
+
+def in_rows_along_cables(rank: int) -> list[Tensor]:
+    """A model in two shards and two replicas, whose groups are joined by cables of a ring of four."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    from tests.support.framework_checks import small_model, train
+
+    mesh = DeviceMesh("cpu", torch.tensor([[0, 1], [3, 2]]), mesh_dim_names=("replicate", "shard"))
+    model = small_model()
+    fully_shard(model, mesh=mesh)
+    return train(rank, model)
+
+
+def goes_on_training(rank: int, size: int) -> dict[str, Any]:
+    """DDP on a ring whose last cable is pulled: parameters at the end, beside those of an undisturbed run.
+
+    Also what was said.
+    """
+    from tests.support.framework_checks import small_model
+
+    group: Any = dist.group.WORLD
+    steps, lines = 12, []
+    logging.getLogger("arborcast").addHandler(handler := logging.Handler())
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+
+    def run(pulled_at: int | None) -> list[Tensor]:
+        model, kept, step = small_model(), [], 0
+        replica = DistributedDataParallel(model)
+        while step < steps:
+            if len(kept) == step:
+                kept.append({name: value.clone() for name, value in model.state_dict().items()})
+            if step == pulled_at and rank == size - 1:
+                device = max(name for _, name in socket.if_nameindex() if name.startswith("w"))
+                subprocess.run(["ip", "link", "set", device, "down"], check=True)
+            try:
+                inputs = torch.randn(64, 16, generator=torch.Generator().manual_seed(100 * step + rank))
+                replica(inputs).square().mean().backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.sub_(parameter.grad)
+                replica.zero_grad()
+                step += 1
+            except RuntimeError as error:
+                pulled_at = None
+                lines.append(str(error))
+                group.go_on()
+                last = torch.tensor(step)
+                dist.all_reduce(last, dist.ReduceOp.MIN)
+                step = int(last)
+                del kept[step + 1 :]
+                model.load_state_dict(kept[step])
+                model.zero_grad()  # of the backward that failed
+                replica = DistributedDataParallel(model)
+        return [value.detach().clone() for value in model.parameters()]
+
+    disturbed, whole = run(5), run(None)
+    return {
+        "disturbed": [it.numpy() for it in disturbed],
+        "whole": [it.numpy() for it in whole],
+        "lines": lines,
+    }
 
 
 def loses_a_cable(rank: int, size: int) -> tuple[str, dict[int, tuple[str, str]]]:
