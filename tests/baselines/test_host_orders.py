@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, permutations
 
@@ -148,6 +149,42 @@ def test_what_no_order_exceeds_by_its_definition(drawn: tuple[Topology, tuple[Ho
         min(*around, *fastest) * ranks / (2 * (ranks - 1)),
         min(*around, of_trees),
     )
+
+
+def test_no_order_exceeds_what_leads_out_of_parts_of_parts() -> None:
+    """Eight hosts under a tree of switches, and 1 GB/s alone between its halves: no pair has so little."""
+    links: list[Link] = []
+    for at in range(1, 8):  # in the numbers of a heap: 1 the root, hosts under 4 to 7
+        below = [(2 * at + side, 1 if at == 1 else 8) for side in (0, 1)]
+        links += one_way(*((low, at, rate) for low, rate in below), *((at, low, rate) for low, rate in below))
+    number = {8 + host: host for host in range(8)} | {at: 7 + at for at in range(1, 8)}
+    moved = [replace(link, src=number[link.src], dst=number[link.dst]) for link in links]
+    fabric = Topology.build("heap", 8, moved, [f"s{at}" for at in range(1, 8)])
+    limit = most_of_any(HostNetwork(fabric, in_blocks("abcdefgh", [1] * 8)))
+    assert limit == (F(8, 14), 1)
+
+
+def test_no_order_exceeds_the_slowest_way_of_a_host() -> None:
+    """Host b gets 1 GB/s, and everything else is faster."""
+    links = one_way(*((rank, 4 + rank // 2, 4) for rank in range(4)), (4, 5, 16), (5, 4, 16))
+    links += one_way(*((4 + rank // 2, rank, 1 if rank == 1 else 4) for rank in range(4)))
+    network = HostNetwork(Topology.build("slow", 4, links, ["l0", "l1"]), in_blocks("abcd", [1] * 4))
+    assert most_of_any(network) == (F(4, 6), 1)
+
+
+def test_messages_of_as_many_places_as_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three hosts with two links each of 1 GB/s: a message is alone on one of them."""
+    fabric = cables((0, 1), (1, 2), (2, 0))
+    for most, ring in ((3, 1), (2, 2)):
+        monkeypatch.setattr("arborcast.synth.baselines.order_costs.MOST_PLACES", most)
+        network = HostNetwork(fabric, in_blocks("abc", [1] * 3))
+        assert most_of_any(network)[0] == F(ring * 3, 4)
+
+
+def test_no_ring_passes_a_rank_of_no_host() -> None:
+    links = one_way((0, 3, 1), (3, 0, 1), (3, 2, 1), (2, 3, 1), (2, 4, 1), (4, 2, 1), (4, 1, 1), (1, 4, 1))
+    fabric = Topology.build("between", 3, links, ["l0", "l1"])
+    assert most_of_any(HostNetwork(fabric, in_blocks("ab", [1, 1])))[0] == 0
 
 
 def test_messages_of_three_hosts() -> None:
@@ -305,7 +342,7 @@ def test_a_ring_keeps_to_cables() -> None:
     assert set(zip(found.order, (*found.order[1:], found.order[0]), strict=True)) <= {
         ends for pair in ((0, 2), (2, 1), (1, 3), (3, 0)) for ends in (pair, pair[::-1])
     }
-    assert (found.cost.tree, found.is_proved) == (None, True)
+    assert (found.cost.tree, found.cost.worth[1], found.is_proved) == (None, 0, True)
     large = topologies.load("torus:4x4")
     found = best_order(HostNetwork(large, in_blocks([str(n) for n in range(16)], [1] * 16)))
     assert found.cost.ring == found.most[0] == F(1) * 16 / 30
