@@ -102,7 +102,7 @@ def most_of_any(network: HostNetwork) -> tuple[Fraction, Fraction]:
     # Each message of half the buffer counts at both of its ends, and so do the ways there and back.
     passed = sorted(Fraction(degree, 4) for degree in degrees.values())
     tree = min(rate / load for rate, load in zip(rates, passed, strict=True))
-    ring = min(least, *map(Fraction, _best_messages(network)))
+    ring = min([least, *_best_messages(network)])
     return ring * ranks / (2 * (ranks - 1)), min(least, tree)
 
 
