@@ -152,24 +152,23 @@ def test_what_no_order_exceeds_by_its_definition(drawn: tuple[Topology, tuple[Ho
 
 
 def test_no_order_exceeds_what_leads_out_of_parts_of_parts() -> None:
-    """Eight hosts under a tree of switches, and 1 GB/s alone between its halves: no pair has so little."""
+    """Sixteen hosts under a tree of switches, 1 GB/s between its halves: no quarter has so little."""
     links: list[Link] = []
-    for at in range(1, 8):  # in the numbers of a heap: 1 the root, hosts under 4 to 7
+    for at in range(1, 16):  # in the numbers of a heap: 1 the root, hosts under 8 to 15
         below = [(2 * at + side, 1 if at == 1 else 8) for side in (0, 1)]
         links += one_way(*((low, at, rate) for low, rate in below), *((at, low, rate) for low, rate in below))
-    number = {8 + host: host for host in range(8)} | {at: 7 + at for at in range(1, 8)}
+    number = {16 + host: host for host in range(16)} | {at: 15 + at for at in range(1, 16)}
     moved = [replace(link, src=number[link.src], dst=number[link.dst]) for link in links]
-    fabric = Topology.build("heap", 8, moved, [f"s{at}" for at in range(1, 8)])
-    limit = most_of_any(HostNetwork(fabric, in_blocks("abcdefgh", [1] * 8)))
-    assert limit == (F(8, 14), 1)
+    fabric = Topology.build("heap", 16, moved, [f"s{at}" for at in range(1, 16)])
+    limit = most_of_any(HostNetwork(fabric, in_blocks("abcdefghijklmnop", [1] * 16)))
+    assert limit == (F(16, 30), 1)
 
 
 def test_no_order_exceeds_the_slowest_way_of_a_host() -> None:
-    """Host b gets 1 GB/s, and everything else is faster."""
-    links = one_way(*((rank, 4 + rank // 2, 4) for rank in range(4)), (4, 5, 16), (5, 4, 16))
-    links += one_way(*((4 + rank // 2, rank, 1 if rank == 1 else 4) for rank in range(4)))
-    network = HostNetwork(Topology.build("slow", 4, links, ["l0", "l1"]), in_blocks("abcd", [1] * 4))
-    assert most_of_any(network) == (F(4, 6), 1)
+    """Host c, alone under its leaf, gets 1 GB/s, and everything else is faster."""
+    ways = ((0, 3, 4), (3, 0, 4), (1, 3, 4), (3, 1, 4), (2, 4, 4), (4, 2, 1), (3, 4, 16), (4, 3, 16))
+    network = HostNetwork(Topology.build("slow", 3, one_way(*ways), ["l0", "l1"]), in_blocks("abc", [1] * 3))
+    assert most_of_any(network) == (F(3, 4), 1)
 
 
 def test_messages_of_as_many_places_as_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
