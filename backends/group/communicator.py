@@ -529,6 +529,15 @@ class Communicator:
         """Look for the schedules of a collective (with rank 0 as root); all ranks make this call."""
         self._table(kind, 0 if kind.has_root else -1)
 
+    def agree_on_start(self) -> None:
+        """See that all ranks have made the group; all make this call.
+
+        Raises:
+            ExecutionError: a rank died meanwhile, or did not come in time.
+        """
+        if self.size > 1:
+            self._engine.agree(CollectiveFingerprint(self._next(), 0, -1, Kind.CUSTOM, "begin together"))
+
     def explain(self, nbytes: int, kind: Kind | str = Kind.ALLREDUCE, root: int = 0) -> str:
         """What serves calls of that size, in one line; without a word to the other ranks.
 

@@ -200,6 +200,8 @@ class SynthGroup(dist.ProcessGroup):
             for kind in self._communicator.options.prepare:
                 if Kind(kind) in SERVED:
                     self._communicator.begin(Kind(kind))
+        else:
+            self._communicator.agree_on_start()
 
     def _make_posting(self, timeout: timedelta) -> None:
         """Have what carries sends and receives, and what schedules do not serve."""

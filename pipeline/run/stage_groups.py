@@ -72,10 +72,9 @@ class Groups:
             raise InputError(f"collectives: must be one of {', '.join(known)}, got {collectives}")
         self._timeout, self._start_timeout = timedelta(seconds=timeout_s), timedelta(seconds=start_timeout_s)
         self._backend = collectives
-        told = _options(fabric, device)
-        self._options = told if collectives == "synth" else None
+        self._options = _options(fabric, device) if collectives == "synth" else None
         self._made: list[dist.ProcessGroup] = []
-        rank, is_cabled = dist.get_rank(), has_cables(told or _known())
+        rank, is_cabled = dist.get_rank(), has_cables(_options(fabric, HOST) or _known())
         if is_cabled and collectives != "synth":
             raise InputError(f"collectives: must be synth where links have addresses, got {collectives}")
         everybody = range(dist.get_world_size())
