@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -330,25 +329,6 @@ def format_comparison(found: Comparison) -> list[str]:
     return lines
 
 
-def comparison_document(found: Mapping[str, Comparison], lonely: Mapping[str, Path]) -> dict[str, Any]:
-    """The comparisons of files by name as one JSON object; a factor that is infinite is null."""
-
-    def change_document(change: Change) -> dict[str, Any]:
-        return asdict(change) | {"factor": change.factor if change.factor < math.inf else None}
-
-    files = {
-        name: asdict(each)
-        | {"worse": [change_document(change) for change in each.worse]}
-        | {"better": [change_document(change) for change in each.better]}
-        for name, each in found.items()
-    }
-    return {
-        "worse": any(each.worse for each in found.values()),
-        "files": files,
-        "only_in": {name: str(folder) for name, folder in lonely.items()},
-    }
-
-
 def _table(title: str, changes: Sequence[Change], most: int) -> list[str]:
     from arborcast.synth.cli.console import table
 
@@ -369,7 +349,7 @@ def _table(title: str, changes: Sequence[Change], most: int) -> list[str]:
     return [*lines, *([f"and {len(changes) - most} more"] if len(changes) > most else []), ""]
 
 
-def compared(before: Path, after: Path, *, tolerance: float = TOLERANCE, as_json: bool = False) -> bool:
+def compared(before: Path, after: Path, *, tolerance: float = TOLERANCE) -> bool:
     """Print how two results files, or folders of them, differ; whether anything became worse.
 
     Raises:
@@ -377,11 +357,7 @@ def compared(before: Path, after: Path, *, tolerance: float = TOLERANCE, as_json
     """
     pairs, lonely = _pairs(before, after)
     found = {new.name: _compared(old, new, tolerance) for old, new in pairs}
-    if as_json:
-        print(json.dumps(comparison_document(found, lonely)))
-    else:
-        print("\n".join(_all_lines(found, lonely)))
-    sys.stdout.flush()
+    print("\n".join(_all_lines(found, lonely)), flush=True)
     return any(each.worse for each in found.values())
 
 
@@ -423,9 +399,8 @@ def main() -> None:
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, help="part of a timed figure that does not matter"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args()
-    raise SystemExit(compared(asked.old, asked.new, tolerance=asked.tolerance, as_json=asked.json))
+    raise SystemExit(compared(asked.old, asked.new, tolerance=asked.tolerance))
 
 
 if __name__ == "__main__":

@@ -242,17 +242,6 @@ def test_what_is_worse_is_told_by_file(
     assert not guard.compared(old, new, tolerance=1.5)
 
 
-def test_json_is_one_object_with_what_the_table_says(
-    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    old, new = folders
-    assert guard.compared(old, new, as_json=True)
-    said = json.loads(capsys.readouterr().out)
-    assert said["worse"] is True and said["only_in"]["lost.json"] == str(old)
-    found = said["files"]["times.json"]
-    assert found["question"] == "How fast?" and found["worse"][0]["row"].startswith("ring, bytes 8")
-
-
 def test_status_2_and_one_line_where_the_input_is_bad(
     folders: tuple[Path, Path],
     tmp_path: Path,

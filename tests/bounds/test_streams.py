@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations, product
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -22,6 +23,7 @@ from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.formats.any_schedule import any_schedule_from_document
 from arborcast.synth.formats.schedules import schedule_to_document
 from arborcast.synth.ports import Ports
+from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Hop, Link, Switch, Topology
 from arborcast.topologies import load
@@ -144,25 +146,43 @@ def test_a_rate_that_streams_do_not_allow_is_objected_to() -> None:
     assert synth.verify(wrong.rated()).correct
 
 
+def lifted_from_ports(schedule: Schedule, topology: Topology, **changes: Any) -> Schedule:
+    """A schedule as its ports would have it, changed, and as one of the topology with streams."""
+    ports = Ports.of(topology)
+    moves = []
+    for move in changes.pop("transfers", schedule.transfers):
+        ends = ports.out.get(move.src), ports.into.get(move.dst)
+        moves.append(replace(move, via=tuple(it for it in ends if it is not None)))
+    bound = synth.bound(topology, schedule.collective)
+    return ports.lift(replace(schedule, topology=ports.fabric, transfers=moves, bound=bound, **changes))
+
+
 def test_rounds_are_as_many_as_streams_need() -> None:
     """Three messages of a rank at a time are one round over three links, three over one stream."""
     mesh = load("full:4")
     one = synth.solve(mesh, "allgather", method="ilp", chunks=1, steps=1, rounds=1)
-    ports = Ports.of(streaming(mesh, 1))
-    lifted = ports.lift(
-        replace(
-            one,
-            topology=ports.fabric,
-            transfers=[
-                replace(move, via=(ports.out[move.src], ports.into[move.dst])) for move in one.transfers
-            ],
-            bound=synth.bound(ports.topology, "allgather"),
-        )
-    )
+    lifted = lifted_from_ports(one, streaming(mesh, 1))
     assert (one.rounds, lifted.rounds) == ((1,), (3,))
     assert synth.verify(lifted).correct
+    assert lifted_from_ports(one, streaming(mesh, 1, 2, None, None)).rounds == (3,)
+    # Rounds of twice the bytes of a link's rate take two rounds of that rate each.
+    assert lifted_from_ports(one, streaming(mesh, 1), unit=2 * mesh.bandwidth_unit).rounds == (6,)
     few = replace(lifted, rounds=(2,)).rated()
     assert any("needs 3 rounds to send over 1 streams, got 2" in error for error in synth.verify(few).errors)
+
+
+def test_steps_in_which_nobody_with_streams_takes_part_stay() -> None:
+    mesh = load("full:4")
+    one = synth.solve(mesh, "broadcast", root=1, method="ilp", chunks=1, steps=1, rounds=1)
+    moves = [replace(move, step=int(move.dst == 0)) for move in one.transfers]
+    later = lifted_from_ports(one, streaming(mesh, 1, None, None, None), transfers=moves, rounds=(1, 1))
+    assert later.rounds == (1, 1)
+
+
+def test_streams_for_all_links_are_no_port() -> None:
+    mesh = load("full:4")
+    assert Ports.of(streaming(mesh, 3)).fabric == mesh
+    assert len(Ports.of(streaming(mesh, 2)).fabric.switches) == 8
 
 
 def test_names_of_ports_are_nobodys() -> None:
