@@ -196,7 +196,7 @@ class SynthGroup(dist.ProcessGroup):
         is_whole = len(global_ranks) == world_size
         if global_ranks[rank] == 0 and size > 1:
             _announce(self._communicator.fabric, is_whole)
-        if world is None:  # whoever needs a group of all ranks beside it finds there what this one has kept
+        if is_whole and world is None:  # a further group finds what this one has kept
             for kind in self._communicator.options.prepare:
                 if Kind(kind) in SERVED:
                     self._communicator.begin(Kind(kind))
