@@ -175,8 +175,8 @@ def test_steps_in_which_nobody_with_streams_takes_part_stay() -> None:
     mesh = load("full:4")
     one = synth.solve(mesh, "broadcast", root=1, method="ilp", chunks=1, steps=1, rounds=1)
     moves = [replace(move, step=int(move.dst == 0)) for move in one.transfers]
-    later = lifted_from_ports(one, streaming(mesh, 1, None, None, None), transfers=moves, rounds=(1, 1))
-    assert later.rounds == (1, 1)
+    changes: dict[str, Any] = {"transfers": moves, "rounds": (1, 1), "unit": 2 * mesh.bandwidth_unit}
+    assert lifted_from_ports(one, streaming(mesh, 1, None, None, None), **changes).rounds == (1, 2)
 
 
 def test_streams_for_all_links_are_no_port() -> None:
