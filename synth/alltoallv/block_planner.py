@@ -18,7 +18,7 @@ import numpy as np
 
 from arborcast.synth.alltoallv.block_cuts import Cuts
 from arborcast.synth.alltoallv.block_plan import ExchangePlan
-from arborcast.synth.alltoallv.rerouting import Parts, Ways, peel, reroute, spread
+from arborcast.synth.alltoallv.rerouting import LinkArrays, Parts, peel, reroute, spread
 from arborcast.synth.bounds.commodity_flows import CommodityFlows
 from arborcast.synth.bounds.shortest_paths import ShortestPaths
 from arborcast.synth.certificate import Bound, Cut, Dual
@@ -130,7 +130,7 @@ class AlltoallvPlanner:
             nothing = Bound(Fraction(0), Cut(frozenset(self._members[:1]), Fraction(0)))
             raise InfeasibleError(f"alltoall on {topology.name}: there are no links", nothing)
         self._graph = ShortestPaths(self.topology)
-        self._ways = Ways(*self._graph.leaving, self._graph.tails, self._graph.heads)
+        self._ways = LinkArrays(*self._graph.leaving, self._graph.tails, self._graph.heads)
         self._capacity = np.array(self.topology.capacities, dtype=np.int64)
         self._cuts = Cuts(self.topology)
         # A unit of length is the time on the fastest link; a step more counts a little.

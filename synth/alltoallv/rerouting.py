@@ -23,7 +23,7 @@ PENALTY = 64
 MOST_HISTORY = 1 << 10
 
 
-class Ways(NamedTuple):
+class LinkArrays(NamedTuple):
     """The links of a fabric as arrays.
 
     Attributes:
@@ -116,7 +116,7 @@ def _append(way: Ints, hops: int, of: int, moved: int, parts: Parts, count: int)
 @kernel
 def _relieve(
     link: int,
-    ways: Ways,
+    ways: LinkArrays,
     lengths: Ints,
     limit: Ints,
     load: Ints,
@@ -166,7 +166,7 @@ def _relieve(
 
 @kernel
 def reroute(
-    ways: Ways,
+    ways: LinkArrays,
     lengths: Ints,
     limit: Ints,
     load: Ints,
@@ -197,7 +197,9 @@ def reroute(
 
 
 @kernel
-def peel(ways: Ways, flow: Ints, wanted: Ints, source: int, parts: Parts, count: int, ranks: int) -> int:
+def peel(
+    ways: LinkArrays, flow: Ints, wanted: Ints, source: int, parts: Parts, count: int, ranks: int
+) -> int:
     """Ways of the fewest links that carry a flow from a rank, taken out of it; how many parts there are then.
 
     What rounding has left without a way stays in `wanted`, what each rank is to get.
@@ -250,7 +252,9 @@ def _lengthen(load: Floats, capacity: Floats, lengths: Floats) -> None:
 
 
 @kernel
-def spread(ways: Ways, capacity: Floats, amounts: Floats, rounds: int, flow: Floats, lengths: Floats) -> None:
+def spread(
+    ways: LinkArrays, capacity: Floats, amounts: Floats, rounds: int, flow: Floats, lengths: Floats
+) -> None:
     """Flows of all sources that share the links evenly, as a start where nothing exact is known.
 
     Frank and Wolfe's method (1956), source by source: in each of so many rounds each moves a part of its

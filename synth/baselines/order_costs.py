@@ -84,9 +84,8 @@ def cost_of(network: HostNetwork, order: Order) -> OrderCost | None:
         return None
     tree = network.busiest((order[i], order[j], part) for i, j, part in tree_messages(count))
     ranks = sum(len(host.ranks) for host in network.hosts)
-    sent = Fraction(
-        2 * (ranks - 1), ranks
-    )  # bytes that a ring sends from rank to rank, for each of the buffer
+    # Bytes that a ring sends from rank to rank, for each of the buffer.
+    sent = Fraction(2 * (ranks - 1), ranks)
     return OrderCost(ring.rate / sent, ring, None if tree is None else tree.rate, tree)
 
 
