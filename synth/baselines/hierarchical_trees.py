@@ -39,7 +39,7 @@ MOST_TRANSFERS = 70_000
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TreeShape:
     """What the trees look like.
 
     Attributes:
@@ -53,12 +53,12 @@ class Shape:
     copies: int
 
 
-DOUBLE = Shape(fan_out=2, lanes=None, copies=2)
+DOUBLE = TreeShape(fan_out=2, lanes=None, copies=2)
 COMPARED = (
-    *(Shape(fan_out, 1, 1) for fan_out in (2, 4, 8, 12)),
-    *(Shape(fan_out, None, 1) for fan_out in (2, 4, 8)),
+    *(TreeShape(fan_out, 1, 1) for fan_out in (2, 4, 8, 12)),
+    *(TreeShape(fan_out, None, 1) for fan_out in (2, 4, 8)),
     DOUBLE,
-    Shape(4, None, 4),
+    TreeShape(4, None, 4),
 )
 """Those that are compared at each size: few messages first, then more of the links' rate."""
 
@@ -69,7 +69,7 @@ def solve_levels(
     bound: Bound,
     _seed: int,
     deadline: Deadline,
-    shape: Shape = DOUBLE,
+    shape: TreeShape = DOUBLE,
     known: _Boxes | None = None,
 ) -> Schedule:
     """A broadcast, reduce or allreduce along such trees; a root of the collective is the root of all.
@@ -150,7 +150,7 @@ class _Boxes:
         """Ranks of the smallest box."""
         return min(map(len, self.members))
 
-    def trees(self, shape: Shape, collective: Collective) -> tuple[int, int]:
+    def trees(self, shape: TreeShape, collective: Collective) -> tuple[int, int]:
         """Lanes and copies; one tree where there is one box and a root, as all would be the same."""
         if len(self.members) == 1 and collective.root is not None:
             return 1, 1

@@ -58,7 +58,7 @@ def in_blocks(names: Sequence[str], counts: Sequence[int]) -> tuple[Host, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PathLoad:
     """What a byte from one host to another loads, in parts of it.
 
     Attributes:
@@ -124,9 +124,9 @@ class HostNetwork:
             found[place].append(number)
         self.of_place = tuple(map(tuple, found))
         self._steps: dict[frozenset[Vertex], dict[Vertex, int]] = {}
-        self._messages: dict[tuple[int, int], Message | None] = {}
+        self._messages: dict[tuple[int, int], PathLoad | None] = {}
 
-    def message(self, src: int, dst: int) -> Message | None:
+    def message(self, src: int, dst: int) -> PathLoad | None:
         """From one place to another, or within one; None where no way passes switches alone."""
         if (src, dst) not in self._messages:
             self._messages[src, dst] = self._spread(self.of_place[src][0], self.of_place[dst][0])
@@ -151,7 +151,7 @@ class HostNetwork:
             pairs[one, other] += weight
             sent[src][other] += weight
             got[dst][one] += weight
-        told: dict[tuple[int, int], Message] = {}
+        told: dict[tuple[int, int], PathLoad] = {}
         for pair in pairs:
             if (message := self.message(*pair)) is None:
                 return None
@@ -282,7 +282,7 @@ class HostNetwork:
         steps = self._steps_from(frozenset(vertex for vertex, _ in end))
         return min((steps[vertex] + 1 for vertex, _ in lane if vertex in steps), default=None)
 
-    def _spread(self, src: int, dst: int) -> Message | None:
+    def _spread(self, src: int, dst: int) -> PathLoad | None:
         """Lane i to lane i, as often as the host with more lanes has them; else from each to the nearest."""
         ours = [number for number, lane in enumerate(self._out[src]) if lane]
         theirs = [number for number, lane in enumerate(self._into[dst]) if lane]
@@ -300,12 +300,12 @@ class HostNetwork:
             pairs = [(one, min(found)[1]) for one, found in zip(ours, ways, strict=True) if found]
         if not pairs:
             return None
-        message = Message(defaultdict(Fraction), defaultdict(Fraction), defaultdict(Fraction))
+        message = PathLoad(defaultdict(Fraction), defaultdict(Fraction), defaultdict(Fraction))
         for one, other in pairs:
             self._flow(src, one, dst, other, Fraction(1, len(pairs)), message)
         return message
 
-    def _flow(self, src: int, lane: int, dst: int, end: int, amount: Fraction, message: Message) -> None:
+    def _flow(self, src: int, lane: int, dst: int, end: int, amount: Fraction, message: PathLoad) -> None:
         steps = self._steps_from(frozenset(vertex for vertex, _ in self._into[dst][end]))
         left = self._reach(self._out[src][lane], self._into[dst][end])
         assert left is not None

@@ -36,7 +36,7 @@ _PROGRAM = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast|reduce
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class NcclSetting:
     """What NCCL is held to: an algorithm of `ALGORITHMS`, a protocol, and channels, 0 for its own number."""
 
     algorithm: str
@@ -44,7 +44,7 @@ class Setting:
     channels: int = 0
 
     @classmethod
-    def of(cls, text: str) -> Setting:
+    def of(cls, text: str) -> NcclSetting:
         """From "ring/ll128" or "ring/ll128/8".
 
         Raises:
@@ -71,7 +71,7 @@ class TuningRow:
     kind: Kind
     least_bytes: int
     most_bytes: int
-    setting: Setting
+    setting: NcclSetting
     hosts: int
     ranks: int
 
@@ -92,10 +92,10 @@ class Measured:
     hosts: int
     ranks: int
     times_us: Mapping[int, float] = field(default_factory=dict)
-    setting: Setting | None = None
+    setting: NcclSetting | None = None
 
 
-def read_table(text: str, place: str, setting: Setting | None) -> Measured:
+def read_table(text: str, place: str, setting: NcclSetting | None) -> Measured:
     """What nccl-tests printed.
 
     Raises:
@@ -137,7 +137,7 @@ def rows_of_tables(tables: Iterable[Measured], *, gain: Fraction = Fraction(1, 5
     Raises:
         InputError: no table of a setting, or two of one.
     """
-    together: dict[tuple[Kind, int, int], dict[Setting | None, Mapping[int, float]]] = defaultdict(dict)
+    together: dict[tuple[Kind, int, int], dict[NcclSetting | None, Mapping[int, float]]] = defaultdict(dict)
     for table in tables:
         group = together[table.kind, table.hosts, table.ranks]
         if table.setting in group:
@@ -151,7 +151,7 @@ def rows_of_tables(tables: Iterable[Measured], *, gain: Fraction = Fraction(1, 5
                 f"{kind} on {ranks} ranks: no table of a setting such as ring/ll128, only NCCL's choice"
             )
         sizes = sorted(set.intersection(*(set(times) for times in group.values())))
-        best: list[Setting | None] = []
+        best: list[NcclSetting | None] = []
         for size in sizes:
             fastest = min(settings, key=lambda it: group[it][size])
             own = group.get(None, {}).get(size)
@@ -166,8 +166,8 @@ def rows_of_tables(tables: Iterable[Measured], *, gain: Fraction = Fraction(1, 5
 
 
 def _ranges(
-    sizes: Sequence[int], best: Sequence[Setting | None]
-) -> Iterator[tuple[int, int, Setting | None]]:
+    sizes: Sequence[int], best: Sequence[NcclSetting | None]
+) -> Iterator[tuple[int, int, NcclSetting | None]]:
     """Sizes of one answer together, from the first to the last."""
     start = 0
     while start < len(sizes):
@@ -197,11 +197,11 @@ def rows_of_model(topology: Topology, *, seed: int = 0) -> list[TuningRow]:
     hosts = 1
     for kind in MODELLED:
         collective = Collective.on(topology, kind)
-        lines: dict[Setting, tuple[Fraction, Fraction]] = {}
+        lines: dict[NcclSetting, tuple[Fraction, Fraction]] = {}
         for protocol in Protocol:
             for row in nccl_times(topology, collective, [0], protocol=protocol, seed=seed):
                 hosts = row.plan.hosts
-                lines[Setting(row.algorithm, protocol)] = Fraction(row.latency_us), 1 / (1000 * row.rate)
+                lines[NcclSetting(row.algorithm, protocol)] = Fraction(row.latency_us), 1 / (1000 * row.rate)
         rows += [
             TuningRow(kind, least, most, setting, hosts, topology.ranks)
             for least, most, setting in _lowest(lines)
@@ -209,7 +209,7 @@ def rows_of_model(topology: Topology, *, seed: int = 0) -> list[TuningRow]:
     return rows
 
 
-def _lowest(lines: Mapping[Setting, tuple[Fraction, Fraction]]) -> Iterator[tuple[int, int, Setting]]:
+def _lowest(lines: Mapping[NcclSetting, tuple[Fraction, Fraction]]) -> Iterator[tuple[int, int, NcclSetting]]:
     """The lowest of lines `latency + size * slope` at each whole size, by ranges."""
     least = 0
     while True:
@@ -258,7 +258,7 @@ def _word(kind: Kind) -> str:
     return kind.value.replace("-", "")
 
 
-def _named(setting: Setting | None) -> str:
+def _named(setting: NcclSetting | None) -> str:
     if setting is None:
         return "NCCL's own choice"
     return f"{setting.algorithm}/{setting.protocol.value.lower()}" + (

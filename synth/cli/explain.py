@@ -49,7 +49,7 @@ WORTH = 0.01
 
 
 @dataclass(frozen=True)
-class Traffic:
+class LinkUse:
     """A schedule on the links of a fabric.
 
     Attributes:
@@ -65,7 +65,7 @@ class Traffic:
     idle: tuple[Hop, ...]
 
     @classmethod
-    def of(cls, schedule: AnySchedule, size_bytes: int) -> Traffic:
+    def of(cls, schedule: AnySchedule, size_bytes: int) -> LinkUse:
         """Of a correct schedule: the loads are those that the verifier counts."""
         from arborcast import synth
 
@@ -107,9 +107,9 @@ class Explanation:
     """
 
     nccl: Sequence[ModelTime]
-    rings: Traffic | None
+    rings: LinkUse | None
     least_us: float
-    best: Traffic
+    best: LinkUse
     method: str
     advice: Sequence[Advice]
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -153,7 +153,7 @@ def explain(
         unknown: dict[str, str] = {}
         rings = _rings(on.topology, asked, seed, size_bytes, unknown)
         nccl = _nccl(on, asked, seed, size_bytes, unknown)
-        ours = Traffic.of(best, size_bytes)
+        ours = LinkUse.of(best, size_bytes)
         advice = tuple(_advice(on, collective, root, size, nccl, rings, ours))
     found = Explanation(nccl, rings, least_us, ours, best.method.name, advice, unknown)
     if picture is not None:
@@ -186,11 +186,11 @@ def explain(
 
 def _rings(
     topology: Topology, asked: Collective, seed: int, size_bytes: int, unknown: dict[str, str]
-) -> Traffic | None:
+) -> LinkUse | None:
     from arborcast.synth.baselines import solve_baseline
 
     try:
-        return Traffic.of(solve_baseline(topology, asked, "multiring", seed=seed), size_bytes)
+        return LinkUse.of(solve_baseline(topology, asked, "multiring", seed=seed), size_bytes)
     except (InfeasibleError, CollectiveError) as error:
         unknown["rings"] = str(error).removeprefix("multiring: ")
         return None
@@ -216,8 +216,8 @@ def _advice(
     root: int | None,
     size: str,
     nccl: Sequence[ModelTime],
-    rings: Traffic | None,
-    best: Traffic,
+    rings: LinkUse | None,
+    best: LinkUse,
 ) -> Iterator[Advice]:
     """What to do, the least effort first; what would save nothing is left out."""
     words = " ".join(_words(on.options))
@@ -283,7 +283,7 @@ def _words(options: FabricOptions) -> Iterator[str]:
             yield from (f"--{name} {one}" for one in (value if isinstance(value, list) else [value]))
 
 
-def _traffic_document(traffic: Traffic | None) -> Json | None:
+def _traffic_document(traffic: LinkUse | None) -> Json | None:
     if traffic is None:
         return None
     return {
@@ -347,7 +347,7 @@ def _gaps(found: Explanation) -> str:
     return ", ".join([*times, f"the best found {found.best.time_us / found.least_us:.3g}x"])
 
 
-def _use(traffic: Traffic, topology: Topology) -> str:
+def _use(traffic: LinkUse, topology: Topology) -> str:
     """Of the bandwidth of all links, and which are left idle."""
     of_all = f"{gigabytes(traffic.rate)} on {share(traffic.used, Fraction(1))} of all bandwidth"
     idle = traffic.idle

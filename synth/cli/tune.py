@@ -113,7 +113,7 @@ def _of_model(fabric: str, seed: int) -> list[TuningRow]:
 
 
 def _of_logs(from_log: Sequence[str]) -> list[TuningRow]:
-    from arborcast.synth.baselines.nccl_tuning import Setting, read_table, rows_of_tables
+    from arborcast.synth.baselines.nccl_tuning import NcclSetting, read_table, rows_of_tables
     from arborcast.synth.formats.reading import read_text
 
     tables = []
@@ -124,7 +124,7 @@ def _of_logs(from_log: Sequence[str]) -> list[TuningRow]:
                 f"--from-log {said}: must be SETTING=FILE, such as ring/ll128=ring.txt or {OWN}=own.txt"
             )
         try:
-            setting = None if name == OWN else Setting.of(name)
+            setting = None if name == OWN else NcclSetting.of(name)
         except InputError as error:
             raise InputError(f"--from-log {said}: {error}") from error
         tables.append(read_table(read_text(Path(file), max_bytes=MAX_LOG_BYTES), file, setting))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.backends.lowering.additions import adds_alike
-from arborcast.synth.baselines.hierarchical_trees import COMPARED, Shape, level_schedules, solve_levels
+from arborcast.synth.baselines.hierarchical_trees import COMPARED, TreeShape, level_schedules, solve_levels
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import NO_DEADLINE
@@ -35,7 +35,7 @@ def pairs() -> Topology:
     return Topology.build("pairs", 2 * BOXES, links, ["fabric"])
 
 
-def solved(fabric: Topology, kind: str, shape: Shape, root: int = 0) -> Schedule:
+def solved(fabric: Topology, kind: str, shape: TreeShape, root: int = 0) -> Schedule:
     collective = Collective.on(fabric, kind, root=root)
     schedule = solve_levels(fabric, collective, bound(fabric, collective), 0, NO_DEADLINE, shape)
     assert verify(schedule).errors == ()
@@ -43,7 +43,7 @@ def solved(fabric: Topology, kind: str, shape: Shape, root: int = 0) -> Schedule
 
 
 def test_lanes_and_copies_as_drawn(pairs: Topology) -> None:
-    schedule = solved(pairs, "allreduce", Shape(fan_out=2, lanes=2, copies=2))
+    schedule = solved(pairs, "allreduce", TreeShape(fan_out=2, lanes=2, copies=2))
     down = [
         {f"{t.src}>{t.dst}" for t in schedule.transfers if t.chunk == chunk and not t.reduce and t.via}
         for chunk in range(4)
@@ -59,16 +59,16 @@ def test_lanes_and_copies_as_drawn(pairs: Topology) -> None:
 
 
 def test_a_broadcast_by_hand(pairs: Topology) -> None:
-    schedule = solved(pairs, "broadcast", Shape(fan_out=5, lanes=1, copies=1), root=3)
+    schedule = solved(pairs, "broadcast", TreeShape(fan_out=5, lanes=1, copies=1), root=3)
     # 8,000 bytes. From 3 to 2 by 3 us, over 2's link to the switch five times, 4 us each: the last is at the
     # switch at 3 + 5 x 4 + 2, at its rank 4 + 2 us later, and at that one's neighbour after 2 + 1 us more.
     assert simulate(schedule, 8_000, pieces=1).time_us == pytest.approx(25 + 6 + 3)
-    assert solved(pairs, "reduce", Shape(fan_out=5, lanes=1, copies=1), root=3).height == 3
+    assert solved(pairs, "reduce", TreeShape(fan_out=5, lanes=1, copies=1), root=3).height == 3
 
 
 def test_one_box_gets_its_lowest_tree() -> None:
     fabric = topologies.load("mesh:5x5")
-    schedule = solved(fabric, "allreduce", Shape(2, 1, 1))
+    schedule = solved(fabric, "allreduce", TreeShape(2, 1, 1))
     assert schedule.chunks[0].owner == 12 and schedule.height == 4  # two each way from the middle
 
 
@@ -85,7 +85,7 @@ def test_what_is_compared_differs(pairs: Topology) -> None:
     st.sampled_from(["broadcast", "reduce", "allreduce"]),
     st.sampled_from(COMPARED),
 )
-def test_random_fabrics(fabric: Topology, kind: str, shape: Shape) -> None:
+def test_random_fabrics(fabric: Topology, kind: str, shape: TreeShape) -> None:
     try:
         schedule = solved(fabric, kind, shape, root=fabric.ranks - 1)
     except InfeasibleError as error:

@@ -18,7 +18,7 @@ from arborcast.topologies.readers.nccl.xml_gpus import Device, find_devices
 from arborcast.topologies.readers.nccl.xml_links import find_wiring, links_of, links_to_cpus
 from arborcast.topologies.readers.nccl.xml_nics import find_nics
 from arborcast.topologies.readers.nccl.xml_pcie import PcieTree, pcie_links
-from arborcast.topologies.readers.nccl.xml_tree import Tree
+from arborcast.topologies.readers.nccl.xml_tree import XmlTree
 from arborcast.topologies.readers.options import Said, reader
 from arborcast.topologies.readers.pcie_wanted import wants_pcie
 
@@ -53,7 +53,7 @@ def parse_nccl_xml(text: str, place: str, said: Said) -> Machine:
         TopologyError: not such an XML, attributes missing or wrong, links not alike in both directions, GPUs
             whose links would be a guess.
     """
-    tree = Tree.of(_parse(text))
+    tree = XmlTree.of(_parse(text))
     notes: list[str] = []
     rates = said.rates
     known = None if said.gpu is None else gpu_named(said.gpu)

@@ -33,7 +33,7 @@ from arborcast.topologies.readers.text.pasted import (
     unnamed,
 )
 from arborcast.topologies.readers.text.pcie_paths import pcie_tree
-from arborcast.topologies.readers.text.rocm_tables import MAX_GPUS, Table, Tables, read_tables
+from arborcast.topologies.readers.text.rocm_tables import MAX_GPUS, RocmTables, Table, read_tables
 from arborcast.topologies.wirings import links_of_board
 
 Megabytes = Mapping[tuple[int, int], tuple[int, int]]
@@ -137,7 +137,7 @@ def _contradiction(known: Gpu | None, own: Sequence[tuple[int, int]], megabytes:
     )
 
 
-def _kinds(tables: Tables) -> Table:
+def _kinds(tables: RocmTables) -> Table:
     """XGMI or PCIE for every pair: by the link types, else by hops, else xGMI where there is bandwidth."""
     if tables.kind:
         kinds = tables.kind
@@ -157,7 +157,7 @@ def _kinds(tables: Tables) -> Table:
     return kinds
 
 
-def _bandwidths(tables: Tables) -> dict[tuple[int, int], tuple[int, int]]:
+def _bandwidths(tables: RocmTables) -> dict[tuple[int, int], tuple[int, int]]:
     """MB/s of one link and of all of each pair; empty where the driver filled in nothing."""
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for (one, other), word in tables.bandwidth.items():
@@ -169,7 +169,7 @@ def _bandwidths(tables: Tables) -> dict[tuple[int, int], tuple[int, int]]:
     return found if any(most for _, most in found.values()) else {}
 
 
-def _own_pairs(tables: Tables, kinds: Table, megabytes: Megabytes) -> list[tuple[int, int]]:
+def _own_pairs(tables: RocmTables, kinds: Table, megabytes: Megabytes) -> list[tuple[int, int]]:
     """The pairs, smaller number first, with xGMI links of their own rather than a way over other GPUs."""
     pairs = [pair for pair in combinations(range(len(tables.names)), 2) if kinds[pair] == "XGMI"]
     if megabytes:
@@ -179,7 +179,7 @@ def _own_pairs(tables: Tables, kinds: Table, megabytes: Megabytes) -> list[tuple
     return pairs
 
 
-def _weight(tables: Tables, pair: tuple[int, int]) -> int:
+def _weight(tables: RocmTables, pair: tuple[int, int]) -> int:
     word = tables.weight[pair]
     if not word.isdecimal():
         one, other = pair
@@ -187,13 +187,13 @@ def _weight(tables: Tables, pair: tuple[int, int]) -> int:
     return int(word)
 
 
-def _neighbours(tables: Tables, own: Sequence[tuple[int, int]]) -> list[int]:
+def _neighbours(tables: RocmTables, own: Sequence[tuple[int, int]]) -> list[int]:
     """To how many others each GPU has xGMI links of its own."""
     return [sum(here in pair for pair in own) for here in range(len(tables.names))]
 
 
 def _assumed(
-    tables: Tables,
+    tables: RocmTables,
     own: Sequence[tuple[int, int]],
     kinds: Table,
     text: str,
@@ -225,7 +225,7 @@ def _by_architecture(lines: Sequence[str], links: int) -> tuple[Gpu, str] | None
     return None if kind is None or kind.links < links else (kind, min(names))
 
 
-def _guess(tables: Tables, own: Sequence[tuple[int, int]], kinds: Table) -> tuple[Gpu, str]:
+def _guess(tables: RocmTables, own: Sequence[tuple[int, int]], kinds: Table) -> tuple[Gpu, str]:
     """MI300X for one full mesh, MI210 for several with PCIe between them."""
     xgmi = [pair for pair in combinations(range(len(tables.names)), 2) if kinds[pair] == "XGMI"]
     if len(own) < len(xgmi):
@@ -248,7 +248,7 @@ _MISSING = (
 
 
 def _links_of_pairs(
-    tables: Tables, own: Sequence[tuple[int, int]], megabytes: Megabytes, known: Gpu
+    tables: RocmTables, own: Sequence[tuple[int, int]], megabytes: Megabytes, known: Gpu
 ) -> dict[tuple[int, int], int]:
     """How many xGMI links join each pair."""
     neighbours = _neighbours(tables, own)
@@ -280,7 +280,7 @@ def _links_of_pairs(
     return counts
 
 
-def _ways(tables: Tables, kinds: Table) -> dict[tuple[str, str], str]:
+def _ways(tables: RocmTables, kinds: Table) -> dict[tuple[str, str], str]:
     """How near the pairs are over PCIe, as far as hops say it."""
     words = {"2": "NODE", "3": "SYS"}
     return {
@@ -290,6 +290,6 @@ def _ways(tables: Tables, kinds: Table) -> dict[tuple[str, str], str]:
     }
 
 
-def _together(tables: Tables, one: str, other: str) -> bool | None:
+def _together(tables: RocmTables, one: str, other: str) -> bool | None:
     nodes = [tables.numa.get(tables.names.index(name)) for name in (one, other)]
     return None if None in nodes else nodes[0] == nodes[1]

@@ -25,7 +25,7 @@ from arborcast.topologies.gpus import (
     gpu_of_device,
     others_like,
 )
-from arborcast.topologies.readers.nccl.xml_tree import Tree, bus_address, hexadecimal, whole
+from arborcast.topologies.readers.nccl.xml_tree import XmlTree, bus_address, hexadecimal, whole
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -78,7 +78,7 @@ class Device:
         return hexadecimal(self.slot, "device")
 
 
-def find_devices(tree: Tree, known: Gpu | None, notes: list[str]) -> list[Device]:
+def find_devices(tree: XmlTree, known: Gpu | None, notes: list[str]) -> list[Device]:
     """The GPUs in the order of their ranks: by host, then by `dev`, where there is none by PCI address.
 
     Args:
@@ -117,7 +117,7 @@ def find_devices(tree: Tree, known: Gpu | None, notes: list[str]) -> list[Device
     return devices
 
 
-def _device(tree: Tree, gpu: Element) -> Device:
+def _device(tree: XmlTree, gpu: Element) -> Device:
     slot = tree.parent(gpu)
     busid = None if slot is None or slot.tag != "pci" else slot.get("busid")
     if slot is None or busid is None:
@@ -126,11 +126,11 @@ def _device(tree: Tree, gpu: Element) -> Device:
     return Device(slot, gpu, tree.host(gpu), whole(gpu, "dev", f"gpu at {address}"), address)
 
 
-def _bare(tree: Tree, slot: Element) -> Device:
+def _bare(tree: XmlTree, slot: Element) -> Device:
     return Device(slot, None, tree.host(slot), None, bus_address(slot.get("busid") or ""))
 
 
-def _slots(tree: Tree) -> list[Element]:
+def _slots(tree: XmlTree) -> list[Element]:
     """The slots of GPUs by the class of their device; display controllers count where nothing else does."""
     display: list[Element] = []
     compute: list[Element] = []

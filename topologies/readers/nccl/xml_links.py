@@ -38,7 +38,7 @@ FABRIC = "fffffff:ff"
 
 
 @dataclass(slots=True)
-class Wiring:
+class GpuWiring:
     """Where the links of all GPUs lead.
 
     Attributes:
@@ -55,7 +55,7 @@ class Wiring:
     assumed: str = ""
 
 
-def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, notes: list[str]) -> Wiring:
+def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, notes: list[str]) -> GpuWiring:
     """The links that the file shows, or those of the board that a GPU is sold on only.
 
     The latter is assumed where the file holds the slots of GPUs alone, and where it shows no links at all and
@@ -100,13 +100,13 @@ def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, not
             f"shows neither links of its GPUs nor which these are ({names}?): gpu= (--gpu) says which, with "
             "the NVLinks of an SXM board, pcie=True (--pcie) takes PCIe paths alone"
         )
-    return Wiring()
+    return GpuWiring()
 
 
-def _shown(devices: Sequence[Device], notes: list[str]) -> Wiring:
+def _shown(devices: Sequence[Device], notes: list[str]) -> GpuWiring:
     """Count links by where they lead; those to the GPU itself and to what the file lacks are left out."""
     by_address = {(device.host, device.address): device for device in devices}
-    wiring = Wiring()
+    wiring = GpuWiring()
     to_itself: list[str] = []
     to_nothing: list[str] = []
     for device in devices:
@@ -139,7 +139,7 @@ def _shown(devices: Sequence[Device], notes: list[str]) -> Wiring:
     return wiring
 
 
-def _counts_of_boards(devices: Sequence[Device], wiring: Wiring) -> Iterable[str]:
+def _counts_of_boards(devices: Sequence[Device], wiring: GpuWiring) -> Iterable[str]:
     """Take the numbers of links of known boards where a host's pairs all count one; a line each."""
     for host in dict.fromkeys(device.host for device in devices):
         here = [device for device in devices if device.host == host]
@@ -201,7 +201,7 @@ def _check_total(device: Device, total: int) -> None:
         raise TopologyError(f"{device.where}: must have at most {most} {links} ({kind.name}), got {total}")
 
 
-def _check_both_ways(devices: Sequence[Device], wiring: Wiring) -> None:
+def _check_both_ways(devices: Sequence[Device], wiring: GpuWiring) -> None:
     for (src, dst), count in wiring.pairs.items():
         back = wiring.pairs.get((dst, src), 0)
         if back != count:
@@ -211,7 +211,7 @@ def _check_both_ways(devices: Sequence[Device], wiring: Wiring) -> None:
             )
 
 
-def _odd_counts(devices: Sequence[Device], wiring: Wiring) -> Iterable[str]:
+def _odd_counts(devices: Sequence[Device], wiring: GpuWiring) -> Iterable[str]:
     """Lines on GPUs with more links than their kind has, and with fewer to a switch than others."""
     totals: Counter[Vertex] = Counter()
     for (vertex, _), count in wiring.pairs.items():
@@ -237,8 +237,8 @@ def _odd_counts(devices: Sequence[Device], wiring: Wiring) -> Iterable[str]:
         yield f"shows fewer NVLinks to a switch than others at {_some(fewer)}"
 
 
-def _boards(devices: Sequence[Device], notes: list[str]) -> Wiring:
-    wiring = Wiring()
+def _boards(devices: Sequence[Device], notes: list[str]) -> GpuWiring:
+    wiring = GpuWiring()
     said: dict[str, str] = {}
     by_host: dict[int, list[Device]] = {}
     for device in devices:
@@ -260,7 +260,7 @@ def _boards(devices: Sequence[Device], notes: list[str]) -> Wiring:
     return wiring
 
 
-def links_of(devices: Sequence[Device], wiring: Wiring, rates: Rates) -> tuple[list[Link], list[Switch]]:
+def links_of(devices: Sequence[Device], wiring: GpuWiring, rates: Rates) -> tuple[list[Link], list[Switch]]:
     """The links between GPUs, and those to the switches after them, with these.
 
     A switch can do what it can for each of its GPUs: NVLink SHARP takes all of them.
@@ -293,7 +293,7 @@ def _rate(device: Device, rates: Rates) -> Fraction:
     return device.kind.rate(rates)
 
 
-def links_to_cpus(devices: Sequence[Device], wiring: Wiring, rates: Rates) -> dict[Vertex, Fraction]:
+def links_to_cpus(devices: Sequence[Device], wiring: GpuWiring, rates: Rates) -> dict[Vertex, Fraction]:
     """GB/s each way between a GPU and its CPU beside PCIe: NVLink-C2C, MI300A's, NVLinks of POWER.
 
     Raises:

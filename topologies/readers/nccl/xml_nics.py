@@ -16,7 +16,7 @@ from arborcast.topologies.machine import Nic
 from arborcast.topologies.rates import Rates, pcie_rate
 from arborcast.topologies.readers.nccl.xml_gpus import Device
 from arborcast.topologies.readers.nccl.xml_pcie import link_speed, link_width
-from arborcast.topologies.readers.nccl.xml_tree import Tree, bus_address, printable, whole
+from arborcast.topologies.readers.nccl.xml_tree import XmlTree, bus_address, printable, whole
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -39,7 +39,7 @@ _BARE = (
 
 
 def find_nics(
-    tree: Tree, devices: Sequence[Device], over: Mapping[int, Vertex], rates: Rates, notes: list[str]
+    tree: XmlTree, devices: Sequence[Device], over: Mapping[int, Vertex], rates: Rates, notes: list[str]
 ) -> tuple[Nic, ...]:
     """Ports to networks, those of one host with one name counted once.
 
@@ -102,7 +102,7 @@ def _is_bare_nic(element: Element) -> bool:
 class _Nearest:
     """Which vertices an element hangs on."""
 
-    def __init__(self, tree: Tree, devices: Sequence[Device], over: Mapping[int, Vertex]) -> None:
+    def __init__(self, tree: XmlTree, devices: Sequence[Device], over: Mapping[int, Vertex]) -> None:
         # Elements stand in the order of a walk: the GPUs inside one are consecutive among all.
         inside: Counter[int] = Counter()
         before: dict[int, int] = {}

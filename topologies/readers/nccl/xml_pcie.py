@@ -18,7 +18,7 @@ from arborcast.topologies.gpus import GIGATRANSFERS
 from arborcast.topologies.processors import Crossing, crossing
 from arborcast.topologies.rates import PCIE_HOP, PCIE_HOP_US, Rates, pcie_rate
 from arborcast.topologies.readers.nccl.xml_gpus import Device
-from arborcast.topologies.readers.nccl.xml_tree import Tree
+from arborcast.topologies.readers.nccl.xml_tree import XmlTree
 from arborcast.topologies.readers.sockets import sockets_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PcieTree:
 
 
 def pcie_links(
-    tree: Tree,
+    tree: XmlTree,
     devices: Sequence[Device],
     rates: Rates,
     *,
@@ -120,7 +120,7 @@ def pcie_links(
 
 
 def _sockets(
-    tree: Tree,
+    tree: XmlTree,
     switches: Sequence[Element],
     devices: Sequence[Device],
     stated: int | None,
@@ -155,7 +155,7 @@ def _sockets(
 
 
 def _coherent(
-    tree: Tree, devices: Sequence[Device], vertices: Mapping[int, Vertex], rates: Mapping[Vertex, Fraction]
+    tree: XmlTree, devices: Sequence[Device], vertices: Mapping[int, Vertex], rates: Mapping[Vertex, Fraction]
 ) -> list[Link]:
     """The links of GPUs to their CPUs beside PCIe."""
     if not rates:
@@ -172,7 +172,7 @@ def _coherent(
     return links
 
 
-def _names(tree: Tree, switches: Sequence[Element], devices: Sequence[Device]) -> list[str]:
+def _names(tree: XmlTree, switches: Sequence[Element], devices: Sequence[Device]) -> list[str]:
     """cpu0, cpu1, pcie0, ... in the order of the file, with the host in front where there are several."""
     hosts = {tree.host(device.slot): device.host for device in devices}
     counted: Counter[str] = Counter()
@@ -187,7 +187,7 @@ def _names(tree: Tree, switches: Sequence[Element], devices: Sequence[Device]) -
 
 
 def _between(
-    tree: Tree,
+    tree: XmlTree,
     sockets: Sequence[Element],
     vertices: Mapping[int, Vertex],
     stated: Fraction | None,

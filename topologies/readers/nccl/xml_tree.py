@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class XmlTree:
     """A parsed file.
 
     Attributes:
@@ -28,7 +28,7 @@ class Tree:
     hosts: dict[int, int]
 
     @classmethod
-    def of(cls, root: Element) -> Tree:
+    def of(cls, root: Element) -> XmlTree:
         """Walk the elements, without recursion."""
         order: list[Element] = []
         parents: dict[int, Element] = {}

@@ -26,7 +26,7 @@ Table = dict[tuple[int, int], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class RocmTables:
     """What was printed; tables that were not are empty.
 
     Attributes:
@@ -50,7 +50,7 @@ class Tables:
         return f"{self.names[one]} to {self.names[other]}"
 
 
-def read_tables(text: str) -> Tables:
+def read_tables(text: str) -> RocmTables:
     """The tables of the text, or of the JSON or CSV that it is.
 
     Raises:
@@ -98,7 +98,7 @@ _WORDS = {
 _NUMA = re.compile(r"\W*GPU\[([0-9]{1,3})\]\s*:\s*\(Topology\) Numa Node:\s*([0-9]{1,4})\s*$")
 
 
-def _from_text(lines: Sequence[str]) -> Tables:
+def _from_text(lines: Sequence[str]) -> RocmTables:
     found: dict[str, tuple[tuple[str, ...], Table]] = {}
     titles: list[tuple[int, str]] = []
     for number, line in enumerate(lines):
@@ -123,7 +123,7 @@ def _from_text(lines: Sequence[str]) -> Tables:
         for place, name in enumerate(gpus)
         if name[3:].isdecimal() and int(name[3:]) in numa
     }
-    return Tables(gpus, numa=by_place, **{name: table for name, (_, table) in found.items()})
+    return RocmTables(gpus, numa=by_place, **{name: table for name, (_, table) in found.items()})
 
 
 def _table(section: str, lines: Sequence[str], start: int, end: int) -> tuple[tuple[str, ...], Table] | None:
@@ -173,7 +173,7 @@ _RULE = re.compile(r":?-+:?")
 _PAIR = re.compile(r"\(Topology\) (Link type|Hops|Weight) between DRM devices ([0-9]{1,3}) and ([0-9]{1,3})")
 
 
-def _from_json(text: str) -> Tables:
+def _from_json(text: str) -> RocmTables:
     """rocm-smi's has each pair once, by numbers; amd-smi's a list of GPUs, each with its links."""
     document = parse_json(text, "its JSON")
     if isinstance(document, dict):
@@ -200,7 +200,7 @@ def _from_json(text: str) -> Tables:
     return _tables(names, cells)
 
 
-def _from_pairs(document: Mapping[str, object]) -> Tables:
+def _from_pairs(document: Mapping[str, object]) -> RocmTables:
     system = document.get("system", document)
     cells: list[_Cell] = []
     for key, value in system.items() if isinstance(system, dict) else ():
@@ -225,7 +225,7 @@ def _from_pairs(document: Mapping[str, object]) -> Tables:
 _CSV = re.compile(r"gpu,(?:bdf,)?.*_gpu_[0-9]+")
 
 
-def _from_csv(text: str) -> Tables:
+def _from_csv(text: str) -> RocmTables:
     """amd-smi's: a row for each GPU, a column for each property of its pair with each other."""
     rows = list(csv.DictReader(text.strip().splitlines()))
     if len(rows) > MAX_GPUS:
@@ -256,7 +256,9 @@ _Cell = tuple[str, int, int, object]
 """Of which table, for which GPU beside which other, and what stands there."""
 
 
-def _tables(names: tuple[str, ...], cells: Iterable[_Cell], numa: Mapping[int, int] | None = None) -> Tables:
+def _tables(
+    names: tuple[str, ...], cells: Iterable[_Cell], numa: Mapping[int, int] | None = None
+) -> RocmTables:
     """The tables of these cells, each of which has all pairs or none.
 
     Raises:
@@ -274,4 +276,4 @@ def _tables(names: tuple[str, ...], cells: Iterable[_Cell], numa: Mapping[int, i
         missing = [pair for pair in permutations(range(len(names)), 2) if pair not in table]
         if missing:
             raise TopologyError(f"{name} of GPUs {missing[0][0]} and {missing[0][1]} is missing")
-    return Tables(names, numa=numa or {}, **tables)
+    return RocmTables(names, numa=numa or {}, **tables)
