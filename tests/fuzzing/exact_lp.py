@@ -104,15 +104,8 @@ def _proposed(
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     model.setOptionValue("solver", "simplex")
-    for column in range(count):
-        model.addCol(
-            -1.0 if column == target else 0.0,
-            0.0,
-            highspy.kHighsInf,
-            0,
-            np.array([], dtype=np.int32),
-            np.array([]),
-        )
+    model.addVars(count, np.zeros(count), np.full(count, highspy.kHighsInf))
+    model.changeColCost(target, -1.0)
     widest = max([bound for bound in bounds if bound], default=Fraction(1))
     for row, bound in zip(rows, bounds, strict=True):
         model.addRow(

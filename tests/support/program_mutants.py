@@ -95,7 +95,7 @@ def mutants(program: GlobalProgram, seed: int) -> Iterator[tuple[str, GlobalProg
     """Mutants of a program without end, each with the name of its mistake."""
     chance = random.Random(seed)
     alone = "double scratch" if program.one_sided else "connection"
-    sorts = ("drop", "drop", "double", "reorder", "reorder", "swap offsets", alone, *["change"] * 6)
+    sorts = ("drop", "double", "reorder", "swap offsets", alone, *["change"] * 7)
     while True:
         sort = chance.choice(sorts)
         if sort == "double scratch":
