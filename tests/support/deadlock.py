@@ -16,7 +16,7 @@ class DeadlockError(RuntimeError):
     """Programs wait for one another for ever; the message names ranks and operations."""
 
 
-class Carrier(Protocol):
+class Handler(Protocol):
     """What carries out operations on data."""
 
     def local(self, rank: int, operation: Reduce | Copy) -> None:
@@ -26,7 +26,7 @@ class Carrier(Protocol):
         """A message."""
 
 
-def check_deadlock(programs: Sequence[Program], carrier: Carrier | None = None) -> None:
+def check_deadlock(programs: Sequence[Program], handler: Handler | None = None) -> None:
     """Run the programs with blocking sends and receives, by default without data.
 
     Each rank does its operations strictly in order, so which pairs meet does not depend on who is fast, and
@@ -34,7 +34,7 @@ def check_deadlock(programs: Sequence[Program], carrier: Carrier | None = None) 
 
     Args:
         programs: of ranks 0, 1, 2, ... in this order.
-        carrier: is handed each operation when its turn comes.
+        handler: is handed each operation when its turn comes.
 
     Raises:
         DeadlockError: some ranks wait for ever, or a send meets a receive of another length.
@@ -43,14 +43,14 @@ def check_deadlock(programs: Sequence[Program], carrier: Carrier | None = None) 
     awake = list(range(len(programs)))
     while awake:
         rank = awake.pop()
-        head = _next_message(programs[rank], position, rank, carrier)
+        head = _next_message(programs[rank], position, rank, handler)
         if head is None or not 0 <= head.peer < len(programs):
             continue
-        other = _next_message(programs[head.peer], position, head.peer, carrier)
+        other = _next_message(programs[head.peer], position, head.peer, handler)
         if meet(rank, head, head.peer, other):
             for src, one, two in ((rank, head, other), (head.peer, other, head)):
-                if carrier is not None and isinstance(one, Send) and isinstance(two, Receive):
-                    carrier.deliver(src, one, two)
+                if handler is not None and isinstance(one, Send) and isinstance(two, Receive):
+                    handler.deliver(src, one, two)
             position[rank] += 1
             position[head.peer] += 1
             awake += [rank, head.peer]
@@ -102,7 +102,7 @@ def describe(stuck: dict[int, Operation]) -> str:
 
 
 def _next_message(
-    program: Program, position: list[int], rank: int, carrier: Carrier | None
+    program: Program, position: list[int], rank: int, handler: Handler | None
 ) -> Send | Receive | None:
     """Pass what is local; the message at which the rank is blocked, None at the end."""
     operations = program.operations
@@ -110,7 +110,7 @@ def _next_message(
         operation = operations[position[rank]]
         if isinstance(operation, Send | Receive):
             return operation
-        if carrier is not None:
-            carrier.local(rank, operation)
+        if handler is not None:
+            handler.local(rank, operation)
         position[rank] += 1
     return None
