@@ -108,8 +108,10 @@ def switch_ways(topology: Topology, rank: int, move: Move) -> Iterator[Way]:
 def _by_switches(program: GlobalProgram, topology: Topology) -> Iterator[tuple[Hop, Fraction]]:
     """Of what switches add and multicast, the share of the buffer that passes each link."""
     for rank, _, _, move in program.unrolled().operations:
-        for way in switch_ways(topology, rank, move) if isinstance(move, Move) else ():
-            yield from ((hop, Fraction(move.count, program.chunks)) for hops in way for hop in hops)
+        if isinstance(move, Move):
+            share = Fraction(move.count, program.chunks)
+            for way in switch_ways(topology, rank, move):
+                yield from ((hop, share) for hops in way for hop in hops)
 
 
 def routes(topology: Topology, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Vertex, ...]]:
