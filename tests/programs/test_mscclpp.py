@@ -29,6 +29,7 @@ from arborcast.backends.programs.program import (
     Wait,
 )
 from arborcast.backends.programs.traffic import traffic
+from arborcast.synth.collective import Kind
 from arborcast.synth.nccl_protocol import Protocol
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.topologies import load
@@ -356,6 +357,16 @@ def test_what_is_no_plan_is_refused_in_one_line(text: str, said: str) -> None:
         read(text)
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_what_a_plan_says_itself_is_not_said_otherwise() -> None:
+    text = json.dumps(plan())
+    assert read(text, kind=Kind.ALLGATHER).kind is Kind.ALLGATHER
+    assert read(json.dumps(plan(collective="gossip")), kind=Kind.ALLGATHER) == read(text)
+    with pytest.raises(ProgramError, match="plan: collective is allgather, --collective says allreduce"):
+        read(text, kind=Kind.ALLREDUCE)
+    with pytest.raises(ProgramError, match="root 0: allgather has no root"):
+        read(text, root=0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -96,6 +96,8 @@ class _Plan:
         self.faults: dict[str, None] = {}
         self.notes: dict[str, None] = {}
         self._kind = self._kind_of(kind)
+        if root is not None and not self._kind.has_root:
+            raise ProgramError(f"root {root}: {self._kind} has no root")
         self._root = (root or 0) if self._kind.has_root else None
         if self._root is not None and not 0 <= self._root < self.ranks:
             raise ProgramError(f"root must be in 0..{self.ranks - 1}, got {self._root}")
@@ -178,12 +180,16 @@ class _Plan:
 
     def _kind_of(self, kind: Kind | None) -> Kind:
         name = self._plan["collective"]
-        found = kind or Kind.named(name)
+        found = Kind.named(name)
         if found is None or found is Kind.CUSTOM:
-            raise ProgramError(
-                f"plan: collective {shorten(name)} is none of {', '.join(NAMED_KINDS)}; name the "
-                "one it does (--collective)"
-            )
+            if kind is None:
+                raise ProgramError(
+                    f"plan: collective {shorten(name)} is none of {', '.join(NAMED_KINDS)}; name the "
+                    "one it does (--collective)"
+                )
+            return kind
+        if kind not in {None, found}:
+            raise ProgramError(f"plan: collective is {found}, --collective says {kind}")
         return found
 
     def _finer(self) -> int:
