@@ -33,7 +33,7 @@ from arborcast.backends.programs.program import (
     ThreadBlock,
     Wait,
 )
-from arborcast.backends.programs.traffic import Traffic, routes, switch_of, traffic
+from arborcast.backends.programs.traffic import Traffic, Way, routes, switch_ways, traffic
 from arborcast.synth.certificate import Bound
 from arborcast.synth.topology import Hop, Topology
 
@@ -41,9 +41,6 @@ Until: TypeAlias = int | tuple[Hashable, int]
 """What is waited for: a time in the ticks of a run, or that something has happened so many times."""
 
 Task: TypeAlias = Generator[Until, None, None]
-
-Way: TypeAlias = list[list[Hop]]
-"""The links that bytes pass one after another; through several at once where a switch adds or multicasts."""
 
 PACKETS = 2
 """Packets are as many times the bytes of their data: flags stand beside them."""
@@ -281,12 +278,7 @@ class _TimedRun:
     def _ways_of(self, rank: int, move: Move) -> Iterator[Way]:
         """The links that each part of a move passes."""
         yield from (self._way(*pair) for pair in move.between(rank))
-        for spans, reads in ((move.sources, True), (move.targets, False)):
-            others = [span.rank for span in spans if span.rank is not None]
-            if move.switch and others:
-                switch = switch_of(self._topology, others)
-                many = [(other, switch) if reads else (switch, other) for other in others]
-                yield [many, [(switch, rank)]] if reads else [[(rank, switch)], many]
+        yield from switch_ways(self._topology, rank, move)
 
     def _way(self, src: int, dst: int) -> Way:
         if (src, dst) not in self._ways:

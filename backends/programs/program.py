@@ -40,6 +40,44 @@ def plain_name(kind: Kind) -> str:
     return kind.value.replace("-", "")
 
 
+def kind_of_file(name: str, asked: Kind | None, *, key: str, unknown: str) -> Kind:
+    """What a file does: as it says itself, or what is asked where its name for it is none that we know.
+
+    Args:
+        name: in the file.
+        asked: by the caller.
+        key: what errors call the entry of the file.
+        unknown: the error where neither says it.
+
+    Raises:
+        ProgramError: neither says it, or the two say different things.
+    """
+    found = Kind.named(name)
+    if found is None or found is Kind.CUSTOM:
+        if asked is None:
+            raise ProgramError(unknown)
+        return asked
+    if asked not in {None, found}:
+        raise ProgramError(f"{key} is {found}, --collective says {asked}")
+    return found
+
+
+def root_of_file(kind: Kind, asked: int | None, ranks: int) -> int | None:
+    """The root of a kind, which files of runtimes do not say; 0 where nobody does, None where it has none.
+
+    Raises:
+        ProgramError: a root is asked for that there is not.
+    """
+    if not kind.has_root:
+        if asked is not None:
+            raise ProgramError(f"root {asked}: {kind} has no root")
+        return None
+    root = asked or 0
+    if not 0 <= root < ranks:
+        raise ProgramError(f"root must be in 0..{ranks - 1}, got {root}")
+    return root
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The chunks `start .. start + count - 1` of a buffer, of another rank where `rank` says so.

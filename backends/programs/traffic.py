@@ -87,19 +87,31 @@ def switch_of(topology: Topology, ranks: Iterable[int]) -> Vertex:
     raise ProgramError(f"{topology.name} has no switch that adds or multicasts at ranks {names}")
 
 
+Way: TypeAlias = list[list[Hop]]
+"""The links that bytes pass one after another; through several at once where a switch adds or multicasts."""
+
+
+def switch_ways(topology: Topology, rank: int, move: Move) -> Iterator[Way]:
+    """What passes links as a switch adds it for the rank whose move it is, or multicasts it.
+
+    Raises:
+        ProgramError: no switch does so.
+    """
+    for spans, reads in ((move.sources, True), (move.targets, False)):
+        others = [span.rank for span in spans if span.rank is not None]
+        if move.switch and others:
+            switch = switch_of(topology, others)
+            many = [(other, switch) if reads else (switch, other) for other in others]
+            yield [many, [(switch, rank)]] if reads else [[(rank, switch)], many]
+
+
 def _by_switches(program: GlobalProgram, topology: Topology) -> Iterator[tuple[Hop, Fraction]]:
-    """What passes links as switches add it for a rank, or multicast it."""
+    """Of what switches add and multicast, the share of the buffer that passes each link."""
     for rank, _, _, move in program.unrolled().operations:
-        if not isinstance(move, Move) or not move.switch:
-            continue
-        for spans, towards in ((move.sources, rank), (move.targets, None)):
-            group = [span.rank for span in spans if span.rank is not None]
-            if not group:
-                continue
-            switch = switch_of(topology, group)
-            hops = [(other, switch) if towards is not None else (switch, other) for other in group]
-            hops.append((rank, switch) if towards is None else (switch, rank))
-            yield from ((hop, Fraction(move.count, program.chunks)) for hop in hops)
+        if isinstance(move, Move):
+            share = Fraction(move.count, program.chunks)
+            for way in switch_ways(topology, rank, move):
+                yield from ((hop, share) for hops in way for hop in hops)
 
 
 def routes(topology: Topology, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Vertex, ...]]:

@@ -111,17 +111,16 @@ def planned(case: Case) -> Any:
 
 def drawn(case: Case, plan: Any) -> list[tuple[int, list[Any], list[Any]]]:
     """Of each call the elements, the inputs of all ranks, and what they must get."""
-    import numpy as np
-
-    from tests.device.definition import call
+    from arborcast.backends.measure.job import Reduction
+    from tests.support.definition import whole_call
 
     collective = plan.schedule.collective
-    ways: dict[str, Any] = {"sum": sum, "max": np.maximum.reduce, "min": np.minimum.reduce}
     data = []
     for seed, blocks in enumerate(case.counts):
         count = blocks * len(collective.ranks)
         # Small whole numbers: every sum is exact in every type.
-        inputs, _, wanted = call(collective, plan.ranks, count, seed, most=8, add=ways[case.op])
+        reduction = Reduction.of(case.op)
+        inputs, _, wanted = whole_call(collective, plan.ranks, count, seed, most=8, reduction=reduction)
         data.append((count, inputs, wanted))
     return data
 

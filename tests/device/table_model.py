@@ -1,7 +1,7 @@
 """Does what tables say, on arrays: as the kernel would, but one row of one program after another.
 
 Programs take turns in an order that is drawn, so that a piece meets others wherever it can. Fast enough for
-the corpus; what is right in every order is for `backends.device.check` to say.
+the corpus; what is right in every order is for `tests.support.device_check` to say.
 """
 
 from __future__ import annotations

@@ -52,8 +52,14 @@ def all_cases() -> Iterator[Case]:
         yield Case("ring:3", "allreduce", (200,), op="min", dtype="float16", push=push)
 
 
-def test_the_kernel_is_exact() -> None:
-    assert run_cases(FEW) == ["right"] * len(FEW)
+@pytest.fixture(scope="module")
+def outcomes() -> list[str]:
+    """Of some cases, the last without its second rank, in one start of Triton."""
+    return run_cases([*FEW, Case("full:2", "allreduce", (8,), missing=1)])
+
+
+def test_the_kernel_is_exact(outcomes: list[str]) -> None:
+    assert outcomes[:-1] == ["right"] * len(FEW)
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:
@@ -81,9 +87,8 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         DeviceExecutor(plan, 0, SharedMemory(plan.shape, 4), torch.float16)
 
 
-def test_a_missing_peer_ends_the_call_in_time() -> None:
-    (said,) = run_cases([Case("full:2", "allreduce", (8,), missing=1)])
-    assert said == "rank 0: device: rank 0 waited 3.0 s for a peer in allreduce of 16 elements"
+def test_a_missing_peer_ends_the_call_in_time(outcomes: list[str]) -> None:
+    assert outcomes[-1] == "rank 0: device: rank 0 waited 3.0 s for a peer in allreduce of 16 elements"
 
 
 @pytest.mark.long

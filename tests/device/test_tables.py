@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
-from arborcast.backends.device.check import TableError, check_tables
 from arborcast.backends.device.plan import Plan
 from arborcast.backends.device.tables import LENGTH, SIGNALS, SOURCES, TARGETS, WAITS, Shape, Tables
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
-from tests.device.definition import call
 from tests.device.table_model import Memory, run_model
+from tests.support.definition import whole_call
+from tests.support.device_check import TableError, check_tables
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
@@ -62,7 +62,7 @@ def run_calls(schedule: AnySchedule, counts: list[int], **options: Any) -> None:
     memory = Memory(plan.shape)
     for seed, count in enumerate(counts):
         tables = [plan.tables(rank, count) for rank in range(plan.ranks)]
-        inputs, outputs, wanted = call(schedule.collective, plan.ranks, count, seed)
+        inputs, outputs, wanted = whole_call(schedule.collective, plan.ranks, count, seed)
         run_model(memory, tables, inputs, outputs, seed)
         for output, want in zip(outputs, wanted, strict=True):
             assert (output[: len(want)] == want).all()

@@ -8,7 +8,6 @@ from fractions import Fraction
 from itertools import pairwise, permutations, product
 
 import highspy
-import numpy as np
 
 from arborcast.synth.topology import Topology
 from tests.fuzzing.exact_lp import Program
@@ -59,21 +58,17 @@ def more_than(topology: Topology, found: set[Ring], count: int) -> bool | None:
     model.setOptionValue("threads", 1)
     model.setOptionValue("mip_max_nodes", 200)
     model.setOptionValue("mip_rel_gap", 0.0)
-    for column, _ in enumerate(ordered):
-        model.addVar(0.0, highspy.kHighsInf)
-        model.changeColCost(column, -1.0)
-        model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+    times = {ring: model.addIntegral() for ring in ordered}
     for hop, units in room.items():
-        users = {column: dict(ring)[hop] for column, ring in enumerate(ordered) if hop in dict(ring)}
+        users = [dict(ring)[hop] * times[ring] for ring in ordered if hop in dict(ring)]
         if users:
-            columns = np.array(list(users), dtype=np.int32)
-            model.addRow(0.0, float(units), len(users), columns, np.array(list(users.values()), dtype=float))
-    model.run()
-    chosen = [round(value) for value in model.getSolution().col_value]
+            model.addConstr(sum(users) <= float(units))
+    model.maximize(sum(times.values()))
+    chosen = [round(model.val(times[ring])) for ring in ordered]
     load: Counter[tuple[int, int]] = Counter()
-    for ring, times in zip(ordered, chosen, strict=True):
+    for ring, count_of_ring in zip(ordered, chosen, strict=True):
         for hop, passes in ring:
-            load[hop] += passes * times
+            load[hop] += passes * count_of_ring
     fits = all(units >= load[hop] for hop, units in room.items())
     return True if fits and sum(chosen) > count else None
 

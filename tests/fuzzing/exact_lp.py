@@ -3,7 +3,7 @@
     max c x   with   A x <= b,  x >= 0,  where b >= 0, so that x = 0 is a start
 
 A basis is believed where its primal and dual solutions, in fractions, are feasible: that proves the optimum.
-Where they are not, the simplex method in fractions (Bland's rule) starts from nothing.
+Where they are not, z3 has the last word.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from fractions import Fraction
 
 import highspy
 import numpy as np
+import z3
 
 Row = dict[int, Fraction]
 
@@ -47,7 +48,7 @@ class Program:
         target = self.columns.setdefault(name, len(self.columns))
         found = self._by_basis(target)
         if found is None:
-            found = self._by_simplex(target)
+            found = self.by_z3(target)
         self.values = {name: found.get(column, Fraction(0)) for name, column in self.columns.items()}
         return found.get(target, Fraction(0))
 
@@ -81,33 +82,18 @@ class Program:
             return None
         return primal
 
-    def _by_simplex(self, target: int) -> dict[int, Fraction]:
-        """Bland's rule on a tableau of sparse rows; slack number i is column -1 - i."""
-        rows = [{**row, -1 - i: Fraction(1)} for i, row in enumerate(self.rows)]
-        right = list(self.bounds)
-        basis = [-1 - i for i in range(len(rows))]
-        gains: Row = {target: Fraction(1)}
-        while True:
-            entering = min((column for column, gain in gains.items() if gain > 0), default=None)
-            if entering is None:
-                break
-            ratios = [
-                (right[i] / row[entering], basis[i], i)
-                for i, row in enumerate(rows)
-                if row.get(entering, 0) > 0
-            ]
-            assert ratios, "the program is bounded"
-            pivot = min(ratios)[2]
-            scale = rows[pivot][entering]
-            rows[pivot] = {column: value / scale for column, value in rows[pivot].items()}
-            right[pivot] /= scale
-            for i, row in enumerate(rows):
-                if i != pivot and entering in row:
-                    right[i] -= row[entering] * right[pivot]
-                    _subtract(row, rows[pivot], row[entering])
-            _subtract(gains, rows[pivot], gains[entering])
-            basis[pivot] = entering
-        return {column: right[i] for i, column in enumerate(basis) if column >= 0}
+    def by_z3(self, target: int) -> dict[int, Fraction]:
+        """What z3's own simplex method in fractions finds."""
+        model = z3.Optimize()
+        values = [z3.Real(f"x{column}") for column in range(len(self.columns))]
+        model.add([value >= 0 for value in values])
+        for row, bound in zip(self.rows, self.bounds, strict=True):
+            terms = [z3.Q(*factor.as_integer_ratio()) * values[column] for column, factor in row.items()]
+            model.add(z3.Sum([*terms, z3.RealVal(0)]) <= z3.Q(*bound.as_integer_ratio()))
+        model.maximize(values[target])
+        assert model.check() == z3.sat, "all zeros are allowed"
+        found = [model.model().eval(value, model_completion=True) for value in values]
+        return {column: Fraction(value.as_fraction()) for column, value in enumerate(found)}
 
 
 def _proposed(
@@ -118,15 +104,8 @@ def _proposed(
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     model.setOptionValue("solver", "simplex")
-    for column in range(count):
-        model.addCol(
-            -1.0 if column == target else 0.0,
-            0.0,
-            highspy.kHighsInf,
-            0,
-            np.array([], dtype=np.int32),
-            np.array([]),
-        )
+    model.addVars(count, np.zeros(count), np.full(count, highspy.kHighsInf))
+    model.changeColCost(target, -1.0)
     widest = max([bound for bound in bounds if bound], default=Fraction(1))
     for row, bound in zip(rows, bounds, strict=True):
         model.addRow(

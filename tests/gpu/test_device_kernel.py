@@ -15,10 +15,10 @@ from arborcast.backends.device.executor import DeviceExecutor
 from arborcast.backends.device.memory import SharedMemory, SymmetricMemory
 from arborcast.backends.device.plan import Plan
 from arborcast.backends.errors import ExecutionError
-from tests.device.definition import call
 from tests.device.rank_processes import Case, drawn, planned
 from tests.device.test_kernel import TYPES, all_cases
 from tests.gpu.sharing import take_gpu
+from tests.support.definition import whole_call
 from tests.support.drawn_schedules import ring_allreduce
 from tests.support.ranks import run_ranks
 
@@ -93,7 +93,7 @@ def by_symmetric_memory(rank: int, size: int, dtype_name: str) -> list[str]:
         executor = DeviceExecutor(plan, rank, memory, dtype, timeout_s=30.0)
         wrong = 0
         for seed, count in enumerate((1000, 1000, 40, 4096)):
-            inputs, _, wanted = call(plan.schedule.collective, size, count, seed, most=8)
+            inputs, _, wanted = whole_call(plan.schedule.collective, size, count, seed, most=8)
             given, expected = torch.from_numpy(inputs[rank]).to(dtype).to(device), wanted[rank]
             result = torch.zeros(count, dtype=dtype, device=device)
             executor(given, result, count)

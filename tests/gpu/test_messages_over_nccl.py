@@ -20,8 +20,8 @@ from arborcast import synth, topologies
 from arborcast.backends import Executor
 from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.synth.collective import NAMED_KINDS
-from tests.device.definition import call
 from tests.gpu.sharing import join_nccl, take_gpu
+from tests.support.definition import whole_call
 from tests.support.group_cases import DTYPES, FACTOR, OPS, values
 from tests.support.ranks import Failure, run_ranks
 
@@ -42,7 +42,7 @@ def single_calls(rank: int, size: int) -> list[str]:
             execute = Executor(schedule, device="cuda")
             for seed, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64)):
                 count = 4 * (37 + seed)
-                inputs, _, wanted = call(collective, size, count, seed, most=8)
+                inputs, _, wanted = whole_call(collective, size, count, seed, most=8)
                 expected = torch.from_numpy(np.asarray(wanted[rank])).to(dtype)
                 block = count // 4
                 mine = torch.from_numpy(inputs[rank]).to(dtype).to(device)

@@ -188,9 +188,10 @@ def check_group(fabric: Topology) -> None:
             assert gives_equal_bits(entry.schedule), entry
 
 
-def test_what_serves_a_group_on_a_ring() -> None:
-    """The best schedule for small sums there has 3 steps, and adds in an order of its own on each rank."""
-    check_group(load("ring:5"))
+@pytest.mark.parametrize("spec", ["ring:3", pytest.param("ring:5", marks=pytest.mark.long)])
+def test_what_serves_a_group_on_a_ring(spec: str) -> None:
+    """The best schedule for small sums of 5 has 3 steps, and adds in an order of its own on each rank."""
+    check_group(load(spec))
 
 
 @pytest.mark.long

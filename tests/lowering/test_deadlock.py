@@ -153,3 +153,9 @@ def test_who_waits_for_itself_waits_for_nobody() -> None:
     assert (
         describe({2: Copy(0, HERE, HERE)}) == f"1 ranks wait for ever: rank 2 waits to {Copy(0, HERE, HERE)}"
     )
+
+
+def test_two_ends_of_different_lengths_are_named() -> None:
+    shorter = Receive(0, 0, BufferSlice(Buffer.OUTPUT, 0, 0), 7)
+    with pytest.raises(DeadlockError, match="lengths must be equal, got 1 and 0"):
+        check_deadlock([program(0, send(1, 7)), program(1, shorter)])

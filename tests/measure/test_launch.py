@@ -1,4 +1,4 @@
-"""Real processes: every kind, type and reduction, and what happens when something goes wrong."""
+"""Real processes: every kind, type and reduction by both runtimes, beside torch's own collectives."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import product
 import pytest
 
 from arborcast.backends.measure import launch
-from arborcast.backends.measure.job import ITEM_BYTES, Reduction, Sweep, count_for
+from arborcast.backends.measure.job import ITEM_BYTES, RUNTIMES, Reduction, Sweep, count_for
 from arborcast.backends.measure.nccl_tests import row_line
-from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Transfer
 from tests.support.drawn_schedules import (
     allgather_over_relay,
@@ -62,10 +62,13 @@ def test_everything_equals_torch() -> None:
     sizes = (0, 3, 1003)
     # What adds does not see the schedule: all types and reductions with one, and by turns with all.
     all_ways = list(product(ITEM_BYTES, Reduction))
-    asked = [(schedules[0], dtype, reduction) for dtype, reduction in all_ways]
-    for number, schedule in enumerate(schedules):
+    asked = [
+        (schedules[0], dtype, reduction, RUNTIMES[turn % 2])
+        for turn, (dtype, reduction) in enumerate(all_ways)
+    ]
+    for (number, schedule), via in product(enumerate(schedules), RUNTIMES):
         dtype, reduction = all_ways[3 * number % len(all_ways)]
-        asked.append((schedule, dtype, reduction if schedule.collective.kind.reduces else Reduction.SUM))
+        asked.append((schedule, dtype, reduction if schedule.collective.kind.reduces else Reduction.SUM, via))
     sweeps = [
         Sweep(
             schedule,
@@ -75,28 +78,22 @@ def test_everything_equals_torch() -> None:
             reduction,
             iterations=1,
             warmup=int(number == 0),
-            pieces=pieces,
+            via=via,
+            pieces=(None, 3)[number % 2],
         )
-        for number, (schedule, dtype, reduction) in enumerate(asked)
-        for pieces in ((None, 3) if number >= len(all_ways) else (None, 3)[number % 2 :][:1])
+        for number, (schedule, dtype, reduction, via) in enumerate(asked)
     ]
     for sweep, rows in zip(sweeps, launch.run_sweeps(sweeps, timeout_s=200), strict=True):
         assert [row.wrong for row in rows] == [0, 0, 0], sweep
 
 
 def test_a_block_that_does_not_come_is_found_out() -> None:
-    """Chunk 1, three quarters of block 0, never goes from rank 2 on to rank 3; of two halves one stays."""
+    """Chunk 1, three quarters of block 0, never goes from rank 2 on to rank 3."""
     whole = custom_exchange()
     kept = tuple(t for t in whole.transfers if (t.chunk, t.dst) != (1, 3))
-    half = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
-    stays = make("broadcast", half, [Transfer(0, 0, 1, 0)], total=2)
-    sweeps = [
-        Sweep(replace(whole, transfers=kept), (4 * 96,), (96,), iterations=1, warmup=0),
-        Sweep(stays, (800,), (200,), iterations=1, warmup=0),
-    ]
-    (block,), (chunk,) = launch.run_sweeps(sweeps, timeout_s=100)
-    assert block.wrong == 24  # of 96 in three blocks
-    assert chunk.wrong == 100
+    lacking = Sweep(replace(whole, transfers=kept), (4 * 96,), (96,), iterations=1, warmup=0)
+    (row,) = launch.run_local(lacking, timeout_s=100)
+    assert row.wrong == 24  # of 96 in three blocks
 
 
 def test_rows_and_columns() -> None:
@@ -109,30 +106,7 @@ def test_rows_and_columns() -> None:
     assert first[:5] == ["4096", "1024", "float", "sum", "-1"] and first[-1] == "0"
 
 
-def test_an_error_in_one_rank_ends_all_with_its_reason() -> None:
-    # Ranks 1 and 2 see what is wrong; rank 0 would wait for ever.
-    schedule = make(
-        "broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 1, 2, 0), Transfer(0, 2, 0, 1)], total=3
-    )
-    with pytest.raises(launch.RunError, match=r"rank 1: step 0: rank 1 sends chunk 0 before it holds it"):
-        launch.run_schedule(schedule, size_bytes=(400,), timeout_s=100)
-
-
-def test_a_deadline_ends_all() -> None:
-    with pytest.raises(TimedOutError, match=r"run: not finished after 0.1 s"):
-        launch.run_schedule(ring_allreduce(4), timeout_s=0.1)
-
-
-def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = ring_allreduce(2)
-    with pytest.raises(InputError, match="datatype float8: must be one of float32, float64, bfloat16, int64"):
-        launch.run_schedule(schedule, dtype="float8")
-    with pytest.raises(InputError, match="reduction xor: must be one of"):
-        launch.run_schedule(schedule, op="xor")
-    with pytest.raises(InputError, match=r"sizes: must be at least one and none below 0, got \[-4\]"):
-        launch.run_schedule(schedule, size_bytes=(-4,))
-    with pytest.raises(InputError, match="iters 0: must be at least 1"):
-        launch.run_schedule(schedule, iterations=0)
+def test_without_torch_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'arborcast\[torch\]'"):
-        launch.run_schedule(schedule)
+        launch.run_schedule(ring_allreduce(2))

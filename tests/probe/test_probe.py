@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import pytest
 import torch
 
 from arborcast import synth, topologies
+from arborcast.backends.probe.measurements import Measurements
 from arborcast.backends.probe.measuring import Effort, measure
 from arborcast.backends.probe.traffic import Period, flood, ping_pong
 from arborcast.backends.transport.network import Network
-from tests.support.commands import Said, run_job
+from tests.support.commands import Said, run_job, run_jobs
 from tests.support.ranks import run_ranks
 from tests.support.waiting import PATIENCE_S
 
@@ -97,32 +99,26 @@ def test_a_link_that_is_far_too_fast_is_contradicted(tmp_path: Path) -> None:
     assert file.exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            ("--check", "dgx1"),
-            "--check dgx1: has 8 ranks, but 2 processes measure; choose as many with --ranks",
-        ),
-        (
-            ("--check", "dgx1", "--ranks", "0-2"),
-            "--check dgx1: has 3 ranks, but 2 processes measure; choose as many with --ranks",
-        ),
-        (("--like", "dgx1"), "--like dgx1: has 8 ranks, but 2 processes measure"),
-        (("--ranks", "0,1"), "--ranks: goes with --check SPEC only"),
-        (("--repeats", "0"), "--repeats 0: must be at least 1"),
-        (
-            ("--transport", "pigeon"),
-            "Invalid value for '--transport': "
-            "must be one of 'auto', 'sockets', 'shared memory', got 'pigeon'",
-        ),
-        (("--tolerance", "-1"), "--tolerance: must not be negative, got -1"),
-        (("--nonsense",), "No such option: --nonsense"),
-    ],
-)
-def test_wrong_input_is_one_line_of_rank_0(options: tuple[str, ...], line: str) -> None:
-    ran = run_job(2, "probe", *options)
-    assert ran == [Said(2, "", f"synth: {line}\n"), Said(2, "", "")]
+WRONG = {
+    ("--check", "dgx1"): "--check dgx1: has 8 ranks, but 2 processes measure; choose as many with --ranks",
+    ("--check", "dgx1", "--ranks", "0-2"): (
+        "--check dgx1: has 3 ranks, but 2 processes measure; choose as many with --ranks"
+    ),
+    ("--like", "dgx1"): "--like dgx1: has 8 ranks, but 2 processes measure",
+    ("--ranks", "0,1"): "--ranks: goes with --check SPEC only",
+    ("--repeats", "0"): "--repeats 0: must be at least 1",
+    ("--transport", "pigeon"): (
+        "Invalid value for '--transport': must be one of 'auto', 'sockets', 'shared memory', got 'pigeon'"
+    ),
+    ("--tolerance", "-1"): "--tolerance: must not be negative, got -1",
+    ("--nonsense",): "No such option: --nonsense",
+}
+
+
+def test_wrong_input_is_one_line_of_rank_0() -> None:
+    said = run_jobs(2, [("probe", *options) for options in WRONG])
+    for line, ran in zip(WRONG.values(), said, strict=True):
+        assert ran == [Said(2, "", f"synth: {line}\n"), Said(2, "", "")]
 
 
 def test_without_torchrun_it_says_how_to_start() -> None:
@@ -150,13 +146,20 @@ def test_one_process_is_too_few() -> None:
 
 def network_of(rank: int, size: int, transport: str) -> Network:
     store = torch.distributed.distributed_c10d._get_default_store()
-    network = Network(store, rank, size, timeout_s=90, transport=transport)
+    own = torch.distributed.PrefixStore(transport, store)
+    network = Network(own, rank, size, timeout_s=90, transport=transport)
     network.connect(range(size))
     return network
 
 
-def all_directions(rank: int, size: int, transport: str) -> dict[str, Any]:
-    network = network_of(rank, size, transport)
+TRANSPORTS = ("sockets", "shared memory")
+
+
+def all_directions(rank: int, size: int) -> list[dict[str, Any]]:
+    return [in_all_directions(network_of(rank, size, transport), rank, size) for transport in TRANSPORTS]
+
+
+def in_all_directions(network: Network, rank: int, size: int) -> dict[str, Any]:
     others = [other for other in range(size) if other != rank]
     found: dict[str, Any] = {"pings": {}}
     for first in range(size):
@@ -176,9 +179,9 @@ def all_directions(rank: int, size: int, transport: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("transport", ["sockets", "shared memory"])
-def test_all_ranks_may_send_to_all_at_once(transport: str) -> None:
-    for rank, found in enumerate(run_ranks(3, all_directions, transport)):
+def test_all_ranks_may_send_to_all_at_once() -> None:
+    of_ranks = run_ranks(3, all_directions)
+    for rank, found in ((rank, found) for rank, both in enumerate(of_ranks) for found in both):
         others = {0, 1, 2} - {rank}
         assert set(found["pings"]) == others
         for pings in found["pings"].values():
@@ -190,25 +193,24 @@ def test_all_ranks_may_send_to_all_at_once(transport: str) -> None:
             assert all(rate > 0 for rate in found[f"flood {turn}"].values())
 
 
-def measured_by(rank: int, size: int, parallel: bool) -> Any:
-    network = Network(
-        torch.distributed.distributed_c10d._get_default_store(), rank, size, timeout_s=90, transport="auto"
-    )
+def measured_twice(rank: int, size: int) -> list[Measurements]:
+    """One after the other, and in rounds of pairs."""
+    effort = Effort(pings=5, repeats=2, load_repeats=1, period=Period(0.005, 0.002))
+    network = network_of(rank, size, "auto")
     group = torch.distributed.group.WORLD
-    effort = Effort(pings=5, repeats=2, load_repeats=1, period=Period(0.005, 0.002), parallel=parallel)
-    measured = measure(network, group, effort)
+    found = [measure(network, group, replace(effort, parallel=parallel)) for parallel in (False, True)]
     network.close()
-    return measured
+    return found
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-def test_all_ranks_know_the_same(parallel: bool) -> None:
-    first, *others = run_ranks(4, measured_by, parallel)
+def test_all_ranks_know_the_same() -> None:
+    first, *others = run_ranks(4, measured_twice)
     assert all(other == first for other in others)
-    assert first.exact is not parallel
-    assert len(first.solo) == len(first.latency_us) == len(first.transports) == 12
-    assert {spread.repeats for spread in first.solo.values()} == {2}
-    assert (parallel and len(first.loads[0].rates) == 2) or len(first.loads[0].rates) == 3
+    for parallel, found in zip((False, True), first, strict=True):
+        assert found.exact is not parallel
+        assert len(found.solo) == len(found.latency_us) == len(found.transports) == 12
+        assert {spread.repeats for spread in found.solo.values()} == {2}
+        assert len(found.loads[0].rates) == (2 if parallel else 3)
 
 
 def lost_peer(rank: int, size: int) -> str:

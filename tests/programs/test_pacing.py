@@ -151,7 +151,9 @@ def test_what_is_said_of_trees_is_how_their_pieces_follow_each_other(
     assert f"rate  {rate} GB/s" in again.out
 
 
-@pytest.mark.parametrize("spec", ["dgx1", "dgx-a100", pytest.param("mi250", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "spec", ["dgx1", *(pytest.param(spec, marks=pytest.mark.long) for spec in ("dgx-a100", "mi250"))]
+)
 def test_a_plan_of_pieces_is_nearly_as_fast_as_its_schedule(spec: str) -> None:
     fabric, size = load(spec), 64 << 20
     schedule = synth.solve(fabric, "allreduce", method="trees")
@@ -161,7 +163,12 @@ def test_a_plan_of_pieces_is_nearly_as_fast_as_its_schedule(spec: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "in_place"),
-    [("broadcast", True), ("reduce", False), ("allgather", True), ("reduce-scatter", False)],
+    [
+        ("broadcast", True),
+        ("reduce-scatter", False),
+        pytest.param("reduce", False, marks=pytest.mark.long),
+        pytest.param("allgather", True, marks=pytest.mark.long),
+    ],
 )
 def test_chunks_of_other_trees_do_not_wait_for_each_other(kind: str, in_place: bool) -> None:
     fabric, size = load("dgx1"), 64 << 20

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -55,12 +55,27 @@ def refused(ran: Said, *facts: str, status: int = 2) -> None:
 
 def run_job(size: int, *words: str) -> list[Said]:
     """The ranks of a command, with the variables that torchrun sets."""
-    with rendezvous(size) as told:
-        return run_ranks(size, _as_rank, words, backend=None, environ=told)
+    return run_jobs(size, [words])[0]
 
 
-def _as_rank(rank: int, size: int, words: tuple[str, ...]) -> Said:
+def run_jobs(size: int, commands: Sequence[tuple[str, ...]]) -> list[list[Said]]:
+    """The same of several commands, one after the other in the same processes."""
+    with contextlib.ExitStack() as stack:
+        jobs = [(stack.enter_context(rendezvous(size)), words) for words in commands]
+        of_ranks = run_ranks(size, _as_ranks, jobs, backend=None)
+    return [list(of_command) for of_command in zip(*of_ranks, strict=True)]
+
+
+def _as_ranks(rank: int, size: int, jobs: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[Said]:
     os.environ["RANK"] = str(rank)
+    found = []
+    for told, words in jobs:
+        os.environ |= told
+        found.append(_said(words))
+    return found
+
+
+def _said(words: tuple[str, ...]) -> Said:
     probe._FOLLOWERS_WAIT_S = 0.0  # nobody ends the others here as soon as one has failed
     sys.argv = ["synth", *words]
     out, err = io.StringIO(), io.StringIO()

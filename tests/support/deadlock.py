@@ -7,22 +7,34 @@ only and knows nothing of how they were made.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from arborcast.backends.lowering.program import Operation, Program, Receive, Send
+from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 
 
 class DeadlockError(RuntimeError):
     """Programs wait for one another for ever; the message names ranks and operations."""
 
 
-def check_deadlock(programs: Sequence[Program]) -> None:
-    """Run the programs, without data, with blocking sends and receives.
+class Handler(Protocol):
+    """What carries out operations on data."""
+
+    def local(self, rank: int, operation: Reduce | Copy) -> None:
+        """An operation of one rank alone."""
+
+    def deliver(self, src: int, send: Send, receive: Receive) -> None:
+        """A message."""
+
+
+def check_deadlock(programs: Sequence[Program], handler: Handler | None = None) -> None:
+    """Run the programs with blocking sends and receives, by default without data.
 
     Each rank does its operations strictly in order, so which pairs meet does not depend on who is fast, and
     one run decides. Time is linear in the number of operations.
 
     Args:
         programs: of ranks 0, 1, 2, ... in this order.
+        handler: is handed each operation when its turn comes.
 
     Raises:
         DeadlockError: some ranks wait for ever, or a send meets a receive of another length.
@@ -31,11 +43,14 @@ def check_deadlock(programs: Sequence[Program]) -> None:
     awake = list(range(len(programs)))
     while awake:
         rank = awake.pop()
-        head = _next_message(programs[rank], position, rank)
+        head = _next_message(programs[rank], position, rank, handler)
         if head is None or not 0 <= head.peer < len(programs):
             continue
-        other = _next_message(programs[head.peer], position, head.peer)
+        other = _next_message(programs[head.peer], position, head.peer, handler)
         if meet(rank, head, head.peer, other):
+            for src, one, two in ((rank, head, other), (head.peer, other, head)):
+                if handler is not None and isinstance(one, Send) and isinstance(two, Receive):
+                    handler.deliver(src, one, two)
             position[rank] += 1
             position[head.peer] += 1
             awake += [rank, head.peer]
@@ -86,12 +101,16 @@ def describe(stuck: dict[int, Operation]) -> str:
     return f"{len(stuck)} ranks wait for ever: {steps}" + (f", {end}" if end else "")
 
 
-def _next_message(program: Program, position: list[int], rank: int) -> Send | Receive | None:
-    """Skip what is local; the message at which the rank is blocked, None at the end."""
+def _next_message(
+    program: Program, position: list[int], rank: int, handler: Handler | None
+) -> Send | Receive | None:
+    """Pass what is local; the message at which the rank is blocked, None at the end."""
     operations = program.operations
     while position[rank] < len(operations):
         operation = operations[position[rank]]
         if isinstance(operation, Send | Receive):
             return operation
+        if handler is not None:
+            handler.local(rank, operation)
         position[rank] += 1
     return None

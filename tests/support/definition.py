@@ -84,6 +84,35 @@ def define(
     return tuple(outputs.get(rank) for rank in range(len(inputs)))
 
 
+def whole_call(
+    collective: Collective,
+    ranks: int,
+    count: int,
+    seed: int,
+    most: int = 99,
+    reduction: Reduction = Reduction.SUM,
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """Inputs of all ranks of a topology, room for outputs, and what must stand there: from its first element.
+
+    All have room for the whole buffer, of which a collective of blocks takes what it needs.
+
+    Args:
+        collective: of blocks of one size.
+        ranks: of the topology.
+        count: elements of the whole buffer.
+        seed: of the inputs.
+        most: the largest element.
+        reduction: as for `define`.
+    """
+    draw = np.random.default_rng(seed)
+    inputs = [draw.integers(0, most + 1, count) for _ in range(ranks)]
+    is_of_blocks = collective.kind in {Kind.ALLGATHER, Kind.GATHER}
+    given = count // len(collective.ranks) if is_of_blocks else count
+    outputs = define(collective, [array[:given] for array in inputs], reduction)
+    wanted = [np.zeros(0, np.int64) if output is None else output for output in outputs]
+    return inputs, [np.full(count, -1) for _ in range(ranks)], wanted
+
+
 def _reduced(arrays: Sequence[Array], reduction: Reduction) -> Array:
     total = arrays[0].copy()
     for array in arrays[1:]:

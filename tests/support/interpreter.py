@@ -7,16 +7,16 @@ here a seed decides, and a program is right only if it is right for every seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from arborcast.backends.lowering.layout import Buffer, BufferSlice
-from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
+from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
 from arborcast.backends.measure.job import Array, Reduction
-from tests.support.deadlock import DeadlockError, describe, meet
+from tests.support.deadlock import DeadlockError, check_deadlock, describe, meet
 from tests.support.definition import combine, finish
 
 
@@ -49,7 +49,7 @@ def interpret(
         reduction: how contributions are combined.
         dtype: of all buffers.
         freedom: what may happen when.
-        seed: decides among all that may happen next.
+        seed: decides among all that may happen next, where it matters.
 
     Raises:
         DeadlockError: ranks wait for one another for ever.
@@ -58,9 +58,11 @@ def interpret(
     memories = [
         RankMemory(program, array, np.dtype(dtype)) for program, array in zip(programs, inputs, strict=True)
     ]
-    chance = random.Random(seed)
-    run = _run_blocking if freedom is Freedom.BLOCKING else _run_dataflow
-    run(programs, Machine(memories, reduction), chance)
+    machine = Machine(memories, reduction)
+    if freedom is Freedom.BLOCKING:
+        check_deadlock(programs, machine)  # whose order decides nothing
+    else:
+        _run_dataflow(programs, machine, random.Random(seed))
     for program, memory in zip(programs, memories, strict=True):
         finish(reduction, memory.buffers[Buffer.OUTPUT], program.contributors)
     return tuple(memory.buffers[Buffer.OUTPUT] for memory in memories)
@@ -98,45 +100,6 @@ class Machine:
 
     def deliver(self, src: int, send: Send, receive: Receive) -> None:
         self._memories[send.peer][receive.into][:] = self._memories[src][send.source]
-
-
-def _run_blocking(programs: Sequence[Program], machine: Machine, chance: random.Random) -> None:
-    position = [0] * len(programs)
-
-    def head(rank: int) -> Operation | None:
-        operations = programs[rank].operations
-        return operations[position[rank]] if position[rank] < len(operations) else None
-
-    possible = {rank for rank in range(len(programs)) if _is_possible(head, rank)}
-    while possible:
-        rank = chance.choice(sorted(possible))
-        operation = head(rank)
-        assert operation is not None and not isinstance(operation, Receive)
-        moved = [rank]
-        if isinstance(operation, Send):
-            receive = head(operation.peer)
-            assert isinstance(receive, Receive)
-            machine.deliver(rank, operation, receive)
-            moved.append(operation.peer)
-        else:
-            machine.local(rank, operation)
-        for one in moved:
-            position[one] += 1
-        # Only those that have moved, and those that they now receive from, may have become able or unable.
-        senders = [then.peer for one in moved if isinstance(then := head(one), Receive)]
-        for one in (*moved, *senders):
-            (possible.add if _is_possible(head, one) else possible.discard)(one)
-    stuck = {rank: operation for rank in range(len(programs)) if (operation := head(rank)) is not None}
-    if stuck:
-        raise DeadlockError(describe(stuck))
-
-
-def _is_possible(head: Callable[[int], Operation | None], rank: int) -> bool:
-    """Whether a rank's next operation is local, or a send that its receiver has come to."""
-    operation = head(rank)
-    if isinstance(operation, Send):
-        return meet(rank, operation, operation.peer, head(operation.peer))
-    return isinstance(operation, Reduce | Copy)
 
 
 def _run_dataflow(programs: Sequence[Program], machine: Machine, chance: random.Random) -> None:

@@ -19,7 +19,7 @@ from tests.fuzzing.exact_lp import Program
 from tests.fuzzing.tally import Tally
 
 BLOCKS, OF_BLOCK = 100, 100
-SOME = range(1_000_000, 1_000_050)
+SOME = range(1_000_000, 1_000_025)
 QUICK = {name: often for name, often in OFTEN.items() if name not in {"fastest", "frontier"}}
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,8 @@ def test_a_false_bound_and_a_crash_are_noted(monkeypatch):
         assert any(word in line for line in tally.false)
 
 
-def test_the_simplex_method_agrees_with_the_basis_of_highs():
-    for seed in range(40):
+def test_z3_agrees_with_the_basis_of_highs():
+    for seed in range(20):
         rng = Random(seed)
         program = Program()
         for _ in range(6):
@@ -74,8 +74,7 @@ def test_the_simplex_method_agrees_with_the_basis_of_highs():
         for _ in range(3):
             program.at_most({"rate": 1, **{name: -rng.randint(1, 4) for name in "abcd"}})
         target = program.columns["rate"]
-        by_simplex = program._by_simplex(target).get(target, 0)
-        assert program.maximum("rate") == by_simplex
+        assert program.maximum("rate") == program.by_z3(target)[target]
 
 
 def test_what_an_allreduce_can_say():

@@ -12,7 +12,6 @@ from arborcast.backends.programs.checking.execution import Outcome
 from arborcast.backends.programs.checking.one_sided_run import OneSidedExecution
 from arborcast.backends.programs.checking.two_sided_run import TwoSidedExecution
 from arborcast.backends.programs.checking.verdict import ProgramVerdict, TraceLine
-from arborcast.backends.programs.limits import MSCCL, Limits
 from arborcast.backends.programs.program import GlobalProgram, Move, ProgramError, Step
 
 MOST_UNROLLED = 1 << 20
@@ -22,7 +21,7 @@ CUTS = ((2, Fraction(1)), (3, Fraction(2)))
 """Of programs with loops, besides each loop once: into how many parts a chunk is cut, and the least piece."""
 
 
-def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors: int = 20) -> ProgramVerdict:
+def check_program(program: GlobalProgram, *, max_errors: int = 20) -> ProgramVerdict:
     """Whether every execution of a program that its runtime allows does what the collective asks.
 
     Limits, ends of buffers, both ends of every message or signal; then that it ends with the FIFOs there are,
@@ -34,7 +33,6 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
 
     Args:
         program: of two-sided steps, or of moves, signals, waits, semaphores and barriers.
-        limits: of the runtime of two-sided steps.
         max_errors: how many objections to spell out.
 
     Returns:
@@ -55,7 +53,7 @@ def check_program(program: GlobalProgram, *, limits: Limits = MSCCL, max_errors:
     found = [("fault", line) for line in program.faults]
     if not program.in_place and not program.out_of_place:
         found.append(("fault", "neither for calls in place nor for others: it is never chosen"))
-    found += one_sided.objections(program) if program.one_sided else structure.objections(program, limits)
+    found += one_sided.objections(program) if program.one_sided else structure.objections(program)
     trace: tuple[TraceLine, ...] = ()
     circle = False
     kinds = {kind for kind, _ in found}

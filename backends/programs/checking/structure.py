@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from arborcast.backends.programs.checking.memory import beyond, sizes, undivided
-from arborcast.backends.programs.limits import Fifo, Limits, fifo_of
+from arborcast.backends.programs.limits import MSCCL, Fifo, fifo_of
 from arborcast.backends.programs.program import GlobalProgram, ProgramError, Step, ThreadBlock
 
 Link: TypeAlias = tuple[int, int, int]
@@ -101,10 +101,10 @@ def _posting(flat: Flat, base: list[int], posts: list[list[int]], step: Step, in
             yield later
 
 
-def objections(program: GlobalProgram, limits: Limits) -> list[tuple[str, str]]:
+def objections(program: GlobalProgram) -> list[tuple[str, str]]:
     """What is wrong, each with its kind: limit, buffer, shared or message."""
     found = [
-        *(("limit", line) for line in check_limits(program, limits)),
+        *(("limit", line) for line in check_limits(program)),
         *(("buffer", line) for line in check_buffers(program)),
         *(("shared", line) for line in check_shared(program)),
     ]
@@ -113,18 +113,18 @@ def objections(program: GlobalProgram, limits: Limits) -> list[tuple[str, str]]:
     return found
 
 
-def check_limits(program: GlobalProgram, limits: Limits) -> Iterator[str]:
+def check_limits(program: GlobalProgram) -> Iterator[str]:
     """What the runtime cannot hold, one line each."""
-    if program.channels > limits.channels:
-        yield f"nchannels is {program.channels}, at most {limits.channels}"
+    if program.channels > MSCCL.channels:
+        yield f"nchannels is {program.channels}, at most {MSCCL.channels}"
     for rank, part in enumerate(program.parts):
-        if len(part.blocks) > limits.blocks:
-            yield f"rank {rank}: {len(part.blocks)} thread blocks, at most {limits.blocks} in RCCL"
+        if len(part.blocks) > MSCCL.blocks:
+            yield f"rank {rank}: {len(part.blocks)} thread blocks, at most {MSCCL.blocks} in RCCL"
         ends: Counter[tuple[str, int]] = Counter()
         for number, block in enumerate(part.blocks):
             where = f"rank {rank} block {number}"
             talks = block.send is not None or block.receive is not None
-            channels = min(limits.channels, program.channels) if talks else limits.channels
+            channels = min(MSCCL.channels, program.channels) if talks else MSCCL.channels
             if not 0 <= block.channel < channels:
                 yield f"{where}: channel {block.channel}, there are 0 to {channels - 1} (nchannels)"
             for end, peer in (("send", block.send), ("receive", block.receive)):
@@ -135,8 +135,8 @@ def check_limits(program: GlobalProgram, limits: Limits) -> Iterator[str]:
                 ends[end, block.channel] += 1
             yield from _without_peer(block, where)
         for (end, channel), count in ends.items():
-            if count > limits.peers:
-                yield f"rank {rank}: {count} blocks {end} on channel {channel}, at most {limits.peers}"
+            if count > MSCCL.peers:
+                yield f"rank {rank}: {count} blocks {end} on channel {channel}, at most {MSCCL.peers}"
 
 
 def _without_peer(block: ThreadBlock, where: str) -> Iterator[str]:

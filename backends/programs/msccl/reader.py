@@ -22,7 +22,9 @@ from arborcast.backends.programs.program import (
     Span,
     Step,
     ThreadBlock,
+    kind_of_file,
     plain_name,
+    root_of_file,
 )
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -88,7 +90,11 @@ class _ProgramReader:
         kind = self._kind_of(algo)
         ranks = algo.whole("ngpus", 1, 4096)
         per_loop = algo.whole("nchunksperloop", 1, MSCCL.offset)
-        root = self._root_of(kind, ranks)
+        root = root_of_file(kind, self._root, ranks)
+        if root is not None:
+            self.notes.append(
+                f"{kind}: the file does not name its root; MSCCL runs it whatever root a call names"
+            )
         in_place = bool(algo.whole("inplace", 0, 1))
         out_of_place = bool(algo.whole("outofplace", 0, 1, default=not in_place))
         protocol = algo.get("proto")
@@ -118,33 +124,17 @@ class _ProgramReader:
         name = algo.get("coll")
         if name is None:
             raise ProgramError("algo: coll is missing")
-        kind = Kind.named(name)
-        if kind is None or kind is Kind.CUSTOM:
-            if self._kind is None:
-                raise ProgramError(
-                    f"coll must be a known collective, got {shorten(name)}; --collective says what it is"
-                )
-            return self._kind
-        if name != plain_name(kind):
-            self.notes.append(
-                f"algo: coll {shorten(name)}: MSCCL's executor and RCCL write {kind.value.replace('-', '')}"
-            )
-        if self._kind not in {None, kind}:
-            raise ProgramError(f"algo: coll is {kind}, --collective says {self._kind}")
-        return kind
-
-    def _root_of(self, kind: Kind, ranks: int) -> int | None:
-        if not kind.has_root:
-            if self._root is not None:
-                raise ProgramError(f"root {self._root}: {kind} has no root")
-            return None
-        self.notes.append(
-            f"{kind}: the file does not name its root; MSCCL runs it whatever root a call names"
+        kind = kind_of_file(
+            name,
+            self._kind,
+            key="algo: coll",
+            unknown=f"coll must be a known collective, got {shorten(name)}; --collective says what it is",
         )
-        root = self._root or 0
-        if not 0 <= root < ranks:
-            raise ProgramError(f"root must be in 0..{ranks - 1}, got {root}")
-        return root
+        if Kind.named(name) is kind and name != plain_name(kind):
+            self.notes.append(
+                f"algo: coll {shorten(name)}: MSCCL's executor and RCCL write {plain_name(kind)}"
+            )
+        return kind
 
     def _parts(self, algo: Element, ranks: int) -> tuple[RankPart, ...]:
         parts: dict[int, RankPart] = {}

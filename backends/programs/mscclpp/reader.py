@@ -45,6 +45,8 @@ from arborcast.backends.programs.program import (
     Synchronize,
     ThreadBlock,
     Wait,
+    kind_of_file,
+    root_of_file,
 )
 from arborcast.synth.collective import NAMED_KINDS, Kind
 from arborcast.synth.errors import InputError
@@ -95,10 +97,15 @@ class _Plan:
         self.ranks = len(self._gpus)
         self.faults: dict[str, None] = {}
         self.notes: dict[str, None] = {}
-        self._kind = self._kind_of(kind)
-        self._root = (root or 0) if self._kind.has_root else None
-        if self._root is not None and not 0 <= self._root < self.ranks:
-            raise ProgramError(f"root must be in 0..{self.ranks - 1}, got {self._root}")
+        name = plan["collective"]
+        self._kind = kind_of_file(
+            name,
+            kind,
+            key="plan: collective",
+            unknown=f"plan: collective {shorten(name)} is none of {', '.join(NAMED_KINDS)}; name the one it "
+            "does (--collective)",
+        )
+        self._root = root_of_file(self._kind, root, self.ranks)
         self.finer = self._finer()
 
     def fault(self, text: str) -> None:
@@ -175,16 +182,6 @@ class _Plan:
             gpu["scratch_chunks"] * finer,
             tuple(entry["init_value"] for entry in gpu.get("semaphores", [])),
         )
-
-    def _kind_of(self, kind: Kind | None) -> Kind:
-        name = self._plan["collective"]
-        found = kind or Kind.named(name)
-        if found is None or found is Kind.CUSTOM:
-            raise ProgramError(
-                f"plan: collective {shorten(name)} is none of {', '.join(NAMED_KINDS)}; name the "
-                "one it does (--collective)"
-            )
-        return found
 
     def _finer(self) -> int:
         """In how many parts chunks are cut, so that blocks of groups handle whole ones."""

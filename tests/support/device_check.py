@@ -1,11 +1,12 @@
 """Whether tables do what a collective asks, in every order in which programs may run.
 
-Shares no code with what makes tables. Flags have one writer each and only count up, so that which flag lets
-whom go on does not depend on the order of execution: one execution that follows the flags stands for all, and
-if it stops, all do. What it must show is that each access to a slot is ordered by flags: whoever reads waits
-in the same row for a flag that the row which wrote the slot has raised, whoever overwrites for one of the row
-that has read it. That is stricter than happens-before, which would also take what follows from other flags;
-so no vectors of clocks are carried along, and every wait that is missing is found.
+The oracle of `backends.device.plan`, of which it takes nothing but the tables and their columns. Flags have
+one writer each and only count up, so that which flag lets whom go on does not depend on the order of
+execution: one execution that follows the flags stands for all, and if it stops, all do. What it must show is
+that each access to a slot is ordered by flags: whoever reads waits in the same row for a flag that the row
+which wrote the slot has raised, whoever overwrites for one of the row that has read it. That is stricter than
+happens-before, which would also take what follows from other flags; so no vectors of clocks are carried
+along, and every wait that is missing is found.
 """
 
 from __future__ import annotations
