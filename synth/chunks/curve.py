@@ -269,7 +269,7 @@ def _optimum(
     if drafting is not None:
         budget = SKETCH if options.compares else DRAFT
     cache = ChunkCache() if options.cache and drafting is None else None
-    searcher = Searcher(problem, ENCODING, options.seed, deadline, child, cache)
+    searcher = Searcher(problem, options.seed, deadline, child, cache, ENCODING)
     return kept_optimum(
         cache,
         "optimum",

@@ -171,7 +171,7 @@ class _Question:
     def _half(self, collective: Collective, limit: Bound) -> _Half:
         half = Half.of(self.topology, collective, limit)
         method = self.method
-        searcher = Searcher(half.problem, method.name, method.seed, self.deadline, self.child, self.cache)
+        searcher = Searcher(half.problem, method.seed, self.deadline, self.child, self.cache, method.name)
         return _Half(half, searcher, method)
 
     def _sums(self) -> Schedule:

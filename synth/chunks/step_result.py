@@ -26,6 +26,7 @@ from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.solvers.cache import ChunkCache, Detail, kept_or_found
+from arborcast.synth.chunks.solvers.search import ProblemSearcher
 from arborcast.synth.chunks.solvers.solver_child import WorkerDiedError
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.errors import Prover, TimedOutError
@@ -45,6 +46,7 @@ class HasRounds(Protocol):
 
 AnyPlan = TypeVar("AnyPlan", bound=HasRounds)
 AnyAnswer = TypeVar("AnyAnswer")
+AnySearcher = TypeVar("AnySearcher", bound=ProblemSearcher)
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,14 @@ class StepOptimum(Generic[AnyPlan]):
         return f"{explain(self.limit)}; {self.minimality_proof or 'the smallest C is not proved'}"
 
 
-class StepSearch(ABC, Generic[AnyPlan]):
+class StepSearch(ABC, Generic[AnyPlan, AnySearcher]):
     """The best limit and the best plan so far of one number of steps."""
 
-    def __init__(self, steps: int, limit: StepBound | None, below: Fraction | None) -> None:
+    def __init__(
+        self, searcher: AnySearcher, steps: int, limit: StepBound | None, below: Fraction | None
+    ) -> None:
+        self._searcher = searcher
+        self._problem = searcher.problem
         self._steps = steps
         self._below = below
         self._refuted: dict[tuple[Fraction, int], Infeasible] = {}  # R/C and C
@@ -139,6 +145,17 @@ class StepSearch(ABC, Generic[AnyPlan]):
     def _raise_to(self, limit: StepBound | None) -> None:
         if limit is not None and limit.ratio > self.result.least:
             self.result = replace(self.result, limit=limit)
+
+    def _in_part(self, part: int, task: Callable[[], AnyAnswer]) -> AnyAnswer | None:
+        """What a task answers in one part of so many of the time left; None where it does not end by then."""
+        whole = self._searcher.deadline
+        self._searcher.deadline = whole.share(part)
+        try:
+            return task()
+        except TimedOutError:
+            return None
+        finally:
+            self._searcher.deadline = whole
 
     def _asked(self, chunks: int, rounds: int, search: Callable[[], AnyAnswer]) -> AnyAnswer | Unknown:
         """What solvers answer for one C; nothing where they died."""

@@ -37,7 +37,6 @@ from arborcast.synth.chunks.trees.tree_schedule import (
     plan_of,
 )
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
-from arborcast.synth.errors import TimedOutError
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def step_optimum(
     return _CopySearch(searcher, steps, replace(static, steps=steps), below, budget, seeds).run()
 
 
-class _CopySearch(StepSearch[ChunkPlan]):
+class _CopySearch(StepSearch[ChunkPlan, Searcher]):
     """A search for copies."""
 
     def __init__(
@@ -143,11 +142,9 @@ class _CopySearch(StepSearch[ChunkPlan]):
         budget: SearchBudget,
         seeds: Seeds | None,
     ) -> None:
-        super().__init__(steps, limit, below)
+        super().__init__(searcher, steps, limit, below)
         self._budget = budget
         self._seeds = {} if seeds is None else seeds
-        self._searcher = searcher
-        self._problem = searcher.problem
         self._spent: dict[tuple[Fraction, int], int] = {}  # slices of the search for (R/C, C)
         self._trees: TreeBound | None = None
         self._group: Group | None = None
@@ -220,14 +217,7 @@ class _CopySearch(StepSearch[ChunkPlan]):
 
     def _attempt_in_time(self) -> bool:
         """`_attempt` in a third of the time; whether that settled it."""
-        whole = self._searcher.deadline
-        self._searcher.deadline = whole.share(3)
-        try:
-            return self._attempt()
-        except TimedOutError:
-            return False
-        finally:
-            self._searcher.deadline = whole
+        return bool(self._in_part(3, self._attempt))
 
     def _is_quick(self, group: Group) -> bool:
         """Whether a solver should be asked first."""

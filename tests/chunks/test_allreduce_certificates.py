@@ -13,19 +13,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.allreduce.partial_sums import sum_problem
 from arborcast.synth.chunks.bounds.step_certificate import MessageDual, PairDual
 from arborcast.synth.chunks.bounds.step_check import certified_ratio
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
+from tests.support.chunk_problems import sums_on
 from tests.support.strategies import topologies
-
-
-def problem_on(fabric: Topology, ranks: Any = None) -> ChunkProblem:
-    return sum_problem(fabric, Collective.on(fabric, "allreduce", ranks=ranks))
 
 
 def drawn_links(draw: Any, problem: ChunkProblem, steps: int) -> tuple[tuple[Fraction, ...], ...]:
@@ -67,7 +62,7 @@ def test_pairs_prove_what_all_their_images_do(data: st.DataObject) -> None:
         )
     )
     ranks = sorted(data.draw(st.sets(st.integers(0, fabric.ranks - 1), min_size=2)))
-    problem, steps = problem_on(fabric, ranks), data.draw(st.integers(1, 3))
+    problem, steps = sums_on(fabric, ranks), data.draw(st.integers(1, 3))
     links = drawn_links(data.draw, problem, steps)
     symmetries = data.draw(st.lists(st.sampled_from(list(automorphisms(problem, set(ranks)))), max_size=2))
     group = {tuple(range(fabric.size))}
@@ -126,7 +121,7 @@ DIAMOND = Topology.build(
     [Link(*hop, Fraction(1)) for v in (0, 1) for w in (2, 3) for hop in ((v, w), (w, v))],
     ["hub"],
 )
-BETWEEN = problem_on(DIAMOND, (0, 1))
+BETWEEN = sums_on(DIAMOND, (0, 1))
 EIGHTHS = ((Fraction(1, 8),) * 8,) * 2
 WAYS = [(route.src, *route.via, route.dst) for route in BETWEEN.routes]
 AHEAD = tuple(
@@ -192,7 +187,7 @@ def test_pairs_that_break_a_rule(changes: dict[str, Any], message: str) -> None:
 def test_a_symmetry_keeps_who_takes_part() -> None:
     turned = PairDual(((Fraction(1, 8),) * 8,) * 2, (), ((1, 2, 3, 0),))
     with pytest.raises(InputError, match="must keep the ranks that take part"):
-        certified_ratio(problem_on(load("ring:4"), (0, 1)), 2, turned)
+        certified_ratio(sums_on("ring:4", (0, 1)), 2, turned)
 
 
 def least_cost(problem: ChunkProblem, links: tuple[tuple[Fraction, ...], ...]) -> Fraction | None:
@@ -223,7 +218,7 @@ def least_cost(problem: ChunkProblem, links: tuple[tuple[Fraction, ...], ...]) -
 @given(topologies(max_ranks=3, switches=1, symmetric=False, max_bandwidth=2), st.data())
 def test_no_messages_are_cheaper(fabric: Topology, data: st.DataObject) -> None:
     ranks = sorted(data.draw(st.sets(st.integers(0, fabric.ranks - 1), min_size=2)))
-    problem, steps = problem_on(fabric, ranks), data.draw(st.integers(1, 3))
+    problem, steps = sums_on(fabric, ranks), data.draw(st.integers(1, 3))
     assume(len(problem.routes) * steps <= 10)
     links = drawn_links(data.draw, problem, steps)
     least = least_cost(problem, links)
@@ -235,14 +230,14 @@ def test_no_messages_are_cheaper(fabric: Topology, data: st.DataObject) -> None:
             certified_ratio(problem, steps, MessageDual(links, more))
 
 
-LINE = problem_on(
+LINE = sums_on(
     Topology.build("line", 3, [Link(*hop, Fraction(1)) for hop in ((0, 1), (1, 0), (1, 2), (2, 1))])
 )
 OUTWARD = tuple(Fraction(int(link.dst == 1), 2) for link in LINE.topology.links)
 
 
 def test_less_than_the_only_message_costs_is_proved_too() -> None:
-    pair = problem_on(load("full:2"))
+    pair = sums_on("full:2")
     lengths = ((Fraction(2, 3), Fraction(0)),)
     for cost in (Fraction(1, 3), Fraction(2, 3)):
         assert certified_ratio(pair, 1, MessageDual(lengths, cost)) == cost

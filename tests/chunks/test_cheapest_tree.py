@@ -10,23 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast import topologies
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.pricing import TreeSearch
-from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.collective import Demand
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.topology import Link, Topology
-from tests.support.strategies import collectives
+from tests.support.chunk_problems import check_tree, problem_of, problems
 from tests.support.strategies import topologies as drawn_topologies
-
-COPYING = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 
 
 @st.composite
 def priced(draw):
     """A problem with at most 5 ranks, one of its demands, S, and small integer prices (many of them 0)."""
-    topology = draw(drawn_topologies(max_ranks=5, switches=1, symmetric=draw(st.booleans())))
-    problem = ChunkProblem.of(topology, draw(collectives(topology, COPYING, relays=True)))
+    problem = draw(problems(5))
+    topology = problem.topology
     demand = draw(st.integers(0, len(problem.demands) - 1))
     steps = problem.latency + draw(st.integers(0, 1))
     price = st.integers(0, 9)
@@ -53,17 +50,6 @@ def cost_by_holders(problem: ChunkProblem, demand: Demand, steps: int, prices) -
     return min(cost for holders, cost in costs.items() if demand.targets <= holders)
 
 
-def check_tree(problem: ChunkProblem, demand: Demand, steps: int, tree) -> None:
-    """Each send after its sender holds the block, each rank reached once, every target reached."""
-    since = dict.fromkeys(demand.sources, 0)
-    for route, step in tree:
-        assert 0 <= step < steps
-        assert since[problem.routes[route].src] <= step
-        assert problem.routes[route].dst not in since
-        since[problem.routes[route].dst] = step + 1
-    assert demand.targets <= since.keys()
-
-
 @settings(max_examples=150)
 @given(priced())
 def test_costs_what_brute_force_finds(case):
@@ -73,7 +59,7 @@ def test_costs_what_brute_force_finds(case):
     for kind in (np.int64, np.float64):
         cost, tree = TreeSearch(problem, index, steps).run(prices.astype(kind))
         assert cost == expected
-        check_tree(problem, demand, steps, tree)
+        check_tree(problem, index, steps, tree)
         assert expected == sum(prices[t][e] for r, t in tree for e in problem.routes[r].links)
 
 
@@ -86,7 +72,7 @@ def test_integers_of_any_size_are_exact(case):
         [[huge * int(p) for p in row] for row in prices]
     )
     assert cost == huge * cost_by_holders(problem, problem.demands[index], steps, prices)
-    check_tree(problem, problem.demands[index], steps, tree)
+    check_tree(problem, index, steps, tree)
 
 
 @settings(max_examples=40)
@@ -95,21 +81,18 @@ def test_several_sources_serve_together(data):
     topology = data.draw(drawn_topologies(max_ranks=5, min_ranks=4, switches=0))
     ranks = data.draw(st.permutations(range(topology.ranks)))
     demand = Demand(frozenset(ranks[:2]), frozenset(ranks[2:4]))
-    problem = ChunkProblem(
-        topology, (demand,), ChunkProblem.of(topology, Collective.on(topology, "allgather")).routes
-    )
+    problem = ChunkProblem(topology, (demand,), problem_of(topology).routes)
     steps = problem.latency + 1
     prices = np.array([[(3 * t + 5 * e) % 7 for e in range(len(topology.links))] for t in range(steps)])
     cost, tree = TreeSearch(problem, 0, steps).run(prices)
     assert cost == cost_by_holders(problem, demand, steps, prices)
-    check_tree(problem, demand, steps, tree)
+    check_tree(problem, 0, steps, tree)
 
 
 def line(ranks: int) -> ChunkProblem:
     """0 - 1 - 2 - ..., a broadcast from rank 0."""
     links = [Link(a, b, Fraction(1)) for a in range(ranks) for b in (a - 1, a + 1) if 0 <= b < ranks]
-    topology = Topology.build("line", ranks, links)
-    return ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
+    return problem_of(Topology.build("line", ranks, links), "broadcast")
 
 
 def test_waits_where_later_is_cheaper():
@@ -129,7 +112,7 @@ def test_a_switch_is_paid_link_by_link():
     hub = Topology.build(
         "hub", 3, [Link(a, b, Fraction(1)) for r in range(3) for a, b in ((r, 3), (3, r))], ["hub"]
     )
-    problem = ChunkProblem.of(hub, Collective.on(hub, "broadcast"))
+    problem = problem_of(hub, "broadcast")
     prices = np.array([[10 if link.dst == 3 else 1 for link in hub.links]] * 2)
     assert TreeSearch(problem, 0, 2).run(prices)[0] == 22  # each send pays 10 to go up and 1 to go down
 
@@ -142,12 +125,11 @@ def test_refuses_what_has_no_answer():
         TreeSearch(problem, 0, 0)
     oneway = Topology.build("oneway", 2, [Link(1, 0, Fraction(1))])
     with pytest.raises(InfeasibleError, match="no way leads to rank 1"):
-        TreeSearch(ChunkProblem.of(oneway, Collective.on(oneway, "broadcast")), 0, 2)
+        TreeSearch(problem_of(oneway, "broadcast"), 0, 2)
 
 
 def test_refuses_what_would_take_too_long():
-    topology = topologies.load("full:24")
-    problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
+    problem = problem_of("full:24", "broadcast")
     with pytest.raises(InputError, match="23 targets among 24 ranks in 2 steps are too many"):
         TreeSearch(problem, 0, 2)
 

@@ -24,25 +24,21 @@ from arborcast.synth.chunks.problem.outcome import Infeasible
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers import cache as module
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.collective import Collective
 from arborcast.synth.errors import Prover
 from arborcast.synth.kernels.cache_folder import cache_folder
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
+from tests.support.chunk_problems import problem_of
 
 KEY = "ab" * 32
 KINDS = (ChunkPlan, ChunkSend, Infeasible, Prover)
 PLAN = ChunkPlan((1, 2), (ChunkSend(0, 0, 1, 0), ChunkSend(3, 1, 2, 1)))
 
 
-def problem_of(topology: Topology, kind: str = "allgather", root: int = 0) -> ChunkProblem:
-    return ChunkProblem.of(topology, Collective.on(topology, kind, root=root))
-
-
 def key(problem: ChunkProblem | None = None, **changed: object) -> str:
     asked: dict[str, object] = {"chunks": 2, "steps": 3, "rounds": 4, "encoding": "sat", "seed": 0}
     details: dict[str, Any] = {"subject": "instance"} | asked | changed
-    return ChunkCache("unused").key(problem=problem or problem_of(load("ring:4")), **details)
+    return ChunkCache("unused").key(problem=problem or problem_of("ring:4"), **details)
 
 
 def kept_in(kept: ChunkCache) -> object:
@@ -60,6 +56,7 @@ def test_an_answer_comes_back(tmp_path: Path) -> None:
     assert kept.get_json("cd" * 32) is None
 
 
+@pytest.mark.few(4)
 @given(
     st.recursive(
         st.integers() | st.text() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False),
@@ -90,8 +87,8 @@ def test_a_key_is_what_the_answer_depends_on(monkeypatch: pytest.MonkeyPatch) ->
         key(problem_of(ring, "broadcast", 1)),
         key(problem_of(slower)),
         key(problem_of(replace(ring, symmetries=()))),
-        key(problem_of(load("ring:5"))),
-        key(problem_of(load("star:4"))),
+        key(problem_of("ring:5")),
+        key(problem_of("star:4")),
         key(subject="bounds"),
     ]
     for name, value in (("_solver_versions", {"z3-solver": "0"}), ("_sources", "other")):

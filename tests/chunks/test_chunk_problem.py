@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from arborcast.synth.chunks.problem import instance as module
 from arborcast.synth.chunks.problem.instance import ChunkProblem, TooManyRoutesError, demands_of, routes_of
-from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
+from tests.support.chunk_problems import COPIES
 from tests.support.strategies import collectives, topologies
-
-COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 
 
 @given(topologies(max_ranks=5, switches=3, connected=False))

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.bounds.flow_bounds import flow_bound
-from arborcast.synth.chunks.encodings import ilp
 from arborcast.synth.chunks.encodings.ilp import IlpSearch, flow_groups
 from arborcast.synth.chunks.encodings.restarted_program import RestartedProgram
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -23,10 +22,9 @@ from arborcast.synth.errors import Prover
 from arborcast.synth.lp.integer_program import Values
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
-from tests.support.chunk_replay import instance_of, replay
+from tests.support.chunk_problems import ROUTED, problem_of, rotations
+from tests.support.chunk_replay import replay
 from tests.support.strategies import collectives, topologies
-
-ROUTING = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 
 
 def is_found(search: Search, instance: Instance) -> bool:
@@ -54,7 +52,7 @@ def one_target_each(draw: st.DrawFn, topology: Topology) -> Collective:
 def routing_instances(draw: st.DrawFn) -> Instance:
     """Instances of one target per demand about as often possible as not."""
     topology: Topology = draw(topologies(max_ranks=6, max_bandwidth=3, symmetric=draw(st.booleans())))
-    collective = draw(st.one_of(collectives(topology, ROUTING, relays=True), one_target_each(topology)))
+    collective = draw(st.one_of(collectives(topology, ROUTED, relays=True), one_target_each(topology)))
     problem = ChunkProblem.of(topology, collective)
     chunks = draw(st.integers(1, 3))
     assert problem.latency is not None
@@ -79,8 +77,7 @@ def test_flows_agree_with_arrivals(instance: Instance) -> None:
     ],
 )
 def test_as_few_groups_as_sources_or_targets(kind: Kind, groups: list[tuple[int, dict[int, int]]]) -> None:
-    topology = load("full:4")
-    found = flow_groups(ChunkOrbits.trivial(ChunkProblem.of(topology, Collective.on(topology, kind)), 2))
+    found = flow_groups(ChunkOrbits.trivial(problem_of("full:4", kind), 2))
     assert [(len(group.supply), dict(group.wanted)) for group in found] == groups
 
 
@@ -104,10 +101,6 @@ def test_any_source_may_supply_each_chunk() -> None:
     for steps, rounds, expected in ((2, 3, False), (2, 4, True), (3, 3, True)):
         instance = Instance(orbits, steps, rounds)
         assert is_found(IlpSearch(instance), instance) is expected
-
-
-def rotations(ranks: int) -> Group:
-    return tuple(tuple((rank + by) % ranks for rank in range(ranks)) for by in range(ranks))
 
 
 def translations(rows: int, columns: int) -> Group:
@@ -147,25 +140,12 @@ def places(rows: int, columns: int) -> list[tuple[int, int]]:
 def test_under_rotations(
     spec: str, group: Group, kind: Kind, size: tuple[int, int, int], expected: bool
 ) -> None:
-    topology = load(spec)
     chunks, steps, rounds = size
-    orbits = ChunkOrbits(ChunkProblem.of(topology, Collective.on(topology, kind)), chunks, group)
+    orbits = ChunkOrbits(problem_of(spec, kind), chunks, group)
     instance = Instance(orbits, steps, rounds)
     assert is_found(IlpSearch(instance), instance) is expected
     if kind is Kind.ALLTOALL:
         assert is_found(IlpSearch(instance, copies=True), instance) is expected
-
-
-@pytest.mark.parametrize("size", [(4, 3, 4), (5, 4, 4), (6, 4, 4), (7, 4, 4), (5, 4, 5)])
-def test_an_order_of_chunks_excludes_nothing(
-    size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instance = instance_of("hypercube:3", "broadcast", *size)
-    answers = set()
-    for most in (0, 1, 2, 10):
-        monkeypatch.setattr(ilp, "MOST_ORDERED", most)
-        answers.add(is_found(IlpSearch(instance), instance))
-    assert len(answers) == 1
 
 
 class Recorded(RestartedProgram):
@@ -204,19 +184,6 @@ def test_effort_is_saved_until_an_attempt_can_be_paid() -> None:
         made.append(len(program.log))
     # 100 at once, on credit; 200 are there after 300 in all, 400 more after 700.
     assert made == [1, 1, 1, 2, 2, 2, 2, 3, 3]
-
-
-def test_the_same_efforts_give_the_same_answer() -> None:
-    instance = instance_of("dgx1", "broadcast", 12, 3, 5)
-    searches = [IlpSearch(instance, seed=2) for _ in range(2)]
-    for effort in (100, 400, 1600, 6400):
-        first, second = (search.run(effort) for search in searches)
-        assert first == second
-        if isinstance(first, Feasible):
-            replay(instance, first)
-            assert effort > 100  # the first effort was limited, and ended there
-            return
-    pytest.fail("8500 units of effort were enough before")
 
 
 def program_of_two() -> RestartedProgram:

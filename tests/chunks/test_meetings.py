@@ -14,7 +14,7 @@ from arborcast.synth.chunks.allreduce.cores import Core, boxes_of, cores_of, rai
 from arborcast.synth.chunks.allreduce.halves import static_ratio
 from arborcast.synth.chunks.allreduce.hierarchical import HierarchicalAllreduces
 from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
-from arborcast.synth.chunks.allreduce.partial_sums import sum_problem, sum_schedule
+from arborcast.synth.chunks.allreduce.partial_sums import sum_schedule
 from arborcast.synth.chunks.allreduce.points import point_method
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.collective import Collective
@@ -22,6 +22,7 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
+from tests.support.chunk_problems import sums_on
 from tests.support.strategies import topologies
 
 SIX = load("dgx1").subset(range(6))
@@ -31,7 +32,7 @@ def met(fabric: Topology, steps: int) -> tuple[Schedule, Fraction, float] | None
     """A schedule of so many steps, its R/C, and that with any number of chunks."""
     collective = Collective.on(fabric, "allreduce")
     limit = bounds.bound(fabric, collective)
-    problem = sum_problem(fabric, collective)
+    problem = sums_on(fabric)
     meeting = HierarchicalAllreduces(problem)
     mixture = meeting.mixture(steps, static_ratio(fabric, collective, limit), Deadline())
     if mixture is None:
@@ -60,7 +61,7 @@ def exchanged(core: Core) -> dict[int, frozenset[int]]:
 
 @pytest.mark.parametrize("spec", ["dgx1", "dgx-a100:boxes=2", "ndv2:boxes=2", "torus:3x3", "star:4"])
 def test_a_core_ends_with_what_all_of_it_had(spec: str) -> None:
-    problem = sum_problem(load(spec), Collective.on(load(spec), "allreduce"))
+    problem = sums_on(spec)
     cores = cores_of(problem, problem_group(problem, 64))
     assert len(set(cores)) == len(cores)
     for core in cores:
@@ -68,7 +69,7 @@ def test_a_core_ends_with_what_all_of_it_had(spec: str) -> None:
 
 
 def test_boxes_and_rails_are_those_of_the_machine() -> None:
-    problem = sum_problem(load("dgx-a100:boxes=2"), Collective.on(load("dgx-a100:boxes=2"), "allreduce"))
+    problem = sums_on("dgx-a100:boxes=2")
     (boxes,) = boxes_of(problem, range(16))
     assert boxes == (tuple(range(8)), tuple(range(8, 16)))
     assert rails_of(boxes) == tuple((rank, rank + 8) for rank in range(8))
@@ -86,13 +87,13 @@ def test_what_meets_is_correct_and_no_better_than_the_limit(fabric: Topology, mo
     collective = Collective.on(fabric, "allreduce")
     if bounds.bound(fabric, collective).rate == 0 or fabric.ranks < 2:
         return
-    steps = HierarchicalAllreduces(sum_problem(fabric, collective)).fewest_steps + more
+    steps = HierarchicalAllreduces(sums_on(fabric)).fewest_steps + more
     found = met(fabric, steps)
     assert found is not None
     schedule, ratio, mixed = found
     assert synth.verify(schedule).correct
     assert schedule.steps == steps == len(schedule.rounds or ())
-    least = pair_bound(sum_problem(fabric, collective), steps, deadline=Deadline())
+    least = pair_bound(sums_on(fabric), steps, deadline=Deadline())
     assert least is not None and ratio >= least.ratio
     assert mixed <= float(ratio) * (1 + 1e-9)
     assert met(fabric, steps) == found
@@ -122,7 +123,7 @@ def test_both_orders_are_mixed(spec: str, steps: int, ratio: Fraction) -> None:
     ],
 )
 def test_few_chunks_attain_what_a_mixture_promises(steps: int, size: tuple[int, int, int]) -> None:
-    meeting = HierarchicalAllreduces(sum_problem(SIX, Collective.on(SIX, "allreduce")))
+    meeting = HierarchicalAllreduces(sums_on(SIX))
     mixture = meeting.mixture(steps, Fraction(2, 5), Deadline())
     assert mixture is not None and mixture.ratio == pytest.approx(size[2] / size[0])
     chunks, plan = meeting.plan(mixture, steps)

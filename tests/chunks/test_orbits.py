@@ -11,17 +11,12 @@ from hypothesis import strategies as st
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, ChunkSend, OrbitSend
 from arborcast.synth.chunks.problem.symmetry import problem_group, useful_groups
-from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.collective import Collective, Demand
 from arborcast.topologies import load
+from tests.support.chunk_problems import COPIES, problem_of
 from tests.support.strategies import collectives, topologies
 
-COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 SPECS = ["ring:6", "hypercube:3", "dgx1", "torus:3x3", "full:5", "star:5", "fat-tree:2x3", "mesh:2x3"]
-
-
-def problem_of(spec: str, kind: str) -> ChunkProblem:
-    topology = load(spec)
-    return ChunkProblem.of(topology, Collective.on(topology, kind))
 
 
 @st.composite
@@ -193,11 +188,8 @@ def test_the_trivial_group_leaves_everything() -> None:
 
 
 def test_alike_demands_are_moved_in_their_order() -> None:
-    topology = load("ring:4")
-    there, back = Demand(frozenset({0}), frozenset({2})), Demand(frozenset({2}), frozenset({0}))
-    problem = ChunkProblem.of(
-        topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(there, back, back, there))
-    )
+    ring = load("ring:4")
+    problem = ChunkProblem.of(ring, Collective.custom(ring, (THERE, BACK, BACK, THERE)))
     assert ChunkOrbits.trivial(problem, 1).classes == tuple(ChunkClass(demand, 1) for demand in range(4))
     half_turn = ChunkOrbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
     assert half_turn.classes == (ChunkClass(0, 1), ChunkClass(2, 1))
@@ -205,24 +197,24 @@ def test_alike_demands_are_moved_in_their_order() -> None:
     assert [[send.demand for send in sends] for sends in images] == [[0, 1], [2, 3]]
 
 
-def test_alike_demands_must_go_to_as_many_alike_ones() -> None:
-    topology = load("ring:4")
-    there, back = Demand(frozenset({0}), frozenset({2})), Demand(frozenset({2}), frozenset({0}))
-    problem = ChunkProblem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(there, back, there)))
-    with pytest.raises(ValueError, match="the group must map every demand to a demand"):
-        ChunkOrbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
+THERE, BACK = Demand(frozenset({0}), frozenset({2})), Demand(frozenset({2}), frozenset({0}))
 
 
-def test_a_group_that_does_not_act_freely_is_refused() -> None:
-    problem = problem_of("ring:4", "allgather")
-    with pytest.raises(ValueError, match="demand 0: 2 symmetries keep it, which must divide its 3 chunks"):
-        ChunkOrbits(problem, 3, ((0, 1, 2, 3), (0, 3, 2, 1)))
-
-
-def test_a_group_that_leads_to_no_demand_is_refused() -> None:
-    problem = problem_of("ring:4", "broadcast")
-    with pytest.raises(ValueError, match="the group must map every demand to a demand"):
-        ChunkOrbits(problem, 2, ((0, 1, 2, 3), (2, 3, 0, 1)))
+@pytest.mark.parametrize(
+    ("asked", "chunks", "element", "message"),
+    [
+        ("allgather", 3, (0, 3, 2, 1), "demand 0: 2 symmetries keep it, which must divide its 3 chunks"),
+        ("broadcast", 2, (2, 3, 0, 1), "the group must map every demand to a demand"),
+        # Alike demands must go to as many alike ones.
+        ((THERE, BACK, THERE), 1, (2, 3, 0, 1), "the group must map every demand to a demand"),
+    ],
+)
+def test_a_group_that_does_not_act_freely_on_the_demands_is_refused(asked, chunks, element, message) -> None:
+    ring = load("ring:4")
+    named = isinstance(asked, str)
+    collective = Collective.on(ring, asked) if named else Collective.custom(ring, asked)
+    with pytest.raises(ValueError, match=message):
+        ChunkOrbits(ChunkProblem.of(ring, collective), chunks, ((0, 1, 2, 3), element))
 
 
 def test_a_permutation_that_is_no_automorphism_is_refused() -> None:

@@ -13,12 +13,9 @@ from arborcast.synth.chunks.encodings.reachable_sends import (
 )
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
-from arborcast.synth.collective import Kind
+from tests.support.chunk_problems import problems
 from tests.support.chunk_replay import instance_of
-from tests.support.strategies import collectives, custom_collectives, topologies
 from tests.support.timed_trees import all_trees
-
-COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 
 
 def test_a_broadcast_along_a_line() -> None:
@@ -37,16 +34,8 @@ def test_a_broadcast_along_a_line() -> None:
     assert reachable.holds[0] == ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2), (1, 3), (2, 3))
 
 
-@st.composite
-def problems(draw: st.DrawFn) -> ChunkProblem:
-    topology = draw(topologies(max_ranks=4, switches=1, symmetric=draw(st.booleans())))
-    return ChunkProblem.of(
-        topology, draw(st.one_of(collectives(topology, COPIES, relays=True), custom_collectives(topology)))
-    )
-
-
 @settings(max_examples=100)
-@given(problems(), st.integers(0, 1))
+@given(problems(4, custom=True), st.integers(0, 1))
 def test_what_leads_to_targets_is_among_the_reachable_sends(problem: ChunkProblem, more: int) -> None:
     """Every send of every tree that has no dead ends, and every moment at which its ranks hold the block."""
     assert problem.latency is not None

@@ -21,26 +21,13 @@ from arborcast.synth.chunks.bounds.step_check import (
     static_ratio,
 )
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Link, Topology
-from tests.support.strategies import collectives, custom_collectives, topologies
+from tests.support.chunk_problems import problem_of, small_problems
 from tests.support.timed_trees import all_trees, cost, least_ratio
 
 HALF = Fraction(1, 2)
-COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
-
-
-@st.composite
-def small_problems(draw: Callable) -> tuple[ChunkProblem, int]:
-    """Few enough ranks and routes for all trees to be listed, in as few steps as possible or one more."""
-    few = draw(st.integers(0, 1))
-    topology = draw(topologies(max_ranks=3 if few else 4, switches=few, symmetric=draw(st.booleans())))
-    named = collectives(topology, kinds=COPIES, relays=True)
-    problem = ChunkProblem.of(topology, draw(st.one_of(named, custom_collectives(topology))))
-    assert problem.latency is not None
-    spare = draw(st.integers(0, 1)) if problem.ranks < 4 or problem.latency < 3 else 0
-    return problem, problem.latency + spare
 
 
 def drawn_tables(draw: Callable, problem: ChunkProblem, steps: int, count: int) -> list[list[list[Fraction]]]:
@@ -140,7 +127,7 @@ def test_lengths_of_any_number_of_digits_are_exact(data):
 
 # Three ranks in a line, 0 -> 1 -> 2 with 1 and 2 chunks a round: a broadcast from 0 in two steps.
 LINE = Topology.build("line", 3, [Link(0, 1, Fraction(1)), Link(1, 2, Fraction(2))])
-BROADCAST = ChunkProblem.of(LINE, Collective.on(LINE, "broadcast", root=0))
+BROADCAST = problem_of(LINE, "broadcast")
 
 
 def paths(*shares: list[list[Any]], assigned: tuple[tuple[int, ...], ...] = ((0, 1),)) -> PathDual:
@@ -250,7 +237,7 @@ def test_too_few_steps_prove_nothing():
 
 def test_without_any_link_nothing_is_reached():
     apart = Topology.build("apart", 2, [])
-    problem = ChunkProblem.of(apart, Collective.on(apart, "broadcast", root=0))
+    problem = problem_of(apart, "broadcast")
     with pytest.raises(InputError, match="demand 0: rank 1 cannot be reached in 1 steps"):
         certified_ratio(problem, 1, PathDual((((),),), ((0,),)))
     with pytest.raises(InputError, match="cannot all be reached"):
@@ -284,7 +271,7 @@ def test_too_many_sets_of_targets_are_refused(monkeypatch):
         certified_ratio(BROADCAST, 2, TreeDual(lengths))
 
 
-RING = ChunkProblem.of(catalog.load("ring:5"), Collective.on(catalog.load("ring:5"), "allgather"))
+RING = problem_of("ring:5")
 
 
 def test_many_blocks_to_everybody(monkeypatch):
@@ -334,7 +321,7 @@ FAR_APART = Topology.build(
 )
 def test_numbers_that_words_just_hold_or_do_not(monkeypatch, fabric, steps, used, sizes):
     """Of each size the same as with numbers that have no end, also where words would wrap around."""
-    problem = ChunkProblem.of(fabric, Collective.on(fabric, "broadcast", root=0))
+    problem = problem_of(fabric, "broadcast")
     links = len(fabric.links)
     for bits in sizes:
         length = Fraction((1 << bits) - 1, (1 << bits) * (links if fabric is FAR_APART else 1))
@@ -368,7 +355,7 @@ def test_many_that_nothing_reaches_add_up_to_no_small_number():
     """Two islands of ten ranks, lengths that no word holds: what stands for no way is added up many times."""
     hops = [(u, v) for u in range(20) for v in range(20) if u != v and u // 10 == v // 10]
     islands = Topology.build("islands", 20, [Link(*hop, Fraction(1)) for hop in hops])
-    problem = ChunkProblem.of(islands, Collective.on(islands, "allgather"))
+    problem = problem_of(islands)
     for bits in range(40, 80):
         length = Fraction((1 << bits) - 1, 180 << bits)
         with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
@@ -377,8 +364,7 @@ def test_many_that_nothing_reaches_add_up_to_no_small_number():
 
 def test_every_rank_of_many_may_be_a_target():
     """A ring of 15 in 7 steps: a tree takes 14 of 30 links, each of which is worth 1/30 in one step."""
-    ring = catalog.load(f"ring:{MOST_TREE_TARGETS + 3}")
-    problem = ChunkProblem.of(ring, Collective.on(ring, "allgather"))
+    problem = problem_of(f"ring:{MOST_TREE_TARGETS + 3}")
     lengths = TreeDual(((Fraction(1, 30),) * 30,) * 7)
     assert certified_ratio(problem, 7, lengths) == 15 * Fraction(14, 30)
     with pytest.raises(InputError, match="cannot all be reached in 6 steps"):
@@ -387,8 +373,7 @@ def test_every_rank_of_many_may_be_a_target():
 
 def test_the_most_targets_that_are_possible():
     """A ring of 13: each tree takes 12 of 26 links, each of which is worth 1/26 in one of 6 steps."""
-    ring = catalog.load(f"ring:{MOST_TREE_TARGETS + 1}")
-    problem = ChunkProblem.of(ring, Collective.on(ring, "broadcast", root=0))
+    problem = problem_of(f"ring:{MOST_TREE_TARGETS + 1}", "broadcast")
     lengths = TreeDual(((Fraction(1, 26),) * 26,) * 6)
     assert certified_ratio(problem, 6, lengths) == Fraction(12, 26)
 

@@ -19,7 +19,6 @@ from arborcast.synth.chunks.bounds.step_certificate import MessageDual, StepBoun
 from arborcast.synth.chunks.problem.outcome import Inconclusive, Infeasible
 from arborcast.synth.chunks.step_result import StepOptimum, StepSearch, kept_optimum
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
-from arborcast.synth.errors import TimedOutError
 
 Answer = TypeVar("Answer")
 
@@ -106,7 +105,7 @@ def sum_optimum(
     return _SumSearch(searcher, steps, limit, below, known, budget).run()
 
 
-class _SumSearch(StepSearch[SumPlan]):
+class _SumSearch(StepSearch[SumPlan, SumSearcher]):
     """A search for partial sums."""
 
     def __init__(
@@ -118,9 +117,7 @@ class _SumSearch(StepSearch[SumPlan]):
         known: Known,
         budget: SumBudget,
     ) -> None:
-        super().__init__(steps, limit, below)
-        self._searcher = searcher
-        self._problem = searcher.problem
+        super().__init__(searcher, steps, limit, below)
         self._known = known
         self._budget = budget
         self._without: set[tuple[Fraction, int]] = set()  # R/C and C of no schedule, or none with one sum
@@ -151,17 +148,12 @@ class _SumSearch(StepSearch[SumPlan]):
             self._attempt(floor, long)
 
     def _in_time(self, part: int, task: Callable[[], Answer]) -> Answer | None:
-        """What a task answers in one part of so many of the time left; None where it does not end by then."""
-        whole = self._searcher.deadline
-        self._searcher.deadline = whole.share(part)
-        try:
-            return task()
-        except TimedOutError:
-            whole.check("the search")
+        """The same as `_in_part`, and where the task does not end by then, the result is not final."""
+        answer = self._in_part(part, task)
+        if answer is None:
+            self._searcher.deadline.check("the search")
             self.result = replace(self.result, out_of_time=True)
-            return None
-        finally:
-            self._searcher.deadline = whole
+        return answer
 
     def _attempt(self, ratio: Fraction, trial: SearchEffort) -> bool:
         """Search at the smallest C that could attain a ratio, and at larger ones where that is none."""

@@ -31,7 +31,8 @@ from arborcast.synth.chunks.problem.instance import ChunkProblem, Route
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
-from arborcast.synth.chunks.trees.pricing import Prices, TimedTree
+from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, cost_of
+from arborcast.synth.chunks.trees.rounding import shared_out
 from arborcast.synth.chunks.trees.step_master import MultiplicativeWeights, RestrictedMaster, link_orbits
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts, whole_numbers
 from arborcast.synth.collective import Demand
@@ -254,11 +255,8 @@ class _Rounding:
         return tuple(max(1, int(need)) for need in (-(-load // self._capacities)).max(axis=1))
 
     def _shared(self, turns: int) -> Ints:
-        """So many shared out by the weights, by the largest remainders."""
-        counts, rest = np.divmod(self._weights * turns, _GRAIN)
-        last = np.argsort(-rest, kind="stable")
-        counts[last[: turns - int(counts.sum())]] += 1
-        return np.asarray(counts)
+        """So many shared out by the weights."""
+        return shared_out(turns, self._weights, _GRAIN, np.zeros_like(self._weights))
 
     def _load(self, counts: Ints) -> Ints:
         """Of each orbit of links in each step."""
@@ -318,7 +316,6 @@ class _Mixing:
         self._master = RestrictedMaster(whole, steps, group)
         self._ways: list[Way] = []
         self._sites = [site for site in sites if site.fewest_steps <= steps]
-        self._capacities = np.array(whole.capacities, dtype=np.float64)
 
     def take(self, way: Way) -> bool:
         """Add a way to the program; whether it is a new one."""
@@ -333,7 +330,7 @@ class _Mixing:
             return None
         self._begin()
         best, prices = self._solved(NO_DEADLINE)
-        stable = np.full((self._steps, len(self._capacities)), 1 / self._capacities.sum())
+        stable = np.full((self._steps, len(self._problem.capacities)), 1 / sum(self._problem.capacities))
         ruins = QUICK_RUINS
         try:
             while True:
@@ -358,8 +355,7 @@ class _Mixing:
         return Mixture(best, ways, tuple(weights.get(way, Fraction(0)) for way in ways))
 
     def _cost(self, way: Way, prices: Prices) -> float:
-        routes = self._problem.routes
-        return float(sum(prices[send.step, link] for send in way for link in routes[send.route].links))
+        return float(cost_of(self._problem, _timed(way), prices))
 
     def _solved(self, deadline: Deadline) -> tuple[float, Prices]:
         costs, prices = self._master.solve(deadline)
@@ -372,7 +368,6 @@ class _Mixing:
         weights = MultiplicativeWeights(self._problem, self._steps, self._group)
         for turn in range(FIRST_WAYS):
             prices = weights.prices()
-            prices = prices / (prices * self._capacities).sum(axis=1, keepdims=True)
             for site in self._sites:
                 if (turn or self._ways) and self._deadline.has_passed:
                     return
@@ -470,9 +465,7 @@ class _Site:
     @cached_property
     def _pairs(self) -> list[Ints]:
         """Of each level a row for each two ranks of a block: their routes, the first one repeated."""
-        ways: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, route in enumerate(self._problem.routes):
-            ways[route.src, route.dst].append(index)
+        ways = self._problem.between
         most = max(map(len, ways.values()))
         return [
             np.array(

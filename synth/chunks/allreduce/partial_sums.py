@@ -13,7 +13,7 @@ left.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -21,17 +21,10 @@ from functools import cached_property
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import (
-    ChunkClass,
-    ChunkOrbits,
-    ChunkSend,
-    Group,
-    LinkLimit,
-    OrbitSend,
-)
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, ChunkSend, Group, LinkLimit, OrbitSend
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.symmetry.permutations import identity, inverse
+from arborcast.synth.symmetry.permutations import compose, identity
 from arborcast.synth.topology import Permutation, Topology
 
 
@@ -85,8 +78,9 @@ class SumOrbits(ChunkOrbits):
 
     def __post_init__(self) -> None:
         """Check that the chunks come in whole classes."""
-        if self.chunks % self.images:
-            raise ValueError(f"{self.chunks} chunks: must be a multiple of {self.images}, which are alike")
+        alike = len(self.group) // len(self.kept)
+        if self.chunks % alike:
+            raise ValueError(f"{self.chunks} chunks: must be a multiple of {alike}, which are alike")
 
     @classmethod
     def trivial(cls, problem: ChunkProblem, chunks: int) -> SumOrbits:
@@ -94,20 +88,21 @@ class SumOrbits(ChunkOrbits):
         alone: Group = (identity(problem.topology.size),)
         return cls(problem, chunks, alone, alone)
 
-    @property
-    def images(self) -> int:
-        """How many chunks each representative stands for."""
-        return len(self.group) // len(self.kept)
-
     @cached_property
-    def classes(self) -> tuple[ChunkClass, ...]:
-        """The representatives: one class."""
-        return (ChunkClass(0, self.chunks // self.images),)
+    def movers(self) -> Group:
+        """One element of each coset of `kept`."""
+        found: list[Permutation] = []
+        seen: set[Permutation] = set()
+        for element in self.group:
+            if element not in seen:
+                found.append(element)
+                seen.update(compose(element, other) for other in self.kept)
+        return tuple(found)
 
     @cached_property
     def same_route(self) -> tuple[int, ...]:
         """Of each route the least one to which `kept` maps it."""
-        return tuple(map(min, zip(*map(self._routes, self.kept), strict=True)))
+        return tuple(map(min, zip(*self._kept_routes, strict=True)))
 
     def same_pair(self, rank: int, contributor: int) -> tuple[int, int]:
         """Of a rank and a contributor the least ones to which `kept` maps both."""
@@ -123,56 +118,26 @@ class SumOrbits(ChunkOrbits):
     @cached_property
     def limits(self) -> tuple[LinkLimit, ...]:
         """One limit for each orbit of links; a user is a route of the representative, see `same_route`."""
-        links = {(link.src, link.dst): index for index, link in enumerate(self.problem.topology.links)}
-        least = [
-            min(links[element[link.src], element[link.dst]] for element in self.group)
-            for link in self.problem.topology.links
-        ]
-        origins = [inverse(self._routes(element)) for element in self._cosets]
-        limits = []
-        for link, capacity in enumerate(self.problem.capacities):
-            if least[link] == link:
-                users = Counter(
-                    self.same_route[origin[route]]
-                    for origin in origins
-                    for route in self.problem.passing[link]
-                )
-                limits.append(LinkLimit(capacity, tuple((0, route) for route in sorted(users.elements()))))
-        return tuple(limits)
+        return tuple(
+            LinkLimit(limit.capacity, tuple(sorted((0, self.same_route[route]) for _, route in limit.users)))
+            for limit in super().limits
+        )
 
     def unfold(self, sends: Iterable[OrbitSend]) -> Iterator[ChunkSum]:
         """The transfers of all chunks, from those of the representatives (all of them, see `same_route`)."""
-        images = [self._routes(element) for element in self._cosets]
         for send in sends:
             assert isinstance(send, SumSend), "of a search for partial sums"
-            for position, image in enumerate(images):
-                chunk = send.member * self.images + position
-                yield ChunkSum(0, chunk, image[send.route], send.step, send.copies)
+            for image in super().unfold([send]):
+                yield ChunkSum(image.demand, image.chunk, image.route, image.step, send.copies)
 
     @cached_property
-    def _cosets(self) -> tuple[Permutation, ...]:
-        """One element of each coset of `kept`."""
-        found: list[Permutation] = []
-        seen: set[Permutation] = set()
-        for element in self.group:
-            if element not in seen:
-                found.append(element)
-                seen.update(tuple(element[image] for image in other) for other in self.kept)
-        return tuple(found)
+    def _demand_images(self) -> tuple[tuple[int, ...], ...]:
+        """There is one block, which every element keeps."""
+        return ((0,),) * len(self.movers)
 
     @cached_property
     def _kept_routes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(map(self._routes, self.kept))
-
-    def _routes(self, element: Permutation) -> tuple[int, ...]:
-        return tuple(
-            self._index[tuple([element[vertex] for vertex in (route.src, *route.via, route.dst)])]
-            for route in self.problem.routes
-        )
-
-    @cached_property
-    def _index(self) -> dict[tuple[int, ...], int]:
-        return {(r.src, *r.via, r.dst): index for index, r in enumerate(self.problem.routes)}
+        return self._images_of_routes(self.kept)
 
 
 def pruned(problem: ChunkProblem, chunks: int, rounds: Sequence[int], sends: Iterable[ChunkSum]) -> SumPlan:

@@ -15,14 +15,12 @@ from arborcast.synth.chunks.allreduce.pair_bound import pair_bound
 from arborcast.synth.chunks.allreduce.partial_sums import ChunkSum, SumOrbits, SumPlan, pruned
 from arborcast.synth.chunks.bounds.step_certificate import StepBound
 from arborcast.synth.chunks.encodings.registry import Encoding
-from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.symmetry import small_subgroups, subgroups
-from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
-from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, PortfolioResult, run_portfolio
-from arborcast.synth.chunks.solvers.solver_child import SolverProcess
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.chunks.solvers.cache import kept_or_found
+from arborcast.synth.chunks.solvers.portfolio import PortfolioMember
+from arborcast.synth.chunks.solvers.search import ProblemSearcher
 from arborcast.synth.errors import Prover
 from arborcast.synth.symmetry.permutations import identity
 
@@ -59,22 +57,10 @@ _LARGEST_KEPT = 8
 
 
 @dataclass
-class SumSearcher:
-    """Answers instances of one allreduce.
+class SumSearcher(ProblemSearcher):
+    """Looks for allreduces; for the problem see `synth.chunks.allreduce.partial_sums.sum_problem`."""
 
-    Attributes:
-        problem: see `synth.chunks.allreduce.partial_sums.sum_problem`.
-        seed: of the solvers; the same seed gives the same plan on any machine.
-        deadline: of all searches together.
-        child: the process in which solvers run.
-        cache: where answers are kept; None to keep none.
-    """
-
-    problem: ChunkProblem
-    seed: int
-    deadline: Deadline
-    child: SolverProcess
-    cache: ChunkCache | None
+    encodings = SEARCHES
     _flow_limits: dict[int, StepBound | None] = field(default_factory=dict)
 
     def flow_limit(self, steps: int) -> StepBound | None:
@@ -149,20 +135,6 @@ class SumSearcher:
         while cost <= most and isinstance(self._portfolio([member], steps, cost, slices).outcome, Infeasible):
             cost += 1
         return cost
-
-    def _portfolio(
-        self, members: list[PortfolioMember], steps: int, rounds: int, slices: int | None
-    ) -> PortfolioResult:
-        return run_portfolio(
-            members,
-            steps=steps,
-            rounds=rounds,
-            seed=self.seed,
-            deadline=self.deadline,
-            child=self.child,
-            slices=slices,
-            encodings=SEARCHES,
-        )
 
     def _symmetric(self, chunks: int, most: tuple[int, int]) -> list[SumOrbits]:
         """Groups that move every chunk, the largest first; then some that keep the transfers of each."""

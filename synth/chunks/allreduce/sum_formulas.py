@@ -13,11 +13,10 @@ there is no such set of messages there is no schedule at all.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import TypeAlias
 
 from arborcast.synth.chunks.allreduce.partial_sums import SumOrbits, SumSend
-from arborcast.synth.chunks.encodings.cardinality import Clauses, RoundLiterals, not_before
+from arborcast.synth.chunks.encodings.cardinality import Clauses, RoundLiterals
 from arborcast.synth.chunks.encodings.reachable_sends import longest_step
 from arborcast.synth.chunks.encodings.sat import SatSearch
 from arborcast.synth.chunks.problem.instance import ChunkProblem
@@ -103,9 +102,7 @@ class SpreadFormula:
                 passing = problem.passing[link]
                 literals = [sent[step][route] for sent in self.sent for route in passing]
                 self.rounds.fit(step, literals, capacity)
-        for first, second in pairwise([literal for step in sent for literal in step] for sent in self.sent):
-            for clause in not_before(first, second, negate=int.__neg__, new=clauses.new):
-                clauses.add(*clause)
+        clauses.put_in_order([literal for step in sent for literal in step] for sent in self.sent)
 
 
 def _pass_at_most(clauses: Clauses, problem: ChunkProblem, sent: list[list[int]], most: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.kernels.compiled import Flags, Ints
-from arborcast.synth.kernels.max_flow import by_vertex
+from arborcast.synth.kernels.max_flow import by_vertex, link_arrays
 from arborcast.synth.topology import Topology
 
 WAIT = -1
@@ -46,8 +46,7 @@ class TimeExpanded:
     @classmethod
     def of(cls, topology: Topology, steps: int) -> TimeExpanded:
         """The graph of so many steps."""
-        src = np.array([link.src for link in topology.links], dtype=np.int64)
-        dst = np.array([link.dst for link in topology.links], dtype=np.int64)
+        src, dst = link_arrays(topology)
         waiting = np.arange(topology.ranks, dtype=np.int64)
         arriving = topology.size * (dst < topology.ranks)  # at a switch a step has not ended yet
         tail, head = np.concatenate([src, waiting]), np.concatenate([dst + arriving, waiting + topology.size])

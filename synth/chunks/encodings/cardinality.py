@@ -5,7 +5,7 @@ A literal is a nonzero integer, its negation the negative, a clause a list of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import TypeVar
 
@@ -69,6 +69,12 @@ class Clauses:
             return
         for first, second in combinations(literals, 2):
             self.add(-first, -second)
+
+    def put_in_order(self, numbers: Iterable[Sequence[int]]) -> None:
+        """Of numbers in base two, given by literals, none is larger than the one before it."""
+        for first, second in pairwise(numbers):
+            for clause in not_before(first, second, negate=int.__neg__, new=self.new):
+                self.add(*clause)
 
 
 class RoundLiterals:

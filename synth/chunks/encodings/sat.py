@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from pysat.solvers import Cadical195
 
-from arborcast.synth.chunks.encodings.cardinality import Clauses, RoundLiterals, not_before
+from arborcast.synth.chunks.encodings.cardinality import Clauses, RoundLiterals
 from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends, is_ordered, longest_step
 from arborcast.synth.chunks.problem.orbits import OrbitSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
@@ -101,9 +100,7 @@ class Formula:
         for number, chunk_class in enumerate(instance.orbits.classes):
             held = [self._add_chunk(number, member) for member in range(chunk_class.count)]
             if is_ordered(instance.orbits):
-                for first, second in pairwise(held):
-                    for clause in not_before(first, second, negate=int.__neg__, new=self.clauses.new):
-                        self.clauses.add(*clause)
+                self.clauses.put_in_order(held)
         self._add_limits()
 
     def read(self, true: set[int]) -> Feasible:

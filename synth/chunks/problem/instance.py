@@ -116,6 +116,14 @@ class ChunkProblem:
         )
 
     @cached_property
+    def between(self) -> dict[tuple[int, int], list[int]]:
+        """The indices of the routes from rank to rank, of those that have one, in order of both."""
+        between: dict[tuple[int, int], list[int]] = {}
+        for index, route in enumerate(self.routes):
+            between.setdefault((route.src, route.dst), []).append(index)
+        return between
+
+    @cached_property
     def passing(self) -> tuple[tuple[int, ...], ...]:
         """The indices of the routes that pass each link of the topology."""
         passing: list[list[int]] = [[] for _ in self.topology.links]

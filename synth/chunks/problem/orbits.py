@@ -17,7 +17,7 @@ from typing import TypeAlias
 from arborcast.synth.chunks.problem.demand_action import DemandAction
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.symmetry.permutations import inverse
-from arborcast.synth.topology import Permutation, Vertex
+from arborcast.synth.topology import Permutation, Topology, Vertex
 
 Group: TypeAlias = tuple[Permutation, ...]
 """All elements of a group of automorphisms, the identity first, each the images of all vertices."""
@@ -109,6 +109,11 @@ class ChunkOrbits:
         """The problem as it is."""
         return cls(problem, chunks, (tuple(range(problem.topology.size)),))
 
+    @property
+    def movers(self) -> Group:
+        """The elements whose images of a representative are different chunks: here all of them."""
+        return self.group
+
     @cached_property
     def classes(self) -> tuple[ChunkClass, ...]:
         """The representatives, one class for each orbit of demands, in the order of their first demands."""
@@ -123,7 +128,8 @@ class ChunkOrbits:
         """One limit for each orbit of links."""
         limits = []
         classes = range(len(self.classes))
-        least = map(min, zip(*self._link_images, strict=True))
+        least = least_links(self.problem.topology, self.group)
+        every_origin = list(map(inverse, self._route_images))
         for link, (first, capacity) in enumerate(zip(least, self.problem.capacities, strict=True)):
             if link != first:
                 continue
@@ -131,7 +137,7 @@ class ChunkOrbits:
             # once for each g that takes the route there.
             users = tuple(
                 (chunk_class, route)
-                for origins in self._origins
+                for origins in every_origin
                 for route in (origins[passing] for passing in self.problem.passing[link])
                 for chunk_class in classes
             )
@@ -150,7 +156,7 @@ class ChunkOrbits:
 
     @cached_property
     def _position(self) -> dict[int, tuple[int, ...]]:
-        """For each representative demand and element, which of the chunks of the image demand it gives."""
+        """For each representative demand and mover, which of the chunks of the image demand it gives."""
         positions = {}
         for chunk_class in self.classes:
             seen: dict[int, int] = {}
@@ -164,7 +170,7 @@ class ChunkOrbits:
 
     @cached_property
     def _stabilizers(self) -> tuple[tuple[int, ...], ...]:
-        """The indices of the elements that map each demand to itself."""
+        """The indices of the movers that map each demand to itself."""
         return tuple(
             tuple(element for element, image in enumerate(images) if image == demand)
             for demand, images in enumerate(zip(*self._demand_images, strict=True))
@@ -172,35 +178,41 @@ class ChunkOrbits:
 
     @cached_property
     def _demand_images(self) -> tuple[tuple[int, ...], ...]:
-        """The demand to which each element maps each."""
+        """The demand to which each mover maps each."""
         if len(self.group) == 1:
             return (tuple(range(len(self.problem.demands))),)
         action = DemandAction(self.problem.topology, self.problem.demands)
-        return tuple(map(action.images, self.group))
+        return tuple(map(action.images, self.movers))
 
     @cached_property
     def _route_images(self) -> tuple[tuple[int, ...], ...]:
-        """The route to which each element maps each."""
-        paths = [(route.src, *route.via, route.dst) for route in self.problem.routes]
-        return self._images(paths, "route")
+        """The route to which each mover maps each."""
+        return self._images_of_routes(self.movers)
 
-    @cached_property
-    def _origins(self) -> tuple[tuple[int, ...], ...]:
-        """The route that each element maps to each."""
-        return tuple(map(inverse, self._route_images))
+    def _images_of_routes(self, elements: Group) -> tuple[tuple[int, ...], ...]:
+        """The route to which each of some elements maps each."""
+        return _images(
+            [(route.src, *route.via, route.dst) for route in self.problem.routes], elements, "route"
+        )
 
-    @cached_property
-    def _link_images(self) -> tuple[tuple[int, ...], ...]:
-        """The link to which each element maps each."""
-        return self._images([(link.src, link.dst) for link in self.problem.topology.links], "link")
 
-    def _images(self, paths: Sequence[tuple[Vertex, ...]], what: str) -> tuple[tuple[int, ...], ...]:
-        """The index of the path to which each element maps each path."""
-        index = {path: position for position, path in enumerate(paths)}
-        try:
-            return tuple(
-                tuple(index[tuple([element[vertex] for vertex in path])] for path in paths)
-                for element in self.group
-            )
-        except KeyError:
-            raise ValueError(f"the group must map every {what} to a {what}") from None
+def least_links(topology: Topology, group: Group) -> list[int]:
+    """Of each link the least one to which a group maps it.
+
+    Raises:
+        ValueError: it does not map every link to a link.
+    """
+    images = _images([(link.src, link.dst) for link in topology.links], group, "link")
+    return list(map(min, zip(*images, strict=True)))
+
+
+def _images(paths: Sequence[tuple[Vertex, ...]], elements: Group, what: str) -> tuple[tuple[int, ...], ...]:
+    """The index of the path to which each element maps each path."""
+    index = {path: position for position, path in enumerate(paths)}
+    try:
+        return tuple(
+            tuple(index[tuple([element[vertex] for vertex in path])] for path in paths)
+            for element in elements
+        )
+    except KeyError:
+        raise ValueError(f"the group must map every {what} to a {what}") from None

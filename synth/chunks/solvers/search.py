@@ -6,16 +6,18 @@ here was pruned; that it is correct is still for `synth.verification.verifier` t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
+from arborcast.synth.chunks.encodings.registry import ENCODINGS, Encoding
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits, ChunkSend
 from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.chunks.solvers.cache import ChunkCache, kept_or_found
-from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, run_portfolio
+from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, PortfolioResult, run_portfolio
 from arborcast.synth.chunks.solvers.solver_child import SolverProcess
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
@@ -27,24 +29,49 @@ MOST_GROUPS = 3
 
 
 @dataclass
-class Searcher:
+class ProblemSearcher:
     """Answers instances of one problem.
 
     Attributes:
         problem: what is to be done.
-        encoding: by which a solver is asked.
         seed: of the solvers; the same seed gives the same plan on any machine.
         deadline: of all searches together.
         child: the process in which solvers run.
         cache: where answers are kept; None to keep none.
+        encodings: those of the members of its portfolios, by name.
     """
 
     problem: ChunkProblem
-    encoding: str
     seed: int
     deadline: Deadline
     child: SolverProcess
     cache: ChunkCache | None
+    encodings: ClassVar[Mapping[str, Encoding]] = ENCODINGS
+
+    def _portfolio(
+        self, members: Sequence[PortfolioMember], steps: int, rounds: int, slices: int | None
+    ) -> PortfolioResult:
+        return run_portfolio(
+            members,
+            steps=steps,
+            rounds=rounds,
+            seed=self.seed,
+            deadline=self.deadline,
+            child=self.child,
+            slices=slices,
+            encodings=self.encodings,
+        )
+
+
+@dataclass
+class Searcher(ProblemSearcher):
+    """Looks for copies.
+
+    Attributes:
+        encoding: by which a solver is asked.
+    """
+
+    encoding: str
     _groups: dict[int, tuple[ChunkOrbits, ...]] = field(default_factory=dict)
 
     def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
@@ -70,15 +97,7 @@ class Searcher:
         )
 
     def _searched(self, chunks: int, steps: int, rounds: int, slices: int | None) -> Answer:
-        result = run_portfolio(
-            self._members(chunks),
-            steps=steps,
-            rounds=rounds,
-            seed=self.seed,
-            deadline=self.deadline,
-            child=self.child,
-            slices=slices,
-        )
+        result = self._portfolio(self._members(chunks), steps, rounds, slices)
         match result.outcome:
             case Feasible(found_rounds, sends):
                 assert result.member is not None, "somebody found it"

@@ -26,7 +26,7 @@ from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS, certifie
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.trees.insertion import InsertionSearch
-from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
+from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch, cost_of
 from arborcast.synth.chunks.trees.spanning_oracle import (
     MOST_MOVES,
     SpanningSearch,
@@ -283,13 +283,8 @@ class _Generation:
 
     def cheapest(self, lengths: StepLengths) -> tuple[tuple[int, TimedTree], ...]:
         """The trees found that cost least, with the demands of their classes."""
-        common = math.lcm(*(length.denominator for row in lengths for length in row))
-        whole = [[int(length * common) for length in row] for row in lengths]
-        routes = self._problem.routes
-        costs = [
-            sum(whole[step][link] for route, step in tree for link in routes[route].links)
-            for _, tree in self.master.trees
-        ]
+        whole, _ = _in_whole_units(lengths)
+        costs = [cost_of(self._problem, tree, whole) for _, tree in self.master.trees]
         least = [
             min(cost for cost, (of, _) in zip(costs, self.master.trees, strict=True) if of == chunk_class)
             for chunk_class in range(len(self._searches))
@@ -323,9 +318,7 @@ class _Generation:
         searches = self._quick or self._searches
         weights = MultiplicativeWeights(self._problem, self._steps, self._group)
         for _ in range(max(1, FIRST_TREES // len(self._searches))):
-            prices = weights.prices()
-            prices = prices / (prices * self._capacities).sum(axis=1, keepdims=True)
-            found = self._ask(prices, searches)
+            found = self._ask(weights.prices(), searches)
             for chunk_class, (_, tree) in enumerate(found):
                 self._take(chunk_class, tree)
                 weights.add(tree, self._counts[chunk_class])
@@ -356,17 +349,13 @@ class _Generation:
         tolerance = _CLOSE * float(costs.sum())
         better = False
         for chunk_class, (_, tree) in enumerate(self._ask(asked, searches)):
-            cost = sum(
-                prices[step, link] for route, step in tree for link in self._problem.routes[route].links
-            )
-            new = self._take(chunk_class, tree)
-            better |= new and self._counts[chunk_class] * cost < costs[chunk_class] - tolerance
+            cost = self._counts[chunk_class] * cost_of(self._problem, tree, prices)
+            better |= self._take(chunk_class, tree) and cost < costs[chunk_class] - tolerance
         return better
 
     def _improves_exactly(self, weights: list[Fraction], lengths: StepLengths) -> bool:
         """Price once more in integers; whether that found a new tree while there was a gap."""
-        common = math.lcm(*(length.denominator for row in lengths for length in row))
-        whole = [[int(length * common) for length in row] for row in lengths]
+        whole, common = _in_whole_units(lengths)
         found = [
             search.run_exactly(whole) for search in self._searches if not isinstance(search, InsertionSearch)
         ]
@@ -379,3 +368,9 @@ class _Generation:
         if not any(added):
             log.warning("%d steps: a gap from %s to %s is left", self._steps, proved, packed)
         return any(added)
+
+
+def _in_whole_units(lengths: StepLengths) -> tuple[list[list[int]], int]:
+    """The lengths in whole units, and how many of these are 1."""
+    common = math.lcm(*(length.denominator for row in lengths for length in row))
+    return [[int(length * common) for length in row] for row in lengths], common

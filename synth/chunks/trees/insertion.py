@@ -20,6 +20,7 @@ from arborcast.synth.chunks.problem.prune import useful_sends
 from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, in_order
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.kernels.max_flow import by_vertex
 
 _LEAST_SAVING = 1e-12
 """Below that a change of price is a matter of rounding."""
@@ -68,11 +69,11 @@ class InsertionSearch:
 
     @cached_property
     def _entering(self) -> tuple[Ints, Ints]:
-        return _listed(self._ends[1], self.problem.ranks)
+        return by_vertex(self._ends[1], self.problem.ranks)
 
     @cached_property
     def _leaving(self) -> tuple[Ints, Ints]:
-        return _listed(self._ends[0], self.problem.ranks)
+        return by_vertex(self._ends[0], self.problem.ranks)
 
     @cached_property
     def _sources(self) -> Ints:
@@ -89,13 +90,7 @@ class InsertionSearch:
 
 
 _Graph: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints]
-"""Of each route its source and target; the routes by targets with where those of each begin; by sources."""
-
-
-def _listed(ends: Ints, ranks: int) -> tuple[Ints, Ints]:
-    """The routes in order of one of their ends, and where those of each rank begin, one more for the end."""
-    order = np.argsort(ends, kind="stable").astype(np.int64)
-    return order, np.searchsorted(ends[order], np.arange(ranks + 1)).astype(np.int64)
+"""Of each route its source and target; the routes by target (see `by_vertex`), and by source."""
 
 
 @kernel
@@ -172,7 +167,7 @@ def _shift(costs: Prices, graph: _Graph, order: Ints, since: Ints, by: Ints) -> 
 @kernel
 def _saved(costs: Prices, graph: _Graph, since: Ints, by: Ints, rank: int) -> float:
     """What those save together that a rank can send to, now that it has the block at another time."""
-    src, dst, _, _, leaving, first_leaving = graph
+    src, dst, _, _, first_leaving, leaving = graph
     saved = 0.0
     for place in range(first_leaving[rank], first_leaving[rank + 1]):
         route = leaving[place]
@@ -189,7 +184,7 @@ def _saved(costs: Prices, graph: _Graph, since: Ints, by: Ints, rank: int) -> fl
 @kernel
 def _serve(costs: Prices, graph: _Graph, since: Ints, by: Ints, rank: int) -> None:
     """Let those that a rank can send to take the cheapest routes anew."""
-    _, dst, _, _, leaving, first_leaving = graph
+    _, dst, _, _, first_leaving, leaving = graph
     for place in range(first_leaving[rank], first_leaving[rank + 1]):
         other = dst[leaving[place]]
         if by[other] >= 0:
@@ -199,7 +194,7 @@ def _serve(costs: Prices, graph: _Graph, since: Ints, by: Ints, rank: int) -> No
 @kernel
 def _entered(costs: Prices, graph: _Graph, since: Ints, rank: int, time: int) -> tuple[float, int]:
     """The cheapest route by which a rank gets the block at a time from who has it before, and its cost."""
-    src, _, entering, first_entering, _, _ = graph
+    src, _, first_entering, entering, _, _ = graph
     least, way = np.inf, -1
     for place in range(first_entering[rank], first_entering[rank + 1]):
         route = entering[place]

@@ -101,7 +101,7 @@ class TreeSearch:
         """
         costs: Prices = self.problem.route_costs(prices)
         graph, unreached = self._graph, self._unreached(costs)
-        pair_costs = np.minimum.reduceat(costs, self._first_routes, axis=1)
+        pair_costs = np.minimum.reduceat(costs, [ways[0] for ways in self._ways], axis=1)
         if costs.dtype == np.object_:
             fill, trace = _plain(_fill), _plain(_trace)
         elif self.work > PLAIN_WORK:
@@ -129,11 +129,9 @@ class TreeSearch:
         return self.problem.demands[self.demand]
 
     @cached_property
-    def _first_routes(self) -> Ints:
-        """The first route of each pair of ranks that has one; routes are sorted by pair."""
-        ends = [(route.src, route.dst) for route in self.problem.routes]
-        first = [index for index, pair in enumerate(ends) if index == 0 or pair != ends[index - 1]]
-        return np.array(first, dtype=np.int64)
+    def _ways(self) -> list[list[int]]:
+        """The routes of each pair of ranks that has one."""
+        return list(self.problem.between.values())
 
     @cached_property
     def _alive(self) -> tuple[tuple[int, ...], ...]:
@@ -157,9 +155,8 @@ class TreeSearch:
     @cached_property
     def _graph(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """What the kernels need: pairs by source, their destinations, live targets, own bits, sources."""
-        routes, ranks = self.problem.routes, self.problem.ranks
-        sources = [routes[first].src for first in self._first_routes]
-        heads = [routes[first].dst for first in self._first_routes]
+        ranks = self.problem.ranks
+        sources, heads = zip(*self.problem.between, strict=True)
         own = np.zeros(ranks, dtype=np.int64)
         for bit, target in enumerate(sorted(self._block.targets)):
             own[target] = 1 << bit
@@ -189,15 +186,17 @@ class TreeSearch:
 
     def _route(self, costs: Prices, pair: int) -> int:
         """The cheapest route of a pair of ranks."""
-        first, after = int(self._first_routes[pair]), len(self.problem.routes)
-        if pair + 1 < len(self._first_routes):
-            after = int(self._first_routes[pair + 1])
-        return min(range(first, after), key=lambda route: costs[route])
+        return min(self._ways[pair], key=lambda route: costs[route])
 
 
 def in_order(sends: Iterable[TimedRoute]) -> TimedTree:
     """Sends sorted by step and route."""
     return tuple(sorted(sends, key=lambda send: (send[1], send[0])))
+
+
+def cost_of(problem: ChunkProblem, tree: TimedTree, prices: Prices | Sequence[Sequence[int]]) -> Any:
+    """What a tree costs at some prices of the links in each step."""
+    return sum(prices[step][link] for route, step in tree for link in problem.routes[route].links)
 
 
 def _or(steps: int | None, never: int) -> int:

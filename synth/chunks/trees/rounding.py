@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +14,7 @@ import numpy as np
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
-from arborcast.synth.chunks.trees.pricing import TimedTree
+from arborcast.synth.chunks.trees.column_generation import TreeBound
 from arborcast.synth.kernels.compiled import Ints
 
 _GRAIN = 1 << 40
@@ -24,19 +22,17 @@ _GRAIN = 1 << 40
 
 
 class RoundedTrees:
-    """Trees of demands with weights, 1 together for each demand."""
+    """The trees of a packing with whole numbers of chunks."""
 
-    def __init__(
-        self, problem: ChunkProblem, steps: int, trees: Iterable[tuple[int, TimedTree, Fraction]]
-    ) -> None:
+    def __init__(self, problem: ChunkProblem, packing: TreeBound) -> None:
         self._problem = problem
-        self._steps = steps
-        ordered = sorted(trees, key=lambda each: each[0])
-        self._trees = [sends for _, sends, _ in ordered]
-        self._demand = np.array([demand for demand, _, _ in ordered], dtype=np.int64)
-        unit = math.lcm(*(weight.denominator for _, _, weight in ordered))
+        self._steps = len(packing.durations)
+        ordered = sorted(packing.trees, key=lambda tree: tree.demand)
+        self._trees = [tree.sends for tree in ordered]
+        self._demand = np.array([tree.demand for tree in ordered], dtype=np.int64)
+        unit = math.lcm(*(tree.weight.denominator for tree in ordered))
         self._unit = min(unit, _GRAIN)
-        self._weights = np.array([round(weight * self._unit) for _, _, weight in ordered], dtype=np.int64)
+        self._weights = np.array([round(tree.weight * self._unit) for tree in ordered], dtype=np.int64)
 
     def rounds(self, chunks: int) -> list[int]:
         """Of each step with so many chunks of each demand."""
@@ -71,12 +67,23 @@ class RoundedTrees:
         return tree, place
 
     def _counts(self, chunks: int) -> Ints:
-        """How many of the chunks each tree takes: of a demand in proportion, by the largest remainders."""
-        counts, remainders = np.divmod(self._weights * chunks, self._unit)
-        demands = int(self._demand.max()) + 1
-        left = chunks - np.bincount(self._demand, weights=counts, minlength=demands).astype(np.int64)
-        order = np.lexsort((-remainders, self._demand))  # stable: of equals the first
-        first = np.searchsorted(self._demand, self._demand)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return np.asarray(counts + (place - first < left[self._demand]))
+        """How many of the chunks each tree takes."""
+        return shared_out(chunks, self._weights, self._unit, self._demand)
+
+
+def shared_out(count: int, weights: Ints, unit: int, groups: Ints) -> Ints:
+    """So many in each group shared out among its members by their weights, by the largest remainders.
+
+    Args:
+        count: in each group.
+        weights: of the members, whole parts of `unit`, which those of a group add up to.
+        unit: see there.
+        groups: of the members, in ascending order.
+    """
+    counts, remainders = np.divmod(weights * count, unit)
+    left = count - np.bincount(groups, weights=counts).astype(np.int64)
+    order = np.lexsort((-remainders, groups))  # stable: of equals the first
+    first = np.searchsorted(groups, groups)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return np.asarray(counts + (place - first < left[groups]))

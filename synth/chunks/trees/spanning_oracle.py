@@ -9,7 +9,6 @@ of four take less than sixteen ranks. Sets that lead to nothing cheaper than the
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from arborcast.synth.chunks.bounds.step_check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, TreeSearch, in_order
+from arborcast.synth.chunks.trees.pricing import Prices, TimedTree, TreeSearch, cost_of, in_order
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Ints, kernel
 
@@ -141,8 +140,7 @@ class SpanningSearch:
         shift = max(0, (highest * longest * self.problem.ranks).bit_length() - _UNREACHED.bit_length() + 1)
         whole = np.array([[price >> shift for price in row] for row in prices], dtype=np.int64)
         _, tree = self.run(whole)
-        routes = self.problem.routes
-        return sum(prices[step][link] for route, step in tree for link in routes[route].links), tree
+        return cost_of(self.problem, tree, prices), tree
 
     @staticmethod
     def _number(cost: float) -> int | float:
@@ -177,13 +175,6 @@ class SpanningSearch:
         return int(self._places[self._first])  # the digit 1: some, or all of one
 
     @cached_property
-    def _ways(self) -> dict[tuple[int, int], list[int]]:
-        ways: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, route in enumerate(self.problem.routes):
-            ways[route.src, route.dst].append(index)
-        return dict(ways)
-
-    @cached_property
     def _class_ways(self) -> tuple[Ints, Ints, Ints]:
         """The routes between one of each class and one of each, those of a pair together; pairs, starts."""
         pairs: list[int] = []
@@ -192,7 +183,7 @@ class SpanningSearch:
         for holder, own in enumerate(self._ordered):
             for entered, others in enumerate(self._ordered):
                 ends = (own[0], others[0]) if holder != entered else (own[0], own[-1])
-                if found := self._ways.get(ends):
+                if found := self.problem.between.get(ends):
                     pairs.append(holder * len(self._ordered) + entered)
                     starts.append(len(routes))
                     routes += found
@@ -225,7 +216,7 @@ class SpanningSearch:
                 holder = min(held, key=lambda other: (enter[step, other, index], other))
                 new = own[1 if has else 0 : len(own) if gets == _ALL or len(own) == 1 else 1]
                 for rank in new:
-                    ways = self._ways[self._ordered[holder][0], rank]
+                    ways = self.problem.between[self._ordered[holder][0], rank]
                     yield min(ways, key=lambda route: costs[step, route]), step
 
     def _digit(self, code: int, index: int) -> int:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from arborcast.synth.chunks.bounds.step_certificate import StepLengths
 from arborcast.synth.chunks.problem.instance import ChunkProblem
-from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, Group, OrbitSend
+from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, Group, OrbitSend, least_links
 from arborcast.synth.chunks.problem.prune import TimedRoute
 from arborcast.synth.chunks.trees.pricing import TimedTree, in_order
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
@@ -167,9 +167,9 @@ class MultiplicativeWeights:
     def __init__(self, problem: ChunkProblem, steps: int, group: Group) -> None:
         self.orbits = link_orbits(problem, group)
         self._routes = problem.routes
-        capacities = np.array(problem.capacities, dtype=np.float64)
+        self._capacities = np.array(problem.capacities, dtype=np.float64)
         # An image of a tree is as likely to use any link of an orbit.
-        self._offered = capacities * np.bincount(self.orbits)[self.orbits]
+        self._offered = self._capacities * np.bincount(self.orbits)[self.orbits]
         self._load = np.zeros((steps, int(self.orbits.max()) + 1))
         self._turns = 0
 
@@ -180,19 +180,17 @@ class MultiplicativeWeights:
                 self._load[step, self.orbits[link]] += times
 
     def prices(self) -> NDArray[np.float64]:
-        """From 0 to 1, which the busiest link of each step costs; the more often asked, the steeper."""
+        """Those of each step, which are worth 1 together; the more often asked, the steeper."""
         relative = self._load[:, self.orbits] / self._offered
         highest = relative.max(axis=1, keepdims=True)
         prices = np.where(highest > 0, relative / np.where(highest > 0, highest, 1), 1)
         for _ in range(2 + ((1 + self._turns).bit_length() - 1) // 2):
             prices = prices * prices  # unlike other powers, the same on every machine
         self._turns += 1
-        return np.asarray(prices)
+        return np.asarray(prices / (prices * self._capacities).sum(axis=1, keepdims=True))
 
 
 def link_orbits(problem: ChunkProblem, group: Group) -> Ints:
     """For each link the number of its orbit under the group."""
-    links = problem.topology.links
-    index = {(link.src, link.dst): position for position, link in enumerate(links)}
-    first = [min(index[element[link.src], element[link.dst]] for element in group) for link in links]
-    return np.unique(first, return_inverse=True)[1].astype(np.int64)
+    least = least_links(problem.topology, group)
+    return np.unique(least, return_inverse=True)[1].astype(np.int64)

@@ -90,7 +90,7 @@ def chunks_of(bound: TreeBound) -> int:
 
 def plan_as_it_stands(problem: ChunkProblem, bound: TreeBound) -> ChunkPlan:
     """The packing with `chunks_of` chunks; every duration must be positive."""
-    return rounded_packing(problem, bound).plan(chunks_of(bound))  # nothing is left to round
+    return RoundedTrees(problem, bound).plan(chunks_of(bound))  # nothing is left to round
 
 
 def plan_near_it(
@@ -110,7 +110,7 @@ def plan_near_it(
     if not all(bound.durations):
         return None
     good_enough = sum(bound.durations, Fraction(0)) * (1 + slack)
-    rounded = rounded_packing(problem, bound)
+    rounded = RoundedTrees(problem, bound)
     best: tuple[Fraction, int] | None = None
     for chunks in range(1, most_chunks + 1):
         ratio = Fraction(sum(rounded.rounds(chunks)), chunks)
@@ -120,12 +120,6 @@ def plan_near_it(
             break
     assert best is not None, "there is a number of chunks"
     return best[1], rounded.plan(best[1])
-
-
-def rounded_packing(problem: ChunkProblem, bound: TreeBound) -> RoundedTrees:
-    """The trees of a packing, to be rounded to whole chunks."""
-    weighted = ((tree.demand, tree.sends, tree.weight) for tree in bound.trees)
-    return RoundedTrees(problem, len(bound.durations), weighted)
 
 
 def few_chunks_near(
