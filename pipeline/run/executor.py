@@ -142,7 +142,7 @@ class ModuleStage(LocalStage):
     ) -> BoundaryMessages:
         """As `LocalStage.messages`."""
         own = self.assignment
-        slices = [own.behind(size) if behind else own.before(size) for size in sizes]
+        slices = [own.slices(size, behind=behind) for size in sizes]
         wires = boundaries.given if behind else boundaries.taken
         counts = [own.count(size) for size in sizes]
         return BoundaryMessages(
