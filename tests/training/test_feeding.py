@@ -20,19 +20,20 @@ from tests.support.ranks import run_ranks, store_path
 from tests.support.training_cases import (
     CLASSES,
     FEATURES,
-    Curve,
     Unmodified,
     around,
     batches,
     check_close,
     cross_entropy,
+    curve_of,
     momentum,
     network,
     normalised,
     plan_of,
+    said,
     serial,
+    values_of,
 )
-from tests.training.test_trainer_disagreements import said
 
 RANKS_IMPORT = ("torch._dynamo",)
 SIZES = (13, 7, 13, 13, 9, 7)
@@ -76,11 +77,8 @@ def at_the_ends(rank: int, size: int) -> list[dict[str, Any]]:
                 told_of.append(trainer.metrics)
                 outputs.append(trainer.outputs().numpy())
             evaluated = trainer.evaluate(*given[1]), trainer.metrics, trainer.outputs().numpy()
-            state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
-        found.append(
-            {"curve": Curve(losses, {}, state), "told": told_of, "outputs": outputs}
-            | {"evaluated": evaluated}
-        )
+            curve = curve_of(trainer, losses)
+        found.append({"curve": curve, "told": told_of, "outputs": outputs, "evaluated": evaluated})
     return found
 
 
@@ -376,8 +374,7 @@ def in_a_loop(rank: int, size: int, plans: Sequence[Plan], whole: bool) -> Any:
             if number + 1 == len(plans):
                 trainer.load_state_dict(saved["average"])
                 evaluated = trainer.evaluate(*needed(trainer, batches(1)[0]))
-    plain = {part: {name: it.numpy() for name, it in saved[part].items()} for part in ("weights", "average")}
-    return losses, plain["weights"], plain["average"], evaluated
+    return losses, values_of(saved["weights"]), values_of(saved["average"]), evaluated
 
 
 @pytest.mark.long

@@ -266,13 +266,14 @@ def deep(layers: int, width: int = 16) -> nn.Module:
 
 def test_number_of_layers() -> None:
     model, example = deep(6, 512), torch.randn(2, 512)
-    assert trace(model, example).layer_names == ("0", "2", "4", "6", "8", "10")  # ReLUs stay with theirs
-    assert trace(model, example, layers=3).layer_names == ("0", "4", "8")
-    assert trace(model, example, layers="all").depth == 12
+    few, three, every = (trace(model, example, layers=it, evaluation=False) for it in (None, 3, "all"))
+    assert few.layer_names == ("0", "2", "4", "6", "8", "10")  # ReLUs stay with theirs
+    assert three.layer_names == ("0", "4", "8")
+    assert every.depth == 12
     with pytest.raises(
         PartitionError, match=r"Sequential: layers must be in 1\.\.12, as it has 11 legal cuts, got 13"
     ):
-        trace(model, example, layers=13)
+        trace(model, example, layers=13, evaluation=False)
 
 
 @pytest.mark.long
@@ -284,7 +285,7 @@ def test_layers_do_not_depend_on_the_number_of_samples() -> None:
 
 
 def test_at_most_64_layers() -> None:
-    depth = trace(deep(80), torch.randn(16, 16)).depth
+    depth = trace(deep(80), torch.randn(16, 16), evaluation=False).depth
     assert 32 <= depth <= 64
 
 
@@ -302,16 +303,22 @@ def test_no_such_boundary(traced: dict[str, Traced]) -> None:
 # What cannot be traced ------------------------------------------------------------------------------
 
 
-class Made(nn.Module):
-    """A linear layer behind a function."""
+class Written(nn.Module):
+    """A linear layer, and a function of the module and its inputs."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 3)
+        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.register_buffer("seen", torch.zeros(3))
         self.function = function
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.function(self.linear(inputs[0]), *inputs[1:])
+        return self.function(self, *inputs)
+
+
+def behind(function: Callable[..., Any]) -> Written:
+    """A function of what the linear layer makes."""
+    return Written(lambda module, x, *others: function(module.linear(x), *others))
 
 
 def error_of(model: nn.Module, *example: Tensor) -> str:
@@ -343,7 +350,7 @@ def test_a_loss_inside_the_model() -> None:
         penalty = nn.functional.mse_loss(y, t)
         return torch.tanh(torch.sin(torch.cos(y))) * penalty
 
-    layered = trace(Made(scaled), (X, target), layers="all")
+    layered = trace(behind(scaled), (X, target), layers="all", evaluation=False)
     crossing = {it.name for cut in range(layered.depth + 1) for it in layered.crossing(cut)}
     assert "mse_loss" not in crossing
     assert layered.depth == 3
@@ -377,7 +384,7 @@ class KeyCache:
     ],
 )
 def test_what_does_not_fit(function: Callable[..., Any], message: str) -> None:
-    assert message in error_of(Made(function), X)
+    assert message in error_of(behind(function), X)
 
 
 def test_an_operator_without_a_shape_function() -> None:
@@ -385,7 +392,7 @@ def test_an_operator_without_a_shape_function() -> None:
     def opaque(x: Tensor) -> Tensor:
         return x.clone()
 
-    message = error_of(Made(opaque), X)
+    message = error_of(behind(opaque), X)
     assert "test_tracing.py:" in message
     assert "operator arborcast_test::opaque has no shape function; register one with torch.library" in message
 
@@ -408,17 +415,12 @@ def test_bad_examples(example: tuple[Any, ...], message: str) -> None:
 
 
 def test_a_buffer_that_forward_replaces_is_changed_in_place() -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(3))
+    def counting(module: nn.Module, x: Tensor) -> Tensor:
+        module.seen = module.seen + x.detach().mean(0)
+        return x + module.seen
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.seen = self.seen + x.detach().mean(0)
-            return x + self.seen
-
-    model = Counting()
-    layered = trace(model, X, layers="all")
+    model = Written(counting)
+    layered = trace(model, X, layers="all", evaluation=False)
     model.train()
     layered.divide(0, layered.depth)(X)
     torch.testing.assert_close(model.seen, X.mean(0))
@@ -427,16 +429,9 @@ def test_a_buffer_that_forward_replaces_is_changed_in_place() -> None:
 def test_evaluation_with_other_operators() -> None:
     """Training works; evaluation says which operator is in the way."""
 
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.linear(x)
-            return torch.tanh(x * 0.5) if self.training else torch.sigmoid(x)
-
-    model = Deep()
+    model = Written(
+        lambda it, x: torch.tanh(it.linear(x) * 0.5) if it.training else torch.sigmoid(it.linear(x))
+    )
     layered = trace(model, X)
     segment = layered.divide(0, layered.depth)
     assert torch.equal(segment(X), model(X))
@@ -446,23 +441,18 @@ def test_evaluation_with_other_operators() -> None:
         segment.eval()(X)
     once = trace(model, X, evaluation=False).divide(0, layered.depth)
     assert torch.equal(once(X), model(X))
-    with pytest.raises(PartitionError, match="Deep: must be traced with evaluation=True to be evaluated"):
+    with pytest.raises(PartitionError, match="Written: must be traced with evaluation=True to be evaluated"):
         once.eval()(X)
 
 
 def test_training_may_ask_for_contiguous_values() -> None:
     """As attention does that is given dropout."""
 
-    class Transposed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
+    def transposed(module: nn.Module, x: Tensor) -> Tensor:
+        x = torch.stack([module.linear(x), x], 1).transpose(1, 2)
+        return torch.tanh((x.contiguous() if module.training else x) * 0.5)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = torch.stack([self.linear(x), x], 1).transpose(1, 2)
-            return torch.tanh((x.contiguous() if self.training else x) * 0.5)
-
-    model = Transposed()
+    model = Written(transposed)
     layered = trace(model, X, layers="all")
     for mode in (True, False):
         model.train(mode)
@@ -485,52 +475,39 @@ class Attention(nn.Module):
         return torch.tanh(result)
 
 
-class Twice(nn.Module):
+def twice(module: nn.Module, x: Tensor) -> Tensor:
     """A batch norm applied twice, which counts twice in training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.norm(torch.tanh(self.norm(x))))
+    return torch.relu(module.norm(torch.tanh(module.norm(x))))
 
 
-class Nested(nn.Module):
+def nested(module: nn.Module, x: Tensor) -> Tensor:
     """Control flow that torch can express, recomputation and casts of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = checkpoint(self.linear, x, use_reentrant=False)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            x = torch.sigmoid(self.linear(x))
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (torch.tanh(x),)).float()
+    x = checkpoint(module.linear, x, use_reentrant=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = torch.sigmoid(module.linear(x))
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (torch.tanh(x),)).float()
 
 
-class Pasted(nn.Module):
+def pasted(module: nn.Module, x: Tensor) -> Tensor:
     """Parts of batches written into zeros, and a mask made by writing into ones."""
+    out = torch.zeros(x.shape[0], 6)
+    out[:, :3] = torch.tanh(x)
+    out[:, 3:] = torch.sin(x)
+    mask = torch.ones(6)
+    mask[2:] = 0.5
+    return torch.tanh(torch.sigmoid(out * mask) + mask)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = torch.zeros(x.shape[0], 6)
-        out[:, :3] = torch.tanh(x)
-        out[:, 3:] = torch.sin(x)
-        mask = torch.ones(6)
-        mask[2:] = 0.5
-        return torch.tanh(torch.sigmoid(out * mask) + mask)
+
+LEAST = {twice: 2, nested: 3, pasted: 4}
+"""Layers, at least."""
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "least"),
     [
-        (Attention(), (3, 4), 4),
-        (Twice(), (3,), 2),
-        (Nested(), (3,), 3),
-        (Pasted(), (3,), 4),
+        pytest.param(Attention(), (3, 4), 4, id="attention"),
+        *(pytest.param(Written(it), (3,), least, id=it.__name__) for it, least in LEAST.items()),
     ],
-    ids=lambda it: type(it).__name__,
 )
 def test_what_can_be_cut_all_the_same(model: nn.Module, shape: tuple[int, ...], least: int) -> None:
     layered = trace(model, torch.randn(4, *shape), layers="all")
@@ -561,4 +538,4 @@ def test_tokens_of_several_samples_in_one_dimension() -> None:
         PartitionError,
         match=r"as it has 3 legal cuts, got 5 .*reshape has no one dimension that counts samples",
     ):
-        trace(Made(flattened), torch.randn(4, 5, 3), layers=5)
+        trace(behind(flattened), torch.randn(4, 5, 3), layers=5, evaluation=False)
