@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -63,35 +64,38 @@ def run(model: nn.Module, forward: Callable[..., Any], inputs: tuple[Tensor, ...
     return outputs, gradients, buffers
 
 
-def in_two(layered: Layered, cut: int) -> nn.Module:
-    """Both sides of a cut, one after the other; checks what crosses."""
-    first, second = layered.divide(0, cut), layered.divide(cut, layered.depth)
-    dims = layered.sample_dims(cut)
+def in_parts(layered: Layered, *cuts: int) -> nn.Module:
+    """The parts between cuts, one after the other; checks what crosses."""
+    bounds = [0, *cuts, layered.depth]
 
-    class Halves(nn.Module):
+    class Parts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = first, second
+            self.parts = nn.ModuleList(layered.divide(*it) for it in pairwise(bounds))
 
         def forward(self, *inputs: Tensor) -> Any:
-            crossing = several(self.first(*inputs))
-            counts = [value.shape[dim] for value, dim in zip(crossing, dims, strict=True)]
-            assert counts == [len(inputs[0])] * len(dims)
-            return self.second(*crossing)
+            values: Any = inputs
+            for cut, part in zip(bounds, self.parts, strict=False):
+                crossing = several(values)
+                counts = [it.shape[dim] for it, dim in zip(crossing, layered.sample_dims(cut), strict=True)]
+                assert counts == [len(inputs[0])] * len(crossing)
+                values = part(*crossing)
+            return values
 
-    return Halves()
+    return Parts()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_halves_are_the_model(traced: dict[str, Traced], name: str) -> None:
-    """At every legal cut, with other numbers of samples than the example's, one of them 1."""
+def test_parts_are_the_model(traced: dict[str, Traced], name: str) -> None:
+    """Halves at every legal cut, and each layer alone; with other numbers of samples than traced, also 1."""
     layered, model = traced[name], traced[name].model
     cases = [(training, MODELS[name][1](samples)) for training, samples in ((True, 3), (True, 1), (False, 2))]
     expected = [run(model.train(training), model, inputs) for training, inputs in cases]
-    for cut in range(1, layered.depth):
-        halves = in_two(layered, cut)
+    legal = range(1, layered.depth)
+    for cut in (*((it,) for it in legal), tuple(legal)):
+        parts = in_parts(layered, *cut)
         for (training, inputs), (outputs, gradients, buffers) in zip(cases, expected, strict=True):
-            found = run(model, halves.train(training), inputs)
+            found = run(model, parts.train(training), inputs)
             for ours, theirs in zip(found[0], outputs, strict=True):
                 assert torch.equal(ours, theirs), cut
             for key, gradient in gradients.items():
@@ -101,42 +105,6 @@ def test_halves_are_the_model(traced: dict[str, Traced], name: str) -> None:
                     torch.testing.assert_close(found[1][key], gradient, rtol=1e-5, atol=1e-6)
             for key, buffer in buffers.items():
                 assert torch.equal(found[2][key], buffer), (cut, key)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_layer_alone(traced: dict[str, Traced], name: str) -> None:
-    """Layer after layer, each with inputs that are cut off from the graph, as stages have them."""
-    layered, model = traced[name], traced[name].model.train()
-    inputs = MODELS[name][1](3)
-    outputs, gradients, _ = run(model, model, inputs)
-    state = copy.deepcopy(model.state_dict())
-    model.zero_grad()
-    torch.manual_seed(1)
-    passes = []
-    values = inputs
-    for layer in range(layered.depth):
-        given = tuple(value.detach().clone() for value in values)  # what came in a message
-        for value, before in zip(given, values, strict=True):
-            value.requires_grad_(before.requires_grad)
-        values = several(layered.divide(layer, layer + 1)(*given))
-        passes.append((given, values))
-    for ours, theirs in zip(values, outputs, strict=True):
-        assert torch.equal(ours, theirs)
-    above: list[Tensor | None] = [2 * value.detach() for value in values]
-    for given, made in reversed(passes):
-        pairs = [
-            (value, gradient)
-            for value, gradient in zip(made, above, strict=True)
-            if value.requires_grad and gradient is not None
-        ]
-        torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
-        above = [value.grad for value in given]
-    for key, it in model.named_parameters():
-        if gradients[key] is None:
-            assert it.grad is None
-        else:
-            torch.testing.assert_close(it.grad, gradients[key], rtol=1e-5, atol=1e-6)
-    model.load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -226,7 +194,7 @@ def test_autocast(traced: dict[str, Traced]) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         first = layered.divide(0, 1)(x)
         theirs = run(layered.model, layered.model, (x,))
-        ours = run(layered.model, in_two(layered, 3), (x,))
+        ours = run(layered.model, in_parts(layered, 3), (x,))
     assert first.dtype == torch.bfloat16
     assert ours[0][0].dtype == theirs[0][0].dtype
     assert torch.equal(ours[0][0], theirs[0][0])
@@ -517,7 +485,7 @@ def test_what_can_be_cut_all_the_same(model: nn.Module, shape: tuple[int, ...], 
     for training in (True, False):
         for cut in range(1, layered.depth):
             found = []
-            for module in (model.train(training), in_two(layered, cut).train(training)):
+            for module in (model.train(training), in_parts(layered, cut).train(training)):
                 model.load_state_dict(state)
                 torch.manual_seed(0)
                 output = module(inputs)

@@ -97,7 +97,7 @@ FEW = {
     "unmodified, V": Case(around([2, 1], "zb-v", depth=UNMODIFIED), Unmodified),
     "V, uneven replicas": Case(around([1, 2, 1], "zb-v", depth=LAYERS, microbatches=2)),
     "V on one rank, float16": Case(around([1], "zb-v", depth=LAYERS), network, {"precision": "float16"}),
-    "tied": Case(plan_of([1, 2, 1], depth=5), tied),
+    "tied, clipped": Case(plan_of([1, 2, 1], depth=5), tied, {"clip_norm": 0.1}),
     "tied on one rank": Case(around([2, 1], "zb-v", depth=5), tied, {"clip_norm": 0.1}),
     "ranks in any order": Case(Plan([(0, 3, (3,)), (3, 5, (2, 0)), (5, LAYERS, (1,))], 3, "1f1b")),
 }

@@ -158,7 +158,6 @@ def token_losses(rank: int, size: int) -> dict[str, Any]:
         "curves": {
             "1-2-1": trained(plan, of_tokens, given, **options),
             "1-3": trained(on_replicas, of_tokens, given, **options),
-            "clipped": trained(plan, of_tokens, given, clip_norm=0.1, **options),
             "accumulated": trained(plan, of_tokens, given, accumulate=2, **options),
             "float16": trained(plan, of_tokens, given, precision="float16", **options),
             "heavy": trained(plan, of_tokens, given, precision="float16", loss_fn=sum_of_heavy_tokens),
@@ -180,7 +179,6 @@ def test_losses_over_tokens_are_those_of_serial_training() -> None:
     curves = {name: merged([each["curves"][name] for each in found]) for name in found[0]["curves"]}
     check_close(curves["1-2-1"], expected)
     check_close(curves["1-3"], expected)
-    check_close(curves["clipped"], serial(of_tokens, given, loss_fn=mean_of_tokens, clip_norm=0.1))
     in_float16 = serial(of_tokens, given, loss_fn=mean_of_tokens, autocast=torch.float16)
     np.testing.assert_allclose(curves["float16"].losses, in_float16.losses, atol=5e-4)
     # The first step overflows and is skipped; by its weight the next ones are scaled.
@@ -407,7 +405,7 @@ def freeze(model: Divisible, step: int) -> None:
 def refrozen(rank: int, size: int) -> dict[str, Any]:
     given = batches(6, sizes=(13,))
     curves = {}
-    for plan in (plan_of([1, 2, 1]), plan_of([2, 2], "pe"), FOUR):
+    for plan in (plan_of([1, 2, 1], "pe"), FOUR):
         model = network()
         freeze(model, 0)
         with Trainer(model, plan, cross_entropy, momentum, collectives="gloo") as trainer:
@@ -539,11 +537,9 @@ def deferring(rank: int, size: int) -> dict[str, Curve]:
     options: dict[str, Any] = {"batch_norm": "deferred"}
     return {
         "1-2": trained(plan_of([1, 2], depth=4), normed, given, **options),
-        "2-1": trained(plan_of([2, 1], depth=4), normed, given, **options),
         "recomputed": trained(plan_of([2, 1], "gpipe", depth=4, recompute=True), normed, given, **options),
         "cumulative": trained(plan_of([1, 2], depth=4), cumulative, given, **options),
         "twice": trained(plan_of([2, 1], depth=2), twice, given, **options),
-        "not deferred": trained(plan_of([1, 2], depth=4), normed, given),
         "serial": trained(plan_of([1], depth=4, microbatches=1), normed, given, **options),
     }
 
@@ -556,14 +552,13 @@ def test_deferred_statistics_are_those_of_serial_training() -> None:
     curves = {name: merged([each[name] for each in found]) for name in found[0]}
     whole, in_parts = serial(normed, given), serial(normed, given, microbatches=3)
     check_close(curves["serial"], whole)
-    check_close(curves["not deferred"], in_parts)
-    for name in ("1-2", "2-1", "recomputed"):
+    for name in ("1-2", "recomputed"):
         np.testing.assert_allclose(curves[name].losses, in_parts.losses, atol=1e-6)
         check_statistics(curves[name], whole, "0")
         assert curves[name].state["2.num_batches_tracked"] == 4
     check_statistics(curves["cumulative"], serial(cumulative, given), "0")
     check_statistics(curves["twice"], serial(twice, given), "0.norm")
-    apart = np.abs(curves["not deferred"].state["0.running_var"] - whole.state["0.running_var"])
+    apart = np.abs(in_parts.state["0.running_var"] - whole.state["0.running_var"])
     assert apart.max() > 0.05
 
 

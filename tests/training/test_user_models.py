@@ -22,7 +22,7 @@ from arborcast.pipeline.run.losses import SHARE, check_reduction
 from arborcast.pipeline.trainer import Trainer
 from arborcast.synth.errors import InputError
 from tests.support.ranks import run_ranks
-from tests.support.training_cases import momentum, plan_of
+from tests.support.training_cases import momentum, plan_of, said
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
@@ -413,21 +413,14 @@ def counted(output: dict[str, Tensor], given: dict[str, Tensor]) -> tuple[Tensor
 def train_by_batches(rank: int, size: int) -> tuple[list[float], list[str]]:
     torch.set_num_threads(1)
     given = {name: value for name, value in batch(6).items() if name != "y"} | {"doubled": True}
-    errors = []
     plan = plan_of([1, 2], depth=2, microbatches=2)
     traced = trace(Classifier(), given, layers=2, evaluation=False)
     with Trainer(traced, plan, counted, momentum, collectives="gloo") as trainer:
         losses = [trainer.step(given) for _ in range(STEPS)]
-        try:
-            trainer.step(given | {"doubled": False})
-        except BatchError as error:
-            errors.append(str(error))
+        errors = [said(lambda: trainer.step(given | {"doubled": False}))]
     with_loss = trace(Model(LOSSES["token mean"]), batch(), layers=2, evaluation=False)
-    for model, loss_fn in ((traced, None), (with_loss, counted)):
-        try:
-            Trainer(model, plan, loss_fn, momentum)
-        except InputError as error:
-            errors.append(str(error))
+    for it, loss_fn in ((traced, None), (with_loss, counted)):
+        errors.append(said(lambda it=it, loss_fn=loss_fn: Trainer(it, plan, loss_fn, momentum)))
     return losses, errors
 
 
@@ -446,11 +439,11 @@ def test_a_loss_of_outputs_and_the_batch() -> None:
     for losses, errors in run_ranks(3, train_by_batches, environ={"ARBORCAST_TOPOLOGY": "full:3"}):
         assert losses == pytest.approx(expected, abs=1e-6)
         assert errors == [
-            "batch: inputs must be {x, mask, doubled=True}, as the model was traced with, got "
+            "BatchError: batch: inputs must be {x, mask, doubled=True}, as the model was traced with, got "
             "{x, mask, doubled=False}",
-            "loss_fn: must be a function of outputs and targets, as the model returns no loss",
-            "loss_fn: must be None, as the model returns its loss (or leave the labels out of its inputs), "
-            "got counted",
+            "InputError: loss_fn: must be a function of outputs and targets, as the model returns no loss",
+            "InputError: loss_fn: must be None, as the model returns its loss (or leave the labels out of "
+            "its inputs), got counted",
         ]
 
 
