@@ -397,8 +397,7 @@ class Trainer:
         local = self._ready()
         self._faults.refuse()
         local.update.check_complete("weights must be loaded")
-        whole = local.whole.divide(0, local.whole.depth).state_dict()
-        shapes = {name: tuple(it.shape) for name, it in whole.items() if isinstance(it, Tensor)}
+        shapes = checkpoints.shapes_of(local.whole.divide(0, local.whole.depth).state_dict())
         with self._faults.all_or_nothing(lambda: "comparing weights", forgives=True), self._groups.patient():
             checkpoints.together(self._groups.job, lambda: checkpoints.check_state(shapes, state))
         with self._faults.all_or_nothing(lambda: "loading weights"), self._groups.patient():

@@ -11,6 +11,7 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.pictures.timeline_picture import (
     COMPUTES,
     LOOKS,
+    as_rows,
     axis_of,
     draw_rows,
     kinds_of,
@@ -24,7 +25,7 @@ from arborcast.pipeline.pictures.timeline_picture import (
 from arborcast.pipeline.planning.memory_need import readable
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan, Stage
-from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, check_path, headline, picture
+from arborcast.synth.pictures.canvas import INK, PALETTE, QUIET, check_path, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,8 +152,7 @@ def _draw_load(axes: Axes, plan: Plan, profile: Profile, samples: int) -> None:
     axes.barh(rows, first, COMPUTES[1], color=LOOKS["forward"].colour, zorder=3)
     axes.barh(rows, second, COMPUTES[1], first, color=LOOKS["backward"].colour, zorder=3)
     names = [f"stage {index}  {_ranks(stage.ranks)}" for index, stage in enumerate(plan.stages)]
-    axes.set_yticks(rows, names, fontsize=8)
-    _tidy(axes, len(load), f"time ({axis.unit})")
+    as_rows(axes, names, label=f"time ({axis.unit})")
     named = {Treatment.RECOMPUTE: "recomputation", Treatment.OFFLOAD: "offload"}
     extra = " and ".join(name for treatment, name in named.items() if treatment in plan.treatments)
     axes.set_title("a microbatch on each rank" + (f", with {extra}" if extra else ""))
@@ -172,9 +172,8 @@ def _draw_memory(axes: Axes, prediction: Prediction, limit: int | None) -> None:
         axes.text(end, row, f"  {peak} in flight", va="center", fontsize=7, color=QUIET)
     if limit is not None:
         axes.axvline(limit / size, color=PALETTE[1], linewidth=1.4, label="limit", zorder=4)
-    axes.set_yticks(rows, [f"stage {index}" for index in rows], fontsize=8)
+    as_rows(axes, [f"stage {index}" for index in rows], label=f"memory of each rank ({unit})")
     axes.set_xlim(0, 1.15 * most / size)
-    _tidy(axes, len(rows), f"memory of each rank ({unit})")
     axes.legend(
         loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(MEMORY) + 1, fontsize=7, handlelength=1.0
     )
@@ -187,14 +186,6 @@ def _note(plan: Plan, profile: Profile) -> str:
         "costs": profile.source,
     }
     return "; ".join(f"{name}: {value}" for name, value in said.items() if value) + "."
-
-
-def _tidy(axes: Axes, rows: int, label: str) -> None:
-    axes.set_ylim(rows - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    axes.set_xlabel(label)
 
 
 def _middle(stage: Stage) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arborcast.pipeline.meshes import shown
-from arborcast.pipeline.pictures.timeline_picture import axis_of
+from arborcast.pipeline.pictures.timeline_picture import as_rows, axis_of
 from arborcast.pipeline.planning.interop_search import JointStage
 from arborcast.pipeline.planning.memory_need import readable
 from arborcast.pipeline.planning.sharded_planning import ShardedChoice
 from arborcast.pipeline.sharding.graph import Graph
-from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, check_path, headline, picture
+from arborcast.synth.pictures.canvas import INK, PALETTE, QUIET, check_path, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,13 +98,8 @@ def _draw_ways(axes: Axes, found: ShardedChoice) -> None:
         axes.barh(row, time, 0.62, color=colour, zorder=3)
         held = readable(way.memory_bytes)
         axes.text(time, row, f" {time:.4g} {axis.unit}, a rank holds {held}", va="center", fontsize=8)
-    axes.set_yticks(range(len(found.ways)), list(found.ways), fontsize=8)
-    axes.set_ylim(len(found.ways) - 0.4, -0.6)
+    as_rows(axes, list(found.ways), label=f"step ({axis.unit})")
     axes.margins(x=0.25)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    axes.set_xlabel(f"step ({axis.unit})")
     axes.set_title("predicted step, collectives by their schedules")
 
 

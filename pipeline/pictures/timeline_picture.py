@@ -157,13 +157,29 @@ def prepare(axes: Axes, rows: Sequence[int], plan: Plan | None, axis: Axis) -> N
             names[first] = f"stage {', '.join(map(str, worker.stages))}  {names[first]}"
             if index:
                 axes.axhline(first - 0.5, color=FAINT, linewidth=0.8, zorder=1)
-    axes.set_yticks(
-        [row + CENTRE for row in range(len(rows))], names, fontsize=min(8, 50 * row_height(len(rows)))
-    )
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    as_rows(axes, names, CENTRE, min(8, 50 * row_height(len(rows))))
     axes.set_xlim(0, 1.05 * axis.end_us / axis.unit_us)
+
+
+def as_rows(
+    axes: Axes, names: Sequence[str], centre: float = 0.0, fontsize: float = 8, label: str = ""
+) -> None:
+    """Name rows from the top down.
+
+    Args:
+        axes: of the rows.
+        names: of them.
+        centre: of what is drawn in a row, beside its number.
+        fontsize: of names.
+        label: of the other axis, along which values are read by a grid; "" for none.
+    """
+    axes.set_yticks([row + centre for row in range(len(names))], names, fontsize=fontsize)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.spines["left"].set_visible(False)
+    if label:
+        axes.grid(axis="x", color=FAINT, linewidth=0.6)
+        axes.set_xlabel(label)
 
 
 def draw_rows(axes: Axes, timeline: Timeline, rows: Sequence[int], axis: Axis) -> None:

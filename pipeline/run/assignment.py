@@ -71,20 +71,11 @@ class Assignment:
         start, stop = self.share(samples)
         return stop - start
 
-    def before(self, samples: int) -> tuple[PeerSlice, ...]:
-        """What it exchanges with the stage before, for a microbatch; in the order of samples."""
-        ranks = self.plan.stages[self.stage - 1].ranks
+    def slices(self, samples: int, *, behind: bool) -> tuple[PeerSlice, ...]:
+        """What it exchanges with the stage behind, or before, for a microbatch; in the order of samples."""
+        ranks = self.plan.stages[self.stage + (1 if behind else -1)].ranks
         origin = self.share(samples)[0]
-        return tuple(
-            PeerSlice(ranks[it.sender], it.start - origin, it.stop - origin)
-            for it in overlaps(samples, len(ranks), self.replicas)
-            if it.receiver == self.replica
-        )
-
-    def behind(self, samples: int) -> tuple[PeerSlice, ...]:
-        """Likewise with the stage behind."""
-        ranks = self.plan.stages[self.stage + 1].ranks
-        origin = self.share(samples)[0]
+        # Both sides of a boundary divide the samples; an overlap is the same whoever sends it.
         return tuple(
             PeerSlice(ranks[it.receiver], it.start - origin, it.stop - origin)
             for it in overlaps(samples, self.replicas, len(ranks))

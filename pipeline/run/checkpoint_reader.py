@@ -73,17 +73,8 @@ class Stored(ABC):
         """
         keys = {}
         for name, others in names.items():
-            key = self.key_of(others)
-            if key is None:
-                raise CheckpointError(
-                    f"{self.where}: must hold {name} of the model, got {len(self.shapes)} others"
-                )
-            if self.shapes[key] != shapes[name]:
-                raise CheckpointError(
-                    f"{self.where}: {name} must have shape {shapes[name]} of the model, got "
-                    f"{self.shapes[key]}"
-                )
-            keys[name] = key
+            keys[name] = self.key_of(others) or name
+            check_fits(self.where, name, keys[name], shapes[name], self.shapes)
         return keys
 
     @abstractmethod
@@ -93,6 +84,27 @@ class Stored(ABC):
         Raises:
             CheckpointError: a file cannot be read.
         """
+
+
+def check_fits(
+    where: str, name: str, key: str, shape: tuple[int, ...], stored: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse what is stored where it does not fit a tensor of a model.
+
+    Args:
+        where: it is stored, as errors call it.
+        name: of the tensor.
+        key: of it there.
+        shape: of it.
+        stored: the shapes of all that is there, by key.
+
+    Raises:
+        CheckpointError: it is missing or has another shape.
+    """
+    if key not in stored:
+        raise CheckpointError(f"{where}: must hold {name} of the model, got {len(stored)} others")
+    if stored[key] != shape:
+        raise CheckpointError(f"{where}: {name} must have shape {shape} of the model, got {stored[key]}")
 
 
 def open_weights(path: Path | str) -> Stored:

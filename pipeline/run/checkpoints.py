@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from arborcast.pipeline.errors import CheckpointError
-from arborcast.pipeline.run.checkpoint_reader import CheckpointFolder, cause_of
+from arborcast.pipeline.run.checkpoint_reader import CheckpointFolder, cause_of, check_fits
 from arborcast.pipeline.run.prepared_layers import full, like
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import shorten_path
@@ -64,7 +64,7 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         CheckpointError: an entry is missing or has another shape.
     """
     own = module.state_dict()
-    check_state({name: tuple(it.shape) for name, it in own.items() if isinstance(it, Tensor)}, state)
+    check_state(shapes_of(own), state)
     module.load_state_dict({name: like(state[name], it) for name, it in own.items()})
 
 
@@ -78,13 +78,14 @@ def check_state(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tenso
     Raises:
         CheckpointError: an entry is missing or has another shape.
     """
+    stored = shapes_of(state)
     for name, shape in shapes.items():
-        if name not in state:
-            raise CheckpointError(f"checkpoint: must hold {name} of the model, got {len(state)} others")
-        if tuple(state[name].shape) != shape:
-            raise CheckpointError(
-                f"checkpoint: {name} must have shape {shape} of the model, got {tuple(state[name].shape)}"
-            )
+        check_fits("checkpoint", name, name, shape, stored)
+
+
+def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a state, by name."""
+    return {name: tuple(it.shape) for name, it in state.items() if isinstance(it, Tensor)}
 
 
 # ---------------------------------------------------------------------- folders, every rank its part
@@ -313,10 +314,8 @@ class Loading:
     ) -> None:
         """Check all that can be known without reading values."""
         self._files = files = CheckpointFolder(folder)
-        state = {name: it for name, it in whole.state_dict().items() if isinstance(it, Tensor)}
-        keys = files.keys_of(
-            {name: [name] for name in state}, {k: tuple(it.shape) for k, it in state.items()}
-        )
+        shapes = shapes_of(whole.state_dict())
+        keys = files.keys_of({name: [name] for name in shapes}, shapes)
         # Several names of one tensor stand for the same values.
         self._tensors = {keys[name]: it for name, it in module.state_dict().items() if name in keys}
         self._optimizer = None if optimizer is None else OptimizerPart(files, optimizer, names)

@@ -142,7 +142,7 @@ class ModuleStage(LocalStage):
     ) -> BoundaryMessages:
         """As `LocalStage.messages`."""
         own = self.assignment
-        slices = [own.behind(size) if behind else own.before(size) for size in sizes]
+        slices = [own.slices(size, behind=behind) for size in sizes]
         wires = boundaries.given if behind else boundaries.taken
         counts = [own.count(size) for size in sizes]
         return BoundaryMessages(
@@ -388,11 +388,9 @@ class StepExecutor:
         self._sum_work.wait()
         self._sum_work = None
         self._doing = "updating weights"
-        count = len(batch.sizes)
-        *others, checks = torch.split(
-            self._sums, [count, count, len(self.options.metrics), len(self.options.metrics), 1, 6]
-        )
-        sums, weights, values, counted, pairs = others
+        count, others = len(batch.sizes), len(self.options.metrics)
+        *found, checks = torch.split(self._sums, [count, others, count, others, 1, 6])
+        sums, values, weights, counted, pairs = found
         if any(n * squares != total**2 for n, total, squares in checks.view(2, 3).tolist()):
             # Each is equal only where all are equal.
             ranks = ", ".join(map(str, self.place.ends))
@@ -448,10 +446,11 @@ class StepExecutor:
     def _start_sum(self, sizes: Sequence[int], losses: Losses | None) -> None:
         """Begin to add the losses of all replicas of the last stage, by microbatch.
 
-        Behind them come their weights, metrics and theirs, how many of the losses are pairs, and what tells
-        whether all were given the same data: for inputs and targets how many ranks have them, and the sum of
-        their fingerprints and of the squares. Each rank begins when its passes are done, so that who hears of
-        the losses knows that all gradients are complete: either all ranks change their weights, or none.
+        Behind them come metrics, what divides losses and metrics, how many of the losses are pairs, and what
+        tells whether all were given the same data: for inputs and targets how many ranks have them, and the
+        sum of their fingerprints and of the squares. Each rank begins when its passes are done, so that who
+        hears of the losses knows that all gradients are complete: either all ranks change their weights, or
+        none.
         """
         count, others = len(sizes), len(self.options.metrics)
         self._sums = torch.zeros(2 * (count + others) + 7, dtype=torch.float64)

@@ -57,11 +57,10 @@ class Losses:
         batches: how many an update is for.
         reference: the targets of one sample of the batch, the same on all replicas.
         unit: that sums are divided by until the weight of the whole update is known.
-        sums: by microbatch, of the losses of the share, where these are.
-        weights: likewise, what divides them; samples where the function returned one number.
-        pairs: how many times it returned a pair.
         metrics: what else is told of output and targets, by name; likewise one number, a mean, or a pair.
-        measured: by name the sums and the weights of all shares.
+        found: a sum and what divides it, samples where a function returned one number: of the losses of the
+            share by microbatch, and by name of each metric over all shares.
+        pairs: how many times the function returned a pair.
         keeps: whether outputs are kept.
         outputs: of the shares, by microbatch, where they are.
     """
@@ -77,11 +76,9 @@ class Losses:
     batches: int = 1
     reference: Tensors | None = None
     unit: float = 1.0
-    sums: dict[int, Tensor] = field(default_factory=dict)
-    weights: dict[int, Tensor | float] = field(default_factory=dict)
-    pairs: int = 0
     metrics: Mapping[str, LossFunction] = field(default_factory=dict)
-    measured: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+    found: dict[int | str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+    pairs: int = 0
     keeps: bool = False
     outputs: dict[int, Any] = field(default_factory=dict)
     _made: tuple[Any, Tensor | float | None] = (
@@ -96,22 +93,18 @@ class Losses:
     def begin(self, reference: Tensors | None, unit: float, given: Sequence[Any] = ()) -> None:
         """A new step; `given` are the targets of each microbatch where the caller has them."""
         self.reference, self.unit, self._given = reference, unit, given
-        self.sums.clear()
-        self.weights.clear()
-        self.measured = dict.fromkeys(self.metrics, (0.0, 0.0))
+        self.found = dict.fromkeys(self.metrics, (0.0, 0.0))
         self.outputs.clear()
         self.pairs = 0
         self._batches += 1
 
     def totals(self) -> Tensor:
-        """Behind one another all sums, their weights, metrics and theirs, in host memory.
+        """The sums of losses and metrics, then what divides each of them, in host memory.
 
         Until now the host has waited for none of them.
         """
-        numbers = [
-            by[microbatch] for by in (self.sums, self.weights) for microbatch in range(len(self.counts))
-        ]
-        numbers += [value for at in (0, 1) for value in (it[at] for it in self.measured.values())]
+        keys: tuple[int | str, ...] = (*range(len(self.counts)), *self.metrics)
+        numbers = [self.found[key][at] for at in (0, 1) for key in keys]
         there = torch.stack([it.double() for it in numbers if isinstance(it, Tensor)]).cpu()
         values = iter(there.tolist())
         made = [next(values) if isinstance(it, Tensor) else it for it in numbers]
@@ -125,7 +118,7 @@ class Losses:
         """
         with self.autocast():
             loss, weight = _sum_and_weight(self.function(output, targets))
-        if microbatch not in self.sums:
+        if microbatch not in self.found:
             looks = self.check or self.metrics or self.keeps
             self._made = _detached(output) if looks else None, weight
         return loss
@@ -150,13 +143,13 @@ class Losses:
             loss = loss.float()  # the weight may be too small for float16, or the scale too large
         if weight is not None:
             self.pairs += 1
-            self.sums[microbatch], self.weights[microbatch] = value, weight
+            self.found[microbatch] = value, weight
             loss = loss / self.unit
         elif self.reduction == "mean":
-            self.sums[microbatch], self.weights[microbatch] = value * count, count
+            self.found[microbatch] = value * count, count
             loss = loss * (count / self.samples)
         else:
-            self.sums[microbatch], self.weights[microbatch] = value, count
+            self.found[microbatch] = value, count
             if self.reduction == SHARE:
                 loss = loss / self.batches
         return self.scale(loss)
@@ -176,8 +169,8 @@ class Losses:
             count = self.counts[microbatch]
             value = value.double()
             both = (value * count, count) if weight is None else (value, weight)
-            before = self.measured[name]
-            self.measured[name] = before[0] + both[0], before[1] + both[1]
+            before = self.found[name]
+            self.found[name] = before[0] + both[0], before[1] + both[1]
 
     def _check(
         self, reduction: str, output: Any, targets: Any, reference: Tensors, count: int, microbatch: int

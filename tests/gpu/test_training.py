@@ -23,10 +23,9 @@ from tests.support.training_cases import (
     momentum,
     network,
     plan_of,
-    serial,
     trained,
 )
-from tests.training.test_devices import CASES, STEPS, initialised
+from tests.training.test_devices import CASES, STEPS, initialised, made
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
@@ -59,14 +58,13 @@ def test_training_on_gpus_is_serial_training(collectives: str) -> None:
     wrong = []
     for name in names:
         case = CASES[name]
-        make = (lambda case=case: initialised(case.make)) if name.startswith("traced") else case.make  # type: ignore[misc]
         curves = [found[name] for found in every]
         said = [it for it in curves if isinstance(it, str)]
         if said:
             wrong.append((name, said))
             continue
         try:
-            check_close(merged(curves), serial(make, batches(STEPS), **case.serially), 1e-4)
+            check_close(merged(curves), case.expected(batches(STEPS), made(name)), 1e-4)
         except AssertionError as error:
             wrong.append((name, [str(error)[:400]]))
     assert wrong == []

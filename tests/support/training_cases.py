@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -188,6 +189,13 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, 0.1, momentum=0.9)
 
 
+def said(call: Callable[[], Any]) -> str:
+    """The error that a call ends with."""
+    with pytest.raises(Exception) as caught:
+        call()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
 @dataclass
 class Curve:
     """What a training gave.
@@ -214,14 +222,20 @@ def serial(
     autocast: torch.dtype | None = None,
     halve_every: int | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] = momentum,
+    before: Callable[[Any, int], None] = lambda model, step: None,
 ) -> Curve:
-    """Plain training, in microbatches where that makes a difference, with a scaler for float16."""
+    """Plain training, in microbatches where that makes a difference, with a scaler for float16.
+
+    Of a loss that is a pair its sum is divided by its weight: of the whole batch at once. `before` is called
+    before each step.
+    """
     model = make()
     made = optimizer(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(made, halve_every or len(given), gamma=0.5)
     scaler = torch.amp.GradScaler("cpu", enabled=autocast is torch.float16)
     losses = []
     for index, (inputs, targets) in enumerate(given):
+        before(model, index)
         sizes = divided(len(inputs), microbatches)
         parts = zip(inputs.split(sizes), targets.split(sizes), strict=True)
         total = 0.0
@@ -229,7 +243,9 @@ def serial(
             made.zero_grad()
         for x, y in parts:
             with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
-                loss = loss_fn(model(x), y) * (len(x) / len(inputs))
+                made_of = loss_fn(model(x), y)
+                loss = made_of[0] / made_of[1] if isinstance(made_of, tuple) else made_of
+                loss = loss * (len(x) / len(inputs))
             scaler.scale(loss / accumulate).backward()
             total += loss.item()
         losses.append(total)
@@ -239,14 +255,9 @@ def serial(
             scaler.step(made)
             scaler.update()
             schedule.step()
-    gradients = {
-        name: it.grad.numpy().copy()
-        for name, it in model.named_parameters(remove_duplicate=False)
-        if it.grad is not None
-    }
-    return Curve(
-        losses, gradients, {name: value.numpy().copy() for name, value in model.state_dict().items()}
-    )
+    named = model.named_parameters(remove_duplicate=False)
+    gradients = {name: it.grad.numpy().copy() for name, it in named if it.grad is not None}
+    return Curve(losses, gradients, values_of(model.state_dict()))
 
 
 def plan_of(
@@ -304,13 +315,47 @@ def trained(
         for batch in given:
             losses.append(trainer.step(*batch))
             after()
-        gradients = {
-            name: it.grad.cpu().numpy().copy()
-            for name, it in trainer.module.named_parameters()
-            if it.grad is not None
-        }
-        state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
-    return Curve(losses, gradients, state)
+        return curve_of(trainer, losses)
+
+
+def curve_of(trainer: Trainer, losses: Sequence[float] = ()) -> Curve:
+    """What it gave; every rank calls it."""
+    named = trainer.module.named_parameters()
+    gradients = {name: it.grad.cpu().numpy().copy() for name, it in named if it.grad is not None}
+    return Curve(list(losses), gradients, values_of(trainer.state_dict()))
+
+
+def values_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """A state that does not change any more, as other processes are sent it."""
+    return {name: value.numpy().copy() for name, value in state.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training by a plan, and what serial training makes of the same.
+
+    Attributes:
+        plan: that it is by.
+        make: makes the model.
+        options: of the trainer.
+        waits: how often a step may wait for the device that it is on.
+    """
+
+    plan: Plan
+    make: Callable[[], nn.Module] = network
+    options: Mapping[str, Any] = field(default_factory=dict)
+    waits: int = 1
+
+    def expected(
+        self, given: Sequence[tuple[Tensor, Tensor]], make: Callable[[], nn.Module] | None = None
+    ) -> Curve:
+        """By serial training: in microbatches where batch norm or rounding makes that a difference."""
+        known = ("loss_fn", "accumulate", "clip_norm", "optimizer")
+        alike = {it: self.options[it] for it in known if it in self.options}
+        autocast = getattr(torch, self.options.get("precision", ""), None)
+        in_parts = self.make in (Unmodified, normalised) or autocast is not None
+        microbatches = self.plan.microbatches if in_parts else 1
+        return serial(make or self.make, given, microbatches=microbatches, autocast=autocast, **alike)
 
 
 def merged(curves: Sequence[Curve]) -> Curve:

@@ -279,12 +279,12 @@ def test_all_that_is_sent_arrives(
         assert place is not None
         start, stop = shares(samples, senders)[rank]
         mine = [wire.narrowed(tensor, start, stop) for wire, tensor in zip(crossing, whole, strict=True)]
-        messages(crossing, place.behind(samples), Links(rank, sent)).send(0, mine, back=False)
+        messages(crossing, place.slices(samples, behind=True), Links(rank, sent)).send(0, mine, back=False)
     assert sum(it.nbytes for it in sent.values()) == sum(it.nbytes for it in whole)
     for rank in range(senders, senders + receivers):
         (place,) = Assignment.all_of(plan, rank)
         assert place is not None
-        arrival = messages(crossing, place.before(samples), Links(rank, sent))
+        arrival = messages(crossing, place.slices(samples, behind=False), Links(rank, sent))
         arrival.receive(0, back=False)
         start, stop = place.share(samples)
         for wire, tensor, arrived in zip(crossing, whole, arrival.arrived(0, back=False), strict=True):
@@ -308,7 +308,7 @@ def test_gradients_that_there_are_not(count: int, device: torch.device) -> None:
         for rank, tensor in enumerate(pair, 1):
             theirs = messages(crossing, [PeerSlice(0, 0, 2)], Links(rank, sent, device))
             theirs.send(0, [tensor] * count, back=True)
-        arrival = messages(crossing, place.behind(4), Links(0, sent, device))
+        arrival = messages(crossing, place.slices(4, behind=True), Links(0, sent, device))
         arrival.receive(0, back=True)
         rows = [torch.zeros(2, 3) if tensor is None else tensor for tensor in pair]
         for arrived in arrival.arrived(0, back=True):
@@ -333,7 +333,7 @@ def test_one_tensor_is_neither_copied_nor_viewed() -> None:
     (place,) = Assignment.all_of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
     assert place is not None
     tensor = torch.randn(4, 3)
-    second = place.behind(4)[1]
+    second = place.slices(4, behind=True)[1]
     assert packed([(wire, tensor, second)]).data_ptr() == tensor[2:].data_ptr()
     other = sharing(tensor)
     other.add_(1)

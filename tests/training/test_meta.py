@@ -233,7 +233,7 @@ def test_a_stage_reads_what_it_holds(tmp_path: Path, way: str) -> None:
     path = stored(way, tmp_path / "stored")
     with on_meta():
         model = Outer()
-    layered = trace(model, torch.randn(4, 3), layers=3)
+    layered = trace(model, torch.randn(4, 3), layers=3, evaluation=False)
     give_values(layered, [(0, 1)], path, 0)
     expected, own = outer(7).state_dict(), set(layered.divide(0, 1).state_dict())
     assert own < set(expected)
@@ -248,7 +248,7 @@ def test_a_stage_reads_what_it_holds(tmp_path: Path, way: str) -> None:
     x = torch.randn(5, 3)
     assert torch.allclose(layered.divide(0, layered.depth)(x), outer(7)(x), atol=0 if precise else 0.1)
     real = outer(3)  # has values, which give way
-    give_values(trace(real, x, layers=3), [(0, 1)], path, 0)
+    give_values(trace(real, x, layers=3, evaluation=False), [(0, 1)], path, 0)
     assert torch.allclose(real.inner.first.weight, expected["inner.first.weight"], atol=1e-2)
 
 
@@ -274,7 +274,7 @@ def broken(way: str, path: Path) -> None:
 @cache
 def without_values() -> Any:
     with on_meta():
-        return trace(Outer(), torch.randn(4, 3), layers=3)
+        return trace(Outer(), torch.randn(4, 3), layers=3, evaluation=False)
 
 
 FAULTS = {
@@ -330,6 +330,6 @@ def test_literals_on_meta_are_named() -> None:
     with torch.device("meta"):
         model = Plain()
     with pytest.raises(PartitionError, match=r"(scale|meta)"):
-        layered = trace(model, torch.randn(4, 3))
+        layered = trace(model, torch.randn(4, 3), evaluation=False)
         give_values(layered, [(0, layered.depth)], None, 0)
     assert tensors_on_meta(model)

@@ -61,7 +61,7 @@ class Named(nn.Module):
 def test_traced_models_are_looked_into() -> None:
     words = torch.zeros(4, dtype=torch.int64)
     for options, refused in ({}, False), ({"scale_grad_by_freq": True}, True):
-        model = trace(Named(**options), words)
+        model = trace(Named(**options), words, evaluation=False)
         plan = Plan([(0, model.depth, [0, 1])], microbatches=1)
         if refused:
             with pytest.raises(PlanError, match=r"stage 0: embedding.* whole batch names a row"):

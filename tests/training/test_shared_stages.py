@@ -22,6 +22,7 @@ from tests.support.ranks import run_ranks, store_path
 from tests.support.training_cases import (
     CLASSES,
     FEATURES,
+    Case,
     Curve,
     batches,
     by_layer,
@@ -29,10 +30,11 @@ from tests.support.training_cases import (
     cross_entropy,
     decaying,
     momentum,
+    said,
     serial,
     tied,
+    values_of,
 )
-from tests.training.test_trainer_disagreements import said
 
 RANKS_IMPORT = ("torch._dynamo", "torch.distributed.tensor.parallel", "torch.distributed.fsdp")
 GIVEN = batches(4, (13, 17, 13, 12))
@@ -83,24 +85,31 @@ def on_a_mesh(order: str = "1f1b", **more: Any) -> Plan:
 
 ENDS = range(4), range(4, 8)
 IN_TURN = Plan([(at, at + 1, ENDS[at % 2]) for at in range(4)], 4, "interleaved")
-CASES: dict[str, tuple[Plan, Any, int, dict[str, Any], int]] = {
-    "tensor": (on_a_mesh(), tensor_parallel, 2, {"optimizer": decaying, "collectives": "synth"}, 2),
-    "tensor of four, float16": (on_a_mesh("gpipe"), tensor_parallel, 4, {"precision": "float16"}, 4),
-    "fully sharded": (on_a_mesh(), fully_sharded, 1, {"accumulate": 2}, 4),
-    "both, in turn": (IN_TURN, both, 2, {}, 4),
-    "both": (on_a_mesh(recompute=True), both, 2, {"clip_norm": 0.1, "collectives": "synth"}, 4),
+SYNTH = {"collectives": "synth"}
+CASES: dict[str, tuple[Case, Any, int, int]] = {
+    # a case, who divides a stage, among how many ranks, into how many parts
+    "tensor": (Case(on_a_mesh(), blocks, {"optimizer": decaying} | SYNTH), tensor_parallel, 2, 2),
+    "tensor of four, float16": (
+        Case(on_a_mesh("gpipe"), blocks, {"precision": "float16"}),
+        tensor_parallel,
+        4,
+        4,
+    ),
+    "fully sharded": (Case(on_a_mesh(), blocks, {"accumulate": 2}), fully_sharded, 1, 4),
+    "both, in turn": (Case(IN_TURN, blocks), both, 2, 4),
+    "both": (Case(on_a_mesh(recompute=True), blocks, {"clip_norm": 0.1} | SYNTH), both, 2, 4),
 }
 
 
 def shared(rank: int, size: int, name: str) -> dict[str, Any]:
     """Half of the steps, then the rest from a checkpoint."""
-    plan, prepare, tensor_ranks, options, _ = CASES[name]
-    options = {"collectives": "gloo", "prepare": prepare, "tensor_ranks": tensor_ranks} | options
+    case, prepare, tensor_ranks, _ = CASES[name]
+    options = {"collectives": "gloo", "prepare": prepare, "tensor_ranks": tensor_ranks, **case.options}
     make_optimizer, losses = options.pop("optimizer", momentum), list[float]()
     state, sizes, norm, served = {}, {}, None, {}
     folder = store_path().with_name("half")
     for half in (GIVEN[:2], GIVEN[2:]):
-        with Trainer(blocks(), plan, cross_entropy, make_optimizer, **options) as trainer:
+        with Trainer(blocks(), case.plan, cross_entropy, make_optimizer, **options) as trainer:
             if state:
                 trainer.load(folder)
             for inputs, targets in half:
@@ -118,8 +127,7 @@ def shared(rank: int, size: int, name: str) -> dict[str, Any]:
                 mesh = trainer._groups.mesh
                 served = {axis: mesh.get_group(axis).counters() for axis in ("data", "tensor")}
                 served["words"] = mesh.get_group("tensor").explain(4096)
-    plain = {key: value.numpy().copy() for key, value in state.items()}
-    return {"curve": Curve(losses, {}, plain), "sizes": sizes, "norm": norm, "served": served}
+    return {"curve": Curve(losses, {}, values_of(state)), "sizes": sizes, "norm": norm, "served": served}
 
 
 @pytest.fixture(scope="module")
@@ -136,15 +144,13 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_stages_on_meshes_train_as_serially(name: str, groups: Path) -> None:
-    *_, options, shards = CASES[name]
-    ways = {key: value for key, value in options.items() if key in ("accumulate", "clip_norm", "optimizer")}
-    half = torch.float16 if "precision" in options else None
-    expected = serial(blocks, GIVEN, **ways, autocast=half, microbatches=3 if half else 1)
+    case, _, _, shards = CASES[name]
+    expected = case.expected(GIVEN)
     found = run_ranks(
         8, shared, name, environ={"ARBORCAST_GROUPS": str(groups)}, timeout_s=500, group_timeout_s=200
     )
     for each in found:
-        check_close(each["curve"], expected, 1e-3 if half else 1e-6)
+        check_close(each["curve"], expected, 1e-3 if "precision" in case.options else 1e-6)
     assert len({each["norm"] for each in found}) == 1
     for each in found:
         held = {size for key, size in each["sizes"].items() if key.endswith("up.weight")}

@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -63,35 +64,38 @@ def run(model: nn.Module, forward: Callable[..., Any], inputs: tuple[Tensor, ...
     return outputs, gradients, buffers
 
 
-def in_two(layered: Layered, cut: int) -> nn.Module:
-    """Both sides of a cut, one after the other; checks what crosses."""
-    first, second = layered.divide(0, cut), layered.divide(cut, layered.depth)
-    dims = layered.sample_dims(cut)
+def in_parts(layered: Layered, *cuts: int) -> nn.Module:
+    """The parts between cuts, one after the other; checks what crosses."""
+    bounds = [0, *cuts, layered.depth]
 
-    class Halves(nn.Module):
+    class Parts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = first, second
+            self.parts = nn.ModuleList(layered.divide(*it) for it in pairwise(bounds))
 
         def forward(self, *inputs: Tensor) -> Any:
-            crossing = several(self.first(*inputs))
-            counts = [value.shape[dim] for value, dim in zip(crossing, dims, strict=True)]
-            assert counts == [len(inputs[0])] * len(dims)
-            return self.second(*crossing)
+            values: Any = inputs
+            for cut, part in zip(bounds, self.parts, strict=False):
+                crossing = several(values)
+                counts = [it.shape[dim] for it, dim in zip(crossing, layered.sample_dims(cut), strict=True)]
+                assert counts == [len(inputs[0])] * len(crossing)
+                values = part(*crossing)
+            return values
 
-    return Halves()
+    return Parts()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_halves_are_the_model(traced: dict[str, Traced], name: str) -> None:
-    """At every legal cut, with other numbers of samples than the example's, one of them 1."""
+def test_parts_are_the_model(traced: dict[str, Traced], name: str) -> None:
+    """Halves at every legal cut, and each layer alone; with other numbers of samples than traced, also 1."""
     layered, model = traced[name], traced[name].model
     cases = [(training, MODELS[name][1](samples)) for training, samples in ((True, 3), (True, 1), (False, 2))]
     expected = [run(model.train(training), model, inputs) for training, inputs in cases]
-    for cut in range(1, layered.depth):
-        halves = in_two(layered, cut)
+    legal = range(1, layered.depth)
+    for cut in (*((it,) for it in legal), tuple(legal)):
+        parts = in_parts(layered, *cut)
         for (training, inputs), (outputs, gradients, buffers) in zip(cases, expected, strict=True):
-            found = run(model, halves.train(training), inputs)
+            found = run(model, parts.train(training), inputs)
             for ours, theirs in zip(found[0], outputs, strict=True):
                 assert torch.equal(ours, theirs), cut
             for key, gradient in gradients.items():
@@ -101,42 +105,6 @@ def test_halves_are_the_model(traced: dict[str, Traced], name: str) -> None:
                     torch.testing.assert_close(found[1][key], gradient, rtol=1e-5, atol=1e-6)
             for key, buffer in buffers.items():
                 assert torch.equal(found[2][key], buffer), (cut, key)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_layer_alone(traced: dict[str, Traced], name: str) -> None:
-    """Layer after layer, each with inputs that are cut off from the graph, as stages have them."""
-    layered, model = traced[name], traced[name].model.train()
-    inputs = MODELS[name][1](3)
-    outputs, gradients, _ = run(model, model, inputs)
-    state = copy.deepcopy(model.state_dict())
-    model.zero_grad()
-    torch.manual_seed(1)
-    passes = []
-    values = inputs
-    for layer in range(layered.depth):
-        given = tuple(value.detach().clone() for value in values)  # what came in a message
-        for value, before in zip(given, values, strict=True):
-            value.requires_grad_(before.requires_grad)
-        values = several(layered.divide(layer, layer + 1)(*given))
-        passes.append((given, values))
-    for ours, theirs in zip(values, outputs, strict=True):
-        assert torch.equal(ours, theirs)
-    above: list[Tensor | None] = [2 * value.detach() for value in values]
-    for given, made in reversed(passes):
-        pairs = [
-            (value, gradient)
-            for value, gradient in zip(made, above, strict=True)
-            if value.requires_grad and gradient is not None
-        ]
-        torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
-        above = [value.grad for value in given]
-    for key, it in model.named_parameters():
-        if gradients[key] is None:
-            assert it.grad is None
-        else:
-            torch.testing.assert_close(it.grad, gradients[key], rtol=1e-5, atol=1e-6)
-    model.load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -226,7 +194,7 @@ def test_autocast(traced: dict[str, Traced]) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         first = layered.divide(0, 1)(x)
         theirs = run(layered.model, layered.model, (x,))
-        ours = run(layered.model, in_two(layered, 3), (x,))
+        ours = run(layered.model, in_parts(layered, 3), (x,))
     assert first.dtype == torch.bfloat16
     assert ours[0][0].dtype == theirs[0][0].dtype
     assert torch.equal(ours[0][0], theirs[0][0])
@@ -266,13 +234,14 @@ def deep(layers: int, width: int = 16) -> nn.Module:
 
 def test_number_of_layers() -> None:
     model, example = deep(6, 512), torch.randn(2, 512)
-    assert trace(model, example).layer_names == ("0", "2", "4", "6", "8", "10")  # ReLUs stay with theirs
-    assert trace(model, example, layers=3).layer_names == ("0", "4", "8")
-    assert trace(model, example, layers="all").depth == 12
+    few, three, every = (trace(model, example, layers=it, evaluation=False) for it in (None, 3, "all"))
+    assert few.layer_names == ("0", "2", "4", "6", "8", "10")  # ReLUs stay with theirs
+    assert three.layer_names == ("0", "4", "8")
+    assert every.depth == 12
     with pytest.raises(
         PartitionError, match=r"Sequential: layers must be in 1\.\.12, as it has 11 legal cuts, got 13"
     ):
-        trace(model, example, layers=13)
+        trace(model, example, layers=13, evaluation=False)
 
 
 @pytest.mark.long
@@ -284,7 +253,7 @@ def test_layers_do_not_depend_on_the_number_of_samples() -> None:
 
 
 def test_at_most_64_layers() -> None:
-    depth = trace(deep(80), torch.randn(16, 16)).depth
+    depth = trace(deep(80), torch.randn(16, 16), evaluation=False).depth
     assert 32 <= depth <= 64
 
 
@@ -302,16 +271,22 @@ def test_no_such_boundary(traced: dict[str, Traced]) -> None:
 # What cannot be traced ------------------------------------------------------------------------------
 
 
-class Made(nn.Module):
-    """A linear layer behind a function."""
+class Written(nn.Module):
+    """A linear layer, and a function of the module and its inputs."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 3)
+        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.register_buffer("seen", torch.zeros(3))
         self.function = function
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.function(self.linear(inputs[0]), *inputs[1:])
+        return self.function(self, *inputs)
+
+
+def behind(function: Callable[..., Any]) -> Written:
+    """A function of what the linear layer makes."""
+    return Written(lambda module, x, *others: function(module.linear(x), *others))
 
 
 def error_of(model: nn.Module, *example: Tensor) -> str:
@@ -343,7 +318,7 @@ def test_a_loss_inside_the_model() -> None:
         penalty = nn.functional.mse_loss(y, t)
         return torch.tanh(torch.sin(torch.cos(y))) * penalty
 
-    layered = trace(Made(scaled), (X, target), layers="all")
+    layered = trace(behind(scaled), (X, target), layers="all", evaluation=False)
     crossing = {it.name for cut in range(layered.depth + 1) for it in layered.crossing(cut)}
     assert "mse_loss" not in crossing
     assert layered.depth == 3
@@ -377,7 +352,7 @@ class KeyCache:
     ],
 )
 def test_what_does_not_fit(function: Callable[..., Any], message: str) -> None:
-    assert message in error_of(Made(function), X)
+    assert message in error_of(behind(function), X)
 
 
 def test_an_operator_without_a_shape_function() -> None:
@@ -385,7 +360,7 @@ def test_an_operator_without_a_shape_function() -> None:
     def opaque(x: Tensor) -> Tensor:
         return x.clone()
 
-    message = error_of(Made(opaque), X)
+    message = error_of(behind(opaque), X)
     assert "test_tracing.py:" in message
     assert "operator arborcast_test::opaque has no shape function; register one with torch.library" in message
 
@@ -408,17 +383,12 @@ def test_bad_examples(example: tuple[Any, ...], message: str) -> None:
 
 
 def test_a_buffer_that_forward_replaces_is_changed_in_place() -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(3))
+    def counting(module: nn.Module, x: Tensor) -> Tensor:
+        module.seen = module.seen + x.detach().mean(0)
+        return x + module.seen
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.seen = self.seen + x.detach().mean(0)
-            return x + self.seen
-
-    model = Counting()
-    layered = trace(model, X, layers="all")
+    model = Written(counting)
+    layered = trace(model, X, layers="all", evaluation=False)
     model.train()
     layered.divide(0, layered.depth)(X)
     torch.testing.assert_close(model.seen, X.mean(0))
@@ -427,16 +397,9 @@ def test_a_buffer_that_forward_replaces_is_changed_in_place() -> None:
 def test_evaluation_with_other_operators() -> None:
     """Training works; evaluation says which operator is in the way."""
 
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.linear(x)
-            return torch.tanh(x * 0.5) if self.training else torch.sigmoid(x)
-
-    model = Deep()
+    model = Written(
+        lambda it, x: torch.tanh(it.linear(x) * 0.5) if it.training else torch.sigmoid(it.linear(x))
+    )
     layered = trace(model, X)
     segment = layered.divide(0, layered.depth)
     assert torch.equal(segment(X), model(X))
@@ -446,23 +409,18 @@ def test_evaluation_with_other_operators() -> None:
         segment.eval()(X)
     once = trace(model, X, evaluation=False).divide(0, layered.depth)
     assert torch.equal(once(X), model(X))
-    with pytest.raises(PartitionError, match="Deep: must be traced with evaluation=True to be evaluated"):
+    with pytest.raises(PartitionError, match="Written: must be traced with evaluation=True to be evaluated"):
         once.eval()(X)
 
 
 def test_training_may_ask_for_contiguous_values() -> None:
     """As attention does that is given dropout."""
 
-    class Transposed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
+    def transposed(module: nn.Module, x: Tensor) -> Tensor:
+        x = torch.stack([module.linear(x), x], 1).transpose(1, 2)
+        return torch.tanh((x.contiguous() if module.training else x) * 0.5)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = torch.stack([self.linear(x), x], 1).transpose(1, 2)
-            return torch.tanh((x.contiguous() if self.training else x) * 0.5)
-
-    model = Transposed()
+    model = Written(transposed)
     layered = trace(model, X, layers="all")
     for mode in (True, False):
         model.train(mode)
@@ -485,52 +443,39 @@ class Attention(nn.Module):
         return torch.tanh(result)
 
 
-class Twice(nn.Module):
+def twice(module: nn.Module, x: Tensor) -> Tensor:
     """A batch norm applied twice, which counts twice in training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.norm(torch.tanh(self.norm(x))))
+    return torch.relu(module.norm(torch.tanh(module.norm(x))))
 
 
-class Nested(nn.Module):
+def nested(module: nn.Module, x: Tensor) -> Tensor:
     """Control flow that torch can express, recomputation and casts of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = checkpoint(self.linear, x, use_reentrant=False)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            x = torch.sigmoid(self.linear(x))
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (torch.tanh(x),)).float()
+    x = checkpoint(module.linear, x, use_reentrant=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = torch.sigmoid(module.linear(x))
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (torch.tanh(x),)).float()
 
 
-class Pasted(nn.Module):
+def pasted(module: nn.Module, x: Tensor) -> Tensor:
     """Parts of batches written into zeros, and a mask made by writing into ones."""
+    out = torch.zeros(x.shape[0], 6)
+    out[:, :3] = torch.tanh(x)
+    out[:, 3:] = torch.sin(x)
+    mask = torch.ones(6)
+    mask[2:] = 0.5
+    return torch.tanh(torch.sigmoid(out * mask) + mask)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = torch.zeros(x.shape[0], 6)
-        out[:, :3] = torch.tanh(x)
-        out[:, 3:] = torch.sin(x)
-        mask = torch.ones(6)
-        mask[2:] = 0.5
-        return torch.tanh(torch.sigmoid(out * mask) + mask)
+
+LEAST = {twice: 2, nested: 3, pasted: 4}
+"""Layers, at least."""
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "least"),
     [
-        (Attention(), (3, 4), 4),
-        (Twice(), (3,), 2),
-        (Nested(), (3,), 3),
-        (Pasted(), (3,), 4),
+        pytest.param(Attention(), (3, 4), 4, id="attention"),
+        *(pytest.param(Written(it), (3,), least, id=it.__name__) for it, least in LEAST.items()),
     ],
-    ids=lambda it: type(it).__name__,
 )
 def test_what_can_be_cut_all_the_same(model: nn.Module, shape: tuple[int, ...], least: int) -> None:
     layered = trace(model, torch.randn(4, *shape), layers="all")
@@ -540,7 +485,7 @@ def test_what_can_be_cut_all_the_same(model: nn.Module, shape: tuple[int, ...], 
     for training in (True, False):
         for cut in range(1, layered.depth):
             found = []
-            for module in (model.train(training), in_two(layered, cut).train(training)):
+            for module in (model.train(training), in_parts(layered, cut).train(training)):
                 model.load_state_dict(state)
                 torch.manual_seed(0)
                 output = module(inputs)
@@ -561,4 +506,4 @@ def test_tokens_of_several_samples_in_one_dimension() -> None:
         PartitionError,
         match=r"as it has 3 legal cuts, got 5 .*reshape has no one dimension that counts samples",
     ):
-        trace(Made(flattened), torch.randn(4, 5, 3), layers=5)
+        trace(behind(flattened), torch.randn(4, 5, 3), layers=5, evaluation=False)

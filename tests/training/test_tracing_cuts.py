@@ -24,97 +24,64 @@ def item(name: str, *inputs: str, **more: object) -> Item:
     return Item(name, inputs, **more)  # type: ignore[arg-type]
 
 
-def test_crossing_values_of_a_skip_connection() -> None:
-    """
-    x -> a -> b -> c -> d      cut   crosses
-         |______________^       1    a
-                                2    a b
-                                3    a c
-    """
-    items = [
-        item("a", "x", size_bytes=8),
-        item("b", "a", size_bytes=2),
-        item("c", "b", size_bytes=1),
-        item("d", "c", "a"),
-    ]
-    assert all_cuts(items, [X], ["d"]) == (
-        CutPoint(1, ("a",), 8),
-        CutPoint(2, ("a", "b"), 10),
-        CutPoint(3, ("a", "c"), 9),
-    )
+ONE, FIVE, SEVEN, EIGHT = (frozenset({it}) for it in (1, 5, 7, 8))
+BEHIND = "tick belongs to the operator behind it"
+CHANGED = "changes in place what is used on both sides"
+FAULTS: dict[str, tuple[list[Item], frozenset[int], list[str]]] = {
+    # operators, memory of the model, the fault of each cut
+    "not made of samples": (
+        [item("a", varies=False), item("b", "x", "a")],
+        frozenset(),
+        ["a is not made of samples"],
+    ),
+    "not counted by samples": (
+        [item("a", "x", sample_dim=None), item("b", "a")],
+        frozenset(),
+        ["a has no one dimension that counts samples"],
+    ),
+    "nothing": ([item("a", "x"), item("b")], frozenset(), ["nothing crosses"]),
+    "what is copied has no position": (
+        [item("mask", varies=False, copied=True), item("a", "x", "mask"), item("b", "a", "mask")],
+        frozenset(),
+        [""],
+    ),
+    "relu changes what conv made, the skip connection uses it behind that": (
+        [
+            item("conv", "x", storages=ONE),
+            item("view", "conv", storages=ONE),
+            item("relu", "conv", storages=ONE, changes=ONE),
+            item("sum", "relu", "view", storages=ONE | {2}),
+        ],
+        frozenset(),
+        [f"relu {CHANGED}", f"relu {CHANGED}", ""],
+    ),
+    "an input is changed by the first stage": (
+        [item("a", "x"), item("b", "x", storages=X.storages, changes=X.storages), item("c", "a", "b")],
+        frozenset(),
+        [f"b {CHANGED}", ""],
+    ),
+    "a batch norm applied twice lives on one stage, a buffer that is only read on all": (
+        [
+            item("norm", "x", storages=SEVEN, changes=SEVEN),
+            item("a", "norm", storages=EIGHT),
+            item("again", "a", storages=SEVEN, changes=SEVEN),
+            item("b", "again", storages=EIGHT),
+        ],
+        SEVEN | EIGHT,
+        [f"again {CHANGED}", f"again {CHANGED}", ""],
+    ),
+    "a counter stays with the operator behind it": (
+        [item("a", "x"), item("tick", varies=False, storages=FIVE, changes=FIVE), item("norm", "a")],
+        FIVE,
+        ["", BEHIND],
+    ),
+}
 
 
-def test_inputs_and_early_outputs_cross_to_where_they_are_used() -> None:
-    items = [item("a", "x"), item("b", "a"), item("c", "b", "y")]
-    cuts = all_cuts(items, [X, item("y")], ["a", "c"])
-    assert [cut.values for cut in cuts] == [("y", "a"), ("y", "a", "b")]
-
-
-def test_what_is_copied_has_no_position_and_does_not_cross() -> None:
-    items = [
-        item("mask", varies=False, copied=True),
-        item("a", "x", "mask"),
-        item("b", "a", "mask"),
-    ]
-    assert all_cuts(items, [X], ["b"]) == (CutPoint(1, ("a",), 0),)
-
-
-@pytest.mark.parametrize(
-    ("items", "fault"),
-    [
-        ([item("a", varies=False), item("b", "x", "a")], "a is not made of samples"),
-        ([item("a", "x", sample_dim=None), item("b", "a")], "a has no one dimension that counts samples"),
-        ([item("a", "x"), item("b")], "nothing crosses"),
-    ],
-)
-def test_what_may_not_cross(items: list[Item], fault: str) -> None:
-    assert [cut.fault for cut in all_cuts(items, [X], ["b"])] == [fault]
-
-
-def test_a_batch_may_cross_after_its_last_change() -> None:
-    """relu changes what conv made; the skip connection uses it behind that."""
-    one = frozenset({1})
-    items = [
-        item("conv", "x", storages=one),
-        item("view", "conv", storages=one),
-        item("relu", "conv", storages=one, changes=one),
-        item("sum", "relu", "view", storages=one | {2}),
-    ]
-    assert [bool(cut.fault) for cut in all_cuts(items, [X], ["sum"])] == [True, True, False]
-    assert "relu changes in place" in all_cuts(items, [X], ["sum"])[0].fault
-
-
-def test_an_input_that_is_changed_is_changed_by_the_first_stage() -> None:
-    items = [
-        item("a", "x"),
-        item("b", "x", storages=frozenset({0}), changes=frozenset({0})),
-        item("c", "a", "b"),
-    ]
-    assert [bool(cut.fault) for cut in all_cuts(items, [X], ["c"])] == [True, False]
-
-
-def test_a_buffer_that_is_changed_lives_on_one_stage() -> None:
-    """A batch norm applied twice; a third operator only reads another buffer, which all may have."""
-    seven, eight = frozenset({7}), frozenset({8})
-    items = [
-        item("norm", "x", storages=seven, changes=seven),
-        item("a", "norm", storages=eight),
-        item("again", "a", storages=seven, changes=seven),
-        item("b", "again", storages=eight),
-    ]
-    cuts = all_cuts(items, [X], ["b"], held=seven | eight)
-    assert [bool(cut.fault) for cut in cuts] == [True, True, False]
-
-
-def test_a_counter_stays_with_the_operator_behind_it() -> None:
-    five = frozenset({5})
-    items = [
-        item("a", "x"),
-        item("tick", varies=False, storages=five, changes=five),
-        item("norm", "a"),
-    ]
-    cuts = all_cuts(items, [X], ["norm"], held=five)
-    assert [cut.fault for cut in cuts] == ["", "tick belongs to the operator behind it"]
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_may_not_cross(name: str) -> None:
+    items, held, faults = FAULTS[name]
+    assert [cut.fault for cut in all_cuts(items, [X], [items[-1].name], held)] == faults
 
 
 @st.composite
@@ -127,22 +94,28 @@ def traces(draw: st.DrawFn) -> list[Item]:
             chosen = draw(st.lists(st.sampled_from(copies), max_size=2)) if copies else []
             items.append(item(f"v{index}", *chosen, varies=False, copied=True))
             continue
-        names = ["x", *(it.name for it in items)]
+        names = ["x", "y", *(it.name for it in items)]
         inputs = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
         varies = draw(st.integers(0, 5)) > 0
         dim = draw(st.sampled_from([0, 0, 0, None]))
-        items.append(item(f"v{index}", *inputs, varies=varies, sample_dim=dim))
+        size = draw(st.integers(0, 9))
+        items.append(item(f"v{index}", *inputs, varies=varies, sample_dim=dim, size_bytes=size))
     return items
 
 
-@given(traces())
-def test_both_halves_run_with_what_crosses_and_need_all_of_it(items: list[Item]) -> None:
+@given(traces(), st.data())
+def test_both_halves_run_with_what_crosses_and_need_all_of_it(items: list[Item], data: st.DataObject) -> None:
+    """Also where some of the outputs are made early; bytes are those of what crosses."""
     placed = [it for it in items if not it.copied]
     copied = {it.name for it in items if it.copied}
-    outputs = [items[-1].name]
-    for cut in all_cuts(items, [X], outputs):
+    early = data.draw(st.lists(st.sampled_from([it.name for it in items]), max_size=2))
+    outputs = [*early, items[-1].name]
+    inputs = [X, item("y", size_bytes=2)]
+    by_name = {it.name: it for it in [*inputs, *items]}
+    for cut in all_cuts(items, inputs, outputs):
         before, after = placed[: cut.position], placed[cut.position :]
-        assert set(cut.values) <= {it.name for it in before} | {"x"}
+        assert set(cut.values) <= {it.name for it in before} | {"x", "y"}
+        assert cut.size_bytes == sum(by_name[it].size_bytes for it in cut.values)
 
         def missing(given: set[str], after: list[Item] = after) -> set[str]:
             known = given | copied
@@ -155,7 +128,6 @@ def test_both_halves_run_with_what_crosses_and_need_all_of_it(items: list[Item])
         assert not missing(set(cut.values))
         for name in cut.values:
             assert missing(set(cut.values) - {name})
-        by_name = {it.name: it for it in [X, *items]}
         legal = cut.values and all(
             by_name[name].varies and by_name[name].sample_dim is not None for name in cut.values
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from arborcast import topologies
 from arborcast.pipeline.errors import BatchError
@@ -24,7 +24,7 @@ from arborcast.synth.errors import InputError
 from tests.support.ranks import run_ranks, store_path
 from tests.support.training_cases import (
     LAYERS,
-    MICROBATCHES,
+    Case,
     Curve,
     Unmodified,
     around,
@@ -34,6 +34,7 @@ from tests.support.training_cases import (
     by_layer,
     check_close,
     cross_entropy,
+    curve_of,
     decaying,
     frozen,
     merged,
@@ -53,187 +54,93 @@ FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAS
 """Gradients of a few bytes go by schedules too."""
 
 
-# Plans ---------------------------------------------------------------------------------------------
-
-PLANS = {
-    "one rank": plan_of([1], first=2),
-    "replicas only": plan_of([4], "gpipe", microbatches=1),
-    "two stages": plan_of([1, 1], "gpipe", first=1),
-    "three stages": plan_of([1, 1, 1], "pe"),
-    "four stages": plan_of([1, 1, 1, 1], "1f1b"),
-    "four stages, capped": plan_of([1, 1, 1, 1], "pe", microbatches=5, max_in_flight=2),
-    "1-2-1 fill and drain": plan_of([1, 2, 1], "gpipe"),
-    "1-2-1": plan_of([1, 2, 1], "1f1b"),
-    "1-2-1 list order": plan_of([1, 2, 1], "pe"),
-    "2-1-1": plan_of([2, 1, 1], "1f1b"),
-    "1-1-2, recomputed": plan_of([1, 1, 2], "gpipe", recompute=True),
-    "2-2": plan_of([2, 2], "pe"),
-    "1-3": plan_of([1, 3], "1f1b", microbatches=2),
-    "3-1, recomputed": plan_of([3, 1], "pe", microbatches=2, recompute=True),
-    "1-2-1, by layer": by_layer(plan_of([1, 2, 1]), "rko"),
-    "interleaved, by layer": by_layer(around([1, 1], "interleaved", depth=LAYERS), "or+ko"),
-    "interleaved": around([1, 1], "interleaved", depth=LAYERS),
-    "interleaved on four, ragged": around([1, 1, 1, 1], "interleaved", depth=LAYERS, microbatches=5),
-    "interleaved, replicas, recomputed": around([2, 1], "interleaved", depth=LAYERS, each=3, recompute=True),
-    "zero bubble": plan_of([1, 1, 1, 1], "zb-h1", microbatches=5),
-    "zero bubble, 1-2-1": plan_of([1, 2, 1], "zb-h1"),
-    "zero bubble, 2-2": plan_of([2, 2], "zb-h1"),
-    "zero bubble, V": around([1, 1, 1], "zb-v", depth=LAYERS),
-    "zero bubble, V, uneven replicas": around([1, 2, 1], "zb-v", depth=LAYERS, microbatches=2),
-    "zero bubble, V, replicas": around([2, 2], "zb-v", depth=LAYERS),
-    "zero bubble, V, on one rank": around([1], "zb-v", depth=LAYERS),
-    "ranks in any order": Plan([(0, 3, (3,)), (3, 5, (2, 0)), (5, LAYERS, (1,))], 3, "1f1b"),
-}
-LONG = ("1-2-1 fill and drain", "1-2-1", "1-2-1 list order")
-STEPS, LONG_STEPS = 2, 10
-FEW = (
-    "replicas only",
-    "two stages",
-    "four stages, capped",
-    "1-2-1 list order",
-    "2-1-1",
-    "1-1-2, recomputed",
-    "1-3",
-    "1-2-1, by layer",
-    "interleaved, by layer",
-    "interleaved on four, ragged",
-    "interleaved, replicas, recomputed",
-    "zero bubble, 1-2-1",
-    "zero bubble, V, uneven replicas",
-    "zero bubble, V, on one rank",
-    "ranks in any order",
-)
-"""Each order, each way to treat results, replicas at each place, a rank alone."""
-
-
-def by_plans(rank: int, size: int, names: Sequence[str]) -> dict[str, Curve]:
-    return {
-        name: trained(
-            plan,
-            network,
-            batches(LONG_STEPS if name in LONG else STEPS),
-            collectives="synth" if index % 2 else "gloo",
-        )
-        for index, (name, plan) in enumerate(PLANS.items())
-        if name in names
-    }
-
-
-@pytest.mark.parametrize(
-    "names", [FEW, pytest.param(tuple(PLANS), marks=pytest.mark.long)], ids=["few", "all"]
-)
-def test_any_plan_trains_as_serially(names: Sequence[str]) -> None:
-    """Losses of steps with 13 or 7 samples, and gradients; ranks outside a plan hear of losses too."""
-    short, long = serial(network, batches(STEPS)), serial(network, batches(LONG_STEPS))
-    found = run_ranks(4, by_plans, names, environ=FABRIC)
-    for name in names:
-        curve = merged([curves[name] for curves in found])
-        expected = long if name in LONG else short
-        assert curve.gradients.keys() == expected.gradients.keys(), name
-        check_close(curve, expected)
-
-
-# Models and options ---------------------------------------------------------------------------------
+# Plans, models and options ---------------------------------------------------------------------------
 
 UNMODIFIED = 7  # layers that it is traced as
+SYNTH = {"collectives": "synth"}
 
 
 def summed(output: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(output, target, reduction="sum")
 
 
-WAYS: dict[str, tuple[Plan, Callable[[], nn.Module], dict[str, Any]]] = {
-    "unmodified": (plan_of([1, 2, 1], depth=UNMODIFIED), Unmodified, {}),
-    "unmodified, by layer": (by_layer(plan_of([1, 2], depth=UNMODIFIED), "or+k"), Unmodified, {}),
-    "unmodified, split": (plan_of([1, 2, 1], "zb-h1", depth=UNMODIFIED), Unmodified, {}),
-    "unmodified, V": (around([2, 1], "zb-v", depth=UNMODIFIED), Unmodified, {}),
-    "branching": (plan_of([1, 2, 1], depth=4), branching, {}),
-    "branching, recomputed": (plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching, {}),
-    "branching, by layer": (by_layer(plan_of([2, 1], depth=4), "ok"), branching, {}),
-    "branching, V": (around([1, 2], "zb-v", depth=4), branching, {}),
-    "branching, in turn": (around([2, 1], "interleaved", depth=4), branching, {}),
-    "frozen": (plan_of([1, 1, 2]), frozen, {}),
-    "frozen, V": (around([1, 1], "zb-v", depth=LAYERS), frozen, {}),
-    "normalised": (plan_of([1, 2, 1], depth=5), normalised, {}),
-    "normalised, recomputed": (
-        plan_of([1, 2, 1], "gpipe", depth=5, recompute=True),
-        normalised,
-        {"collectives": "synth"},
+FEW = {
+    "replicas only, summed": Case(
+        plan_of([4], "gpipe", microbatches=1), network, {"loss_fn": summed, "loss_reduction": "sum"}
     ),
-    "normalised, by layer": (by_layer(plan_of([1, 2], depth=5), "r+ok"), normalised, {}),
-    "normalised, split": (plan_of([1, 2, 1], "zb-h1", depth=5), normalised, {"collectives": "synth"}),
-    "normalised, in turn": (around([2, 2], "interleaved", depth=5, recompute=True), normalised, {}),
-    "normalised, deferred": (around([2, 2], "zb-v", depth=5), normalised, {"batch_norm": "deferred"}),
-    "tied": (plan_of([1, 2, 1], depth=5), tied, {}),
-    "tied, by layer": (by_layer(plan_of([1], depth=5), "rok"), tied, {}),
-    "tied, split": (plan_of([1, 2, 1], "zb-h1", depth=5), tied, {}),
-    "tied on one rank": (around([2, 1], "zb-v", depth=5), tied, {"clip_norm": 0.1}),
-    "unused": (plan_of([1, 2, 1], depth=3), aside, {"optimizer": decaying}),
-    "unused, split": (plan_of([1, 2, 1], "zb-h1", depth=3), aside, {"optimizer": decaying}),
-    "stopped": (plan_of([2, 1, 1], depth=5), stopped, {"optimizer": decaying}),
-    "stopped, V": (around([2, 2], "zb-v", depth=5), stopped, {"optimizer": decaying}),
-    "summed": (plan_of([1, 2, 1]), network, {"loss_fn": summed, "loss_reduction": "sum"}),
-    "accumulated": (plan_of([2, 2]), network, {"accumulate": 2}),
-    "accumulated, V": (around([2, 2], "zb-v", depth=LAYERS), network, {"accumulate": 2}),
-    "clipped": (plan_of([1, 2, 1]), network, {"clip_norm": 0.1}),
-    "clipped, split": (plan_of([1, 2, 1], "zb-h1"), network, {"clip_norm": 0.1}),
-    "clipped, in turn": (around([2, 1], "interleaved", depth=LAYERS), network, {"clip_norm": 0.1}),
-    "bfloat16": (plan_of([1, 1, 1, 1]), network, {"precision": "bfloat16"}),
-    "bfloat16, in turn": (around([1, 1], "interleaved", depth=LAYERS), network, {"precision": "bfloat16"}),
-    "float16": (plan_of([1, 1, 1, 1]), network, {"precision": "float16"}),
-    "float16, V": (around([1, 1], "zb-v", depth=LAYERS), network, {"precision": "float16"}),
+    "two stages": Case(plan_of([1, 1], "gpipe", first=1)),
+    "four stages, capped, bfloat16": Case(
+        plan_of([1, 1, 1, 1], "pe", microbatches=5, max_in_flight=2), network, {"precision": "bfloat16"}
+    ),
+    "1-2-1 list order, accumulated": Case(plan_of([1, 2, 1], "pe"), network, {"accumulate": 2} | SYNTH),
+    "2-1-1, frozen": Case(plan_of([2, 1, 1]), frozen, SYNTH),
+    "1-3, clipped": Case(plan_of([1, 3], microbatches=2), network, {"clip_norm": 0.1}),
+    "1-2-1, by layer": Case(by_layer(plan_of([1, 2, 1]), "rko"), network, SYNTH),
+    "branching, recomputed": Case(plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching),
+    "branching, in turn": Case(around([2, 1], "interleaved", depth=4), branching),
+    "in turn, by layer, clipped": Case(
+        by_layer(around([1, 1], "interleaved", depth=LAYERS), "or+ko"), network, {"clip_norm": 0.1}
+    ),
+    "in turn on four, ragged, float16": Case(
+        around([1, 1, 1, 1], "interleaved", depth=LAYERS, microbatches=5), network, {"precision": "float16"}
+    ),
+    "in turn, replicas, recomputed": Case(
+        around([2, 1], "interleaved", depth=LAYERS, each=3, recompute=True), network, SYNTH
+    ),
+    "normalised, by layer": Case(by_layer(plan_of([1, 2], depth=5), "r+ok"), normalised),
+    "normalised, split": Case(plan_of([1, 2, 1], "zb-h1", depth=5), normalised, SYNTH),
+    "normalised, deferred": Case(
+        around([2, 2], "zb-v", depth=5), normalised, {"batch_norm": "deferred", "accumulate": 2}
+    ),
+    "unused, split": Case(plan_of([1, 2, 1], "zb-h1", depth=3), aside, {"optimizer": decaying}),
+    "stopped, V": Case(around([2, 2], "zb-v", depth=5), stopped, {"optimizer": decaying}),
+    "unmodified, V": Case(around([2, 1], "zb-v", depth=UNMODIFIED), Unmodified),
+    "V, uneven replicas": Case(around([1, 2, 1], "zb-v", depth=LAYERS, microbatches=2)),
+    "V on one rank, float16": Case(around([1], "zb-v", depth=LAYERS), network, {"precision": "float16"}),
+    "tied, clipped": Case(plan_of([1, 2, 1], depth=5), tied, {"clip_norm": 0.1}),
+    "tied on one rank": Case(around([2, 1], "zb-v", depth=5), tied, {"clip_norm": 0.1}),
+    "ranks in any order": Case(Plan([(0, 3, (3,)), (3, 5, (2, 0)), (5, LAYERS, (1,))], 3, "1f1b")),
 }
-FEW_WAYS = (
-    "unmodified",
-    "unmodified, V",
-    "branching, recomputed",
-    "branching, in turn",
-    "frozen",
-    "normalised, by layer",
-    "normalised, split",
-    "normalised, deferred",
-    "tied",
-    "tied on one rank",
-    "unused, split",
-    "stopped, V",
-    "summed",
-    "accumulated",
-    "clipped, in turn",
-    "bfloat16",
-    "float16, V",
-)
-"""Each model, each option, each way to split, to repeat or to interleave passes."""
+"""Each order, each way to treat results, replicas at each place, each model, each option."""
+
+OTHERS = {
+    "one rank": Case(plan_of([1], first=2)),
+    "three stages": Case(plan_of([1, 1, 1], "pe")),
+    "1-1-2, recomputed": Case(plan_of([1, 1, 2], "gpipe", recompute=True)),
+    "2-2": Case(plan_of([2, 2], "pe")),
+    "split": Case(plan_of([1, 1, 1, 1], "zb-h1", microbatches=5)),
+    "V": Case(around([1, 1, 1], "zb-v", depth=LAYERS), network, {"accumulate": 2}),
+    "unmodified": Case(plan_of([1, 2, 1], depth=UNMODIFIED), Unmodified),
+    "unmodified, by layer": Case(by_layer(plan_of([1, 2], depth=UNMODIFIED), "or+k"), Unmodified),
+    "unmodified, split": Case(plan_of([1, 2, 1], "zb-h1", depth=UNMODIFIED), Unmodified),
+    "branching, by layer": Case(by_layer(plan_of([2, 1], depth=4), "ok"), branching),
+    "branching, V": Case(around([1, 2], "zb-v", depth=4), branching),
+    "frozen, V": Case(around([1, 1], "zb-v", depth=LAYERS), frozen),
+    "normalised, recomputed": Case(plan_of([1, 2, 1], "gpipe", depth=5, recompute=True), normalised, SYNTH),
+    "normalised, in turn": Case(around([2, 2], "interleaved", depth=5, recompute=True), normalised),
+    "tied, by layer": Case(by_layer(plan_of([1], depth=5), "rok"), tied),
+    "tied, split": Case(plan_of([1, 2, 1], "zb-h1", depth=5), tied),
+    "stopped": Case(plan_of([2, 1, 1], depth=5), stopped, {"optimizer": decaying}),
+    "clipped, split": Case(plan_of([1, 2, 1], "zb-h1"), network, {"clip_norm": 0.1}),
+}
 
 
-def in_ways(rank: int, size: int, names: Sequence[str]) -> dict[str, Curve]:
-    found = {}
-    for name in names:
-        plan, make, options = WAYS[name]
-        found[name] = trained(plan, make, batches(4), **options)
-    return found
+def by_cases(rank: int, size: int, cases: Mapping[str, Case]) -> dict[str, Curve]:
+    return {name: trained(it.plan, it.make, batches(4), **it.options) for name, it in cases.items()}
 
 
-@pytest.mark.parametrize(
-    "names", [FEW_WAYS, pytest.param(tuple(WAYS), marks=pytest.mark.long)], ids=["few", "all"]
-)
-def test_models_and_ways_of_training(names: Sequence[str]) -> None:
-    found = run_ranks(4, in_ways, names, environ=FABRIC, timeout_s=280)
-    for name in names:
-        curve = merged([each[name] for each in found])
-        _, make, options = WAYS[name]
-        alike = {
-            it: options[it] for it in ("loss_fn", "accumulate", "clip_norm", "optimizer") if it in options
-        }
-        autocast = getattr(torch, options.get("precision", ""), None)
-        in_parts = make in (Unmodified, normalised) or autocast is not None
-        microbatches = MICROBATCHES if in_parts else 1
-        expected = serial(make, batches(4), microbatches=microbatches, autocast=autocast, **alike)
-        if "batch_norm" in options:  # statistics are others, losses are not
-            np.testing.assert_allclose(curve.losses, expected.losses, atol=1e-6, rtol=0)
+@pytest.mark.parametrize("cases", [FEW, pytest.param(OTHERS, marks=pytest.mark.long)], ids=["few", "others"])
+def test_any_plan_trains_any_model_as_serially(cases: Mapping[str, Case]) -> None:
+    """Losses of steps with 13 or 7 samples, and gradients; ranks outside a plan hear of losses too."""
+    found = run_ranks(4, by_cases, cases, environ=FABRIC, timeout_s=280)
+    for name, case in cases.items():
+        curve, expected = merged([curves[name] for curves in found]), case.expected(batches(4))
+        if "batch_norm" in case.options:  # statistics are others, losses before and after an update are not
+            np.testing.assert_allclose(curve.losses, expected.losses, atol=1e-6, rtol=0, err_msg=name)
             continue
-        check_close(curve, expected, tolerance=1e-5 if name == "summed" else 1e-6)  # losses of about 18
-        if make is frozen:
-            assert set(curve.gradients) == {f"{i}.{it}" for i in (4, 7) for it in ("weight", "bias")}
+        check_close(curve, expected, tolerance=1e-5 if "summed" in name else 1e-6)  # losses of about 18
+        if case.make in (network, frozen):
+            assert curve.gradients.keys() == expected.gradients.keys(), name
 
 
 # Messages ------------------------------------------------------------------------------------------
@@ -300,32 +207,18 @@ def test_one_message_per_transfer_and_none_else() -> None:
 # What else a trainer does --------------------------------------------------------------------------
 
 
-def continued_with_several_stages(rank: int, size: int) -> dict[str, Any]:
-    """From a V, with split backward passes, to stages in turn on other ranks."""
-    first, second = around([1, 2], "zb-v", depth=LAYERS), around([2, 1], "interleaved", depth=LAYERS)
-    return moved(first, second)
-
-
-def continued(rank: int, size: int) -> dict[str, Any]:
-    """From three stages to two."""
-    return moved(plan_of([1, 1, 1]), plan_of([2, 2]))
-
-
-def moved(before: Plan, after: Plan) -> dict[str, Any]:
-    """Three steps by one plan, then three more by another, and a serial model that goes on from there."""
-    given = batches(6)
-    with Trainer(network(), before, cross_entropy, momentum, collectives="gloo") as first:
-        losses = [first.step(*batch) for batch in given[:3]]
-        state = first.state_dict()
-        first.save(folder(before.order))
-    with Trainer(network(5), after, cross_entropy, momentum, collectives="gloo") as second:
-        second.load(folder(before.order))
-        losses += [second.step(*batch) for batch in given[3:]]
-        weights = {name: value.numpy().copy() for name, value in second.state_dict().items()}
-    model = network(7)
-    model.load_state_dict(state)
-    loss = cross_entropy(model(given[3][0]), given[3][1]).item()
-    return {"curve": Curve(losses, {}, weights), "serial": loss}
+def continued(rank: int, size: int) -> Curve:
+    """From three stages to a V with split backward passes, to stages in turn: two steps by each."""
+    given, losses = batches(6), list[float]()
+    plans = plan_of([1, 1, 1]), around([1, 2], "zb-v", depth=LAYERS)
+    for plan in (*plans, around([2, 1], "interleaved", depth=LAYERS)):
+        with Trainer(network(len(losses)), plan, cross_entropy, momentum, collectives="gloo") as trainer:
+            if losses:
+                trainer.load(folder("continued"))
+            losses += [trainer.step(*batch) for batch in given[len(losses) :][:2]]
+            trainer.save(folder("continued"))
+            curve = curve_of(trainer, losses)
+    return curve
 
 
 def folder(name: str) -> Path:
@@ -370,9 +263,7 @@ def in_many_shapes(rank: int, size: int) -> list[tuple[Curve, int]]:
         plan = plan_of([1, 2, 1], order)
         with Trainer(network(), plan, cross_entropy, momentum, collectives=collectives) as trainer:
             losses = [trainer.step(*batch) for batch in given]
-            kept = len(trainer._ready().executor._loops)
-            state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
-            found.append((Curve(losses, {}, state), kept))
+            found.append((curve_of(trainer, losses), len(trainer._ready().executor._loops)))
     return found
 
 
@@ -418,8 +309,8 @@ def moved_with_state_from_the_start(rank: int, size: int) -> Curve:
                 trainer.load(folder("adagrad"))
             losses += [trainer.step(*batch) for batch in given[len(losses) :][:2]]
             trainer.save(folder("adagrad"))
-            weights = trainer.state_dict()
-    return Curve(losses, {}, {name: value.numpy().copy() for name, value in weights.items()})
+            curve = curve_of(trainer, losses)
+    return curve
 
 
 def by_an_optimizer_of_the_whole(rank: int, size: int) -> Curve:
@@ -432,7 +323,7 @@ def by_an_optimizer_of_the_whole(rank: int, size: int) -> Curve:
         for batch in batches(6):
             losses.append(trainer.step(*batch))
             schedule.step()
-        return Curve(losses, {}, {k: v.numpy().copy() for k, v in trainer.state_dict().items()})
+        return curve_of(trainer, losses)
 
 
 def disagreeing(rank: int, size: int) -> list[str]:
@@ -471,7 +362,6 @@ def on_its_fabric(rank: int, size: int) -> str:
 def other_things(rank: int, size: int) -> dict[str, Any]:
     calls = (
         continued,
-        continued_with_several_stages,
         evaluated,
         last_in_first_out,
         by_an_optimizer_of_the_whole,
@@ -515,9 +405,7 @@ def test_what_else_a_trainer_does() -> None:
     by_name = {name: [each[name] for each in found] for name in found[0]}
     given = batches(6)
     expected = serial(network, given)
-    for each in by_name["continued"] + by_name["continued_with_several_stages"]:
-        check_close(each["curve"], expected)
-        assert each["serial"] == pytest.approx(expected.losses[3], abs=1e-6)
+    check_close(merged(by_name["continued"]), expected)
     for loss, of_serial, kept in itertools.chain(*by_name["evaluated"]):
         assert loss == pytest.approx(of_serial, abs=1e-6)
         assert kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.support.training_cases import (
     momentum,
     network,
     plan_of,
+    said,
     serial,
     trained,
 )
@@ -34,13 +34,6 @@ RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 SOON_S = 3.0
-
-
-def said(call: Callable[[], Any]) -> str:
-    """The error that a call ends with."""
-    with pytest.raises(Exception) as caught:
-        call()
-    return f"{type(caught.value).__name__}: {caught.value}"
 
 
 def make(model: nn.Module, plan: Any, **options: Any) -> Trainer:

@@ -93,7 +93,12 @@ def struck(rank: int, size: int, way: str, gone: str) -> tuple[Ended, Ended] | N
     return first, again
 
 
-@pytest.mark.parametrize("way", list(WAYS))
+RELATIVES = ("dies in a backward pass", "raises in a forward pass")
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(it, marks=pytest.mark.long) if it in RELATIVES else it for it in WAYS]
+)
 def test_every_rank_raises_in_time(way: str, tmp_path: Path) -> None:
     found: list[Any] = run_ranks(
         4, struck, way, str(tmp_path), environ=FABRIC, may_fail=True, timeout_s=LIMIT_S

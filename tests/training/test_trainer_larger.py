@@ -25,6 +25,7 @@ from tests.support.training_cases import (
     batches,
     check_close,
     cross_entropy,
+    curve_of,
     momentum,
     network,
     plan_of,
@@ -55,12 +56,9 @@ def begun(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 def trained(model: Any, plan: Any, **options: Any) -> tuple[Curve, int]:
     """Four steps, the optimizer's from a checkpoint in the middle; and how much stayed without values."""
     given = batches(4)
-    left = sum(it.is_meta for it in model.parameters())
     with Trainer(model, plan, cross_entropy, momentum, collectives="gloo", seed=SEED, **options) as trainer:
         losses = [trainer.step(*batch) for batch in given]
-        left = sum(it.is_meta for it in model.parameters())
-        state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
-    return Curve(losses, {}, state), left
+        return curve_of(trainer, losses), sum(it.is_meta for it in model.parameters())
 
 
 class Masked(nn.Module):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from arborcast.bench.training.in_stages import deterministic, examine
-from arborcast.bench.training.own_models import SeveralLosses
 from arborcast.bench.training.user_models import catalog
 from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import BatchError, PartitionError, ProfileError
@@ -23,7 +22,7 @@ from arborcast.pipeline.run.losses import SHARE, check_reduction
 from arborcast.pipeline.trainer import Trainer
 from arborcast.synth.errors import InputError
 from tests.support.ranks import run_ranks
-from tests.support.training_cases import momentum, plan_of
+from tests.support.training_cases import momentum, plan_of, said
 
 RANKS_IMPORT = ("torch._dynamo", "torch.export._trace")
 
@@ -45,6 +44,7 @@ REFUSED = {
 }
 
 
+SEVERAL_LOSSES = "several losses with weights of classes"
 UNEVALUATED = ("transformers MambaForCausalLM", "transformers RwkvForCausalLM")
 """They run other operators in evaluation."""
 
@@ -107,7 +107,7 @@ def test_inputs_must_be_as_in_the_trace() -> None:
             return self.linear(x + y) * scale
 
     x, y = torch.randn(4, 3), torch.randn(4, 3)
-    traced = trace(Scaled(), {"x": x, "y": y, "scale": 0.5})
+    traced = trace(Scaled(), {"x": x, "y": y, "scale": 0.5}, evaluation=False)
     assert traced.tensors_of({"scale": 0.5, "y": y, "x": x}) == (x, y)  # in any order
     for given, words in (((x, y, 0.5), "(tensor, tensor, 0.5)"), ({"x": x, "scale": 0.5}, "{x, scale=0.5}")):
         with pytest.raises(BatchError) as caught:
@@ -214,7 +214,7 @@ FEW = ("weights of classes", "normalised", "several", "picked", "written over")
 def test_losses_of_shares_add_up(name: str) -> None:
     """Values and gradients, for another number of samples than the trace had, and one sample in a share."""
     model = Model(LOSSES[name])
-    traced = trace(model, batch())
+    traced = trace(model, batch(), evaluation=False)
     labels = [traced.training.inputs[index].name for index in traced.labels]
     assert ("x" not in labels) or labels == ["x"]  # of a loss that reads no labels
     given = batch(7)
@@ -245,7 +245,7 @@ def test_losses_of_shares_add_up(name: str) -> None:
 )
 def test_losses_that_do_not_add_up(loss: Any, message: str) -> None:
     with pytest.raises(PartitionError) as caught:
-        trace(Model(loss), batch())
+        trace(Model(loss), batch(), evaluation=False)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -256,7 +256,8 @@ def test_losses_that_do_not_add_up(loss: Any, message: str) -> None:
 def test_a_loss_that_compares_samples_is_seen_in_the_first_batches() -> None:
     """The graph does not tell: softmax over samples keeps their dimension."""
     for over, is_wrong in ((0, True), (-1, False)):
-        traced = trace(Model(lambda o, y, m, over=over: (o.softmax(over) * o).sum()), batch())
+        model = Model(lambda o, y, m, over=over: (o.softmax(over) * o).sum())
+        traced = trace(model, batch(), evaluation=False)
         last, x = traced.divide(0, traced.depth), batch(4)["x"]
         last.begin_loss([x], 4)
         output = last(*traced.tensors_of(batch(4)))
@@ -293,7 +294,7 @@ def test_a_loss_traced_with_the_model() -> None:
     x, targets = given.pop("x"), given
     pair = lambda output, y: (tokens(output, y, reduction="sum"), (y != -100).sum())  # noqa: E731
     for loss, wanted in ((loss_fn, targets), (pair, targets["y"])):
-        traced = trace(model, (x, wanted), loss, layers=2)
+        traced = trace(model, (x, wanted), loss, layers=2, evaluation=False)
         assert {name for name, _ in traced.divide(0, 2).named_parameters()} == set(model.state_dict())
         assert traced.layer_names[0] == "first"
         expected: Any = loss(model(x), wanted)
@@ -333,88 +334,61 @@ def test_models_train_in_stages_as_serially(name: str) -> None:
 STEPS = 3
 
 
-def several_losses() -> nn.Module:
-    torch.manual_seed(0)
-    return SeveralLosses()
-
-
-def several_batch(step: int) -> dict[str, Tensor]:
-    """9 or 6 samples: shares of 1 to 3."""
-    torch.manual_seed(step)
-    samples = (9, 6)[step % 2]
-    return {
-        "values": torch.randn(samples),
-        "x": torch.randn(samples, 8),
-        "kinds": torch.randint(0, 3, (samples,)),
-    }
-
-
-def train(rank: int, size: int, accumulate: int) -> list[float]:
-    torch.set_num_threads(1)
-    traced = trace(several_losses(), several_batch(0), layers=3)
-    plan = plan_of([1, 2, 1], depth=3, microbatches=2)
-    with Trainer(traced, plan, None, momentum, collectives="gloo", accumulate=accumulate) as trainer:
-        losses = [trainer.step(several_batch(step)) for step in range(2 * STEPS)]
-        return [*losses, trainer.evaluate(several_batch(0))]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_models_own_loss_on_ranks(accumulate: int) -> None:
-    """Weights of classes and a penalty, over unlike microbatches and replicas."""
-    model = several_losses()
-    optimizer = momentum(model.parameters())
-    expected = []
-    for step in range(2 * STEPS):
-        loss = model(**several_batch(step))["loss"]
-        (loss / accumulate).backward()
-        if (step + 1) % accumulate == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        expected.append(loss.item())
-    expected.append(model.eval()(**several_batch(0))["loss"].item())
-    for losses in run_ranks(4, train, accumulate, environ={"ARBORCAST_TOPOLOGY": "full:4"}):
-        assert losses == pytest.approx(expected, abs=1e-6)
-
-
-def train_one(rank: int, size: int, name: str) -> list[float]:
-    torch.set_num_threads(1)
+def losses_of(name: str, trained: Callable[[nn.Module, Callable[[int], Any]], list[float]]) -> list[float]:
+    """What training gives for a model of the catalog, whose batches differ by step."""
     model = CATALOG[name]
+
+    def batch_of(step: int) -> Any:
+        torch.manual_seed(1 + step)
+        return model.batch()
+
     torch.manual_seed(0)
-    layered = trace(deterministic(model.make()), model.batch(), layers=3)
-    with Trainer(
-        layered, plan_of([1, 2, 1], depth=3, microbatches=2), None, momentum, collectives="gloo"
-    ) as trainer:
-        losses = []
-        for step in range(STEPS):
-            torch.manual_seed(1 + step)
-            losses.append(trainer.step(model.batch()))
-        return losses
+    return trained(deterministic(model.make()), batch_of)
+
+
+def on_ranks(rank: int, size: int, name: str, accumulate: int) -> list[float]:
+    torch.set_num_threads(1)
+
+    def trained(model: nn.Module, batch_of: Callable[[int], Any]) -> list[float]:
+        layered, plan = trace(model, batch_of(0), layers=3), plan_of([1, 2, 1], depth=3, microbatches=2)
+        with Trainer(layered, plan, None, momentum, collectives="gloo", accumulate=accumulate) as trainer:
+            return [*(trainer.step(batch_of(it)) for it in range(2 * STEPS)), trainer.evaluate(batch_of(0))]
+
+    return losses_of(name, trained)
+
+
+ON_RANKS = (
+    "GPT2LMHeadModel",
+    "T5ForConditionalGeneration",
+    "BertForPreTraining",
+    "ViTForImageClassification",
+)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name",
-    ["GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForPreTraining", "ViTForImageClassification"],
+    ("name", "accumulate"),
+    [(SEVERAL_LOSSES, 1), (SEVERAL_LOSSES, 2), *((f"transformers {it}", 1) for it in ON_RANKS)],
 )
-def test_transformers_on_ranks(name: str) -> None:
-    """Tied embeddings, two stacks, two losses: over unlike microbatches and replicas."""
-    pytest.importorskip("transformers")
-    model = CATALOG[f"transformers {name}"]
-    torch.manual_seed(0)
-    built = deterministic(model.make())
-    optimizer, expected = momentum(built.parameters()), []
-    for step in range(STEPS):
-        torch.manual_seed(1 + step)
-        optimizer.zero_grad()
-        loss = built(**model.batch())["loss"]
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
-    found = run_ranks(
-        4, train_one, model.name, environ={"ARBORCAST_TOPOLOGY": "full:4"}, timeout_s=280, group_timeout_s=200
-    )
-    for losses in found:
+def test_a_models_own_loss_on_ranks(name: str, accumulate: int) -> None:
+    """Weights of classes and a penalty, tied embeddings, two stacks: over unlike microbatches, replicas."""
+    if name.startswith("transformers"):
+        pytest.importorskip("transformers")
+
+    def trained(model: nn.Module, batch_of: Callable[[int], Any]) -> list[float]:
+        optimizer, losses = momentum(model.parameters()), []
+        for step in range(2 * STEPS):
+            loss = model(**batch_of(step))["loss"]
+            (loss / accumulate).backward()
+            if (step + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+        return [*losses, model.eval()(**batch_of(0))["loss"].item()]
+
+    expected = losses_of(name, trained)
+    settings = {"environ": {"ARBORCAST_TOPOLOGY": "full:4"}, "timeout_s": 280, "group_timeout_s": 200}
+    for losses in run_ranks(4, on_ranks, name, accumulate, **settings):
         assert losses == pytest.approx(expected, abs=1e-6, rel=1e-6)
 
 
@@ -439,21 +413,14 @@ def counted(output: dict[str, Tensor], given: dict[str, Tensor]) -> tuple[Tensor
 def train_by_batches(rank: int, size: int) -> tuple[list[float], list[str]]:
     torch.set_num_threads(1)
     given = {name: value for name, value in batch(6).items() if name != "y"} | {"doubled": True}
-    errors = []
     plan = plan_of([1, 2], depth=2, microbatches=2)
-    with Trainer(
-        trace(Classifier(), given, layers=2), plan, counted, momentum, collectives="gloo"
-    ) as trainer:
+    traced = trace(Classifier(), given, layers=2, evaluation=False)
+    with Trainer(traced, plan, counted, momentum, collectives="gloo") as trainer:
         losses = [trainer.step(given) for _ in range(STEPS)]
-        try:
-            trainer.step(given | {"doubled": False})
-        except BatchError as error:
-            errors.append(str(error))
-    for model, loss_fn in ((Classifier(), None), (Model(LOSSES["token mean"]), counted)):
-        try:
-            Trainer(trace(model, given if loss_fn is None else batch(), layers=2), plan, loss_fn, momentum)
-        except InputError as error:
-            errors.append(str(error))
+        errors = [said(lambda: trainer.step(given | {"doubled": False}))]
+    with_loss = trace(Model(LOSSES["token mean"]), batch(), layers=2, evaluation=False)
+    for it, loss_fn in ((traced, None), (with_loss, counted)):
+        errors.append(said(lambda it=it, loss_fn=loss_fn: Trainer(it, plan, loss_fn, momentum)))
     return losses, errors
 
 
@@ -472,11 +439,11 @@ def test_a_loss_of_outputs_and_the_batch() -> None:
     for losses, errors in run_ranks(3, train_by_batches, environ={"ARBORCAST_TOPOLOGY": "full:3"}):
         assert losses == pytest.approx(expected, abs=1e-6)
         assert errors == [
-            "batch: inputs must be {x, mask, doubled=True}, as the model was traced with, got "
+            "BatchError: batch: inputs must be {x, mask, doubled=True}, as the model was traced with, got "
             "{x, mask, doubled=False}",
-            "loss_fn: must be a function of outputs and targets, as the model returns no loss",
-            "loss_fn: must be None, as the model returns its loss (or leave the labels out of its inputs), "
-            "got counted",
+            "InputError: loss_fn: must be a function of outputs and targets, as the model returns no loss",
+            "InputError: loss_fn: must be None, as the model returns its loss (or leave the labels out of "
+            "its inputs), got counted",
         ]
 
 
@@ -506,10 +473,9 @@ def test_rows_of_samples() -> None:
             return x.view(choices, samples).t() if self.mixed else x.view(samples, choices)
 
     x = torch.randn(4, 3, 4)
-    assert trace(Choices(False), x, layers="all").depth == 5
-    mixed = trace(Choices(True), x, layers="all")
+    mixed, traced = (trace(Choices(it), x, layers="all", evaluation=False) for it in (True, False))
     assert not any(12 in it.shape for cut in range(mixed.depth) for it in mixed.crossing(cut))
-    traced = trace(Choices(False), x, layers="all")
+    assert traced.depth == 5
     given: Any = torch.randn(7, 3, 4)
     expected = traced.model(given)
     for layer in range(traced.depth):
