@@ -16,8 +16,8 @@ from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from arborcast.synth.kernels.arborescence import LogicalGraph
 from arborcast.synth.packing.packer import Packer
-from arborcast.synth.packing.warm_start import PartialTree, rebound, take_first
-from arborcast.synth.packing.weighted_tree import Packing
+from arborcast.synth.packing.warm_start import rebound, take_first
+from arborcast.synth.packing.weighted_tree import Packing, WeightedTree
 from arborcast.synth.topology import Topology, gcd_of_fractions
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def pack_exactly(
     hop_weight: float = 0.1,
     attempts: int | None = None,
     deadline: Deadline = NO_DEADLINE,
-    known: Sequence[PartialTree] = (),
+    known: Sequence[WeightedTree] = (),
 ) -> Packing:
     """Out-trees that span all ranks, each root's weighing together exactly its demand.
 
