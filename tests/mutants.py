@@ -119,14 +119,10 @@ LEFT_OUT = (
     *(
         f"simulation/test_simulator.py::test_{name}"
         for name in (
-            "a_byte_takes_the_longest_chain_of_latencies",
-            "a_larger_message_takes_longer_along_one_tree",
             "agrees_with_another_simulator",
             "links_are_busy_for_what_they_carry_and_never_twice",
-            "many_pieces_of_a_large_message_approach_the_rate",
             "never_faster_than_the_rate",
             "the_engine_leaves_no_order_open_on_links_of_one_sender",
-            "without_latency_time_is_proportional_to_size",
         )
     ),
     *(

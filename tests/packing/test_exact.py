@@ -93,7 +93,7 @@ rates = st.sampled_from([F(1), F(2), F(3), F(25), F(50, 3), F(1, 2), F(300)])
 
 
 @st.composite
-def symmetric_topologies(draw, largest=10):
+def symmetric_topologies(draw, largest=7):
     """A random spanning tree of cables and some more, over ranks and switches."""
     ranks, switches = draw(st.integers(2, largest)), draw(st.integers(0, 3))
     size = ranks + switches
@@ -131,17 +131,9 @@ def digraphs(draw):
     return Topology.build("drawn", ranks, [Link(u, v, draw(rates)) for u, v in chosen])
 
 
-@given(symmetric_topologies(), st.integers(0, 3))
-@settings(max_examples=80)
-def test_equal_roots_reach_the_cut_bound(topology, seed):
-    best = most(topology, equal(topology, 1))
-    packing = pack_exactly(topology, equal(topology, best), seed=seed)
-    assert_packs(packing, topology, equal(topology, best))
-
-
 @given(
-    st.one_of(symmetric_topologies(7), circulations(), digraphs()),
-    st.lists(st.integers(0, 5), min_size=10, max_size=10),
+    st.one_of(symmetric_topologies(), circulations(), digraphs()),
+    st.one_of(st.just([1] * 10), st.lists(st.integers(0, 5), min_size=10, max_size=10)),
     st.sampled_from([0.0, 0.1, 5.0]),
 )
 @settings(max_examples=120)
@@ -157,14 +149,6 @@ def test_any_demands_are_met_up_to_the_cut_and_refused_beyond(topology, weights,
     with pytest.raises(OverloadedCutError, match=r"cut \[.*\]: its ranks must send") as caught:
         pack_exactly(topology, more)
     assert_named_cut_is_overloaded(caught.value, topology, more)
-
-
-@pytest.mark.parametrize("root", range(8))
-def test_dgx1_broadcasts_along_six_links(root):
-    packing = pack_exactly(DGX1, {root: F(150)})
-    assert_packs(packing, DGX1, {root: F(150)})
-    with pytest.raises(OverloadedCutError):
-        pack_exactly(DGX1, {root: F(150) + F(1, 100)})
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.schedule import Chunk, Method, Transfer
+from arborcast.synth.schedule import Chunk, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.synth.verification.every_translate import check_every_translate
@@ -27,7 +26,7 @@ from arborcast.synth.verification.group_check import check_group
 from arborcast.synth.verification.replay import Errors
 from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
-from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, parts, translated
+from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, of_orbits, parts, translated
 from tests.support.drawn_in_network import drawn_transfers
 
 RING = circulant(4, {1: 1})
@@ -89,15 +88,8 @@ def test_the_parts_of_an_allreduce_may_be_named_after_relays() -> None:
     words = ["4>2:0+", "2>1:0+ 0>1:0+", "1>0:0 1>2:0", "2>4:0"]
     everyone = Collective.on(EVEN, Kind.ALLREDUCE, ranks=(0, 2, 4))
     for owner in (0, 1):
-        schedule = ImplicitSchedule.build(
-            EVEN,
-            everyone,
-            Method("drawn"),
-            bound(EVEN, everyone),
-            BY_TWO,
-            [Chunk(Fraction(1, 3), owner)],
-            drawn_transfers(words),
-        )
+        chunks = [Chunk(Fraction(1, 3), owner)]
+        schedule = of_orbits(EVEN, everyone, chunks, drawn_transfers(words), translations=BY_TWO)
         whole = verify(schedule.expand())
         assert whole.correct and judged(schedule) == (whole, whole)
 
@@ -112,9 +104,7 @@ def test_alltoalls_whose_blocks_differ() -> None:
             rows[row][column] += 1
         chunks = [Chunk(Fraction(1, 3), 0, 4), Chunk(Fraction(1, 9), 0, 2)]
         blocks = Collective.alltoallv(EVEN, rows, ranks=ranks)
-        proven = bound(EVEN, blocks)
-        transfers = drawn_transfers(["0>4:0 0>2:1"])
-        return ImplicitSchedule.build(EVEN, blocks, Method("drawn"), proven, BY_TWO, chunks, transfers)
+        return of_orbits(EVEN, blocks, chunks, drawn_transfers(["0>4:0 0>2:1"]), translations=BY_TWO)
 
     whole = verify(sized(3).expand())
     assert whole.correct and whole.rate == 3 and judged(sized(3)) == (whole, whole)

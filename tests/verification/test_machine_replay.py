@@ -20,7 +20,7 @@ from arborcast.synth.verification import every_translate, verifier
 from arborcast.synth.verification.every_translate import loads_if_sound
 from tests.support.drawn_implicit import grid, implicit
 from tests.support.drawn_in_network import TURNS, star
-from tests.verification.test_verifier import RELAY, SQUARE, STAR, custom, draw
+from tests.verification.drawn import custom, draw, fabric
 
 
 @cache
@@ -28,6 +28,7 @@ def _solved(topology: Topology, kind: str, ranks: tuple[int, ...] | None) -> Sch
     return solve(topology, kind, form="explicit", ranks=ranks)
 
 
+SQUARE, STAR, RELAY = map(fabric, ("square", "hub", "relay"))
 TURNING = star(3, TURNS)
 """Whose switch holds sums and copies as ranks do."""
 
