@@ -306,17 +306,3 @@ def test_alike_or_not_ranks_are_as_far_apart(kind, abilities):
         nearly = [1 + Fraction(Random(f"{seed} {link}").randrange(100), 10**6) for link in range(14)]
         distance = dual_of(fabric, collective, tuple(nearly)).distance
         assert alike <= distance <= alike * (1 + Fraction(1, 10**4))
-
-
-@pytest.mark.parametrize(
-    ("adders", "message"),
-    [
-        ((1,), r"one price per limited adder \(2\), got 1"),
-        ((1, -1), "price of the adder of b must not be negative, got -1"),
-    ],
-)
-def test_prices_of_adders_that_do_not_fit(adders, message):
-    switches = [Switch(name, reduces=True, adder=Fraction(1)) for name in "ab"]
-    fabric = of_cables("two", 2, [(0, 2), (2, 3), (3, 1)], switches)
-    with pytest.raises(InputError, match=message):
-        dual_of(fabric, Collective.on(fabric, "reduce"), (Fraction(1),) * 6, tuple(map(Fraction, adders)))

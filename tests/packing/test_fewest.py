@@ -55,34 +55,6 @@ def optimum(topology, kind):
     return split_bandwidth(topology, Collective.on(topology, kind)).rate
 
 
-small = topologies(max_ranks=4, switches=0, symmetric=False, max_bandwidth=3, min_ranks=3).filter(
-    lambda topology: len(list(spanning_trees(topology, 0))) <= 12
-)
-
-
-@given(small, st.integers(1, 3))
-@settings(max_examples=25)
-def test_no_choice_of_so_many_trees_is_better(topology, most):
-    every = list(spanning_trees(topology, 0))
-    packing = fewest(topology, [0], optimum(topology, "broadcast"), every, SolveOptions(max_trees=most))
-    rate = sum(tree.weight for tree in packing.trees)
-    assert len(packing.trees) <= most
-    assert congestion(packing.carriers, topology) == 1
-    assert rate == best_of_all(topology, every, most)
-    assert dict(packing.settings)["proved"] in {"best among the candidates", "optimal"}
-
-
-@given(small, st.sampled_from([Fraction(0), TWENTIETH, Fraction(1, 3)]))
-@settings(max_examples=25)
-def test_no_smaller_choice_reaches_the_tolerance(topology, tolerance):
-    every = list(spanning_trees(topology, 0))
-    best = optimum(topology, "broadcast")
-    packing = fewest(topology, [0], best, every, SolveOptions(tolerance=tolerance))
-    assert sum(tree.weight for tree in packing.trees) >= (1 - tolerance) * best
-    fewer = len(packing.trees) - 1
-    assert fewer == 0 or best_of_all(topology, every, fewer) < (1 - tolerance) * best
-
-
 @given(topologies(max_ranks=4, switches=0, max_bandwidth=3), st.integers(1, 2))
 @settings(max_examples=20)
 def test_no_choice_of_so_many_pairs_is_better(topology, most):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -28,8 +28,10 @@ from arborcast.synth.verification.verdict import Verdict
 from arborcast.synth.verification.verifier import verify
 from tests.support.drawn_implicit import KINDS, circulant, circulants, hub, of_orbits, parts, translated
 from tests.support.drawn_in_network import drawn_transfers
+from tests.support.refusals import refusals
 
 RING = circulant(4, {1: 1})
+Made = TypeVar("Made", ImplicitSchedule, Translations)
 
 
 def judged(schedule: ImplicitSchedule, limit: int = 10**6) -> tuple[Verdict, Verdict]:
@@ -257,9 +259,9 @@ def refused(schedule: ImplicitSchedule, *messages: str) -> None:
             assert any(message in line for line in verdict.errors), verdict.errors
 
 
-def forged(schedule: ImplicitSchedule, **fields: Any) -> ImplicitSchedule:
-    """One that its own class would refuse, as it might come from a builder that is wrong."""
-    made = copy.copy(schedule)
+def forged(right: Made, **fields: Any) -> Made:
+    """A schedule or translations that their own class would refuse, as a wrong builder might make them."""
+    made = copy.copy(right)
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made
@@ -269,60 +271,18 @@ def forged_group(
     *generators: Sequence[int], orders: Sequence[int], ranks: int = 4, size: int = 4
 ) -> Translations:
     """What somebody says of translations, true or not."""
-    made: Translations = object.__new__(Translations)
-    fields = {
-        "ranks": ranks,
-        "generators": tuple(map(tuple, generators)),
-        "orders": tuple(orders),
-        "size": size,
-    }
-    for name, value in fields.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
-TURN, TWICE, FLIP = [1, 2, 3, 0], [2, 3, 0, 1], [0, 3, 2, 1]
+    images = tuple(map(tuple, generators))
+    return forged(Translations(1, (), (), 1), ranks=ranks, generators=images, orders=tuple(orders), size=size)
 
 
 @pytest.mark.parametrize(
-    ("group", "message"),
-    [
-        (
-            forged_group([1, 0, 3, 3], orders=[2]),
-            "translation 0: must name each of the 4 vertices exactly once",
-        ),
-        (forged_group([1, 2, 0], orders=[3]), "translation 0: must name each of the 4 vertices exactly once"),
-        (
-            forged_group([1, 0, 2, 3], orders=[2]),
-            "translation 0: maps link 0->3 to 1->3; there must be such a link, of the same bandwidth",
-        ),
-        (forged_group(TURN, orders=[3]), "translation 0: order 3 declared, but applied so often it does not"),
-        (
-            forged_group(TURN, orders=[8]),
-            "translation 0: order must be in 2..4, the vertices there are, got 8",
-        ),
-        (
-            forged_group(TURN, orders=[1]),
-            "translation 0: order must be in 2..4, the vertices there are, got 1",
-        ),
-        (
-            forged_group(TWICE, orders=[4]),
-            "translation 0: order 4 declared, but applied 2 times it leads back",
-        ),
-        (forged_group(TURN, orders=[]), "translations: 1 generators need as many orders, got 0"),
-        (forged_group(FLIP, orders=[2]), "keep a rank in its place, rank 0 has 1 images under 2 elements"),
-        (forged_group(TURN, TWICE, orders=[4, 2]), "rank 0 has 4 images under 8 elements"),
-        (
-            forged_group(TURN, FLIP, orders=[4, 2]),
-            "translations 0 and 1: must commute, they differ at vertex 0",
-        ),
-        (
-            forged_group([*TURN, 4], orders=[4], size=5),
-            "translations: are of 4 ranks and 5 vertices, circle of 4 has 4 and 4",
-        ),
-    ],
+    ("generators", "orders", "ranks", "size", "message"),
+    refusals(__file__, "test_wrong_translations_are_refused"),
 )
-def test_wrong_translations_are_refused(group: Translations, message: str) -> None:
+def test_wrong_translations_are_refused(
+    generators: list[list[int]], orders: list[int], ranks: int, size: int, message: str
+) -> None:
+    group = forged_group(*generators, orders=orders, ranks=ranks, size=size)
     schedule = forged(translated(RING, Kind.ALLGATHER), translations=group)
     refused(schedule, message)
     verdict = verify(schedule)
