@@ -84,7 +84,8 @@ def test_the_best_rate_of_every_height_among_five(topology: Topology, root: int)
     check_against_enumeration(topology, Collective.on(topology, "broadcast", root=root))
 
 
-@given(graphs(min_ranks=4, max_ranks=7), st.data())
+@pytest.mark.few(2)
+@given(graphs(min_ranks=4, max_ranks=6), st.data())
 @settings(max_examples=15)
 def test_what_many_ranks_get_is_as_good_where_the_best_can_be_asked(
     topology: Topology, data: st.DataObject
