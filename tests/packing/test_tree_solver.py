@@ -12,7 +12,7 @@ from arborcast import topologies as catalog
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
-from arborcast.synth.packing import tree_solver
+from arborcast.synth.packing import exact, tree_solver
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.tree_solver import solve_by_trees, solve_by_weights
 from arborcast.synth.solve_options import SolveOptions
@@ -120,7 +120,7 @@ def test_a_deadline_before_the_first_packing_still_leaves_a_schedule(topology, d
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
     most = data.draw(st.sampled_from([None, 1, 2]))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TimedOutError, match="out of time") as caught:
-        patch.setattr(tree_solver, "pack_exactly", out_of_time)
+        patch.setattr(exact, "pack_exactly", out_of_time)
         solve_by_trees(topology, collective, SolveOptions(max_trees=most, deadline_s=60))
     best = caught.value.best
     assert best is not None
@@ -138,7 +138,7 @@ def test_a_packing_that_was_done_in_time_is_not_lost_with_the_next(monkeypatch):
         calls.append(arguments)
         return (pack_exactly if len(calls) == 1 else out_of_time)(*arguments, **knobs)
 
-    monkeypatch.setattr(tree_solver, "pack_exactly", first_only)
+    monkeypatch.setattr(exact, "pack_exactly", first_only)
     schedule = solved(topology, "allreduce", deadline_s=60)
     assert len(calls) == 2
     assert schedule.is_optimal
@@ -180,7 +180,7 @@ def test_what_cannot_be_asked_is_refused(knobs, message):
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce-scatter"])
 def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
-    monkeypatch.setattr(tree_solver, "pack_exactly", out_of_time)
+    monkeypatch.setattr(exact, "pack_exactly", out_of_time)
     monkeypatch.setattr(tree_solver, "_ROUNDS_UP_TO", 3)
     with pytest.raises(TimedOutError, match="out of time") as caught:
         solve_by_trees(
