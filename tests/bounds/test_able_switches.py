@@ -106,7 +106,7 @@ def equals_brute_force(seed: int) -> int:
     return compared
 
 
-@pytest.mark.parametrize("first", range(0, 12, 4))
+@pytest.mark.parametrize("first", [0, 4])
 def test_all_trees_by_brute_force(first):
     assert sum(map(equals_brute_force, range(first, first + 4))) >= 8
 
@@ -163,7 +163,7 @@ def test_data_that_another_switch_hands_on_do_not_loop_back(other, distance):
     assert dual_of(fabric, broadcast, lengths).distance == distance
 
 
-@pytest.mark.parametrize("first", range(0, 30, 10))
+@pytest.mark.parametrize("first", [0, 10])
 def test_partitions_and_cuts_hold_whatever_switches_do(first):
     """Every division of a drawn fabric into two or three sets with a rank each."""
     divided = 0

@@ -81,30 +81,6 @@ def test_a_chain_works_on_two_pieces_at_once() -> None:
     assert [seen.piece for seen in timeline(still, 1 << 20)[0, 1]] == [*range(32)]
 
 
-def test_two_transfers_share_a_link_piece_by_piece() -> None:
-    schedule = draw(
-        2, [(0, 1, 1, "0")], "broadcast", ["1/4", "3/4"], [Transfer(0, 0, 1, 0), Transfer(1, 0, 1, 0)]
-    )
-    # 8000 bytes: pieces of 1000 and 3000 bytes in turns, since waiting pieces go by step + piece first
-    assert timeline(schedule, 8000, pieces=2)[0, 1] == (
-        Occupation(0, 1, 0, 0),
-        Occupation(1, 4, 1, 0),
-        Occupation(4, 5, 0, 1),
-        Occupation(5, 8, 1, 1),
-    )
-
-
-def test_a_link_serves_the_earlier_step_first_among_what_waits() -> None:
-    links = [(0, 1, 1, "0"), (1, 2, 1, "0")]
-    transfers = [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1), Transfer(1, 0, 1, 1), Transfer(1, 1, 2, 2)]
-    schedule = draw(3, links, "broadcast", ["1/2", "1/2"], transfers)
-    # One piece each of 1000 bytes; both are ready at rank 0 at the start.
-    assert timeline(schedule, 2000, pieces=1) == {
-        (0, 1): (Occupation(0, 1, 0, 0), Occupation(1, 2, 1, 0)),
-        (1, 2): (Occupation(1, 2, 0, 0), Occupation(2, 3, 1, 0)),
-    }
-
-
 def test_a_switch_stores_and_forwards() -> None:
     links = [(0, 2, 1, "0.25"), (2, 1, 2, "0.5")]
     schedule = draw(2, links, "broadcast", ["1"], [Transfer(0, 0, 1, 0, via=(2,))], ["sw"])
@@ -116,32 +92,6 @@ def test_a_switch_stores_and_forwards() -> None:
         Occupation(1.25, 1.75, 0, 0),
         Occupation(2.25, 2.75, 0, 1),
     )
-
-
-def test_allreduce_on_a_triangle() -> None:
-    both_ways = [(a, b, 1, "0") for a in range(3) for b in range(3) if a != b]
-    up_and_down = [
-        Transfer(0, 1, 0, 0, True),
-        Transfer(0, 2, 0, 0, True),
-        Transfer(0, 0, 1, 1),
-        Transfer(0, 0, 2, 1),
-    ]
-    schedule = draw(3, both_ways, "allreduce", ["1"], up_and_down)
-    # us    0   1   2   3
-    # up    [ 0 ][ 1 ]      1->0 and 2->0 side by side, 1000 bytes a piece
-    # down       [ 0 ][ 1 ] a piece goes down when both of it are in
-    timing = simulate(schedule, 2000, pieces=2)
-    assert timing.time_us == 3
-    assert timing.busbw == pytest.approx(timing.algbw * 4 / 3)
-
-
-def test_a_later_delivery_waits_for_what_is_still_to_be_sent() -> None:
-    links = [(0, 1, 4, "0"), (1, 0, 1, "0"), (1, 2, 1, "0")]
-    transfers = [Transfer(0, 0, 1, 0, True), Transfer(0, 1, 0, 0, True), Transfer(0, 1, 2, 1)]
-    schedule = draw(3, links, "allreduce", ["1"], transfers)
-    # Ranks 0 and 1 swap 4000 bytes in step 0: 0->1 takes 1 us, 1->0 takes 4 us and sends the state before
-    # the step. Only then rank 1 may add what came in and send the sum on.
-    assert timeline(schedule, 4000, pieces=1)[1, 2] == (Occupation(4, 8, 0, 0),)
 
 
 def test_a_delivery_waits_for_the_first_link_of_what_is_still_to_be_sent() -> None:
