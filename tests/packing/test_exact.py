@@ -159,7 +159,7 @@ def test_any_demands_are_met_up_to_the_cut_and_refused_beyond(topology, weights,
         (A100, F(65, 3), 13, 26),
         (load("mi250:boxes=2"), F(166, 15), 83, 90),
         (load("dgx-a100:boxes=4"), F(25, 3), 1, 32),
-        (load("mi250:boxes=8"), F(16, 7), 1, 128),
+        pytest.param(load("mi250:boxes=8"), F(16, 7), 1, 128, marks=pytest.mark.long),
     ],
     ids=["dgx1", "torus", "2x8 A100", "2x16 MI250", "4x8 A100", "8x16 MI250"],
 )

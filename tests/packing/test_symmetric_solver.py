@@ -136,7 +136,7 @@ def test_without_symmetry_it_is_plain_column_generation() -> None:
     ],
 )
 def test_as_low_as_can_be(spec: str, height: int, trees: int) -> None:
-    """On tori the height is the diameter, where the explicit packer has more, in few equal parts."""
+    """On tori the height is the diameter, in few equal parts."""
     topology = topologies.load(spec)
     for kind in KINDS if "boxes" in spec else KINDS[:1]:
         found = solve_symmetric(topology, Collective.on(topology, kind), translations=declared(topology))
@@ -179,7 +179,9 @@ def test_max_height(height: int) -> None:
         assert dict(found.method.settings)["loss"] == str(1 - found.rate / found.bound.rate)
 
 
-@pytest.mark.parametrize("spec", ["dgx1", "torus:4x4", "dgx-a100:boxes=2,rails=1"])
+@pytest.mark.parametrize(
+    "spec", ["dgx1", pytest.param("torus:4x4", marks=pytest.mark.long), "dgx-a100:boxes=2,rails=1"]
+)
 @pytest.mark.parametrize("kind", ["allgather", "allreduce"])
 def test_frontier(spec: str, kind: str) -> None:
     """Correct, none beaten by another, and the last has the best rate."""
