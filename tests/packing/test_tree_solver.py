@@ -1,7 +1,11 @@
-"""The tree methods end to end: the values that must be reached, and correctness on any graph."""
+"""The tree methods end to end: the values that must be reached, and correctness on any graph.
+
+Relays are seen as switches: the same links, and for balanced relays the same bound.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -11,9 +15,10 @@ from hypothesis import strategies as st
 from arborcast import topologies as catalog
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
-from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.packing import exact, tree_solver
 from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.tree_solver import solve_by_trees, solve_by_weights
 from arborcast.synth.solve_options import SolveOptions
 from arborcast.synth.topology import Link, Topology
@@ -194,3 +199,39 @@ def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
     assert best.method.settings == (("shared", "one tree"),)
     undirected = {frozenset((transfer.src, transfer.dst)) for transfer in best.transfers}
     assert len(undirected) == 8  # the edges of one spanning tree of 9 ranks
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_nothing_is_lost_for_out_trees_on_balanced_relays(data):
+    topology = data.draw(graphs(max_ranks=7, switches=2, min_ranks=3))
+    ranks = range(data.draw(st.integers(2, topology.ranks)))
+    for kind in ("broadcast", "allgather", "reduce-scatter"):
+        collective = Collective.on(topology, kind, ranks=ranks)
+        flat, there = relays_as_switches(topology, collective)
+        assert flat.links == topology.links
+        assert (flat.ranks, flat.size) == (len(ranks), topology.size)
+        assert bound(flat, there).rate == bound(topology, collective).rate
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_an_allreduce_through_switches_is_no_faster_than_through_relays(data):
+    topology = data.draw(graphs(max_ranks=6, switches=1, min_ranks=3, symmetric=data.draw(st.booleans())))
+    collective = Collective.on(topology, "allreduce", ranks=range(data.draw(st.integers(2, topology.ranks))))
+    assert bound(*relays_as_switches(topology, collective)).rate <= bound(topology, collective).rate
+
+
+def test_names_and_symmetries_of_relays():
+    ring, mirror = catalog.load("ring:4"), (1, 0, 3, 2)
+    topology = replace(ring, symmetries=(*ring.symmetries, mirror))
+    assert len(topology.symmetries) > 1
+    flat, _ = relays_as_switches(topology, Collective.on(topology, "broadcast", ranks=[0, 1]))
+    assert [switch.name for switch in flat.switches] == ["relay 2", "relay 3"]
+    assert flat.symmetries == (mirror,)
+
+
+def test_ranks_must_come_first():
+    topology = catalog.load("ring:4")
+    with pytest.raises(CollectiveError, match=r"numbered 0\.\.1 before their relays, got \[0, 2\]"):
+        relays_as_switches(topology, Collective.on(topology, "broadcast", ranks=[0, 2]))
