@@ -112,11 +112,11 @@ def nearest(
     ends: Iterable[Vertex],
     *,
     turned: bool,
-    passes: Callable[[Vertex], bool] = lambda _: True,
+    passes: Callable[[Vertex], bool] | None = None,
 ) -> dict[Vertex, Wait]:
     """The least sum of waits, one per link, from one of some vertices to each, or back (Dijkstra 1959).
 
-    What no way joins is missing; ways lead on from those vertices alone that `passes` is true of.
+    What no way joins is missing; ways lead on from those vertices alone that `passes` is true of, if given.
     """
     leaving: dict[Vertex, list[tuple[Vertex, Wait]]] = {}
     for link, wait in zip(topology.links, waits, strict=True):
@@ -128,8 +128,9 @@ def nearest(
         far, vertex = heappop(queue)
         if vertex not in found:
             found[vertex] = far
-            for onward, wait in leaving.get(vertex, ()) if passes(vertex) else ():
-                heappush(queue, (far + wait, onward))
+            if passes is None or passes(vertex):
+                for onward, wait in leaving.get(vertex, ()):
+                    heappush(queue, (far + wait, onward))
     return found
 
 
