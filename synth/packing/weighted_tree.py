@@ -266,14 +266,14 @@ def _side_by_side(outs: Iterable[WeightedTree], ins: Iterable[WeightedTree]) -> 
 def _centre(parents: Ints, root: int) -> int:
     """The root where it is a middle of a longest path, else the lowest middle."""
     depth, _ = levels(parents)
-    first = np.argmax(depth)
+    first = int(np.argmax(depth))
     # Turned round to start at one end of a longest path, the tree ends at the other.
     before, child, here = parents.copy(), -1, first
     while here >= 0:
         before[here] = child
         child, here = here, parents[here]
     depth, _ = levels(before)
-    here = np.argmax(depth)
+    here = int(np.argmax(depth))
     length = depth[here]
     for _ in range(length // 2):
         here = before[here]

@@ -112,7 +112,8 @@ STREET = [(0, 1), (2, 0)]
     ],
 )
 def test_who_cannot_come_or_go_is_named(ends, kind, message):
-    topology = Topology.build("apart", 1 + max(map(max, ends)), [Link(*pair, Fraction(1)) for pair in ends])
+    links = [Link(src, dst, Fraction(1)) for src, dst in ends]
+    topology = Topology.build("apart", 1 + max(map(max, ends)), links)
     with pytest.raises(InfeasibleError, match=message) as caught:
         solved(topology, kind)
     assert caught.value.proof == bound(topology, Collective.on(topology, kind))
